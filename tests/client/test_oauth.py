@@ -246,7 +246,7 @@ async def test_a_redirect_within_the_origin_keeps_its_token_and_others_are_not_f
             assert tokens[-1][0] == "/moved"
             asked = len(tokens)
             moved = "http://127.0.0.1:5000/mcp"
-            with pytest.raises(RemoteProtocolError, match="leads to another origin"):
+            with pytest.raises(RemoteProtocolError, match="redirects to another origin"):
                 await client.list_tools_page()
             assert [target for target, _ in tokens[asked:]] == ["/mcp"]
         assert at.ports == {3000, 4000}

@@ -526,7 +526,7 @@ def test_what_asks_for_no_websocket_is_told_where_messages_go() -> None:
     verdict = judge(HttpPolicy(path="/tools", **WEBSOCKETS), asked)
     assert isinstance(verdict, Reply)
     assert Headers(verdict.headers)["Connection"] == "Upgrade"
-    assert b"/ws is for WebSockets; the MCP endpoint is /tools" in verdict.body
+    assert b"/ws accepts WebSockets only; the MCP endpoint is /tools" in verdict.body
 
 
 @pytest.mark.parametrize(
@@ -565,7 +565,7 @@ def test_a_person_with_a_browser_is_told_what_this_is(policy: HttpPolicy) -> Non
     accept = "text/html,application/xhtml+xml,*/*;q=0.8"
     verdict = judge(policy, HttpRequest("GET", "/mcp", {"Host": "localhost", "Accept": accept}))
     assert isinstance(verdict, Reply)
-    assert b"this is an MCP endpoint, and no page: give its URL to an MCP client" in verdict.body
+    assert b"this is an MCP endpoint, not a web page: give its URL to an MCP client" in verdict.body
     for more in ({"Accept": "text/event-stream"}, {"Accept": accept, "Mcp-Session-Id": "unknown"}):
         verdict = judge(policy, HttpRequest("GET", "/mcp", {"Host": "localhost", **more}))
         assert isinstance(verdict, Reply)

@@ -537,7 +537,7 @@ def test_what_a_server_says_in_its_own_words_is_told_and_not_at_length() -> None
     said = b"Internal Server Error:\n database is down " + b"x" * 10_000
     verdict = reply(exchange(), 500, said)
     assert isinstance(verdict, ReplyLost)
-    assert verdict.why.startswith("HTTP 500, which says 'Internal Server Error:\\n database is down xx")
+    assert verdict.why.startswith("HTTP 500, with the text 'Internal Server Error:\\n database is down xx")
     assert len(verdict.why) < 250
 
 
@@ -554,7 +554,7 @@ def test_what_a_server_says_in_its_own_words_is_told_and_not_at_length() -> None
     ],
 )
 def test_of_a_page_the_words_are_told(page: str, words: str) -> None:
-    assert reply(exchange(), 501, page.encode()) == ReplyLost(f"HTTP 501, which says {words}", 501)
+    assert reply(exchange(), 501, page.encode()) == ReplyLost(f"HTTP 501, with the text {words}", 501)
     assert reply(exchange(), 501, b"<html></html>") == ReplyLost("HTTP 501, without a JSON-RPC error", 501)
 
 

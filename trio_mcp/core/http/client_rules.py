@@ -1,21 +1,19 @@
-"""The client's half of HTTP, as decisions: which headers a message needs, and what a reply means.
+"""The client's half of HTTP, as decisions: which headers a message needs, and what an HTTP response means.
 
-One request and its reply are an `Exchange`.  `request_headers` says what to send with it; `read_reply` takes status,
-headers and body and says what to do: hand a message on, read a stream, or one of the few things that HTTP adds to a
-JSON-RPC answer (open the session anew, try another revision or transport, wait, ask for a token).  Nothing is ever
-tried without end: what was a second attempt already (`again`) is not followed by a third.
+One request and its response are an `Exchange`.  `request_headers` returns the headers to send.  `read_reply` takes the
+status, the headers and the body, and returns the next step: pass a message on, read a stream, or one of the few steps
+that HTTP adds to a JSON-RPC answer (open a new session, try another revision or transport, wait, get a token).  No step
+repeats without end: after a second attempt (`again`) there is no third.
 
-An event stream is not read here: `read_reply` says `Streaming` as soon as it knows, and needs no body for it.  What the
-stream then carries in answer to the request (`Exchange.answered_by` says what does) is judged by `read_answer`, like an
-answer in a JSON body; the rest of it goes to the peer as it comes.  A stream that breaks is the business of
-`StreamResumption`.
+Event streams are not read here: `read_reply` returns `Streaming` as soon as it can, without the body.  If a message of
+the stream answers the request (`Exchange.answered_by`), `read_answer` judges it, like an answer in a JSON body.  All
+other messages of the stream go to the peer unchanged.  `StreamResumption` handles a stream that breaks.
 
-A body that answers something else than the request is no answer: whoever took it for one would wait for ever.
+A body that answers another request is not an answer: if it were accepted, the caller would wait for ever.
 
-What surprises: no reply is good enough to be refused for its form alone.  An error is read from a body of any type
-(http-05), an error without an id, or any error that comes with a refusal, is taken for the answer to the one request it
-can mean, and 404 or 405 to a GET or a
-DELETE means only that the server does without.
+What surprises: no response is refused for its form alone.  An error is read from a body of any type (http-05).  An
+error without an id, or any error in a refusal, is taken as the answer to the one request that it can mean.  And 404 or
+405 to a GET or DELETE means only that the server does not support the method.
 """
 
 from __future__ import annotations
@@ -92,18 +90,18 @@ __all__ = [
 
 @record
 class Exchange:
-    """One HTTP request of ours, and all that its reply is to be judged by.
+    """One HTTP request of the client, with the facts to judge its response by.
 
-    `revision` is the one the message is written in (for initialize, the one it proposes).  `probing`: nothing is known
-    of this server yet.  `again`: this is the second attempt at the same thing.  `sse`: on the HTTP+SSE transport.
+    `revision` is the revision of the message (for initialize, the proposed one).  `probing`: this is the first contact
+    with the server.  `again`: this is the second attempt.  `sse`: the transport is HTTP+SSE.
     """
 
     url: str
     revision: Revision
     message: Message | None = None  # None for GET and DELETE
     method: str = "POST"
-    session: str | None = attrs.field(default=None, repr=False)  # http-61: never shown
-    speaks: Sequence[Revision] = tuple(REVISIONS.values())  # what we could use instead
+    session: str | None = attrs.field(default=None, repr=False)  # http-61: never in a repr
+    speaks: Sequence[Revision] = tuple(REVISIONS.values())  # the revisions this client supports
     probing: bool = False
     again: bool = False
     sse: bool = False
@@ -114,13 +112,13 @@ class Exchange:
 
     @property
     def asked(self) -> frozenset[Id]:
-        """The ids of the requests in it: one, mostly."""
+        """The ids of the requests in the message: usually one."""
         if type(self.message) is Request:
             return frozenset((self.message.id,))
         return frozenset(each.id for each in _items(self.message) if isinstance(each, Request))
 
     def answered_by(self, message: Message) -> frozenset[Id]:
-        """Those of them that this message answers.  Some peers echo an integer as a string."""
+        """The ids of our requests that this message answers.  Some peers echo an integer id as a string."""
         if type(message) is Response and type(self.message) is Request and message.id == self.message.id:
             return self.asked
         given = {each.id for each in _items(message) if isinstance(each, Response | Error)}
@@ -136,10 +134,10 @@ def _items(message: Message | None) -> tuple[Message | None, ...]:
 
 
 def request_headers(exchange: Exchange, *, mirrors: Sequence[Mirror] = (), last_event_id: str = "") -> Fields:
-    """The protocol's headers for this request.
+    """Return the protocol's headers for this request.
 
-    `mirrors` are the rules of the tool that is called, `last_event_id` what a GET resumes after.  Raises
-    `UsageError` for a message that may not be posted in this revision, or an argument that no header can hold.
+    `mirrors`: the header rules of the called tool.  `last_event_id`: the event after which a GET resumes.  Raises
+    `UsageError` if this revision does not allow to post the message, or if an argument does not fit into a header.
     """
     revision, rules, message = exchange.revision, exchange.revision.http, exchange.message
     if message is None:
@@ -150,9 +148,9 @@ def request_headers(exchange: Exchange, *, mirrors: Sequence[Mirror] = (), last_
     # http-09: "an Accept header, listing both application/json and text/event-stream".
     fields: Fields = (("Content-Type", JSON), ("Accept", f"{JSON}, {EVENT_STREAM}"))
     if rules is None or not rules.standard_headers or not isinstance(message, Request | Notification):
-        # http-119: the POST that opens a session has none, and has agreed no version yet.
+        # http-119: the POST that opens a session has no session id and no negotiated version.
         return fields if exchange.opening else (*fields, *_session_headers(exchange))
-    # http-68: the header equals the version in the body, because it is taken from there.
+    # http-68: the header must equal the version in the body, so it is copied from there.
     meta = message.params.get("_meta")
     version = str(meta.get(META_VERSION, revision)) if isinstance(meta, dict) else revision.name
     fields = (*fields, (PROTOCOL_VERSION, version), *standard_headers(message))
@@ -175,12 +173,12 @@ def _session_headers(exchange: Exchange) -> Fields:
     return (*session, (PROTOCOL_VERSION, exchange.revision.name)) if named else session  # http-62, http-63
 
 
-# What a reply means.
+# What a response means.
 
 
 @record
 class AnswerReceived:
-    """An answer.  `session` is the id that the answer to initialize gave us, if any."""
+    """An answer.  `session`: the session id that came with the answer to initialize, or None."""
 
     message: Message
     session: str | None = attrs.field(default=None, repr=False)
@@ -188,14 +186,14 @@ class AnswerReceived:
 
 @record
 class Streaming:
-    """The body is an event stream: read it, and `read_answer` what answers the request."""
+    """The body is an event stream: read it, and pass the message that answers the request to `read_answer`."""
 
     session: str | None = attrs.field(default=None, repr=False)
 
 
 @record
 class ReplyAccepted:
-    """Done, and nothing more will come on this response."""
+    """The message was accepted, and this response carries nothing else."""
 
 
 @record
@@ -205,7 +203,7 @@ class SessionGone:
 
 @record
 class TryVersion:
-    """The server is modern and does not serve this version, but serves that one of ours (ver-02)."""
+    """The server is modern and does not support the version of the request, but supports this `revision` (ver-02)."""
 
     revision: Revision
     error: Error
@@ -213,14 +211,14 @@ class TryVersion:
 
 @record
 class RefreshTools:
-    """The mirrored headers did not match: list the tools anew, then call again with the right ones (http-93)."""
+    """The mirrored headers did not match: list the tools again, then repeat the call with the new rules (http-93)."""
 
     error: Error
 
 
 @record
 class TryInitialize:
-    """The server is not modern: open a session by initialize.  `error` is what it said, if it was JSON-RPC."""
+    """The server is not modern: open a session by initialize.  `error`: the JSON-RPC error it sent, if any."""
 
     why: str
     error: Error | None = None
@@ -228,7 +226,7 @@ class TryInitialize:
 
 @record
 class TrySse:
-    """The server may be one of HTTP+SSE: GET the same URL and expect an ``endpoint`` event."""
+    """The server may use HTTP+SSE: GET the same URL and expect an ``endpoint`` event."""
 
     why: str
     error: Error | None = None
@@ -236,14 +234,17 @@ class TrySse:
 
 @record
 class RetryAfter:
-    """The server is too busy.  Wait for so many seconds and send the same again, once."""
+    """The server is busy.  Wait this many seconds, then send the same request again, once."""
 
     seconds: int
 
 
 @record
 class Challenged:
-    """401 or 403: authorization is missing or not enough.  `challenge` is WWW-Authenticate, with all its challenges."""
+    """401 or 403: the request needs (more) authorization.
+
+    `challenge`: the WWW-Authenticate header, all challenges in it.
+    """
 
     status: int
     challenge: str
@@ -252,19 +253,19 @@ class Challenged:
 
 @record
 class Redirected:
-    """Send the same request to this URL, which has the same origin.  How often is for the driver to bound."""
+    """Send the same request to this URL, which has the same origin.  The driver must limit the number of redirects."""
 
     url: str
 
 
 @record
 class NoStream:
-    """The server offers no standalone stream.  That is no error."""
+    """The server offers no standalone stream.  This is not an error."""
 
 
 @record
 class ReplyLost:
-    """The request, or the stream, is lost: tell the peer by `Peer.fail`.  It may or may not have been carried out."""
+    """The request or the stream is lost: call `Peer.fail`.  The server may or may not have carried out the request."""
 
     why: str
     status: int | None = None
@@ -288,21 +289,21 @@ ReplyVerdict: TypeAlias = (
 
 
 def kind_of(headers: Headers) -> str:
-    """The media type of a body, without its parameters."""
+    """Return the media type of a body, without parameters."""
     return headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
 
 def read_reply(
     exchange: Exchange, status: int, headers: Headers, body: bytes = b"", limits: Limits | None = None
 ) -> ReplyVerdict:
-    """What this reply means.  For a 2xx with an event stream the body is left alone; for all others it is needed."""
+    """Judge a response.  The body is not needed for an event stream with status 2xx, and needed for all others."""
     limits = limits or Limits()
     if 300 <= status < 400:
         return _redirect(exchange, status, headers.get("Location"))
     if status in (401, 403):
         return Challenged(status, headers.get("WWW-Authenticate", ""), _said(status, body, limits))
     after = headers.get("Retry-After", "")
-    # Seconds only: a date would need a clock, and servers that limit rates do not send one.
+    # Seconds only: a date would need a clock, and servers with rate limits do not send dates.
     if status in (429, 503) and not exchange.again and re.fullmatch(r"[0-9]{1,9}", after):
         return RetryAfter(int(after))
     gone = status == 404 or (status == 400 and _blames_session(body, limits))
@@ -317,22 +318,22 @@ def read_reply(
 
 
 def _blames_session(body: bytes, limits: Limits) -> bool:
-    """Whether this 400 says that there is no such session, as servers of the Python SDK up to 1.12 do."""
+    """Whether this 400 means an unknown session, as with servers of the Python SDK up to 1.12."""
     return b"session" in body[:_QUOTED].lower() and isinstance(decode(body, limits), InvalidMessage)
 
 
-_QUOTED = 1000  # bytes of a body that says in its own words what went wrong
+_QUOTED = 1000  # bytes of a free-text error body that are used
 
 
 def _lacks_method(exchange: Exchange, body: bytes, limits: Limits) -> bool:
-    """Whether this 404 answers this very request: who does not know the session has not read what was asked in it."""
+    """Whether this 404 answers this request: a server that does not know the session has not read the method."""
     message = decode(body, limits)
     lacking = isinstance(message, Error) and message.code == errors.METHOD_NOT_FOUND
     return lacking and bool(exchange.answered_by(message))
 
 
 def _read_other(exchange: Exchange, status: int, headers: Headers, body: bytes, limits: Limits) -> ReplyVerdict:
-    """GET and DELETE, both of which a server may do without (http-33, http-60)."""
+    """GET and DELETE, which are optional for a server (http-33, http-60)."""
     good = 200 <= status < 300
     if exchange.method == "DELETE" and (good or status in (404, 405)):
         return ReplyAccepted()
@@ -348,17 +349,17 @@ def _read_success(exchange: Exchange, status: int, headers: Headers, body: bytes
         return ReplyAccepted()
     session = headers.get(SESSION_ID) if exchange.opening else None
     if session is not None and not is_session_id(session):
-        return ReplyLost("the server gave a session id with other characters than visible ASCII")
+        return ReplyLost("the server sent a session id that is not visible ASCII")
     kind = kind_of(headers)
     if kind == EVENT_STREAM:
         return Streaming(session)
     if kind != JSON:
         came = shown(kind) if kind else "no Content-Type"
-        return ReplyLost(f"a request is answered by {JSON} or {EVENT_STREAM}; the reply ({status}) has {came}")
+        return ReplyLost(f"a reply to a request must be {JSON} or {EVENT_STREAM}; this one ({status}) has {came}")
     verdict = read_answer(exchange, decode(body, limits))
     if not isinstance(verdict, AnswerReceived):
         return verdict
-    if left := exchange.asked - exchange.answered_by(verdict.message):  # http-126: nothing will follow
+    if left := exchange.asked - exchange.answered_by(verdict.message):  # http-126: no other response will follow
         return ReplyLost(f"the answer to a batch lacks {len(left)} of {len(exchange.asked)} responses")
     return verdict if session is None else AnswerReceived(verdict.message, session)
 
@@ -367,13 +368,13 @@ def _read_failure(exchange: Exchange, status: int, body: bytes, limits: Limits) 
     message = decode(body, limits)
     error = message if isinstance(message, Error) else None
     if error is not None and isinstance(exchange.message, Request):
-        # Whatever its id: the response refuses this request, and some servers have an id for "the transport says no".
+        # The id does not matter: the response refuses this request, and some servers use an id of their own here.
         return read_answer(exchange, attrs.evolve(error, id=exchange.message.id), status)
     return _fall_back(exchange, status, error) or ReplyLost(_said(status, body, limits), status)
 
 
 def read_answer(exchange: Exchange, message: Message, status: int = 200) -> ReplyVerdict:
-    """What answers the request, from a body or from a stream: mostly just `AnswerReceived`."""
+    """Judge a message that answers the request, from a body or from a stream: usually `AnswerReceived`."""
     if isinstance(message, InvalidMessage):
         return ReplyLost(f"the answer cannot be read: {message.why}")
     if isinstance(message, Error) and message.id is None:
@@ -383,7 +384,7 @@ def read_answer(exchange: Exchange, message: Message, status: int = 200) -> Repl
     if isinstance(message, Batch) and not exchange.revision.batches:
         return ReplyLost(f"the answer is a batch, and {exchange.revision} has none")
     if not exchange.answered_by(message):
-        return ReplyLost(f"the request was not answered: a {type(message).__name__} about something else came instead")
+        return ReplyLost(f"the server sent a {type(message).__name__} that does not answer the request")
     if not isinstance(message, Error):
         return AnswerReceived(message)
     remedy = None if exchange.again else _remedy(exchange, message, status)
@@ -391,7 +392,7 @@ def read_answer(exchange: Exchange, message: Message, status: int = 200) -> Repl
 
 
 def _remedy(exchange: Exchange, error: Error, status: int) -> ReplyVerdict | None:
-    """What to do about an error that only HTTP and the version negotiation know the cure for."""
+    """The next step after an error that only HTTP or version negotiation can repair; None for all other errors."""
     calling = isinstance(exchange.message, Request) and exchange.message.method == "tools/call"
     if error.code == errors.UNSUPPORTED_VERSION:
         newest = _mutual(error.data, exchange.speaks)
@@ -404,21 +405,21 @@ def _remedy(exchange: Exchange, error: Error, status: int) -> ReplyVerdict | Non
 
 
 def _mutual(data: Json, speaks: Sequence[Revision]) -> Revision | None:
-    """The newest revision that both sides speak.  It may be the one just tried: some servers refuse only once."""
+    """The newest revision that both sides support.  It may be the one just refused: some servers refuse only once."""
     supported = data.get("supported") if isinstance(data, dict) else None
     names = supported if isinstance(supported, list) else []
     return max((each for each in speaks if each.name in names), key=str, default=None)
 
 
 def _fall_back(exchange: Exchange, status: int, error: Error | None) -> ReplyVerdict | None:
-    """What a first contact that failed says about the server.  A 5xx says nothing: it may be any."""
+    """The next step after a first contact that failed.  A 5xx says nothing about the kind of server."""
     # ver-14: "a recognised modern error identifies a modern server".
     if not exchange.probing or (error is not None and error.code in errors.MODERN_ERRORS):
         return None
     why = f"HTTP {status}" if error is None else f"HTTP {status}: {_in_words(error)}"
     rules = exchange.revision.http
     if exchange.opening:
-        # sse-10..12.  2024-11-05 knows no other transport, so there every refusal will do.
+        # sse-10..12.  2024-11-05 knows no other transport, so for it any refusal is a reason to try HTTP+SSE.
         falls = status in rules.sse_fallback if rules is not None else 400 <= status < 500
         return TrySse(why, error) if falls else None
     if exchange.revision.handshake or not _is_legacy(exchange.message, status, error):
@@ -428,25 +429,25 @@ def _fall_back(exchange: Exchange, status: int, error: Error | None) -> ReplyVer
 
 def _is_legacy(message: Message | None, status: int, error: Error | None) -> bool:
     """http-109: "If the body is empty or is not a recognized modern JSON-RPC error, fall back to initialize"."""
-    # Every modern server knows server/discover, so that any other error says the same; on a stream there is no status.
+    # Every modern server supports server/discover, so any other error means a legacy server.  A stream has no status.
     discovering = isinstance(message, Request) and message.method == "server/discover"
-    # 408 and 429 are about the moment, not about the server.
+    # 408 and 429 are temporary, and say nothing about the server.
     if 400 <= status < 500 and status not in (408, 429):
-        # http-71: 404 with this error is how a modern server says that it lacks the method.
+        # http-71: a modern server sends 404 with this error if it does not support the method.
         lacking = error is not None and (status, error.code) == (404, errors.METHOD_NOT_FOUND)
         return discovering or not lacking
     return discovering and status < 300
 
 
 def _said(status: int, body: bytes, limits: Limits) -> str:
-    """A failure in words: the error's own, if there is one."""
+    """Describe a failure: by the message of its JSON-RPC error, else by the beginning of the body."""
     message = decode(body, limits)
     if isinstance(message, Error):
         return f"HTTP {status}: {_in_words(message)}"
     text = body[:_QUOTED].decode(errors="replace").strip()
-    if text.startswith("<"):  # a page, of which the words are told
+    if text.startswith("<"):  # an HTML page: keep only its text
         text = " ".join(_MARKUP.sub(" ", text).split())
-    return f"HTTP {status}, " + (f"which says {shown(text, 200)}" if text else "without a JSON-RPC error")
+    return f"HTTP {status}, " + (f"with the text {shown(text, 200)}" if text else "without a JSON-RPC error")
 
 
 _MARKUP = re.compile(r"<(head|script|style)\b.*?</\1>|<[a-z/!?][^>]*>?", re.DOTALL | re.IGNORECASE)
@@ -461,31 +462,31 @@ def _redirect(exchange: Exchange, status: int, location: str | None) -> ReplyVer
         return ReplyLost(f"HTTP {status} without a Location")
     # 301 to 303 turn a POST into a GET, in practice or by definition.
     if status not in (307, 308) and (exchange.method != "GET" or status not in (301, 302, 303)):
-        return ReplyLost(f"HTTP {status} cannot be followed for a {exchange.method}")
+        return ReplyLost(f"a {exchange.method} cannot follow a redirect with HTTP {status}")
     url = _same_origin(exchange.url, location)
-    # http-61: what we send along (session, token, arguments) is for this origin alone.
+    # http-61: the session, the token and the arguments of the request are meant for this origin only.
     if url is None:
-        return ReplyLost(f"HTTP {status} leads to another origin, or to no URL at all; use its URL if you trust it")
+        return ReplyLost(f"HTTP {status} redirects to another origin or to an invalid URL; use its URL if you trust it")
     return Redirected(url)
 
 
 def _same_origin(base: str, reference: str) -> str | None:
-    """The reference as a URL, if it has the origin of the base.
+    """Resolve the reference to a URL, if it has the origin of the base, else None.
 
-    A URL is visible ASCII: what else is in it, a parser would drop or a header not hold.  And it names no user: whose
-    password it is, only we could say.
+    A URL must be visible ASCII: a parser would drop other characters, or a header could not hold them.  And it must not
+    contain a user: only this side could know the password.
     """
     try:
         if not re.fullmatch("[!-~]*", reference) or "@" in urlsplit(reference).netloc:
             return None
         url = urljoin(base, reference)
         return url if _origin(url) == _origin(base) else None
-    except ValueError:  # no URL at all: a port that is no number, half a bracket
+    except ValueError:  # not a URL: for example a port that is not a number, or a single bracket
         return None
 
 
 def place_of(url: str) -> str:
-    """Where a URL leads, without what may be a secret: who asks, and what for."""
+    """Return a URL without the parts that may be secret: the user, the query and the fragment."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
@@ -496,76 +497,79 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
 
 
 def read_endpoint(url: str, event: SseEvent | Oversized) -> str | ReplyLost:
-    """Where to post on an HTTP+SSE stream, from its first event (sse-06, sse-08, sse-14)."""
+    """Return the URL to post to, from the first event of an HTTP+SSE stream (sse-06, sse-08, sse-14)."""
     if not isinstance(event, SseEvent) or event.event != "endpoint":
-        return ReplyLost("an HTTP+SSE stream begins with an endpoint event, and this one does not")
+        return ReplyLost("an HTTP+SSE stream must begin with an endpoint event")
     target = _same_origin(url, event.data.decode("utf-8", "replace"))
-    return ReplyLost("the endpoint event names no URL of the stream's own origin") if target is None else target
+    return ReplyLost("the endpoint event must name a URL of the stream's origin") if target is None else target
 
 
 # Streams that break.
 
 
-# Seconds.  A server that closes at once and says "retry: 0" would be asked as fast as the wire allows; an hour is more
-# than any server means, and what lies beyond is as good as never.
+# Seconds.  A server that closes at once and says "retry: 0" would be polled as fast as the network allows.  No server
+# means more than an hour, and a longer wait is as good as none.
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.1, 3600
-# Seconds after which a connection has held: a server that closes each at once is still given up.
-_HELD = 8.0
+# Seconds after which a connection counts as stable.  A server that closes every connection at once is still given up.
+_STABLE = 8.0
 
 
-_MISSED = 3  # keep-alives in a row, after which nothing more is expected: one may be late, and one lost on the way
-# Seconds between two keep-alives, or they are one that came in pieces.  A proxy that held them back gives several at
-# once, and what it says of their interval would have the stream taken for dead.
-_APART = 1.0
+_MISSED = 3  # missing keep-alives in a row, after which the stream counts as dead: one may be late, and one lost
+# Seconds.  Keep-alives closer than this count as one that came in pieces.  A proxy may hold several back and deliver
+# them together; their interval would make the stream look dead too soon.
+_DISTINCT = 1.0
 
 
 class KeepAlives:
-    """For how long one connection of a stream may be silent: `_MISSED` intervals of its keep-alives.
+    """How long one connection of a stream may be silent: `_MISSED` intervals of its keep-alives.
 
-    A dead line is not seen otherwise: nothing comes on it, and whoever only listens sends nothing that could fail.  A
-    keep-alive is whatever brings no message: a comment, an event without data, an event of another name.  Servers send
-    them at fixed times, or after so many seconds of silence.  So the interval is the longest of the last three between
-    which nothing else came; before there is one, that of the last two, which is never too short.
+    A dead connection is not noticed otherwise: no bytes arrive, and a client that only reads sends nothing that could
+    fail.  A keep-alive is an event without a message: a comment, an event without data, an event with another name.
+    Servers send them at fixed times, or after a period of silence.  So the interval is the longest of the last three
+    between which nothing else arrived.  Before there is one, it is the interval of the last two keep-alives, which is
+    never too short.
     """
 
     def __init__(self) -> None:
         self.patience = math.inf
-        """Seconds; for ever, as long as fewer than two keep-alives have come."""
+        """Seconds; infinite before the second keep-alive."""
         self._last = -math.inf
-        self._only = False  # nothing else has come since
-        self._intervals: deque[float] = deque(maxlen=3)  # a stalled line makes one too long, and is forgotten
+        self._silent = False  # nothing else has arrived since the last keep-alive
+        self._intervals: deque[float] = deque(
+            maxlen=3
+        )  # a stalled connection makes one too long; later ones replace it
 
     def heard(self, now: float, *, keep_alive: bool) -> None:
-        """Something has come: a keep-alive and nothing else, or something else."""
+        """Report that bytes arrived: keep-alives only, or other content too."""
         if not keep_alive:
-            self._only = False
-        elif now - self._last >= _APART:
+            self._silent = False
+        elif now - self._last >= _DISTINCT:
             interval = now - self._last
             if interval < math.inf:
-                if self._only:
+                if self._silent:
                     self._intervals.append(interval)
                 self.patience = _MISSED * max(self._intervals, default=interval)
-            self._last, self._only = now, True
+            self._last, self._silent = now, True
 
 
 @record
 class Reconnect:
-    """After so many seconds, GET the endpoint with this Last-Event-ID ("": there was none)."""
+    """Wait this many seconds, then GET the endpoint with this Last-Event-ID ("": without the header)."""
 
     seconds: float
     last_event_id: str
 
 
 class StreamResumption:
-    """One stream of a session over all its connections: what was seen of it, and what to do when one breaks.
+    """One stream of a session over all its connections: the last event id, and the next step when a connection breaks.
 
-    `standalone` is the stream that a GET opened, which is worth opening again even without an id to resume from.  A
-    stream is over, and this object with it, when the response to its request was read; nothing here needs to know.
+    `standalone` is the stream that a GET opened.  It is reopened even without an id to resume from.  A stream is over,
+    and this object with it, when the response to its request was read; this class need not be told.
 
-    Attempts count from the last event, even an empty one, so a server that closes its connections on purpose
-    ("polling") can do so for ever, and one that is gone is given up after `attempts`.  They count anew, too, after a
-    connection that has held, as a proxy cuts streams that are idle or carry nothing but comments.  A standalone stream
-    that ever was of use is not given up, but tried again after the longest of the pauses: nobody would ask for it anew.
+    Attempts count from the last event, even an empty one.  So a server may close its connections on purpose ("polling")
+    for ever, and a server that is gone is given up after `attempts`.  The count also restarts after a stable
+    connection, because proxies cut streams that are idle or carry only comments.  A standalone stream that ever worked
+    is not given up, but retried after the longest pause: no caller would reopen it.
     """
 
     def __init__(
@@ -585,42 +589,44 @@ class StreamResumption:
         self._longest = longest
         self._retry: int | None = None
         self._tried = 0
-        self._proven = False  # whether any connection was one to hear something by
-        self._fruitful = False  # whether the present connection brought a message
+        self._proven = False  # True once a connection delivered an event or was stable
+        self._productive = False  # True if the present connection delivered a message
 
     def heard(self, reader: EventReader, events: Sequence[SseEvent | Oversized]) -> None:
-        """Call this after each `feed` of the present connection's reader, with what that gave."""
+        """Call this after each `feed` of the present connection's reader, with the events that it returned."""
         if events or reader.last_event_id or reader.retry is not None:
             self._tried, self._proven = 0, True
-        self._fruitful |= any(isinstance(each, Oversized) or each.data != b"" for each in events)
-        # A connection that brings no id, or no `retry`, leaves what an earlier one said.
+        self._productive |= any(isinstance(each, Oversized) or each.data != b"" for each in events)
+        # If this connection sent no id, or no `retry`, the value of an earlier one stays.
         self.last_event_id = reader.last_event_id or self.last_event_id
         self._retry = self._retry if reader.retry is None else reader.retry
 
     def ended(self, held: float = 0) -> Reconnect | ReplyLost:
-        """The connection was closed or lost after so many seconds, or could not be made."""
+        """The connection was closed or lost after `held` seconds, or could not be opened.  Returns the next step."""
         if not self._resumable:
-            return ReplyLost("the stream ended before the answer, and this revision resumes none; send a new request")
+            return ReplyLost(
+                "the stream ended before the answer, and this revision cannot resume streams; send a new request"
+            )
         if not self.last_event_id and not self._standalone:
-            return ReplyLost("the stream ended before the answer, and gave no event id to resume from")
-        if held >= _HELD:
+            return ReplyLost("the stream ended before the answer, and sent no event id to resume from")
+        if held >= _STABLE:
             self._tried, self._proven = 0, True
         exhausted = self._tried >= self._attempts
         if exhausted and not (self._standalone and self._proven):
             return ReplyLost(f"the stream could not be resumed in {self._attempts} attempts")
-        # http-50: "The client MUST respect the retry field".  Without one, wait longer each time.
+        # http-50: "The client MUST respect the retry field".  Without it, double the wait each time.
         if self._retry is None:
             wait = min(self._delay * 2**self._tried, self._longest)
         else:
-            wait = min(max(self._retry / 1000, 0 if self._fruitful else _SHORTEST_WAIT), _LONGEST_WAIT)
+            wait = min(max(self._retry / 1000, 0 if self._productive else _SHORTEST_WAIT), _LONGEST_WAIT)
         wait = max(wait, self._longest) if exhausted else wait
         self._tried = min(self._tried + 1, self._attempts)
-        self._fruitful = False
+        self._productive = False
         return Reconnect(wait, self.last_event_id)
 
     def refused(self, verdict: ReplyVerdict) -> Reconnect | ReplyLost:
-        """The GET was answered, but not by a stream: `read_reply` said this instead."""
-        # A proxy whose server is just starting again; a server that has not seen yet that the last connection is gone.
+        """The GET was answered without a stream, and `read_reply` returned this verdict.  Returns the next step."""
+        # 5xx: a proxy whose server is restarting.  409: a server that has not noticed the end of the last connection.
         if (
             isinstance(verdict, ReplyLost)
             and verdict.status is not None
@@ -631,6 +637,6 @@ class StreamResumption:
             again = self.ended()
             seconds = min(verdict.seconds, _LONGEST_WAIT)
             return attrs.evolve(again, seconds=seconds) if isinstance(again, Reconnect) else again
-        # A server may have forgotten what was said, which is no breach of the protocol.
+        # A server may forget events; this is no breach of the protocol.
         status = verdict.status if isinstance(verdict, ReplyLost) else None
         return ReplyLost(f"the server does not resume the stream: {getattr(verdict, 'why', verdict)}", status)

@@ -79,11 +79,11 @@ class ResponseEncoder:
         return True
 
     def keep_alive(self) -> None:
-        """The response was silent for long: send a comment, so that no proxy takes the connection for a dead one."""
+        """The response was silent for long: send a comment, so that no proxy closes the connection."""
         self._silent = not self._json_only
 
     def connection_lost(self) -> None:
-        """The client has gone: drop the queue, and take no more messages."""
+        """The client has disconnected: drop the queue, and take no more messages."""
         self._queue.clear()
         self._ended = True
 

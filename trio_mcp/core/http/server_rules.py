@@ -1,29 +1,31 @@
 """The server's half of HTTP, as decisions: a request comes in, a verdict comes out.
 
-No socket is seen here, so an h11 server, an ASGI or WSGI adapter and a test all get the same rules.  A driver does
+This module never sees a socket, so an h11 server, an ASGI or WSGI adapter and a test share the same rules.  A driver
+calls, in this order:
 
-1. `screen` with the head alone: Origin, Host, path, method, sizes and types.  What is refused here is refused before a
-   byte of the body is read, and a preflight is answered before anybody is asked for a token.
+1. `screen` with the head alone: Origin, Host, path, method, sizes and types.  A bad request is refused before a byte of
+   its body is read, and a preflight is answered before authentication.
 2. its own authentication, which gives a principal.
-3. `check_session`: a session that is named in the head is known, and belongs to this principal.  No body is read for
-   any other.
-4. `judge` with the body: eras, versions, mirrored headers.  The verdict says what to do: send this `Reply`; feed a
-   message and send 202 (`Deliver`); `Serve` messages and answer by JSON or by a stream; open or end something.
+3. `check_session`: if the head names a session, the session exists and belongs to this principal.  Otherwise no body is
+   read.
+4. `judge` with the body: eras, versions, mirrored headers.  The verdict is the next step: send this `Reply`; feed a
+   message and send 202 (`Deliver`); feed messages and answer by JSON or by a stream (`Serve`); open or end a session or
+   a stream.
 
-A driver without a use for the other steps calls `judge` at once.  What only a driver can know is an argument: the
-sessions there are, the header rules of the tools, who is asking.
+A driver that does not need the earlier steps calls `judge` at once.  The driver passes facts that only it knows as
+arguments: the open sessions, the header rules of the tools, the principal.
 
-WebSockets share the first step, for their rules about sites and paths are the same.  Where `Screened.websocket` is true
-the driver goes on by itself, after its authentication: it answers the handshake and serves messages, and nothing more
-is decided here.  Only a request that asks for no WebSocket there is for `judge`, which refuses it.
+WebSockets share step 1, because their rules about origins and paths are the same.  If `Screened.websocket` is true, the
+driver authenticates, answers the handshake and serves messages without further decisions from here.  It calls `judge`
+only if the request is not an upgrade request; `judge` refuses it.
 
-The rules in short.  A message that names a version in its `_meta`, or comes with the header of a modern revision, is
-modern: stateless, POST only, every mirrored header required.  `initialize`, and whatever comes in its session, is
-legacy; so is everything where no modern revision is served, which refuses a modern probe as any legacy server does: a
-client would take a modern error for a modern server, and never try `initialize` (ver-14).  Every refusal has a
-JSON-RPC error for a body, which says what came, what was expected, and which setting changes it; it never has a
-session id or an argument in it.  The request's id is in it where it could be read, else the error has none ("a
-JSON-RPC error response that has no `id`"), in every revision.
+The rules in short.  A message is modern if its `_meta` names a version, or if it comes with the header of a modern
+revision.  Modern messages are stateless, use POST only, and need every mirrored header.  `initialize`, and every
+message of its session, is legacy.  Without a served modern revision all messages are legacy, and a modern probe is
+refused as a legacy server does: a modern error would look like a modern server, and the client would never try
+`initialize` (ver-14).  Every refusal has a JSON-RPC error as its body.  It names the received and the expected value
+and the responsible setting, but never a session id or an argument.  It has the request's id if that could be read, else
+none ("a JSON-RPC error response that has no `id`"), in every revision.
 """
 
 from __future__ import annotations
@@ -90,7 +92,7 @@ __all__ = ["check_session", "judge", "screen"]
 
 
 class _RuleBroken(Exception):
-    """Inside this module a rule that is broken raises; `screen` and `judge` turn that into a `Reply`."""
+    """Raised inside this module if a rule is broken; `screen` and `judge` turn it into a `Reply`."""
 
     def __init__(
         self,
@@ -100,7 +102,7 @@ class _RuleBroken(Exception):
         code: int = errors.INVALID_REQUEST,
         data: Json = ABSENT,
         extra: Fields = (),
-        id: Id | None = None,  # of a request that could not be read whole; `_post` sets those of all others
+        id: Id | None = None,  # of a request that could only be read in part; `_post` sets all others
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -108,41 +110,45 @@ class _RuleBroken(Exception):
         self.extra = extra
 
     def reply(self, policy: HttpPolicy, request: HttpRequest, cors: Fields, prefix: str) -> Reply:
-        message = _for_the_lost(self.error.message, policy, request, prefix)
+        message = _with_hint(self.error.message, policy, request, prefix)
         reply = refusal(self.status, attrs.evolve(self.error, message=message), cors, self.extra)
         return attrs.evolve(reply, body=b"") if request.method == "HEAD" else reply
 
 
-def _for_the_lost(message: str, policy: HttpPolicy, request: HttpRequest, prefix: str) -> str:
-    """Why something is refused, for who has come to the wrong place as well."""
+def _with_hint(message: str, policy: HttpPolicy, request: HttpRequest, prefix: str) -> str:
+    """The reason of a refusal, with a hint if the request probably has the wrong URL."""
     headers = request.headers
     if request.method != "GET":
         return message
-    place = policy.places.get(_split(request)[1].rstrip("/"))
-    if place is not PathKind.WEBSOCKET and "websocket" in headers.get("Upgrade", "").lower():
+    path_kind = policy.places.get(_split(request)[1].rstrip("/"))
+    if path_kind is not PathKind.WEBSOCKET and "websocket" in headers.get("Upgrade", "").lower():
         return f"{message}; {where_websockets_are(policy, prefix)}"
-    if place is PathKind.ENDPOINT and SESSION_ID not in headers and "text/html" in headers.get("Accept", "").lower():
-        return f"this is an MCP endpoint, and no page: give its URL to an MCP client ({message})"
+    if (
+        path_kind is PathKind.ENDPOINT
+        and SESSION_ID not in headers
+        and "text/html" in headers.get("Accept", "").lower()
+    ):
+        return f"this is an MCP endpoint, not a web page: give its URL to an MCP client ({message})"
     return message
 
 
 # Step one: the head.
 
 
-# In Python 3.11 a member of an enum is looked up eight times as slowly.
+# Globals: in Python 3.11 the lookup of an enum member is eight times slower.
 _ENDPOINT, _MESSAGES = PathKind.ENDPOINT, PathKind.MESSAGES
 
 
 def screen(policy: HttpPolicy, request: HttpRequest, prefix: str = "") -> Reply | Screened:
-    """Judge what needs no body.  A `Reply` is final.  `prefix` is where the policy's paths are mounted."""
+    """Judge the head of a request.  A `Reply` is final.  `prefix`: where the policy's paths are mounted."""
     cors: Fields = ()
     try:
         cors, path = _check_sites(policy, request)
-        place = policy.places.get(path.rstrip("/")) if path.startswith("/") else None
-        if place is None:
-            raise _RuleBroken(404, f"nothing is served at {shown(path)}; {_where_messages_go(policy, prefix)} (path)")
-        if request.method != "POST" or place is not _ENDPOINT:  # where that is always served
-            allowed, why = _methods(policy, place, request.headers.get(PROTOCOL_VERSION), prefix)
+        path_kind = policy.places.get(path.rstrip("/")) if path.startswith("/") else None
+        if path_kind is None:
+            raise _RuleBroken(404, f"nothing is served at {shown(path)}; {_endpoint_hint(policy, prefix)} (path)")
+        if request.method != "POST" or path_kind is not _ENDPOINT:  # a POST to the endpoint is always served
+            allowed, why = _methods(policy, path_kind, request.headers.get(PROTOCOL_VERSION), prefix)
             if request.method == "OPTIONS":
                 asked = request.headers.get("Access-Control-Request-Headers", "")
                 return empty(204, (("Allow", allowed), *cors, *(preflight_headers(asked, allowed) if cors else ())))
@@ -153,40 +159,40 @@ def screen(policy: HttpPolicy, request: HttpRequest, prefix: str = "") -> Reply 
         _check_framing(request.headers)
         if request.method == "POST":
             _check_content(policy, request.headers)
-        return Screened(place, _acceptable(policy, place, request), cors)
+        return Screened(path_kind, _acceptable(policy, path_kind, request), cors)
     except _RuleBroken as refused:
         return refused.reply(policy, request, cors, prefix)
 
 
-def _where_messages_go(policy: HttpPolicy, prefix: str) -> str:
+def _endpoint_hint(policy: HttpPolicy, prefix: str) -> str:
     return f"the MCP endpoint is {prefix + policy.path or '/'}"
 
 
-_OTHER_SITES = frozenset({"cross-site", "same-site"})  # the latter has another port, or another first name
+_OTHER_SITES = frozenset({"cross-site", "same-site"})  # same-site: another port or subdomain
 
 
 def _check_sites(policy: HttpPolicy, request: HttpRequest) -> tuple[Fields, str]:
-    """Who asks, and whom: the CORS headers for a page that may, and the path."""
+    """Check Origin and Host.  Return the CORS headers (only for a page of an allowed origin) and the path."""
     origin = request.headers.get("Origin")
     if origin is None:
-        # Browsers leave it out where a page of another site embeds a URL, as <img> does, and say so in this header.
+        # If a page of another site embeds a URL, as <img> does, browsers send no Origin, but this header.
         site = request.headers.get("Sec-Fetch-Site")
         if site in _OTHER_SITES and not policy.origins.everything:
-            why = f"a page of another site asks (Sec-Fetch-Site: {site}), and without an Origin none is allowed"
-            raise _RuleBroken(403, f"{why}; it must ask by fetch() or EventSource, and be in allowed_origins")
+            why = f"a page of another site sent this request (Sec-Fetch-Site: {site}) without an Origin"
+            raise _RuleBroken(403, f"{why}; it must use fetch() or EventSource, and be in allowed_origins")
     # http-03, http-04: "If the Origin header is present and invalid, servers MUST respond with HTTP 403 Forbidden."
     if origin is not None and not policy.origins.allows(origin):
         raise _RuleBroken(403, f"the origin {shown(origin)} is not allowed; add it to allowed_origins to serve it")
     host, path = _split(request)
-    # A page whose name was rebound to our address sends that name.  421 is HTTP's word for "not the server of this
-    # host" (RFC 9110, 15.5.20).  Without a Host it is HTTP/1.0, and no browser.
+    # With DNS rebinding, the browser sends the attacker's host name.  HTTP's status for "not the server of this host"
+    # is 421 (RFC 9110, 15.5.20).  A request without a Host is HTTP/1.0, and not from a browser.
     if host is not None and not policy.hosts.allows(host):
         raise _RuleBroken(421, f"the host {shown(host)} is not served here; add it to allowed_hosts to serve it")
     return () if origin is None else cors_headers(origin), path
 
 
 def _split(request: HttpRequest) -> tuple[str | None, str]:
-    """The host and the path.  In a target with a scheme, its host is the one that counts (RFC 9112, 3.2.2)."""
+    """Return the host and the path.  A host in the target overrides the Host header (RFC 9112, 3.2.2)."""
     target = request.target.partition("?")[0]
     scheme, mark, rest = target.partition("://")
     if not mark or "/" in scheme:
@@ -195,13 +201,13 @@ def _split(request: HttpRequest) -> tuple[str | None, str]:
     return host, slash + path
 
 
-def _methods(policy: HttpPolicy, place: PathKind, version: str | None, prefix: str) -> tuple[str, str]:
-    """The methods of this place, as Allow has them, and what is to blame if there are fewer than there might be."""
-    if place is not PathKind.ENDPOINT:
-        allowed = "POST, OPTIONS" if place is PathKind.MESSAGES else "GET, OPTIONS"
-        return allowed, _where_messages_go(policy, prefix)
-    # GET streams and DELETE belong to sessions, and those to legacy revisions (http-117): under the header of a
-    # modern one they do not exist.
+def _methods(policy: HttpPolicy, path_kind: PathKind, version: str | None, prefix: str) -> tuple[str, str]:
+    """Return the methods of this path, as the Allow header lists them, and the reason if some are disabled."""
+    if path_kind is not PathKind.ENDPOINT:
+        allowed = "POST, OPTIONS" if path_kind is PathKind.MESSAGES else "GET, OPTIONS"
+        return allowed, _endpoint_hint(policy, prefix)
+    # GET streams and DELETE belong to sessions, and sessions to legacy revisions (http-117): with the header of a
+    # modern revision these methods are not allowed.
     named = REVISIONS.get(version or "")
     if not policy.sessions:
         return "POST, OPTIONS", "sessions=False"
@@ -213,18 +219,18 @@ def _methods(policy: HttpPolicy, place: PathKind, version: str | None, prefix: s
 
 
 def _check_framing(headers: Headers) -> None:
-    """Where the body ends: heads that a proxy before us may have read otherwise, which is how requests are smuggled.
+    """Refuse a head whose end of body another reader may see elsewhere: a request could be smuggled past a proxy.
 
-    "A server MAY reject a request that contains both Content-Length and Transfer-Encoding" (RFC 9112, 6.3), and must
-    then close the connection, for what follows may be anything.
+    "A server MAY reject a request that contains both Content-Length and Transfer-Encoding" (RFC 9112, 6.3).  It must
+    then close the connection, because the bytes that follow are ambiguous.
     """
     length = headers.get("Content-Length")
     if length is None:
         return
     if "Transfer-Encoding" in headers:
-        why = "a request has Content-Length or Transfer-Encoding, and not both"
+        why = "a request must have Content-Length or Transfer-Encoding, not both"
     elif not length.isdecimal():
-        why = f"Content-Length is one number; got {shown(length)}"
+        why = f"Content-Length must be one number; got {shown(length)}"
     else:
         return
     raise _RuleBroken(400, why, extra=(("Connection", "close"),))
@@ -234,28 +240,28 @@ def _check_content(policy: HttpPolicy, headers: Headers) -> None:
     length, kind, limit = headers.get("Content-Length", "0"), headers.get("Content-Type"), policy.limits.message_bytes
     if len(length) > 18 or int(length) > limit:
         came = length if len(length) <= 18 else "far too many"
-        raise _RuleBroken(413, f"the body has {came} bytes, and {limit} are allowed (Limits.message_bytes)")
+        raise _RuleBroken(413, f"the body has {came} bytes; at most {limit} are allowed (Limits.message_bytes)")
     coding = headers.get("Content-Encoding")
     if coding is not None and coding.lower() != "identity":
-        # RFC 9110, 15.5.16: such a refusal says what would be accepted.
-        what = f"a message is posted as it is; the Content-Encoding {shown(coding)} is not understood"
+        # RFC 9110, 15.5.16: the refusal names the accepted codings.
+        what = f"post messages without compression; the Content-Encoding {shown(coding)} is not supported"
         raise _RuleBroken(415, what, extra=(("Accept-Encoding", "identity"),))
     # Also a defence: a page cannot send this type to another origin without a preflight.
     if not is_json(kind):
         came = "no Content-Type" if kind is None else f"the Content-Type {shown(kind)}"
-        raise _RuleBroken(415, f"a message is posted as {JSON} in UTF-8; {came} came")
+        raise _RuleBroken(415, f"post messages as {JSON} in UTF-8; got {came}")
 
 
 _WITHOUT_ANSWERS = frozenset({PathKind.MESSAGES, PathKind.WEBSOCKET})
 _ANSWERS = {(True, True): Answer.EITHER, (True, False): Answer.JSON, (False, True): Answer.STREAM}
 
 
-def _acceptable(policy: HttpPolicy, place: PathKind, request: HttpRequest) -> Answer:
-    """How we may answer.  Lenient: a client need not list both types, only take one that we can give."""
+def _acceptable(policy: HttpPolicy, path_kind: PathKind, request: HttpRequest) -> Answer:
+    """Return how the response may be sent.  Lenient: a client need not list both types, only one that we offer."""
     accept = request.headers.get("Accept")
     posted = request.method == "POST"
-    if place in _WITHOUT_ANSWERS or request.method == "DELETE":
-        return Answer.EITHER  # answered without a body, or by no HTTP at all
+    if path_kind in _WITHOUT_ANSWERS or request.method == "DELETE":
+        return Answer.EITHER  # the response has no body, or is no HTTP
     json = posted and quality(accept, JSON) > 0
     stream = quality(accept, EVENT_STREAM) > 0 and not (posted and policy.json_only)
     if not json and not stream:
@@ -267,12 +273,12 @@ def _acceptable(policy: HttpPolicy, place: PathKind, request: HttpRequest) -> An
 
 # Step two: the body.
 
-_SAID = (Request, Notification)
+_WITH_METHOD = (Request, Notification)
 
 
 @attrs.define(eq=False, repr=False)
 class _RequestFacts:
-    """One request, with all that there is to judge it by."""
+    """One request and the facts to judge it by."""
 
     policy: HttpPolicy
     request: HttpRequest
@@ -281,7 +287,7 @@ class _RequestFacts:
     find_mirrors: Callable[[str], Sequence[Mirror] | None]
     principal: Any
     prefix: str
-    session: tuple[str, SessionFacts] | None = None  # that the head names
+    session: tuple[str, SessionFacts] | None = None  # named by the head
 
     @property
     def version(self) -> str | None:
@@ -297,8 +303,11 @@ def check_session(
     principal: Any = None,
     prefix: str = "",
 ) -> Reply | None:
-    """What `judge` would refuse whatever the body is, because of the session that the head names."""
-    if SESSION_ID not in request.headers and screened.place is not _MESSAGES:
+    """Check the session that the head names.
+
+    Returns the refusal that `judge` would return whatever the body is, or None.
+    """
+    if SESSION_ID not in request.headers and screened.path_kind is not _MESSAGES:
         return None
     case = _RequestFacts(policy, request, screened, find_session, lambda tool: None, principal, prefix)
     try:
@@ -318,12 +327,12 @@ def judge(
     screened: Screened | None = None,
     prefix: str = "",
 ) -> Verdict:
-    """What to do with this request.  Pure: nothing is remembered, and nothing was done yet.
+    """Return the verdict on a request.  This function is pure: it remembers nothing and starts nothing.
 
-    `find_session` and `find_mirrors` are lookups by session id and by tool name; a dict's `get` will do, and without
-    one nothing is known.  `screened` is what `screen` gave for this request, where it was called before; `prefix` is as
-    for that.  What a driver does with each verdict stands with the verdict; a `Reply` is sent as it is, its
-    Content-Length included.
+    `find_session` and `find_mirrors` look up sessions by id and header rules by tool name; a dict's `get` will do.
+    Without them no session and no rule exists.  `screened` is the result of `screen` for this request, if it was called
+    before.  `prefix`: where the policy's paths are mounted.  Each verdict's docstring says how to carry it out; send a
+    `Reply` unchanged, including its Content-Length.
     """
     head = screened or screen(policy, request, prefix)
     if isinstance(head, Reply):
@@ -331,15 +340,15 @@ def judge(
     case = _RequestFacts(policy, request, head, find_session, find_mirrors, principal, prefix)
     try:
         _check_session(case)
-        return _ROUTES[head.place, request.method](case)
+        return _ROUTES[head.path_kind, request.method](case)
     except _RuleBroken as refused:
         return refused.reply(policy, request, head.cors, prefix)
 
 
 def _check_session(case: _RequestFacts) -> None:
-    """Look the session up, where the head names one that counts."""
-    place, policy = case.head.place, case.policy
-    if place is _MESSAGES:
+    """Look up the session that the head names, if it applies to this request."""
+    path_kind, policy = case.head.path_kind, case.policy
+    if path_kind is _MESSAGES:
         pairs = (each.partition("=") for each in case.request.target.partition("?")[2].split("&"))
         session = next((value for name, _, value in pairs if name == SESSION_PARAMETER), None)
         if session is None:
@@ -347,24 +356,24 @@ def _check_session(case: _RequestFacts) -> None:
         case.session = session, _facts(case, session)
         return
     session = case.request.headers.get(SESSION_ID)
-    if place is not _ENDPOINT or session is None or not policy.sessions or not policy.serves(handshake=True):
+    if path_kind is not _ENDPOINT or session is None or not policy.sessions or not policy.serves(handshake=True):
         return
     named = REVISIONS.get(case.version or "")
     if named is not None and not named.handshake and policy.serves(handshake=False):
-        return  # modern messages have no session, whatever else is in the head
+        return  # modern messages have no session, even if the head names one
     facts = _facts(case, session)
     _legacy_revision(case, facts)
     case.session = session, facts
 
 
-def _standing(case: _RequestFacts) -> Verdict:
-    """GET and DELETE: both are about a session that stands."""
+def _get_or_delete(case: _RequestFacts) -> Verdict:
+    """GET and DELETE, which both need an existing session."""
     session, facts = _session(case)
     if case.request.method == "DELETE":
         return EndSession(session, case.head.cors)
     after = case.request.headers.get(LAST_EVENT_ID) or None
     if after is not None and not case.policy.resumable:
-        raise _RuleBroken(400, f"no stream can be resumed here; open a new stream, without {LAST_EVENT_ID}")
+        raise _RuleBroken(400, f"this server cannot resume streams; open a new stream, without {LAST_EVENT_ID}")
     return OpenStream(session, facts.revision, after, case.head.cors)
 
 
@@ -382,14 +391,14 @@ def _by_era(case: _RequestFacts, message: Message) -> Verdict:
     stated = _stated_version(message)
     named = REVISIONS.get(case.version or "")
     opening = isinstance(message, Request) and message.method == "initialize"
-    # A version in `_meta` is modern, whatever else came (http-117); so is the header of a modern revision, but a
-    # handshake without `_meta` is a handshake.
+    # A version in `_meta` makes a message modern, in spite of all headers (http-117).  So does the header of a modern
+    # revision, except for an `initialize` without `_meta`.
     modern = stated is not None or (named is not None and not named.handshake and not opening)
     if not case.policy.serves(handshake=True) or (modern and case.policy.serves(handshake=False)):
         return _modern(case, message, stated)
-    _compare_if_sent(case, message)
+    _check_sent_mirrors(case, message)
     if opening:
-        # A handshake agrees the version itself, so its header says nothing yet; nor does the id of another session.
+        # `initialize` negotiates the version, so its version header is ignored, and so is the id of another session.
         return Serve(message, None, None, case.policy.sessions, case.head.answer, case.head.cors)
     return _legacy(case, message)
 
@@ -402,15 +411,15 @@ def _message(case: _RequestFacts) -> Message:
         raise _RuleBroken(400, "the body is empty; a POST carries one JSON-RPC message", code=errors.PARSE_ERROR)
     message = decode(body, case.policy.limits)
     if isinstance(message, InvalidMessage) and message.answers is None:
-        # http-16, http-17; also where the message was a notification, and JSON-RPC itself owes no answer.
+        # http-16, http-17; also for notifications, although JSON-RPC itself sends no error for them.
         error = message.reply or Error(None, errors.INVALID_REQUEST, message.why)
         raise _RuleBroken(400, error.message, code=error.code, id=error.id, data=error.data)
     return message
 
 
 def _stated_version(message: Message) -> Json:
-    """The version in a message's `_meta`, of whatever type; None where there is none."""
-    if not isinstance(message, _SAID):
+    """The version in a message's `_meta`, of any JSON type; None if there is none."""
+    if not isinstance(message, _WITH_METHOD):
         return None
     meta = message.params.get("_meta")
     return meta.get(META_VERSION) if isinstance(meta, dict) else None
@@ -430,12 +439,14 @@ def _unsupported(case: _RequestFacts, requested: Json, code: int) -> _RuleBroken
     return _RuleBroken(400, what, code=code, data=data)
 
 
-# Modern: everything is in the message, and the headers repeat some of it.
+# Modern: each message is complete, and the headers repeat some of it.
 
 
 def _modern(case: _RequestFacts, message: Message, stated: Json) -> Verdict:
-    if not isinstance(message, _SAID):
-        raise _RuleBroken(400, "one request or one notification is posted, and nothing else")  # http-12, http-13
+    if not isinstance(message, _WITH_METHOD):
+        raise _RuleBroken(
+            400, "post one request or one notification; this revision allows no other body"
+        )  # http-12, http-13
     revision = _modern_revision(case, message, stated)
     required = isinstance(message, Request)
     _check_mirrors(case, message, required=required, code=errors.HEADER_MISMATCH)
@@ -444,14 +455,14 @@ def _modern(case: _RequestFacts, message: Message, stated: Json) -> Verdict:
     answer = case.head.answer
     if message.method in revision.teardown:
         if answer is Answer.JSON:
-            why = f"{message.method} is answered by a stream, which Accept or json_only rules out"
+            why = f"{message.method} is answered by a stream; Accept or json_only=True excludes streams"
             raise _RuleBroken(406, why)
         answer = Answer.STREAM
     return Serve(message, revision, None, opens_session=False, answer=answer, cors=case.head.cors)
 
 
 def _modern_revision(case: _RequestFacts, message: Request | Notification, stated: Json) -> Revision:
-    """The revision that header and `_meta` agree on.  That they agree is looked at before what they agree on."""
+    """Return the revision that header and `_meta` name.  A mismatch is reported before an unsupported version."""
     version = case.version
     if version is None and message.method == "initialize" and stated is None:
         # ver-12: "name the protocol versions it supports in any error it returns to an initialize request".
@@ -475,7 +486,7 @@ def _modern_revision(case: _RequestFacts, message: Request | Notification, state
 
 
 def _check_meta(message: Request, revision: Revision) -> None:
-    """http-105: what the `_meta` of every modern request has, and its type."""
+    """http-105: check the required `_meta` of a modern request, and its types."""
     meta = message.params.get("_meta")
     for key, kind in revision.required_meta.items():
         if not isinstance(meta, dict) or not isinstance(meta.get(key), kind):
@@ -484,7 +495,7 @@ def _check_meta(message: Request, revision: Revision) -> None:
 
 
 def _check_mirrors(case: _RequestFacts, message: Request | Notification, *, required: bool, code: int) -> None:
-    """http-91, http-95..102: the headers that repeat the body do repeat it."""
+    """http-91, http-95..102: compare the mirrored headers with the body."""
     headers = case.request.headers
     fault = standard_fault(headers, message, required=required)
     if fault is None and message.method == "tools/call":
@@ -497,7 +508,7 @@ def _check_mirrors(case: _RequestFacts, message: Request | Notification, *, requ
         raise _RuleBroken(400, f"Header mismatch: {fault}", code=code)
 
 
-# Legacy: a handshake, and what comes in its session.
+# Legacy: the handshake, and the messages of its session.
 
 
 def _legacy(case: _RequestFacts, message: Message) -> Verdict:
@@ -507,11 +518,11 @@ def _legacy(case: _RequestFacts, message: Message) -> Verdict:
         session, facts = _session(case)
     revision = _legacy_revision(case, None) if facts is None else facts.revision
     if facts is None and isinstance(message, Response | Error | InvalidMessage):
-        # http-16: each POST stands alone, so nothing was ever asked.
-        raise _RuleBroken(400, "this server keeps no sessions (sessions=False), so it waits for no response")
+        # http-16: each POST stands alone, so this server never sent a request.
+        raise _RuleBroken(400, "this server keeps no sessions (sessions=False), so it expects no responses")
     fault = _fault(message)
     if isinstance(message, Batch):
-        message, fault = _look_into(message, revision)
+        message, fault = _check_batch(message, revision)
     if any(isinstance(each, Request) for each in (message.items if isinstance(message, Batch) else (message,))):
         return Serve(message, revision, session, opens_session=False, answer=case.head.answer, cors=case.head.cors)
     return Deliver(message, revision, session, case.head.cors, fault)
@@ -521,36 +532,36 @@ def _fault(item: Message) -> Error | None:
     return Error(None, errors.INVALID_REQUEST, item.why) if isinstance(item, InvalidMessage) else None
 
 
-def _compare_if_sent(case: _RequestFacts, message: Message) -> None:
-    # These revisions know no such headers.  But who sends them may be routed by them, so they must be true.
-    if isinstance(message, _SAID):
+def _check_sent_mirrors(case: _RequestFacts, message: Message) -> None:
+    # These revisions do not define the headers.  But a proxy may route by them, so they must be true.
+    if isinstance(message, _WITH_METHOD):
         _check_mirrors(case, message, required=False, code=DRAFT_HEADER_MISMATCH)
 
 
-def _look_into(batch: Batch, revision: Revision) -> tuple[Batch, Error | None]:
-    """What there is to feed of a batch, and what is wrong with it as a whole.
+def _check_batch(batch: Batch, revision: Revision) -> tuple[Batch, Error | None]:
+    """Return the part of a batch to feed, and the fault of the batch as a whole.
 
-    With a request in it the response carries all that is owed, errors for nonsense included.  Without one there is no
-    response to carry anything, so the nonsense is told by the status, and the rest is delivered.
+    If the batch has a request, its response carries all answers, including the errors for invalid items.  Otherwise
+    there is no response body: the status reports the invalid items, and the rest is delivered.
     """
     if not revision.batches:
         raise _RuleBroken(400, f"{revision} has no batches: post each message by itself")
     requests = [each for each in batch.items if isinstance(each, Request)]
     if any(each.method == "initialize" for each in requests):
         raise _RuleBroken(400, "initialize cannot be part of a batch")
-    nonsense = [each for each in batch.items if isinstance(each, InvalidMessage) and each.answers is None]
-    if requests or not nonsense:
+    invalid = [each for each in batch.items if isinstance(each, InvalidMessage) and each.answers is None]
+    if requests or not invalid:
         return batch, None
-    if len(nonsense) == len(batch.items):
-        raise _RuleBroken(400, f"nothing in this batch is a message: {nonsense[0].why}")
+    if len(invalid) == len(batch.items):
+        raise _RuleBroken(400, f"no item of this batch is a valid message: {invalid[0].why}")
     good = (each for each in batch.items if not isinstance(each, InvalidMessage) or each.answers is not None)
-    return Batch(tuple(good)), _fault(nonsense[0])
+    return Batch(tuple(good)), _fault(invalid[0])
 
 
 def _session(case: _RequestFacts) -> tuple[str, SessionFacts]:
     if case.session is None:  # http-56
         if case.version is not None and case.version not in REVISIONS:
-            raise _unsupported(case, case.version, errors.INVALID_REQUEST)  # what its sender should hear of first
+            raise _unsupported(case, case.version, errors.INVALID_REQUEST)  # the more useful error
         why = f"the {SESSION_ID} header is missing; initialize opens a session and gives its id"
         modern = [each.name for each in case.policy.revisions if not each.handshake]
         if modern and case.request.method == "POST":
@@ -561,10 +572,10 @@ def _session(case: _RequestFacts) -> tuple[str, SessionFacts]:
 
 def _facts(case: _RequestFacts, session: str) -> SessionFacts:
     facts = case.find_session(session)
-    if facts is None or facts.legacy_stream is not (case.head.place is PathKind.MESSAGES):  # http-57
+    if facts is None or facts.legacy_stream is not (case.head.path_kind is PathKind.MESSAGES):  # http-57
         raise _RuleBroken(404, "this session is unknown or has ended; open a new one by initialize")
     if facts.principal != case.principal:
-        raise _RuleBroken(403, "this session belongs to another principal than this request")
+        raise _RuleBroken(403, "this session belongs to another principal")
     return facts
 
 
@@ -576,32 +587,32 @@ def _legacy_revision(case: _RequestFacts, facts: SessionFacts | None) -> Revisio
     named = _served(case, version, handshake=True)
     if named is None:
         raise _unsupported(case, version, errors.INVALID_REQUEST)  # http-65
-    # A header that names another revision than the session's is only a broken SHOULD (http-63).
+    # If the header names another revision than the session's, only a SHOULD is broken (http-63).
     return named if facts is None else facts.revision
 
 
-# HTTP+SSE: two places, one session.
+# HTTP+SSE: two paths, one session.
 
 
 def _legacy_post(case: _RequestFacts) -> Verdict:
-    """Every message is accepted: what it is owed goes out on the session's stream."""
+    """Accept every message; answers go out on the session's stream."""
     session, facts = _session(case)
     message = _message(case)
     return Deliver(message, facts.revision, session, case.head.cors, _fault(message))
 
 
 def _no_upgrade(case: _RequestFacts) -> Verdict:
-    # RFC 9110, 15.5.22: 426 comes with Upgrade, and as a field of this connection alone.
+    # RFC 9110, 15.5.22: 426 needs Upgrade, and Upgrade is a field of this connection only.
     extra = (("Upgrade", "websocket"), ("Connection", "Upgrade"))
     here = case.prefix + (case.policy.websocket_path or "") or "/"
-    why = f"{here} is for WebSockets; {_where_messages_go(case.policy, case.prefix)}"
+    why = f"{here} accepts WebSockets only; {_endpoint_hint(case.policy, case.prefix)}"
     raise _RuleBroken(426, why, extra=extra)
 
 
 _ROUTES: dict[tuple[PathKind, str], Callable[[_RequestFacts], Verdict]] = {
     (PathKind.ENDPOINT, "POST"): _post,
-    (PathKind.ENDPOINT, "GET"): _standing,
-    (PathKind.ENDPOINT, "DELETE"): _standing,
+    (PathKind.ENDPOINT, "GET"): _get_or_delete,
+    (PathKind.ENDPOINT, "DELETE"): _get_or_delete,
     (PathKind.SSE, "GET"): lambda case: OpenLegacyStream(case.head.cors),
     (PathKind.MESSAGES, "POST"): _legacy_post,
     (PathKind.WEBSOCKET, "GET"): _no_upgrade,

@@ -87,9 +87,7 @@ class HttpPolicy:
     def __attrs_post_init__(self) -> None:
         more = {name: path for name in _OPTIONAL_PATHS if (path := getattr(self, name)) is not None}
         if ("sse_path" in more) is not ("message_path" in more):
-            raise UsageError(
-                "set sse_path and message_path together: HTTP+SSE needs both"
-            )
+            raise UsageError("set sse_path and message_path together: HTTP+SSE needs both")
         places = {self.path: PathKind.ENDPOINT, **{path: _OPTIONAL_PATHS[name] for name, path in more.items()}}
         if len(places) <= len(more):
             raise UsageError(f"path, {', '.join(more)} must all be different")
@@ -241,14 +239,14 @@ Verdict: TypeAlias = Reply | Deliver | Serve | OpenStream | EndSession | OpenLeg
 class Screened:
     """A request whose head passed all checks: read the body and call `judge` with it."""
 
-    place: PathKind
+    path_kind: PathKind
     answer: Answer
     cors: Fields
 
     @property
     def websocket(self) -> bool:
         """True if this is the path for WebSockets; see the head of `server_rules`."""
-        return self.place is _WEBSOCKET
+        return self.path_kind is _WEBSOCKET
 
 
 # Make replies.
