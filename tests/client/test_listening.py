@@ -50,7 +50,7 @@ class Ear(Recorder):
 
     def notice(self, notice: Notice) -> None:
         super().notice(notice)
-        self.listening.heard(notice)  # or nobody does
+        self.listening.receive(notice)  # or nobody does
 
     def ended(self, outcome: Outcome, failure: Failure | None) -> None:
         super().ended(outcome, failure)
@@ -90,7 +90,7 @@ async def played(
 
 def heard(changes: Subscription) -> list[ChangeEvent]:
     """What waits to be taken."""
-    return list(changes._heard)
+    return list(changes._unread)
 
 
 async def taken(changes: Subscription, count: int) -> list[ChangeEvent]:
@@ -273,13 +273,13 @@ def test_cancelled_anywhere_a_block_leaves_no_subscription_behind(revision: str,
 @pytest.mark.parametrize(
     ("asked", "how", "why"),
     [
-        ((), {}, "nothing to listen to"),
-        ((), {"resources": []}, "nothing to listen to"),
-        ((), {"resources": [5]}, "no change"),
-        ((), {"resources": [["r://one"]]}, "no change"),
-        (("tools",), {}, "no change"),
-        ((), {"resources": [""]}, "by its URI"),
-        ((ChangeEvent(ChangeKind.TOOLS, "one"),), {}, "without a URI"),
+        ((), {}, "listen needs at least one change"),
+        ((), {"resources": []}, "listen needs at least one change"),
+        ((), {"resources": [5]}, "expected a ChangeEvent"),
+        ((), {"resources": [["r://one"]]}, "expected a ChangeEvent"),
+        (("tools",), {}, "expected a ChangeEvent"),
+        ((), {"resources": [""]}, "needs a URI"),
+        ((ChangeEvent(ChangeKind.TOOLS, "one"),), {}, "has no URI"),
         ((), {"resources": ["r://" + "x" * 20]}, "uri_length"),
         ((), {"resources": [f"r://{n}" for n in range(4)]}, "listener_changes"),
     ],
@@ -1112,5 +1112,5 @@ async def test_notices_of_other_things_and_outcomes_of_other_requests_are_for_ot
         await peer.answer(await peer.take("tools/list"), {"tools": []})
         await wait_all_tasks_blocked()
         [notice], [outcome] = link.talk.notices, link.talk.outcomes
-        assert not listening.heard(notice)
+        assert not listening.receive(notice)
         listening.ended(outcome, None)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.requirements import req
 from trio_mcp import RequestError, UsageError
-from trio_mcp.client.tools import ReturnType, ToolBook, ToolFailed
+from trio_mcp.client.tools import ReturnType, KnownTools, ToolFailed
 from trio_mcp.core.content import (
     AudioContent,
     BlobResourceContents,
@@ -115,20 +115,20 @@ def test_a_result_is_a_value_of_the_type_wherever_the_server_has_put_it(
 @pytest.mark.parametrize(
     ("hint", "said", "why"),
     [
-        (int, boxed("three"), "does not fit what is to be returned"),
-        (Point, boxed({"y": 1}), "does not fit what is to be returned"),
+        (int, boxed("three"), "does not fit `returns`"),
+        (Point, boxed({"y": 1}), "does not fit `returns`"),
         (int, result(structured={"result": 3, "more": 1}), "does not fit"),
         (int, result("3", structured="x"), "does not fit"),
-        (int, result("three"), "call it without `returns`, and look at its content"),
-        (int, result("NaN"), "look at its content"),
-        (float, result("Infinity"), "look at its content"),
-        (list, result("[NaN]"), "look at its content"),
-        (int, result(DEEP), "look at its content"),
-        (int, result(), "look at its content"),
-        (None, result("done"), "look at its content"),
-        (str, result("a", "b"), "look at its content"),
-        (str, result(BLOB), "look at its content"),
-        (bytes, result(EmbeddedResource(TextResourceContents("tool://t", text="a"))), "look at its content"),
+        (int, result("three"), "call the tool without `returns` to see its content"),
+        (int, result("NaN"), "to see its content"),
+        (float, result("Infinity"), "to see its content"),
+        (list, result("[NaN]"), "to see its content"),
+        (int, result(DEEP), "to see its content"),
+        (int, result(), "to see its content"),
+        (None, result("done"), "to see its content"),
+        (str, result("a", "b"), "to see its content"),
+        (str, result(BLOB), "to see its content"),
+        (bytes, result(EmbeddedResource(TextResourceContents("tool://t", text="a"))), "to see its content"),
         (bytes, result("?"), "cannot be read"),
     ],
     ids=shortly,
@@ -151,23 +151,23 @@ def test_what_is_no_type_is_said_to_be_none(hint: Any) -> None:
 
 
 async def test_a_tool_is_looked_for_once_until_the_list_may_have_changed() -> None:
-    book, walks = ToolBook(lambda why: None), list[int]()
+    book, walks = KnownTools(lambda why: None), list[int]()
 
     async def walk() -> None:
         walks.append(len(walks))
-        book.learn([Tool("listed", {"type": "object"})], mirroring=False)
+        book.add([Tool("listed", {"type": "object"})], mirroring=False)
 
     for name in ("listed", "unlisted", "unlisted", "another"):
-        await book.look_for(name, walk)
+        await book.ensure_listed(name, walk)
     assert len(walks) == 1
     book.forget()
     for name in ("unlisted", "listed"):
-        await book.look_for(name, walk)
+        await book.ensure_listed(name, walk)
     assert len(walks) == 2
 
 
 async def test_a_list_that_changes_while_it_is_walked_is_walked_again() -> None:
-    book, walks = ToolBook(lambda why: None), list[int]()
+    book, walks = KnownTools(lambda why: None), list[int]()
 
     async def walk() -> None:
         walks.append(len(walks))
@@ -175,7 +175,7 @@ async def test_a_list_that_changes_while_it_is_walked_is_walked_again() -> None:
             book.forget()
 
     for _ in range(3):
-        await book.look_for("unlisted", walk)
+        await book.ensure_listed("unlisted", walk)
     assert len(walks) == 2
 
 
@@ -184,16 +184,16 @@ async def test_a_list_that_changes_while_it_is_walked_is_walked_again() -> None:
 )
 async def test_tools_that_cannot_be_listed_are_called_all_the_same(error: Exception) -> None:
     mistakes: list[str] = []
-    book, walks = ToolBook(mistakes.append), list[int]()
+    book, walks = KnownTools(mistakes.append), list[int]()
 
     async def walk() -> None:
         walks.append(len(walks))
         raise error
 
     for _ in range(2):
-        await book.look_for("t", walk)
+        await book.ensure_listed("t", walk)
     assert len(walks) == 2  # another time it may be possible
-    assert all("cannot be listed" in each and "no list" in each for each in mistakes)
+    assert all("listing the tools failed" in each and "no list" in each for each in mistakes)
     assert len(mistakes) == 2
 
 
@@ -202,4 +202,4 @@ async def test_what_our_own_side_did_wrong_is_raised_where_tools_are_looked_for(
         raise UsageError("the function given as headers raised an exception")
 
     with pytest.raises(UsageError):
-        await ToolBook(lambda why: None).look_for("t", walk)
+        await KnownTools(lambda why: None).ensure_listed("t", walk)

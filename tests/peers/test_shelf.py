@@ -166,7 +166,7 @@ SQLITE: Table = {
     "read": (calls("read_query", query="SELECT * FROM poems"), "[{'line': 'roses'}]"),
     "rows": (rows, [("roses",)]),
     "memo": (insight, Says("- roses sell")),
-    "listen": (listens, Says("tells of nothing", "resourceSubscriptions")),
+    "listen": (listens, Says("does not support these subscriptions", "resourceSubscriptions")),
     "hears": (hears, [ChangeEvent(ChangeKind.RESOURCE, "memo://insights")]),
     "prompt": (seeded, Says("gardens")),
     "bad query": (calls("read_query", query="SELECT * FROM prose"), Says("failed:", "no such table")),

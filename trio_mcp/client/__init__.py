@@ -33,7 +33,7 @@ else:
             "asked": "AnswerForm FormElicitationRequest SamplingRequest UrlElicitationRequest host_of",
             "caller": (
                 "Caller Failure HandshakeError HeadersRefused NoResponse OnProgress Reports ServerMessageHandler "
-                "SessionLost Timer Transport Unauthorized failure_of too_many_questions worn_out"
+                "SessionLost Timer Transport Unauthorized failure_of retries_exhausted too_many_questions"
             ),
             "client": "Client connect_client open_client",
             "connecting": "Hold OpenSession SessionOptions Target how_to_reach",
@@ -48,7 +48,7 @@ else:
             "starting": "GARBAGE START Startup Timeouts",
             "stream_link": "StreamLink",
             "subscriptions": "Subscription SubscriptionManager SubscriptionUnsupported",
-            "tools": "ReturnType ToolBook ToolFailed",
+            "tools": "KnownTools ReturnType ToolFailed",
             "websocket": "UpgradeRefused dial_websocket",
         },
     )

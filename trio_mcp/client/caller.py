@@ -74,8 +74,8 @@ __all__ = [
     "Transport",
     "Unauthorized",
     "failure_of",
+    "retries_exhausted",
     "too_many_questions",
-    "worn_out",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -184,14 +184,14 @@ def failure_of(outcome: Outcome, failure: Failure | None) -> Failure:
     return lambda: SessionClosed(f"{outcome.method} has no answer: {why}")
 
 
-def worn_out(last: Failure, why: str) -> Failure:
+def retries_exhausted(last: Failure, why: str) -> Failure:
     """What to raise for something that was tried again and again, with what came of it at last as the cause."""
 
     def failure() -> McpError:
         cause = last()
         if isinstance(cause, RemoteProtocolError):
             return cause  # it says what the server does, which does that each time
-        error = SessionClosed(f"{why}; at last: {cause}")
+        error = SessionClosed(f"{why}; last error: {cause}")
         error.__cause__ = cause
         return error
 

@@ -45,7 +45,7 @@ from trio_mcp.client.options import (
     offer_of,
 )
 from trio_mcp.client.subscriptions import Subscription
-from trio_mcp.client.tools import ReturnType, ToolBook
+from trio_mcp.client.tools import KnownTools, ReturnType
 from trio_mcp.core.codec import from_json, to_json
 from trio_mcp.core.content import MalformedContent, Model, Resource
 from trio_mcp.core.errors import (
@@ -198,7 +198,7 @@ class Client:
             log_level_of(options),
             options.get("ping_seconds"),
             options.get("cache", True),
-            lambda: self._book.forget(),
+            lambda: self._tools.forget(),
         )
         self._keeper = Keeper(
             hold,
@@ -209,7 +209,7 @@ class Client:
             mirrors=self._mirrors,
             tap=options.get("tap"),
         )
-        self._book = ToolBook(self._keeper.loss)
+        self._tools = KnownTools(self._keeper.loss)
 
     if not TYPE_CHECKING:  # otherwise type checkers would accept any attribute
 
@@ -458,10 +458,10 @@ class Client:
         return [tool async for page in pages for tool in self._remember_tools(page)]
 
     def _remember_tools(self, page: ListToolsResult) -> list[Tool]:
-        return self._book.learn(page.tools, mirroring=self._keeper.connection.caller.session.link is LinkKind.EXCHANGE)
+        return self._tools.add(page.tools, mirroring=self._keeper.connection.caller.session.link is LinkKind.EXCHANGE)
 
     def _mirrors(self, name: str) -> Sequence[Mirror]:
-        return self._book.mirrors(name)
+        return self._tools.mirrors(name)
 
     @overload
     async def call_tool(
@@ -521,7 +521,7 @@ class Client:
         returned: ReturnType[Any] | None = None
         if returns is not ABSENT:
             returned = ReturnType(returns)  # raises UsageError before a request is sent
-            await self._book.look_for(name, self._list_all_tools)
+            await self._tools.ensure_listed(name, self._list_all_tools)
         sent_params, headers = self._with_meta(params, options.get("meta")), options.get("headers")
         timer = self._timer(options, progress=True) if options or self._has_timeout else None
         try:
@@ -533,8 +533,8 @@ class Client:
                 raw_result, "tools/call", sent_params, on_progress, headers, timer, refresh_tools=True
             )
         result = from_json(CallToolResult, raw_result)
-        self._book.judge(name, result)
-        return result if returned is None else returned.value(name, result, boxed=self._book.boxes(name))
+        self._tools.check_result(name, result)
+        return result if returned is None else returned.value(name, result, wrapped=self._tools.wraps_result(name))
 
     @overload
     def stream_tool(

@@ -331,7 +331,7 @@ class Keeper:
             self._hear_log(note.params)
         elif note.method == "notifications/elicitation/complete" and household.on_elicitation_complete is not None:
             _tell(household.on_elicitation_complete, household.answering.finished(note.params))
-        elif not self.listening.heard(notice):
+        elif not self.listening.receive(notice):
             self._unheard(note, notice.terms)
 
     def _unheard(self, note: Notification, terms: Terms) -> None:

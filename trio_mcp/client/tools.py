@@ -1,12 +1,16 @@
-"""What a client has learnt of its server's tools by listing them, and what follows for a call and its result.
+"""The tools of the server, as far as the client has listed them, and the conversion of results to Python types.
 
-- Arguments that go into headers as well, by Streamable HTTP in 2026-07-28.  A tool that says so wrongly cannot be
-  called there, and is left out of the list (http-85, http-86).
-- The schema of the result, by which a result is judged before it goes on to anybody's model (tool-08, tool-15).  A tool
-  that was never listed has none that we know.
+`KnownTools` keeps of each listed tool:
 
-Everything is learnt anew with each list, and only a tool's name is ever looked for: what its annotations promise
-decides nothing (tool-10).
+- the arguments that are sent in HTTP headers, too (Streamable HTTP of 2026-07-28).  A tool that declares them wrongly
+  cannot be called over that transport and is left out of the list (http-85, http-86);
+- the schema of its results.  A result is checked before it goes on to a model (tool-08, tool-15).  The results of a
+  tool that was never listed are not checked.
+
+Each list replaces the stored data.  Tools are only looked up by name; no decision depends on their annotations
+(tool-10).
+
+`ReturnType` is the type given as `returns`.
 """
 
 from __future__ import annotations
@@ -34,135 +38,137 @@ from trio_mcp.core.models import CallToolResult, Tool
 from trio_mcp.core.schema.schema import schema_of
 from trio_mcp.core.schema.validation import CompiledSchema, InvalidSchema, Problem, compile_schema
 
-__all__ = ["ReturnType", "ToolBook", "ToolFailed"]
+__all__ = ["KnownTools", "ReturnType", "ToolFailed"]
 
 T = TypeVar("T")
 
-_VALUES = Limits().values  # in a text that is read as JSON, as in a message
-_TOOLS = 10_000  # that are known at the same time; beyond, a tool is called as one that was never listed
+_VALUES = Limits().values  # limit for a text that is read as JSON; the same as for a message
+_TOOLS = 10_000  # the most tools that are stored; other tools are called as if they were never listed
 
 
 class ToolFailed(McpError):
-    """The tool says that it has failed, and so gave nothing of the type that was asked for.  `result` is what it says.
+    """A tool has failed, so there is no value of the type given as `returns`.  `result` is the whole result.
 
-    What it says is for the model, which may mend its call.
+    Its text is for the model, which may correct its call.
     """
 
     def __init__(self, name: str, result: CallToolResult) -> None:
         texts = [each.text for each in result.content if isinstance(each, TextContent)]
-        super().__init__(f"the tool {name!r} has failed: " + (" ".join(texts) or "it does not say why"))
+        super().__init__(f"the tool {name!r} has failed: " + (" ".join(texts) or "it gave no reason"))
         self.result = result
 
 
 @attrs.define(eq=False, repr=False)
 class _KnownTool:
-    rules: tuple[Mirror, ...]
+    mirrors: tuple[Mirror, ...]
     output: JsonObject | None
-    compiled: CompiledSchema | None = None  # made for the first result
+    compiled: CompiledSchema | None = None  # compiled at the first result
 
 
-class ToolBook:
-    """See the head of this file.  `mistake` hears of what is wrong with a tool."""
+class KnownTools:
+    """The tools that were listed; see the head of this file.  `report` is called with each problem of a tool."""
 
-    def __init__(self, mistake: Callable[[str], object]) -> None:
-        self._mistake = mistake
+    def __init__(self, report: Callable[[str], object]) -> None:
+        self._report = report
         self._tools: dict[str, _KnownTool] = {}
-        self._walked = False
+        self._all_listed = False
         self._forgotten = 0
 
-    async def look_for(self, name: str, walk: Callable[[], Awaitable[object]]) -> None:
-        """Have all lists walked for a tool that is not known: once, until they may have changed."""
-        if name in self._tools or self._walked:
+    async def ensure_listed(self, name: str, list_all: Callable[[], Awaitable[object]]) -> None:
+        """List all tools if this one is not known.  Does it only once, until the lists may have changed."""
+        if name in self._tools or self._all_listed:
             return
         before = self._forgotten
         try:
-            await walk()
+            await list_all()
         except (RequestError, RemoteProtocolError, SessionClosed) as error:
-            self._mistake(f"the tools cannot be listed, so the results of {name[:80]!r} are not judged: {error}")
+            self._report(f"the results of {name[:80]!r} are not checked, because listing the tools failed: {error}")
         else:
-            self._walked = self._forgotten == before
+            self._all_listed = self._forgotten == before
 
-    def learn(self, tools: Iterable[Tool | MalformedContent], *, mirroring: bool) -> list[Tool]:
-        """Take note of listed tools; returns those that can be called.  `mirroring`: the link has headers for them."""
-        good = []
+    def add(self, tools: Iterable[Tool | MalformedContent], *, mirroring: bool) -> list[Tool]:
+        """Store listed tools, and return those that can be called.
+
+        `mirroring`: the transport sends arguments in headers.
+        """
+        callable_tools = []
         for tool in tools:
             if isinstance(tool, MalformedContent):
-                self._mistake(f"a tool is left out: {tool.why}")
+                self._report(f"an invalid tool is left out: {tool.why}")
                 continue
             mirrors = find_mirrors(tool.input_schema)
             if mirroring and mirrors.faults:
-                self._mistake(f"the tool {tool.name!r} is left out: {'; '.join(mirrors.faults)}")
+                self._report(f"the tool {tool.name!r} is left out: {'; '.join(mirrors.faults)}")
                 self._tools.pop(tool.name, None)
                 continue
             if len(self._tools) < _TOOLS or tool.name in self._tools:
                 output = None if tool.output_schema is None else dict(tool.output_schema)
                 self._tools[tool.name] = _KnownTool(() if mirrors.faults else mirrors.rules, output)
-            good.append(tool)
-        return good
+            callable_tools.append(tool)
+        return callable_tools
 
     def forget(self) -> None:
-        """Another session may have other tools."""
+        """Forget all tools: another session may have others."""
         self._tools.clear()
-        self._walked = False
+        self._all_listed = False
         self._forgotten += 1
 
     def mirrors(self, name: str) -> Sequence[Mirror]:
         tool = self._tools.get(name)
-        return () if tool is None else tool.rules
+        return () if tool is None else tool.mirrors
 
-    def boxes(self, name: str) -> bool:
-        """Whether what a tool returns stands in an object for want of a better place: see `ReturnType`.
+    def wraps_result(self, name: str) -> bool:
+        """True if the schema says that the tool's value is in the member "result" of an object; see `ReturnType`.
 
-        A closed object is none of those that are made for this: one with such a member is what its tool returns.
+        Such a schema has no additionalProperties.  If it has, the object with this member is the value itself.
         """
         tool = self._tools.get(name)
         schema = {} if tool is None or tool.output is None else tool.output
-        members = schema.get("properties")
-        only = isinstance(members, dict) and members.keys() == {"result"} and schema.get("required") == ["result"]
+        properties = schema.get("properties")
+        only = isinstance(properties, dict) and properties.keys() == {"result"} and schema.get("required") == ["result"]
         return only and "additionalProperties" not in schema
 
-    def judge(self, name: str, result: CallToolResult) -> None:
-        """Raise RemoteProtocolError for a result that is not what its tool has promised."""
+    def check_result(self, name: str, result: CallToolResult) -> None:
+        """Raise RemoteProtocolError if a result does not fit the output schema of its tool."""
         tool = self._tools.get(name)
         if tool is None or tool.output is None or result.is_error:
             return
         if not result.has_structured_content:
-            raise RemoteProtocolError(f"the result of the tool {name!r} has no structuredContent, and its schema has")
+            raise RemoteProtocolError(f"the tool {name!r} has an outputSchema, but its result has no structuredContent")
         if tool.compiled is None:
             try:
                 tool.compiled = compile_schema(tool.output)
             except InvalidSchema as error:
-                self._mistake(
-                    f"results of the tool {name!r} cannot be judged, for its outputSchema is no good: {error}"
+                self._report(
+                    f"the results of the tool {name!r} are not checked, because its outputSchema is invalid: {error}"
                 )
                 tool.output = None
                 return
-        _refuse(name, "its outputSchema", tool.compiled.errors(result.structured_content))
+        _check_problems(name, "its outputSchema", tool.compiled.errors(result.structured_content))
 
 
-def _refuse(name: str, what: str, problems: Sequence[Problem]) -> None:
+def _check_problems(name: str, target: str, problems: Sequence[Problem]) -> None:
     if problems:
-        said = "; ".join(f"{each.path or 'it'} {each.message}" for each in problems)
-        raise RemoteProtocolError(f"the result of the tool {name!r} does not fit {what}: {said}")
+        details = "; ".join(f"{each.path or 'it'} {each.message}" for each in problems)
+        raise RemoteProtocolError(f"the result of the tool {name!r} does not fit {target}: {details}")
 
 
 class ReturnType(Generic[T]):
-    """What `returns` asks for.  Made before the call: raises UsageError for what is no type to be read."""
+    """The type given as `returns`.  Made before the call: raises UsageError if values of the type cannot be read."""
 
     def __init__(self, hint: type[T]) -> None:
         from trio_mcp.core.schema.values import reader_of
 
-        self._fits = compile_schema(schema_of(hint, where="returns"))
+        self._schema = compile_schema(schema_of(hint, where="returns"))
         self._read = reader_of(hint)
-        kinds = list(_alternatives(hint))
-        self._plain = all(each in (str, None, NoneType) for each in kinds)
-        self._binary = bytes in kinds
+        members = list(_alternatives(hint))
+        self._text_only = all(each in (str, None, NoneType) for each in members)
+        self._binary = bytes in members
 
-    def value(self, name: str, result: CallToolResult, *, boxed: bool = False) -> T:
-        """The result as a value of the type.  `boxed`: by its schema, it should be looked for in its member "result".
+    def value(self, name: str, result: CallToolResult, *, wrapped: bool = False) -> T:
+        """Return the result as a value of the type.  `wrapped`: look for it in the member "result" first.
 
-        Raises `ToolFailed` if the tool says that it has failed, and `RemoteProtocolError` if what it gave is no such
-        value.
+        Raises `ToolFailed` if the tool has failed, and `RemoteProtocolError` if the result has no value of the type.
         """
         from trio_mcp.core.schema.values import Unreadable
 
@@ -170,47 +176,47 @@ class ReturnType(Generic[T]):
             raise ToolFailed(name, result)
         if self._binary and not result.has_structured_content and (data := _bytes(result)) is not None:
             return cast("T", data)
-        value = self._chosen(name, result, boxed)
+        value = self._fitting(name, result, wrapped)
         try:
-            made: Any = value if self._read is None else self._read(value)
+            converted: Any = value if self._read is None else self._read(value)
         except Unreadable as error:
             raise RemoteProtocolError(f"the result of the tool {name!r} cannot be read: {error}") from error
-        return cast("T", made)
+        return cast("T", converted)
 
-    def _chosen(self, name: str, result: CallToolResult, boxed: bool) -> Json:
-        """The first that fits; else an error that says what is wrong with the likeliest."""
-        meant = self._meant(result, boxed)
-        for value in meant:
-            if not self._fits.errors(value):
+    def _fitting(self, name: str, result: CallToolResult, wrapped: bool) -> Json:
+        """Return the first candidate that fits the type.  If there is none, the error explains the most likely one."""
+        candidates = self._candidates(result, wrapped)
+        for value in candidates:
+            if not self._schema.errors(value):
                 return value
         if not result.has_structured_content:
             raise RemoteProtocolError(
-                f"the result of the tool {name!r} has no structured value, and its content is not what is to be "
-                "returned; call it without `returns`, and look at its content"
+                f"the result of the tool {name!r} has no structured value, and its content does not fit `returns`; "
+                "call the tool without `returns` to see its content"
             )
-        _refuse(name, "what is to be returned", self._fits.errors(meant[0]))
-        raise AssertionError("it has just been found not to fit")
+        _check_problems(name, "`returns`", self._schema.errors(candidates[0]))
+        raise AssertionError("no candidate fits, so there are problems")
 
-    def _meant(self, result: CallToolResult, boxed: bool) -> list[Json]:
-        """What the result may mean, the likeliest first."""
+    def _candidates(self, result: CallToolResult, wrapped: bool) -> list[Json]:
+        """Return the possible values of the result, the most likely first."""
         value, text = result.structured_content, _text(result)
         texts = [] if text is None else [text]
         if result.has_structured_content:
-            # Before 2026-07-28 it must be an object, and servers put what is none into one with this member; some do
-            # so for a union that has objects in it, or in every revision.
-            wrapped = [value["result"]] if isinstance(value, dict) and value.keys() == {"result"} else []
-            either = [*wrapped, value] if boxed else [value, *wrapped]
-            return [*either, *(texts if self._plain else [])]
+            # Before 2026-07-28 structuredContent must be an object, so servers wrap other values into one with this
+            # member.  Some wrap unions that contain objects, or wrap in every revision.
+            inner = [value["result"]] if isinstance(value, dict) and value.keys() == {"result"} else []
+            values = [*inner, value] if wrapped else [value, *inner]
+            return [*values, *(texts if self._text_only else [])]
         if not result.content:
             return [None]
-        if text is None or self._plain:
+        if text is None or self._text_only:
             return list(texts)
-        value = _written(text)
+        value = _parse(text)
         return [text] if value is ABSENT else [value, text]
 
 
 def _alternatives(hint: Any) -> Iterator[Any]:
-    """The members of a union, through what only names or describes one."""
+    """Yield the members of a union.  Looks inside Annotated and NewType."""
     origin = get_origin(hint)
     if origin in (Union, UnionType):
         for each in get_args(hint):
@@ -224,15 +230,15 @@ def _alternatives(hint: Any) -> Iterator[Any]:
 
 
 def _text(result: CallToolResult) -> str | None:
-    """The text that is all of the result."""
+    """Return the text of the result if it is its only content."""
     alone = result.content[0] if len(result.content) == 1 else None
     return alone.text if isinstance(alone, TextContent) else None
 
 
-def _written(text: str) -> Json | Absent:
-    """The JSON that is in a text, as servers write what an old revision, or the value, does not let them say otherwise.
+def _parse(text: str) -> Json | Absent:
+    """Return the JSON value in a text, or ABSENT if it is not JSON, has too many values, or has too long numbers.
 
-    As in a message, there may be too many values in it, or numbers that take too long to read.
+    Servers write JSON into a text if an older revision, or the value, has no other place for it.
     """
     try:
         data = text.encode()
@@ -242,7 +248,7 @@ def _written(text: str) -> Json | Absent:
 
 
 def _bytes(result: CallToolResult) -> bytes | None:
-    """The bytes that are all of the result."""
+    """Return the bytes of the result if they are its only content."""
     alone = result.content[0] if len(result.content) == 1 else None
     if isinstance(alone, EmbeddedResource) and isinstance(alone.resource, BlobResourceContents):
         return alone.resource.blob
