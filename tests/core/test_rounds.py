@@ -418,7 +418,7 @@ def test_a_principal_without_a_stable_name_is_refused_before_it_locks_itself_out
         lambda: opened("no state at all", principal=principal),
         lambda: parked.park(principal, 0.0),
     ):
-        with pytest.raises(UsageError, match="the principal's stable name, a str or None, not "):
+        with pytest.raises(UsageError, match="principal must be a str or None, got "):
             use()
     assert len(parked) == 0
 
@@ -498,14 +498,14 @@ def test_a_state_may_be_as_large_as_the_limit_and_no_larger() -> None:
     fits = SEALER.seal(SealedState(1, 1600.0, carried="x" * most), *CALL, "ann")
     assert len(fits) == MAX_STATE_CHARS
     assert isinstance(opened(fits), SealedState)
-    with pytest.raises(RequestError, match="too large") as caught:
+    with pytest.raises(RequestError, match=r"may have [0-9]+ characters; it has") as caught:
         SEALER.seal(SealedState(1, 1600.0, carried="x" * (most + 1)), *CALL, "ann")
     assert caught.value.code == INTERNAL_ERROR
 
 
 @pytest.mark.parametrize("carried", [object(), b"bytes", {1, 2}, {("a",): 1}])
 def test_only_json_is_carried(carried: Any) -> None:
-    with pytest.raises(UsageError, match="JSON only"):
+    with pytest.raises(UsageError, match="must be JSON"):
         SEALER.seal(SealedState(1, 1600.0, carried=carried), *CALL, "ann")
 
 
@@ -768,7 +768,7 @@ def test_a_server_that_never_stops_asking_is_left() -> None:
     for number in range(MAX_ROUNDS):
         call.receive(ask(state=str(number)))
         call.retry()
-    with pytest.raises(RemoteProtocolError, match="input_required once more, after more rounds than we take part in"):
+    with pytest.raises(RemoteProtocolError, match="input_required again, after the last round that the client allows"):
         call.receive(ask(state="again"))
     # The last retry may still be answered for good.
     call = rounds(limit=1)
@@ -785,13 +785,13 @@ def test_a_server_that_never_stops_asking_is_left() -> None:
         ({"requestState": 5, "inputRequests": {}}, "a requestState that is a number"),
         ({"inputRequests": None}, "inputRequests that are null"),
         ({"inputRequests": [], "requestState": "s"}, "inputRequests that are an array"),
-        ({"inputRequests": {"k": None}}, "an input request 'k' that is no question"),
-        ({"inputRequests": {"k": "roots/list"}}, "no question"),
-        ({"inputRequests": {"k": {}}}, "no question"),
-        ({"inputRequests": {"k": {"method": ["roots/list"]}}}, "no question"),
-        ({"inputRequests": {"k": {"method": "tools/call", "params": {}}}}, "no question of 2026-07-28"),
-        ({"inputRequests": {"k": {"method": "roots/list", "params": None}}}, "'k' whose params are null"),
-        ({"inputRequests": {"k": {"method": "roots/list", "params": []}}}, "'k' whose params are an array"),
+        ({"inputRequests": {"k": None}}, "an input request 'k' that does not exist"),
+        ({"inputRequests": {"k": "roots/list"}}, "does not exist"),
+        ({"inputRequests": {"k": {}}}, "does not exist"),
+        ({"inputRequests": {"k": {"method": ["roots/list"]}}}, "does not exist"),
+        ({"inputRequests": {"k": {"method": "tools/call", "params": {}}}}, "does not exist in 2026-07-28"),
+        ({"inputRequests": {"k": {"method": "roots/list", "params": None}}}, "'k' with params that are null"),
+        ({"inputRequests": {"k": {"method": "roots/list", "params": []}}}, "'k' with params that are an array"),
         ({"inputRequests": {"k" * 999: {"method": "ping"}}}, r"k\.\.\."),
     ],
 )
@@ -859,7 +859,7 @@ STAGES = {
 MOVES = {
     "receive": lambda call: call.receive({}),
     "retry": lambda call: call.retry({"who": ACCEPTED}),
-    "abandon_on_cancel": lambda call: call.abandon("who"),
+    "abandon": lambda call: call.abandon("who"),
 }
 ALLOWED = {"sent": {"receive"}, "asked": {"retry", "abandon"}, "sent again": {"receive"}}
 

@@ -128,7 +128,7 @@ async def refused(wire: Wire, params: Object, method: str = "tools/call") -> str
 USED = "requestState has been used or has expired: send the request again without it"
 NOT_YOURS = "requestState was not issued to this caller by this server"
 ANOTHER = "requestState belongs to another request: a retry repeats the method and params of the original"
-ELSEWHERE = "The call of this requestState waits here no longer: send the request again without it"
+ELSEWHERE = "The call of this requestState does not wait here: send the request again without it"
 EXPIRED = "requestState has expired: send the request again without it"
 
 
@@ -185,7 +185,7 @@ async def test_nobody_is_told_of_progress_while_no_request_is_open(autojump_cloc
                 await trio.sleep(0.25)  # at no moment at which anything else begins or ends
                 with trio.testing.assert_checkpoints():
                     await ctx.log("error", number)
-                with pytest.raises(UsageError, match="^level must be one of debug, "):
+                with pytest.raises(UsageError, match=r"^level must be one of debug, "):
                     await ctx.log("loud", number)  # type: ignore[arg-type]
                 await trio.sleep(0.75)
 
@@ -484,7 +484,7 @@ async def test_a_state_is_good_for_some_minutes_whatever_the_clock_of_the_loop_s
 
 async def test_a_principal_is_known_by_a_name(autojump_clock: MockClock) -> None:
     parking = Parking(StateSealer([KEY]), Limits())
-    with pytest.raises(UsageError, match="stable name"):
+    with pytest.raises(UsageError, match="stable, unique name"):
         parking.park(context(IT, principal=object()), FORM)
     assert len(parking) == 0
 
@@ -732,9 +732,9 @@ async def test_what_fails_before_it_is_asked_leaves_nothing_behind(autojump_cloc
         parking.park(context({}, method="completion/complete"), FORM)
     ctx._replay, ctx._recorded = True, {"picture": {"data": "x" * 2_000_000}}
     for question in (parking.park, lambda *each: parking.ask_again(*each, None)):
-        with pytest.raises(RequestError, match="What this call has to remember is too large"):
+        with pytest.raises(RequestError, match="The requestState of this call may have"):
             question(ctx, FORM)
-    with pytest.raises(UsageError, match="holds JSON only"):
+    with pytest.raises(UsageError, match="a request state must be JSON"):
         parking.ask_again(context(IT), FORM, cast(Any, object()))
     assert (len(parking), ctx._rounds) == (0, 0)
 

@@ -1,30 +1,33 @@
 """Multi round-trip requests: a server asks, the client answers and sends the request again.
 
-In the modern revision a server cannot send requests.  When it needs something from the client it answers the call with
+In the modern revision a server cannot send requests.  When it needs input from the client, it answers the call with
 `input_required`: questions by key, and an opaque `requestState`.  The client gathers every answer and repeats the call
-with both.  Each round is an ordinary request; nothing but the client's retry ties them together, and it may never come.
+with the answers and the state.  Each round is an ordinary request; only the client's retry connects the rounds, and it
+may never come.
 
-A server has three things here, which know nothing of each other:
+The server's side has three independent parts:
 
-- `input_required` builds that result and `read_answers` reads the retry, both against the `Question`s that were asked;
-- `StateSealer` writes and reads `requestState`.  It passes through the hands of the client, so what comes back is the
-  input of an attacker until its seal, its owner, its age and its request have been checked;
-- `ParkedKeys` counts the handlers that wait in this process for a retry, by handle.  The handlers live outside.  A
-state with a handle goes on where its handler stopped, once; a state without one carries the recorded answers, so that
-any instance that shares the key can run the handler again from the start.
+- `input_required` builds that result, and `read_answers` reads the retry.  Both take the `Question`s.
+- `StateSealer` writes and reads `requestState`.  The state travels through the client, so a returned state is the input
+  of an attacker until its seal, owner, age and request have been checked.
+- `ParkedKeys` counts the handlers that wait in this process for a retry, by handle; the caller keeps the handlers.  A
+  state with a handle continues its handler where it stopped, once.  A state without a handle carries the recorded
+  answers, so that any instance with the same key can run the handler again from the start.
 
-A client has `Rounds`, the machine for one call, from its original params to a complete result.
+The client's side is `Rounds`: the state machine of one call, from its original params to a complete result.
 
-Two things surprise.  *Two clocks*: a sealed state may outlive the process that sealed it, so `StateSealer` takes the
-time in seconds since the epoch; `ParkedKeys` lives and dies with the process and takes the loop's clock.  *Sealed is
-not secret*: the holder of a state can read it, but not change it.  The standard library has no authenticated
-encryption, and a state needs none for what is put into it here: the answers were given by the client that holds it, and
-the principal is that client.  A handler that carries something of its own carries nothing that its client may not see.
+Two things surprise:
 
-`principal` is here always the stable name of one: text that tells whoever is behind the request from all others, today,
-after a restart and on every instance (a user id, not a token).  None: nobody was authenticated.  An application whose
-principals are objects gives a member of them.  Anything but a str or None raises `UsageError`, for what cannot
-be written into a state and come back equal would lock its owner out.
+- *Two clocks.*  A sealed state can outlive the process that sealed it, so `StateSealer` takes the time in seconds since
+  the epoch.  `ParkedKeys` ends with its process and takes the event loop's clock.
+- *Sealed is not secret.*  The holder of a state can read it, but not change it.  The standard library has no
+  authenticated encryption, and the contents of a state need none: the answers come from the client that holds it, and
+  the principal is that client.  A handler must not carry data in it that its client may not see.
+
+`principal` is always a stable name: text that differs for each principal and stays the same after a restart and on
+every instance (a user id, not a token).  None means not authenticated.  If the principals of an application are
+objects, pass a member of them.  A value that is not a str or None raises `UsageError`: if it did not come back equal
+from a state, it would lock its owner out.
 """
 
 from __future__ import annotations
@@ -82,13 +85,13 @@ STATE_TTL = _LIMITS.parked_seconds
 MAX_PARKED, MAX_PARKED_EACH = _LIMITS.parked, _LIMITS.parked_each
 
 MAX_STATE_CHARS = 1024 * 1024
-"""Recorded forms are a few KiB; a sampled picture may take most of this.  A state travels twice in every round and is
-hashed once for each key, so it stays well below what a message may hold."""
+"""Recorded forms are a few KiB; a sampled image may take most of this.  A state travels twice in every round and is
+hashed once for each key, so it stays well below the size limit of a message."""
 
 
 MAX_ROUNDS = 32
-"""Input-required results to one call before the client gives up.  The longest wizards ask about a dozen times; only a
-loop gets here, and a loop without questions would be run through without a pause."""
+"""Input-required results to one call before the client gives up.  The longest wizards ask about a dozen times.  Only an
+endless loop asks more often, and a loop without questions would run without a pause."""
 
 
 # Questions and answers
@@ -96,7 +99,7 @@ loop gets here, and a loop without questions would be run through without a paus
 
 @record
 class Question:
-    """One entry of `inputRequests`: what a server wants, and the key that its answer has to carry."""
+    """One entry of `inputRequests`: the request, and the key for its answer."""
 
     key: str
     method: str
@@ -110,16 +113,17 @@ def input_required(
     questions: Sequence[Question] = (),
     state: str | None = None,
 ) -> JsonObject:
-    """The result that asks the client, as an answer to a request `method` whose client declared `declared`.
+    """Build the result of a request `method` that asks the client for input; `declared` are the client's capabilities.
 
-    Raises `NotInThisRevision` for a request that is never answered so, or a kind of question that does not exist;
-    `UsageError` for a key used twice, or for nothing to ask and no state; and `RequestError` (-32021), ready
-    to be the answer, when a question needs what the client did not declare.
+    Raises `NotInThisRevision` if the revision has no such result for `method`, or no such kind of question;
+    `UsageError` if two questions have the same key, or if there are neither questions nor a state; and `RequestError`
+    (-32021) if a question needs a capability that the client did not declare.  The server can send that error as the
+    answer.
     """
     # mrtr-04: "Servers MUST NOT send InputRequiredResult responses on any other client requests."
     if method not in revision.input_required:
         raise NotInThisRevision(f"input_required as the answer to {method}", revision.name)
-    # mrtr-12: at least one of the two; a result with neither would say nothing.
+    # mrtr-12: at least one of the two; a result with neither would be empty.
     if not questions and state is None:
         raise UsageError("input_required needs a question, a request state, or both")
     _check_questions(revision, declared, questions)
@@ -135,13 +139,13 @@ def _check_questions(revision: Revision, declared: Mapping[str, Any], questions:
     keys = Counter(each.key for each in questions)
     if len(keys) < len(questions):  # mrtr-05
         raise UsageError(f"two questions have the same key {keys.most_common(1)[0][0]!r}")
-    lacking: list[Capability] = []
+    missing: list[Capability] = []
     for each in questions:
         if each.method not in revision.input_requests:  # mrtr-06
             raise NotInThisRevision(f"{each.method} as a question", revision.name)
-        lacking += missing_capabilities(revision, revision.input_requests[each.method], each.params, declared)
-    if lacking:  # mrtr-13; everything that is missing is named at once
-        needed = capability_object(lacking)
+        missing += missing_capabilities(revision, revision.input_requests[each.method], each.params, declared)
+    if missing:  # mrtr-13; one error names all missing capabilities
+        needed = capability_object(missing)
         raise RequestError(
             MISSING_CLIENT_CAPABILITY,
             "This request needs client capabilities that were not declared with it",
@@ -151,18 +155,18 @@ def _check_questions(revision: Revision, declared: Mapping[str, Any], questions:
 
 @record
 class Answers:
-    """What a retry brought: answers by key, and the questions that are still open and have to be asked again."""
+    """The contents of a retry: answers by key, and the questions without an answer, which must be asked again."""
 
     given: Mapping[str, JsonObject]
     missing: tuple[Question, ...]
 
 
 def read_answers(questions: Iterable[Question], params: Mapping[str, Any]) -> Answers:
-    """Take the answers to `questions` out of a retry's params.
+    """Read the answers to `questions` from the params of a retry.
 
-    A missing answer is no error (mrtr-25: it is asked for again), and what was not asked is not looked at (mrtr-24).
-    Raises `RequestError` (-32602), ready to be the answer, for responses of the wrong shape (mrtr-22, mrtr-23).  Read
-    the answers before the state is spent: the client can then mend its retry.
+    A missing answer is no error (mrtr-25: the question is asked again), and answers without a question are ignored
+    (mrtr-24).  Raises `RequestError` (-32602), to be sent as the answer, for responses of the wrong shape (mrtr-22,
+    mrtr-23).  Read the answers before you call `ParkedKeys.take`, so that the client can correct its retry.
     """
     responses = params.get("inputResponses", {})
     if not isinstance(responses, dict):
@@ -188,14 +192,14 @@ def _check_answer(question: Question, answer: Json) -> JsonObject:
 
 
 def _kind(value: Json) -> str:
-    """What a JSON value is called in an error message, without showing the value."""
+    """The type of a JSON value for an error message, without the value."""
     return {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}.get(
         type(value), "a number"
     )
 
 
-# What each kind of answer must have before anybody looks closer.  Whether a form fits its schema, and whether a content
-# block is a good one, is the business of those who read it.
+# The members that each kind of answer must have.  The caller checks whether a form fits its schema, and whether a
+# content block is valid.
 _ANSWERS: Mapping[str, Mapping[str, tuple[Callable[[Json], bool], str]]] = {
     "elicitation/create": {
         "action": (lambda value: value in ("accept", "decline", "cancel"), "accept, decline or cancel"),
@@ -225,24 +229,26 @@ _ANSWERS: Mapping[str, Mapping[str, tuple[Callable[[Json], bool], str]]] = {
 
 
 class StateRefusal(enum.Enum):
-    """Why a `requestState` is not honoured.  `error` is what the client is told, which is less."""
+    """Why a `requestState` is refused.  `error` is the answer to the client, which tells less."""
 
-    MALFORMED = enum.auto()  # no text of ours, whatever the key
-    BAD_SEAL = enum.auto()  # tampered with, or sealed with a key that we do not have (any more)
+    MALFORMED = enum.auto()  # not a text of a StateSealer with any key
+    BAD_SEAL = enum.auto()  # changed, or sealed with a key that this sealer does not have, or not any more
     OTHER_PRINCIPAL = enum.auto()
     EXPIRED = enum.auto()
     OTHER_METHOD = enum.auto()
     OTHER_PARAMS = enum.auto()
-    SPENT = enum.auto()  # its handler was here, and is not parked any more
-    ELSEWHERE = enum.auto()  # its handler was parked by another instance, or before a restart
+    SPENT = enum.auto()  # this instance parked its handler, which is not parked any more
+    ELSEWHERE = enum.auto()  # another instance parked its handler, or this one before a restart
 
     @property
     def error(self) -> RequestError:
+        """The error to send to the client."""
         return RequestError(INVALID_PARAMS, _REFUSALS[self])
 
 
-# A forger must not learn how far it came, nor a thief that what it stole is genuine: these three look the same.  The
-# others are told to a caller that has proven to own the state, and say what to do.
+# The first three errors are the same, so that a forger does not learn which check failed, and a thief does not learn
+# that a stolen state is genuine.  The other errors go to a caller that has proven to own the state, and say how to go
+# on.
 _NOT_YOURS = "requestState was not issued to this caller by this server"
 _NOT_THIS = "requestState belongs to another request: a retry repeats the method and params of the original"
 _REFUSALS: Mapping[StateRefusal, str] = {
@@ -253,17 +259,21 @@ _REFUSALS: Mapping[StateRefusal, str] = {
     StateRefusal.OTHER_METHOD: _NOT_THIS,
     StateRefusal.OTHER_PARAMS: _NOT_THIS,
     StateRefusal.SPENT: "requestState has been used or has expired: send the request again without it",
-    StateRefusal.ELSEWHERE: "The call of this requestState waits here no longer: send the request again without it",
+    StateRefusal.ELSEWHERE: "The call of this requestState does not wait here: send the request again without it",
 }
 
 
 @record
 class SealedState:
-    """What a server needs in order to go on: all of it comes back with the retry, none of it is remembered.
+    """The data that a server needs to continue a call; the retry brings all of it back, so the server keeps none of it.
 
-    `round` counts the results sent for the call, so no two of its states are alike.  `expires` is in seconds since the
-    epoch.  `handle` names a handler in `ParkedKeys`, if one waits.  `answers` are recorded for a handler that will be
-    run again from the start; `carried` is any JSON that a handler which builds its own rounds wants back.
+    | Member | Meaning |
+    |---|---|
+    | `round` | the number of results sent for the call, so that each of its states is different |
+    | `expires` | in seconds since the epoch |
+    | `handle` | a waiting handler in `ParkedKeys`, or None |
+    | `answers` | the recorded answers, for a handler that runs again from the start |
+    | `carried` | any JSON that a handler with its own rounds needs back |
     """
 
     round: int
@@ -273,28 +283,29 @@ class SealedState:
     carried: Json = None
 
 
-# The version of the layout is part of what is signed, and so is the purpose: neither an older state nor anything else
-# that was ever signed with the same key can pass for a state of this layout.  So what bears our seal is well-formed.
+# The signed data begins with its purpose and the version of its layout.  So an older state, or other data that was
+# signed with the same key, cannot pass for a state of this layout: a state with a valid seal is well-formed.
 _PURPOSE = b"trio_mcp requestState 1\0"
 _SEAL_BYTES = 32
-# A retry may change these three; everything else makes it another request.
+# A retry may change these three params; with any other change it is another request.
 _NOT_DIGESTED = frozenset({"_meta", "inputResponses", "requestState"})
 
 
 class StateSealer:
     """Seals and opens `requestState`.
 
-    mrtr-09: its integrity is kept by HMAC-SHA256.  mrtr-10: it is good for one principal, one method and its params,
-    and until it expires.  The first key seals, every key opens: to change keys put the new one first, and drop the old
-    one when the last of its states has expired.  Instances that share keys open each other's states (mrtr-27).
+    mrtr-09: HMAC-SHA256 protects its integrity.  mrtr-10: it is valid for one principal, one method and its params,
+    until it expires.  The first key seals, and every key opens: to change keys, put the new key first, and drop the old
+    key when the last of its states has expired.  Instances that share keys open each other's states (mrtr-27).
 
-    Within these bounds a state without a handle may be presented again; what must happen only once has to be guarded
-    by the handler.  Without authentication every caller has the principal None: whoever holds a state may use it.
+    A client can send a state without a handle several times while it is valid; the handler must guard an effect that
+    may happen only once.  Without authentication every caller has the principal None, so every holder of a state can
+    use it.
     """
 
     def __init__(self, keys: Sequence[bytes]) -> None:
-        # A client holds states and may try keys at its leisure; a key shorter than the seal is the weaker part.
-        # One key in the place of the sequence would be a sequence of numbers.
+        # A client holds states and can try keys without a time limit; a key shorter than the seal would be weaker than
+        # the seal.  A single key instead of the sequence would be read as a sequence of numbers.
         if not keys or any(not isinstance(key, bytes) or len(key) < _SEAL_BYTES for key in keys):
             raise UsageError(
                 f"sealing needs a sequence of keys, such as [key], each of at least {_SEAL_BYTES} random bytes"
@@ -302,32 +313,32 @@ class StateSealer:
         self._keys = tuple(keys)
 
     def seal(self, state: SealedState, method: str, params: Mapping[str, Any], principal: str | None) -> str:
-        """The `requestState` that lets `principal` retry this request.
+        """Return the `requestState` with which `principal` can retry this request.
 
-        Raises `UsageError` for what is not JSON, and `RequestError`, ready to be the answer, when there is
-        more to carry than a state may hold.
+        Raises `UsageError` if the state holds a value that is not JSON, and `RequestError`, to be sent as the answer,
+        if it is too large.
         """
-        bounds = (stable_name(principal), method, _digest(params), state.expires)
-        payload = _canonical((*bounds, state.round, state.handle, dict(state.answers), state.carried))
+        conditions = (stable_name(principal), method, _digest(params), state.expires)
+        payload = _canonical((*conditions, state.round, state.handle, dict(state.answers), state.carried))
         text = base64.urlsafe_b64encode(_seal(self._keys[0], payload) + payload).decode()
         if len(text) > MAX_STATE_CHARS:
             raise RequestError(
                 INTERNAL_ERROR,
-                f"What this call has to remember is too large: {len(text)} characters, at most {MAX_STATE_CHARS}",
+                f"The requestState of this call may have {MAX_STATE_CHARS} characters; it has {len(text)}",
             )
         return text
 
     def open(
         self, text: Json, method: str, params: Mapping[str, Any], principal: str | None, now: float
     ) -> SealedState | StateRefusal:
-        """Check what came as the `requestState` of a request.  Any JSON may come; none of it raises (mrtr-08)."""
-        presenter = stable_name(principal)
+        """Check the `requestState` of a request.  `text` may be any JSON; an invalid value never raises (mrtr-08)."""
+        caller = stable_name(principal)
         payload = self._unsealed(text)
         if isinstance(payload, StateRefusal):
             return payload
         owner, sealed_method, digest, expires, round, handle, answers, carried = json.loads(payload)
-        # In this order: who does not own the state learns nothing else about it.
-        if owner != presenter:
+        # The owner is checked first: another caller learns nothing else about the state.
+        if owner != caller:
             return StateRefusal.OTHER_PRINCIPAL
         if now >= expires:
             return StateRefusal.EXPIRED
@@ -344,7 +355,7 @@ class StateSealer:
             raw = base64.urlsafe_b64decode(text)
         except ValueError:  # wrong padding, or not ASCII
             return StateRefusal.MALFORMED
-        # The decoder skips strange characters and ignores spare bits; here one state has one text, and no other passes.
+        # The decoder skips invalid characters and ignores spare bits.  One state has one text: refuse all other texts.
         if base64.urlsafe_b64encode(raw).decode() != text:
             return StateRefusal.MALFORMED
         seal, payload = raw[:_SEAL_BYTES], raw[_SEAL_BYTES:]
@@ -358,26 +369,26 @@ def _seal(key: bytes, payload: bytes) -> bytes:
 
 
 def _canonical(value: Json) -> bytes:
-    """One text for one value, whichever JSON library the process uses.  ASCII: lone surrogates must survive too."""
+    """One text for one value, with any JSON library.  ASCII, so that lone surrogates survive."""
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
     except (TypeError, ValueError) as error:
-        raise UsageError(f"a request state holds JSON only: {error}") from None
+        raise UsageError(f"a request state must be JSON: {error}") from None
 
 
 def _digest(params: Mapping[str, Any]) -> str:
-    salient = {name: value for name, value in params.items() if name not in _NOT_DIGESTED}
-    return hashlib.sha256(_canonical(salient)).hexdigest()
+    compared = {name: value for name, value in params.items() if name not in _NOT_DIGESTED}
+    return hashlib.sha256(_canonical(compared)).hexdigest()
 
 
 class ParkedKeys:
-    """Which handlers wait here for a retry, until when, and on whose behalf.
+    """The handles of the handlers that wait in this process for a retry, with their deadlines and holders.
 
-    mrtr-14: "Servers MUST NOT assume that clients will ... retry": what waits is bounded in number, for each principal
-    too, and in time.  `instance` is random text that no other process has: a handle that begins with it was issued
-    here, so one that is not in the table any more is spent (mrtr-11), and nothing needs to remember the dead.
-    A handle is not a secret; it is believed because it comes out of a sealed state.
-    `now` may not go back, so the table is in the order of its deadlines.
+    mrtr-14: "Servers MUST NOT assume that clients will ... retry": the number of waiting handlers, in all and for each
+    principal, and their time are limited.  `instance` is random text that no other process has.  A handle that begins
+    with it was issued here, so if it is not in the table any more, it is spent (mrtr-11): the table need not remember
+    spent handles.  A handle is not a secret; the server trusts it because it comes from a sealed state.  `now` must
+    never decrease, so the table is in the order of its deadlines.
     """
 
     def __init__(
@@ -394,14 +405,14 @@ class ParkedKeys:
         return len(self._waiting)
 
     def park(self, principal: str | None, now: float, holder: Hashable | None = None) -> str:
-        """A handle for one more handler.  Raises `RequestError`, ready to be the answer, when there is no room.
+        """Return a handle for one more handler.  Raises `RequestError`, to be sent as the answer, at the limit.
 
-        `holder` is the one of `core.shares`; without it the principal is.
+        `holder` is counted in `core.shares`; without it, the principal is.
         """
-        parking = stable_name(principal)
-        holder = parking if holder is None else holder
-        # `each` is for persons; behind one address there may be many.
-        if (parking is not None and self._shares.of(holder) >= self._each) or not self._shares.take(holder):
+        owner = stable_name(principal)
+        holder = owner if holder is None else holder
+        # `each` limits one authenticated user; one address without authentication can have many users.
+        if (owner is not None and self._shares.of(holder) >= self._each) or not self._shares.take(holder):
             raise RequestError(INTERNAL_ERROR, "Too many calls are waiting for input: try again later")
         self._last += 1
         handle = f"{self._prefix}{self._last}"
@@ -409,17 +420,18 @@ class ParkedKeys:
         return handle
 
     def take(self, handle: str) -> StateRefusal | None:
-        """Take the handler back.  None: it was parked, it is the caller's now, and its state is spent."""
-        if (found := self._waiting.pop(handle, None)) is not None:
-            self._shares.give(found[1])
+        """Remove a parked handler for the caller to continue; its state is spent.  Returns None, or the refusal."""
+        if (entry := self._waiting.pop(handle, None)) is not None:
+            self._shares.give(entry[1])
             return None
         return StateRefusal.SPENT if handle.startswith(self._prefix) else StateRefusal.ELSEWHERE
 
     def next_deadline(self) -> float | None:
+        """The time for the next call of `expire`, or None if no handler waits."""
         return next((deadline for deadline, _ in self._waiting.values()), None)
 
     def expire(self, now: float) -> list[str]:
-        """The handles whose time has come, oldest first.  They are gone; their handlers are to be cancelled."""
+        """Remove the expired handles and return them, oldest first.  The caller cancels their handlers."""
         due: list[str] = []
         for handle, (deadline, _) in self._waiting.items():
             if now < deadline:
@@ -442,13 +454,13 @@ class Complete:
 
 @record
 class Ask:
-    """The server wants these answered, in its order, before the call is sent again.  None: send it again at once."""
+    """The questions to answer, in the server's order, before the call is sent again.  If empty, send it at once."""
 
     questions: tuple[Question, ...]
 
 
 def is_complete(result: JsonObject) -> bool:
-    """Whether a call has ended with this result, in whatever revision; of any other result `Rounds` knows.
+    """Whether a call has ended with this result, in any revision.  `Rounds` processes all other results.
 
     rtype-04: "MUST treat the absent field as complete".
     """
@@ -462,14 +474,15 @@ class _Stage(enum.Enum):
 
 
 class Rounds:
-    """One call of a client, over as many rounds as it takes.
+    """One call of a client, over one or several rounds.
 
-    `receive` each result; on `Ask`, gather the answers and send what `retry` returns, under a new id; or `abandon`.
-    `params` are the original ones, and every retry repeats them.  `declared` are our capabilities as this call carries
-    them, `extensions` the result types of the extensions that both sides declared (rtype-02).
+    Pass each result to `receive`.  On `Ask`, gather the answers and send the params that `retry` returns, under a new
+    id; or `abandon` the call.  `params` are the original params, which every retry repeats.  `declared` are the
+    client's capabilities as this call carries them, and `extensions` the result types of the extensions that both sides
+    declared (rtype-02).
 
-    What a server says belongs to this call alone (mrtr-21), so each call has its own machine, and `requestState` is
-    kept here without being looked at or shown (mrtr-02).
+    Questions and state belong to one call (mrtr-21), so each call has its own `Rounds`, which keeps `requestState`
+    without reading or showing it (mrtr-02).
     """
 
     def __init__(
@@ -493,10 +506,10 @@ class Rounds:
         self._state: str | Absent = ABSENT
 
     def receive(self, result: JsonObject) -> Complete | Ask:
-        """Take the result of the last request.  Raises `RemoteProtocolError`, and is over, if it breaks the rules."""
+        """Process a result.  If it breaks the protocol, raises `RemoteProtocolError`, and the call has ended."""
         self._expect(_Stage.SENT)
         self._stage = _Stage.ENDED
-        # Where results have no type, a member of that name means nothing.
+        # In a revision without result types, a member of that name has no meaning.
         if is_complete(result) or not self._revision.result_type:
             return Complete(result)
         kind = result["resultType"]
@@ -505,11 +518,11 @@ class Rounds:
             self._stage = _Stage.ASKED
             return Ask(self._questions)
         if not (isinstance(kind, str) and kind in self._extensions):  # rtype-03
-            raise self._blame(f"a result of unknown type {shown(kind)}")
+            raise self._violation(f"a result of unknown type {shown(kind)}")
         return Complete(result)
 
     def retry(self, answers: Mapping[str, JsonObject] | None = None) -> JsonObject:
-        """The params of the next request.  `answers` holds one for each question, by its key (mrtr-16, mrtr-26)."""
+        """Return the params of the next request.  `answers` has one answer per question, by key (mrtr-16, mrtr-26)."""
         self._expect(_Stage.ASKED)
         answers = answers or {}
         asked = {each.key for each in self._questions}
@@ -521,13 +534,13 @@ class Rounds:
         params = dict(self._params)
         if self._questions:
             params["inputResponses"] = {each.key: answers[each.key] for each in self._questions}
-        if self._state is not ABSENT:  # mrtr-18: the same text; mrtr-19: no text of an earlier round
+        if self._state is not ABSENT:  # mrtr-18: the same text; mrtr-19: never the text of an earlier round
             params["requestState"] = self._state
         self._stage = _Stage.SENT
         return params
 
     def abandon(self, key: str, why: str = "") -> InputUnavailable:
-        """Give up, because the question `key` was not answered.  Returns what to tell the caller (mrtr-28)."""
+        """End the call, because the question `key` was not answered.  Returns the error for the caller (mrtr-28)."""
         self._expect(_Stage.ASKED)
         self._stage = _Stage.ENDED
         return InputUnavailable(self._method, key, why)
@@ -538,34 +551,36 @@ class Rounds:
 
     def _read(self, result: JsonObject) -> tuple[tuple[Question, ...], str | Absent]:
         if self._method not in self._revision.input_required:
-            raise self._blame(f"input_required, which {self._revision} does not allow")
+            raise self._violation(f"input_required, which {self._revision} does not allow")
         if not self._rounds_left:
-            raise self._blame("input_required once more, after more rounds than we take part in")
+            raise self._violation("input_required again, after the last round that the client allows")
         self._rounds_left -= 1
         requests, state = result.get("inputRequests", ABSENT), result.get("requestState", ABSENT)
         if requests is ABSENT and state is ABSENT:
-            raise self._blame("input_required with neither inputRequests nor requestState")
+            raise self._violation("input_required with neither inputRequests nor requestState")
         if not (state is ABSENT or isinstance(state, str)):
-            raise self._blame(f"a requestState that is {_kind(state)}, not a string")
+            raise self._violation(f"a requestState that is {_kind(state)}, not a string")
         if requests is ABSENT:
             return (), state
         if not isinstance(requests, dict):
-            raise self._blame(f"inputRequests that are {_kind(requests)}, not an object")
+            raise self._violation(f"inputRequests that are {_kind(requests)}, not an object")
         return tuple(self._question(key, entry) for key, entry in requests.items()), state
 
     def _question(self, key: str, entry: Json) -> Question:
         method = entry.get("method") if isinstance(entry, dict) else None
         kind = self._revision.input_requests.get(method) if isinstance(method, str) else None
         if kind is None:
-            raise self._blame(f"an input request {shown(key)} that is no question of {self._revision}")
+            raise self._violation(f"an input request {shown(key)} that does not exist in {self._revision}")
         params = entry.get("params", {})
         if not isinstance(params, dict):
-            raise self._blame(f"an input request {shown(key)} whose params are {_kind(params)}, not an object")
-        lacking = missing_capabilities(self._revision, kind, params, self._declared)
-        if lacking:  # mrtr-13, seen from here
-            names = ", ".join(map(".".join, lacking))
-            raise self._blame(f"a question that needs the client capability {names}, which we did not declare")
+            raise self._violation(f"an input request {shown(key)} with params that are {_kind(params)}, not an object")
+        missing = missing_capabilities(self._revision, kind, params, self._declared)
+        if missing:  # mrtr-13, on the client
+            names = ", ".join(map(".".join, missing))
+            raise self._violation(
+                f"a question that needs the client capability {names}, which the client did not declare"
+            )
         return Question(key, kind.name, params)
 
-    def _blame(self, what: str) -> RemoteProtocolError:
-        return RemoteProtocolError(f"the server answered {self._method} with {what}")
+    def _violation(self, answer: str) -> RemoteProtocolError:
+        return RemoteProtocolError(f"the server answered {self._method} with {answer}")
