@@ -86,7 +86,7 @@ async def _() -> None:
     run(transport="stdio")
 
 
-@said_by("… can be reached")
+@said_by("other machines can reach")
 async def _() -> None:
     await serve_http(shop(), "0.0.0.0", 0)
 

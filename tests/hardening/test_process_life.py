@@ -502,7 +502,7 @@ def test_an_address_that_is_taken_is_one_line(at: str, tmp_path: Path) -> None:
         else:
             path.touch()
             where = str(path)
-            option, why = f"unix={path}", "there is a file that is no socket; choose another path"
+            option, why = f"unix={path}", "it exists and is not a socket; choose another path"
         done = subprocess.run(
             [sys.executable, "-c", NOT_BEGINNING, option], env=ENVIRONMENT, capture_output=True, text=True
         )

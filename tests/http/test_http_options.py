@@ -27,7 +27,7 @@ from trio_mcp.types import HttpRequest
         ({"public_url": 8}, "public_url must be like"),
         ({"public_url": "example.com"}, "public_url must be like"),
         ({"keep_alive": 0}, "keep_alive must be a number of seconds"),
-        ({"allowed_hosts": "example.com"}, "allowed_hosts is a list"),
+        ({"allowed_hosts": "example.com"}, "allowed_hosts must be a list"),
     ],
 )
 async def test_an_option_that_cannot_be_is_told_at_the_start(options: dict[str, Any], said: str) -> None:
@@ -54,7 +54,7 @@ def test_run_says_which_options_there_are(options: dict[str, Any], said: str) ->
 def test_a_server_runs_at_one_place() -> None:
     with pytest.raises(UsageError, match="give one of http and unix"):
         Server("test").run(http="127.0.0.1:0", unix="mcp.sock")
-    with pytest.raises(UsageError, match=r"ssl_context is an ssl\.SSLContext, not str"):
+    with pytest.raises(UsageError, match=r"ssl_context must be an ssl\.SSLContext, got str"):
         Server("test").run(http="127.0.0.1:0", ssl_context="cert.pem")  # type: ignore[arg-type]
 
 

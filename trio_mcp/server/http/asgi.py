@@ -1,21 +1,23 @@
-"""A server as an ASGI application: what `serve_http` does, on connections that an ASGI server has.
+"""A server as an ASGI application: the same service as `serve_http`, on the connections of an ASGI server.
 
     app = AsgiApp(server, allowed_hosts=["mcp.example.com"])
 
     hypercorn --worker-class trio weather:app
 
-That server must run on Trio, as Hypercorn does when it is asked to.  What it owns it answers for: sockets, TLS, HTTP/2,
-the time that a head may take, the frames and pings of a WebSocket.  What a request means, and how much there may be of
-it, is decided here as everywhere.
+The ASGI server must run on Trio, as Hypercorn does with its Trio worker.  It owns the sockets, TLS, HTTP/2, the time
+limit for a request head, and the frames and pings of a WebSocket.  This module and `Endpoint` own the meaning of
+requests and all other limits, as with `serve_http`.
 
-What surprises:
+Three points surprise:
 
-- The server runs for as long as the lifespan of the application.  Under a prefix of a larger application there is none,
-  as frameworks do not pass it on: the larger one has ``async with app.running()`` in its own lifespan.  Or else the run
-  begins with the first request, in a system task of Trio's, and ends with the event loop.
-- ASGI servers and frameworks disagree whether `path` begins with `root_path`: it is read as what is served.
-- A response is written by whoever has something to say, mostly a handler, and not by the task of the request.  That one
-  waits for the end, or for the client to leave.
+- The run of the server lasts as long as the lifespan of the application.  An application that is mounted in another one
+  gets no lifespan, because frameworks do not pass it on.  So the outer application enters ``async with app.running()``
+  in its own lifespan.  Otherwise the run begins with the first request, in a system task of Trio, and ends with the
+  event loop.
+- ASGI servers and frameworks disagree whether `path` begins with `root_path`.  If `path` without the prefix is a served
+  path, it is read so.
+- The task of a request does not write its response.  The task that has a part of the response writes it, mostly a
+  handler.  The task of the request waits until the response has ended or the client has disconnected.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ import trio
 
 from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST, UsageError, check_seconds, shown
 from trio_mcp.core.http.fields import Fields
-from trio_mcp.core.http.verdicts import HttpRequest, Reply, refusal, where_websockets_are
+from trio_mcp.core.http.verdicts import HttpRequest, Reply, refusal, websocket_hint
 from trio_mcp.core.jsonrpc import Error, InvalidMessage, Limits, Message, decode
 from trio_mcp.core.pace import Pace
 from trio_mcp.core.shares import Account, Charge, weight
@@ -52,8 +54,8 @@ if TYPE_CHECKING:
 __all__ = ["AsgiApp"]
 
 _log = logging.getLogger("trio_mcp")
-_PIECE = 64 * 1024  # bytes of a body in one event: how much of it the server has sent is not told
-_SUBPROTOCOL = "mcp"  # as in `websocket`, which is not loaded here: it reads frames
+_PIECE = 64 * 1024  # bytes of a body per event; small, because an ASGI server does not report progress within an event
+_SUBPROTOCOL = "mcp"  # as in `core.http.websocket`, which is not imported because the ASGI server reads the frames
 _GOING_AWAY, _UNSUPPORTED, _TOO_BIG = 1001, 1003, 1009  # RFC 6455, 7.4.1
 
 Event: TypeAlias = MutableMapping[str, Any]
@@ -62,11 +64,11 @@ Send: TypeAlias = Callable[[Event], Awaitable[None]]
 
 
 class AsgiApp:
-    """An ASGI 3 application that serves `server`; see the head of this file.
+    """An ASGI 3 application that serves `server`.
 
-    `options` are those of `serve_http` that are about requests.  When the application is shut down, running calls have
-    `shutdown_timeout` seconds, unless the server has closed all connections before, as ASGI has it.  Options that
-    cannot be end the start of the application.
+    `options` are the request options of `serve_http`; see `HttpOptions`.  When the application shuts down, running
+    calls have `shutdown_timeout` seconds to finish, except if the ASGI server has closed all connections before.
+    Invalid options make the startup of the application fail.
     """
 
     def __init__(self, server: Server, *, shutdown_timeout: float = 5.0, **options: Unpack[HttpOptions]) -> None:
@@ -74,22 +76,23 @@ class AsgiApp:
         self._server = server
         self._shutdown_timeout = shutdown_timeout
         self._options = options
-        self._begun = False  # by a lifespan, or by `running`: then no request begins it
-        self._taken = False  # by one that runs, or is about to
-        self._served: _AppState | None = None
-        self._open = 0  # requests and WebSockets
-        self._first: trio.Event | None = None  # while the first request, and all that come with it, wait
+        self._started = False  # a lifespan or `running` owns the run, so that requests do not start one
+        self._claimed = False  # a run is active or starts
+        self._state: _AppState | None = None
+        self._open_requests = 0  # requests and WebSockets
+        self._starting: trio.Event | None = None  # set when the run that the first request starts has begun or failed
 
     def running(self) -> AbstractAsyncContextManager[None]:
-        """The application serves as long as the block: for the lifespan of one that it is mounted in.
+        """Serve for the duration of the block.  Use it in the lifespan of an application that this one is mounted in.
 
-        At the end of the block calls have `shutdown_timeout` seconds to finish; afterwards requests are refused.  What
-        the block raises leaves it unchanged.
+        At the end of the block running calls have `shutdown_timeout` seconds to finish; later requests are refused
+        with 503.  Exceptions of the block propagate unchanged.  Raises `UsageError` if the application runs already or
+        the program does not run on Trio.
         """
         return self._running(closed=False)
 
     def _running(self, *, closed: bool) -> _RunningApp:
-        self._begun = True
+        self._started = True
         return _RunningApp(self, closed=closed)
 
     async def __call__(self, scope: Event, receive: Receive, send: Send) -> None:
@@ -107,110 +110,110 @@ class AsgiApp:
             return
         serve = {"http": self._http, "websocket": self._websocket}.get(kind)
         if serve is None:
-            raise UsageError(f"an ASGI scope {kind!r} is not served here")
-        self._open += 1
+            raise UsageError(f"the ASGI scope type must be 'http', 'websocket' or 'lifespan', got {kind!r}")
+        self._open_requests += 1
         try:
             await serve(scope, receive, send)
         finally:
-            self._open -= 1
+            self._open_requests -= 1
 
     # The run.
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
-        await receive()  # that it starts up
+        await receive()  # lifespan.startup
         begun = False
         try:
             async with self._running(closed=True):
                 begun = True
                 await send({"type": "lifespan.startup.complete"})
-                await receive()  # that it shuts down
+                await receive()  # lifespan.shutdown
         except Exception as error:
             if begun:
                 raise
-            _log.error("the server could not begin", exc_info=error)
+            _log.error("the server could not start", exc_info=error)
             await send({"type": "lifespan.startup.failed", "message": f"{type(error).__name__}: {error}"})
         else:
             await send({"type": "lifespan.shutdown.complete"})
 
-    async def _serving(self) -> _AppState | None:
-        """What serves a request; None if nothing does."""
-        if self._served is None and not self._begun:
-            first = self._first
-            if first is None:
-                first = self._first = trio.Event()
-                trio.lowlevel.spawn_system_task(self._hold, first, name="the run of an ASGI application")
-            await first.wait()
-        return self._served
+    async def _running_state(self) -> _AppState | None:
+        """The state of the running application, started by the first request if needed; None if it does not run."""
+        if self._state is None and not self._started:
+            started = self._starting
+            if started is None:
+                started = self._starting = trio.Event()
+                trio.lowlevel.spawn_system_task(self._run_until_exit, started, name="run of an ASGI application")
+            await started.wait()
+        return self._state
 
-    async def _hold(self, first: trio.Event) -> None:
-        """Run for as long as the event loop does.  Should that fail, the next request begins anew."""
+    async def _run_until_exit(self, started: trio.Event) -> None:
+        """Run until the event loop ends.  If the run fails, the next request starts another one."""
         try:
             async with _RunningApp(self, closed=False):
-                first.set()
+                started.set()
                 await trio.sleep_forever()
-        except BaseException as error:  # noqa: BLE001  # what leaves a system task is Trio's end
+        except BaseException as error:  # noqa: BLE001  # an exception that leaves a system task ends the event loop
             _report(error)
         finally:
-            self._first = None
-            first.set()
+            self._starting = None
+            started.set()
 
     # Requests.
 
     async def _http(self, scope: Event, receive: Receive, send: Send) -> None:
-        served = await self._serving()
-        if served is None:
+        state = await self._running_state()
+        if state is None:
             await _reply(_AsgiResponse(send, Limits()), _NOT_RUNNING)
             return
-        response = _AsgiResponse(send, served.limits)
+        response = _AsgiResponse(send, state.limits)
         cors: Fields = ()
         try:
-            request, admitted = await served.admit(scope)
+            request, admitted = await state.admit(scope)
             if isinstance(admitted, Reply):
                 await _reply(response, admitted)
                 return
             cors = admitted.head.cors
-            body = await _body(receive, served.limits, cors, served.endpoint.account(admitted.holder))
+            body = await _body(receive, state.limits, cors, state.endpoint.account(admitted.holder))
             if isinstance(body, Reply):
                 log_refusal(body, request, admitted.peer)
                 await _reply(response, body)
             elif body is not None:
                 request = attrs.evolve(request, body=body)
-                await response.follow(receive, served.endpoint.serve(admitted, request, response, _prefix(scope)))
-        except Exception:  # noqa: BLE001  # what an author's event log raises, for one
+                await response.run(receive, state.endpoint.serve(admitted, request, response, _prefix(scope)))
+        except Exception:  # noqa: BLE001  # for example from an author's event log
             _log.exception("a request failed in the server itself, and not in a handler")
-            if not response.begun:  # and it was dropped
+            if not response.begun:
                 failed = refusal(500, Error(None, INTERNAL_ERROR, "internal error"), cors)
-                await _reply(_AsgiResponse(send, served.limits), failed)
+                await _reply(_AsgiResponse(send, state.limits), failed)
 
     async def _websocket(self, scope: Event, receive: Receive, send: Send) -> None:
-        await receive()  # that it connects
-        served = await self._serving()
-        if served is None:
+        await receive()  # websocket.connect
+        state = await self._running_state()
+        if state is None:
             await _refuse_websocket(scope, send, _NOT_RUNNING)
             return
-        request, verdict = await served.admit(scope)
+        request, verdict = await state.admit(scope)
         if (
             isinstance(verdict, AdmittedRequest)
-            and (fault := _no_websocket(scope, verdict, served.endpoint)) is not None
+            and (fault := _websocket_refusal(scope, verdict, state.endpoint)) is not None
         ):
             log_refusal(fault, request, verdict.peer)
             verdict = fault
         if isinstance(verdict, Reply):
             await _refuse_websocket(scope, send, verdict)
             return
-        stream, frames = _WebSocket(receive, send, served.limits), _Messages(served.limits)
-        # Every message of a WebSocket is one in the name of its token.
+        stream, frames = _WebSocket(receive, send, state.limits), _Messages(state.limits)
+        # Every message of a WebSocket uses its access token, so none may come after it expires.
         with suppress(trio.BrokenResourceError), trio.move_on_after(seconds_left(verdict.caller)):
             await stream.accept(scope)
-            account = served.endpoint.account(verdict.holder)
+            account = state.endpoint.account(verdict.holder)
             await converse(
-                served.run, stream, frames, headers=verdict.headers, principal=verdict.caller, account=account
+                state.run, stream, frames, headers=verdict.headers, principal=verdict.caller, account=account
             )
 
 
 @attrs.frozen(eq=False)
 class _AppState:
-    """What serves, while it does."""
+    """The run and the endpoint of a running application."""
 
     run: Run
     endpoint: Endpoint
@@ -222,7 +225,7 @@ class _AppState:
     async def admit(self, scope: Event) -> tuple[HttpRequest, Reply | AdmittedRequest]:
         target = _target(scope, self.endpoint.paths)
         request = HttpRequest(scope.get("method", "GET"), target, scope["headers"])
-        if scope["type"] == "websocket" and "Upgrade" not in request.headers:  # HTTP/2 has another way to say it
+        if scope["type"] == "websocket" and "Upgrade" not in request.headers:  # HTTP/2 has no Upgrade
             request = attrs.evolve(request, headers=[*scope["headers"], (b"upgrade", b"websocket")])
         client = scope.get("client")
         peer = None if client is None else client[0]
@@ -230,47 +233,48 @@ class _AppState:
 
 
 class _RunningApp:
-    """The block of `AsgiApp.running`; a class, as `groups.open_nursery` is one."""
+    """Runs an application for the duration of the block."""
 
     __slots__ = ("_app", "_closed", "_shared", "_stack")
 
     def __init__(self, app: AsgiApp, *, closed: bool) -> None:
-        """`closed`: no request comes after it."""
+        """`closed`: no request comes after the block."""
         self._app = app
         self._closed = closed
 
     async def __aenter__(self) -> None:
         app = self._app
         check_trio()
-        if app._taken:
+        if app._claimed:
             raise UsageError("this ASGI application is running already")
         async with AsyncExitStack() as stack:
-            app._taken = True
+            app._claimed = True
             stack.callback(self._leave)
-            joined = app._server.joined()
+            joined = app._server._joined()
             run = await stack.enter_async_context(joined)
             run.held = True  # by the ASGI server, or the program
             nursery = await stack.enter_async_context(open_nursery())
             endpoint = Endpoint(run, **app._options)
-            nursery.start_soon(endpoint.run, name="the endpoint of an ASGI application")
+            nursery.start_soon(endpoint.run, name="endpoint of an ASGI application")
             self._shared = isinstance(joined, nullcontext)
             stack.push_async_exit(self._drain)
-            app._served = _AppState(run, endpoint)
+            app._state = _AppState(run, endpoint)
             self._stack = stack.pop_all()
 
     def _leave(self) -> None:
-        self._app._served, self._app._taken = None, False
+        self._app._state, self._app._claimed = None, False
 
     async def _drain(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        served = self._app._served
-        if error is None and served is not None:
-            # A run that is shared goes on without this application.
-            ending: Endpoint | Run = served.endpoint if self._shared else served.run
+        state = self._app._state
+        if error is None and state is not None:
+            # A shared run continues without this application.
+            ending: Endpoint | Run = state.endpoint if self._shared else state.run
             # ASGI: the lifespan ends when the server "has stopped accepting connections and closed all active" ones.
-            # It has given them time of its own; calls of older revisions go on without one, and nobody can come back.
-            shutdown_timeout = 0 if self._closed and not self._app._open else self._app._shutdown_timeout
+            # The ASGI server has given them its own timeout.  Legacy calls continue without a connection, but no
+            # client can reconnect for their answers, so they get no time.
+            shutdown_timeout = 0 if self._closed and not self._app._open_requests else self._app._shutdown_timeout
             with trio.move_on_after(shutdown_timeout):
                 await ending.drain()
                 return
@@ -285,33 +289,33 @@ class _RunningApp:
 
 
 def _report(error: BaseException) -> None:
-    """What a run in a system task ended with: failures are logged, and Ctrl-C goes to the program, as it was meant."""
+    """Log the failures of a run in a system task, and pass Ctrl-C on to the program."""
     interrupt, rest = BaseExceptionGroup("", [error]).split(KeyboardInterrupt)
     failures = None if rest is None else rest.split((trio.Cancelled, GeneratorExit))[1]
     if failures is not None:
-        _log.error("the server has ended, or could not begin", exc_info=sole(failures))
+        _log.error("the server has failed, or could not start", exc_info=sole(failures))
     if interrupt is not None:
         signal.raise_signal(signal.SIGINT)
 
 
-_WHY_NOT = "the server is shutting down, or could not begin; its log says which"
-_NOT_RUNNING = refusal(503, Error(None, INTERNAL_ERROR, _WHY_NOT))
+_NOT_RUNNING_TEXT = "the server is shutting down, or could not start; see its log"
+_NOT_RUNNING = refusal(503, Error(None, INTERNAL_ERROR, _NOT_RUNNING_TEXT))
 
 
-# What a request says.
+# Reading requests.
 
 
 def _prefix(scope: Event) -> str:
-    """Where the application is mounted."""
+    """The path under which the application is mounted."""
     root: str = scope.get("root_path", "")
     return quote(root.rstrip("/"))
 
 
 def _target(scope: Event, paths: Container[str]) -> str:
-    """The path below the prefix, and the query, as in a request line."""
+    """The path below the prefix, with the query, as in a request line."""
     path: str = scope["path"]
     below = path.removeprefix(scope.get("root_path", "").rstrip("/"))
-    # `path` has the prefix in newer servers, and has not in older ones, or where a proxy has taken it away.
+    # Newer servers include the prefix in `path`; older ones do not, and some proxies remove it.
     if below.rstrip("/") in paths:
         path = below or "/"
     query = scope.get("query_string", b"").decode("latin-1")
@@ -319,8 +323,9 @@ def _target(scope: Event, paths: Container[str]) -> str:
 
 
 async def _body(receive: Receive, limits: Limits, cors: Fields, account: Account) -> bytes | Reply | None:
-    """The body; None if the client has gone.  One that is too long is given as far as it came: that is refused."""
-    body = bytearray()  # and no list: a piece of two bytes would take 43 in it
+    """Read the body.  Returns None if the client disconnects, and the refusal if it is too slow or over a limit.  Of a
+    body that exceeds `message_bytes` it returns the first bytes, which the endpoint refuses."""
+    body = bytearray()  # not a list: a piece of two bytes would take 43 bytes there
     pace = Pace(limits.body_seconds, limits.body_rate)
     pace.begin(trio.current_time())
     with Charge(account) as charge:
@@ -328,7 +333,7 @@ async def _body(receive: Receive, limits: Limits, cors: Fields, account: Account
             with trio.move_on_at(pace.deadline) as scope:
                 event = await receive()
             if scope.cancelled_caught:
-                why = f"the body took too long; {len(body)} bytes came (Limits.body_seconds, Limits.body_rate)"
+                why = f"the body took too long, got {len(body)} bytes (Limits.body_seconds, Limits.body_rate)"
                 return refusal(408, Error(None, INVALID_REQUEST, why), cors)
             if event["type"] == "http.disconnect":
                 return None
@@ -342,24 +347,27 @@ async def _body(receive: Receive, limits: Limits, cors: Fields, account: Account
     return bytes(body)
 
 
-# What goes back.
+# Writing responses.
 
 
 class _AsgiSender:
-    """Events to the ASGI server.  Raises `BrokenResourceError` when the client has gone, or takes nothing any more."""
+    """Sends events to the ASGI server.
+
+    Raises `BrokenResourceError` if the client has disconnected or reads too slowly.
+    """
 
     def __init__(self, send: Send, limits: Limits) -> None:
         self._send = send
-        self._pace = Pace(limits.write_seconds, limits.write_rate)  # of the client, as a reader
-        self._scope = trio.CancelScope()  # of the event at hand
-        self._deadline = math.inf  # of all events, once everything ends
-        self.shielded = False  # no cancellation cuts an event short: somebody will `hurry`
+        self._pace = Pace(limits.write_seconds, limits.write_rate)  # how fast the client reads
+        self._scope = trio.CancelScope()  # of the current event
+        self._deadline = math.inf  # for all events, once the request is cancelled
+        self.shielded = False  # a cancellation does not interrupt an event; `hurry` runs and limits it instead
         self.closed = False
 
     async def put(self, event: Event, size: int = 0) -> None:
-        """Send an event with so many bytes of content."""
+        """Send an event with `size` bytes of content."""
         if self.closed:
-            raise trio.BrokenResourceError("the client has gone")
+            raise trio.BrokenResourceError("the client has disconnected")
         self._pace.begin(trio.current_time())
         try:
             until = min(self._pace.deadline, self._deadline)
@@ -367,13 +375,16 @@ class _AsgiSender:
                 await self._send(event)
             self._pace.move(size, trio.current_time())
             self._pace.end(trio.current_time())
-        except OSError as error:  # so ASGI has it since 2.4; before that, nothing was raised
-            raise trio.BrokenResourceError("the client has gone") from error
+        except OSError as error:  # since ASGI 2.4; older servers raise no error here
+            raise trio.BrokenResourceError("the client has disconnected") from error
         if self._scope.cancelled_caught:
             raise trio.BrokenResourceError("the client reads too slowly (Limits.write_seconds, Limits.write_rate)")
 
     async def hurry(self) -> None:
-        """When this is cancelled, what is being sent may go on for a moment.  Who sends it cannot see that."""
+        """Wait for cancellation, and then limit the current and later events to `CLOSING` seconds.
+
+        The sending task cannot notice the cancellation itself, because it is shielded.
+        """
         try:
             await trio.sleep_forever()
         finally:
@@ -382,7 +393,7 @@ class _AsgiSender:
 
     def close(self) -> None:
         self.closed = True
-        self._scope.cancel(reason="the client has gone")
+        self._scope.cancel(reason="the client has disconnected")
 
 
 def _head(fields: Fields) -> list[tuple[bytes, bytes]]:
@@ -390,13 +401,13 @@ def _head(fields: Fields) -> list[tuple[bytes, bytes]]:
 
 
 class _AsgiResponse:
-    """One response, as `lanes.Response` has it."""
+    """One response: an `HttpResponse` (see `lanes`)."""
 
     def __init__(self, send: Send, limits: Limits) -> None:
         self._outgoing = _AsgiSender(send, limits)
         self.begun = False
-        self._ending = False  # the last event is on its way, or has been sent
-        self._over = trio.Event()  # nothing more will be sent
+        self._ending = False  # the last event is being sent, or has been sent
+        self._over = trio.Event()  # no further event will be sent
 
     async def begin(self, status: int, fields: Fields, body: bytes, *, more: bool) -> None:
         self.begun = True
@@ -423,34 +434,34 @@ class _AsgiResponse:
             raise
 
     def drop(self) -> None:
-        # All that ASGI has for it: the application returns before the response is whole, and the server gives the
-        # connection up.
+        # ASGI has no other way to abort: the application returns before the response is complete, and the server
+        # closes the connection.
         self._outgoing.close()
         self._over.set()
 
-    async def follow(self, receive: Receive, serving: Awaitable[Callable[[], None]]) -> None:
-        """Serve, and stay until the response has ended, or the client has left it."""
-        gone = None
+    async def run(self, receive: Receive, serving: Awaitable[Callable[[], None]]) -> None:
+        """Await `serving`, then wait until the response has ended or the client has disconnected."""
+        on_disconnect = None
         with suppress(trio.BrokenResourceError):
             async with open_nursery() as nursery:
-                nursery.start_soon(self._outgoing.hurry, name="the end of a request")
+                nursery.start_soon(self._outgoing.hurry, name="end of an ASGI request")
                 self._outgoing.shielded = True
                 try:
-                    gone = await serving
+                    on_disconnect = await serving
                     if not self._over.is_set():
-                        nursery.start_soon(self._watch, receive)
+                        nursery.start_soon(self._wait_for_disconnect, receive)
                         await self._over.wait()
                 finally:
-                    # Also where the server has cancelled this.
+                    # Also if the ASGI server has cancelled this task.
                     if not self._ending:
                         self.drop()
-                        if gone is not None:
-                            gone()
+                        if on_disconnect is not None:
+                            on_disconnect()
 
-    async def _watch(self, receive: Receive) -> None:
+    async def _wait_for_disconnect(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        # Some servers say so at the end of every response, and that may be while it still is on its way there.
+        # Some servers send this event at the end of every response, possibly while its last event is being sent.
         if not self._ending:
             self.drop()
 
@@ -463,39 +474,39 @@ async def _reply(response: _AsgiResponse, reply: Reply) -> None:
 # WebSockets.
 
 
-def _no_websocket(scope: Event, admitted: AdmittedRequest, endpoint: Endpoint) -> Reply | None:
-    """Why there will be none, though the client may ask."""
+def _websocket_refusal(scope: Event, admitted: AdmittedRequest, endpoint: Endpoint) -> Reply | None:
+    """The refusal of an admitted WebSocket request, for its path or subprotocol; None if it is accepted."""
     why = None
     offered = scope.get("subprotocols") or ()
     if not admitted.head.websocket:
-        why = where_websockets_are(endpoint.policy, _prefix(scope))
+        why = websocket_hint(endpoint.policy, _prefix(scope))
     elif offered and _SUBPROTOCOL not in offered:
-        why = f"the subprotocols {shown(', '.join(offered))} are not spoken here; offer {_SUBPROTOCOL}, or none"
+        why = f"the subprotocols {shown(', '.join(offered))} are not supported; offer {_SUBPROTOCOL}, or none"
     return None if why is None else refusal(400, Error(None, INVALID_REQUEST, why))
 
 
 async def _refuse_websocket(scope: Event, send: Send, reply: Reply) -> None:
-    events: list[Event] = [{"type": "websocket.close"}]  # the server makes a 403 of it, whatever it was
+    events: list[Event] = [{"type": "websocket.close"}]  # the ASGI server answers 403, for any reason
     if "websocket.http.response" in (scope.get("extensions") or ()):
         head = _head(reply.headers)
         events = [
             {"type": "websocket.http.response.start", "status": reply.status, "headers": head},
             {"type": "websocket.http.response.body", "body": reply.body},
         ]
-    with suppress(OSError):  # the client has gone
+    with suppress(OSError):  # the client has disconnected
         for event in events:
             await send(event)
 
 
 class _WebSocket(trio.abc.Stream):
-    """A WebSocket whose frames the ASGI server reads and writes.  What is received at once is one message."""
+    """A WebSocket as a stream; the ASGI server reads and writes the frames.  `receive_some` returns one message."""
 
     def __init__(self, receive: Receive, send: Send, limits: Limits) -> None:
         self._receive = receive
         self._outgoing = _AsgiSender(send, limits)
         self._limit = limits.message_bytes
         self._close = (_GOING_AWAY, "")
-        self._unended = bytearray()  # of a message that is too long for one write
+        self._partial = bytearray()  # the begin of a message that is written in several pieces
 
     async def accept(self, scope: Event) -> None:
         offered = scope.get("subprotocols") or ()
@@ -510,19 +521,19 @@ class _WebSocket(trio.abc.Stream):
             return b""
         text: str | None = event.get("text")
         if text is None:
-            self._close = (_UNSUPPORTED, "messages are text; this one is binary")
+            self._close = (_UNSUPPORTED, "messages must be text, got a binary message")
             return b""
         message = text.encode()
         if len(message) > self._limit:
             self._close = (_TOO_BIG, f"the message is longer than {self._limit} bytes (Limits.message_bytes)")
             return b""
-        return message or b" "  # to be told that it is no JSON; no bytes at all would be the end
+        return message or b" "  # b"" would mean the end of the stream; " " is refused as invalid JSON
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        self._unended += data
+        self._partial += data
         if b"\n" not in bytes(data):
             return
-        *messages, self._unended = self._unended.split(b"\n")
+        *messages, self._partial = self._partial.split(b"\n")
         for message in messages:
             await self._outgoing.put({"type": "websocket.send", "text": message.decode()}, len(message))
 
@@ -537,7 +548,7 @@ class _WebSocket(trio.abc.Stream):
 
 
 class _Messages:
-    """Frames that are read already: what comes is one message, and what goes out is a line for each."""
+    """The framing of `_WebSocket`: each input is one message, and each outgoing message is one line."""
 
     ended = False
     why = "the WebSocket has ended"
@@ -554,7 +565,7 @@ class _Messages:
         return (message,)
 
     def give_up(self, why: str, *, late: bool) -> None:
-        """Messages come whole: the ASGI server puts them together."""
+        """Do nothing: the ASGI server delivers complete messages."""
 
     def frame(self, texts: Sequence[bytes]) -> Sequence[bytes]:
         return (b"\n".join((*texts, b"")),)
@@ -563,7 +574,7 @@ class _Messages:
         return b""
 
     def ping(self) -> None:
-        """The ASGI server does that."""
+        """Do nothing: the ASGI server sends pings."""
 
     def farewell(self) -> bytes:
         return b""

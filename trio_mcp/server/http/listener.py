@@ -1,15 +1,15 @@
-"""A server by HTTP: where it listens, who finds a place, and how it ends.
+"""A server over HTTP: binding listeners, accepting connections up to the limit, and shutting down.
 
     address = await nursery.start(serve_http, server)
     print(address.url)  # http://127.0.0.1:49152/mcp
 
-`serve_http` makes one `Endpoint`, and a `HttpConnection` with a task of its own for each client.  What goes wrong with
-a connection stays there; what goes wrong with listening is told when it begins, or else waited out: a process that has
-no file descriptor left today may have one when a client leaves.
+`serve_http` makes one `Endpoint`, and for each client an `HttpConnection` with its own task.  A failure of a connection
+does not affect the others.  A failure to listen is raised at the start.  Later failures to accept are retried, because
+a process without free file descriptors gets one when a client disconnects.
 
-Where a server is reached from elsewhere, it must be said under which names: a page that has its own name point to this
-address could talk to it otherwise (DNS rebinding).  So an address beyond loopback without `allowed_hosts`, or a
-`public_url`, is an error from the start, and not a riddle for the first client.
+A server that other machines can reach must declare its host names.  Otherwise a web page whose host name resolves to
+this address could send requests to the server (DNS rebinding).  So a non-loopback address without `allowed_hosts` or
+`public_url` is an error at the start; the alternative, to refuse each request, would puzzle the first client.
 """
 
 from __future__ import annotations
@@ -48,29 +48,30 @@ _log = logging.getLogger("trio_mcp")
 
 Listener: TypeAlias = trio.abc.Listener[trio.abc.Stream]
 
-# What accept says when there is too much of everything, and how long to wait then; as `trio.serve_listeners` has it.
-_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
-_AGAIN = 0.1
-_LOOKED_AT = 1000  # idle connections, for one that makes room
-# Connections beyond `Limits.connections` that are told so at the same time.  The others are closed without a word:
-# else those that find no place would need more of it than those that do.
-_TURNED_AWAY = 100
-_PORTS = 10  # tries to find a port that is free for all addresses of one name
+# The errors of accept when the system is out of resources, and the pause before the next try, as in
+# `trio.serve_listeners`.
+_OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
+_RETRY_PAUSE = 0.1
+_LOOKED_AT = 1000  # idle connections to look at for one to close
+# Connections beyond `Limits.connections` that get a 503 reply at the same time.  Further ones are closed without a
+# reply; otherwise refused connections could use more memory than accepted ones.
+_MAX_REFUSING = 100
+_PORT_TRIES = 10  # tries to find a port that is free for all addresses of one name
 
 
 @attrs.frozen
 class HttpAddress:
-    """Where a server listens.  The URLs are those for clients: under `public_url`, if there is one.
+    """The addresses of a running server.  The URLs are for clients, so they begin with `public_url` if it is given.
 
-    A server on a Unix socket has the URL that goes with any name for this machine, as in ``curl --unix-socket``.
+    The URL of a server on a Unix socket has the host localhost, as in ``curl --unix-socket``.
     """
 
     url: str
     websocket_url: str | None
     sse_url: str | None
-    """Of the old HTTP+SSE transport, where it is served."""
+    """The URL of the old HTTP+SSE transport; None if it is off."""
     local_url: str
-    """`url` without `public_url`: where this machine listens."""
+    """The URL at which this machine listens, without `public_url`."""
     listeners: tuple[Listener, ...] = attrs.field(repr=False)
 
 
@@ -86,25 +87,27 @@ async def serve_http(
     task_status: trio.TaskStatus[HttpAddress] = trio.TASK_STATUS_IGNORED,
     **options: Unpack[HttpOptions],
 ) -> None:
-    """Serve by HTTP: on a port, on a Unix socket, or on listeners that there are; `nursery.start` gives the address.
+    """Serve over HTTP on a TCP port, on a Unix socket, or on existing listeners.
 
-    Port 0 is any free one.  `listeners` may be any of Trio's, are closed at the end, and are given instead of an
-    address; a file of a dead server at `unix` is replaced.  With `ssl_context` each connection speaks TLS.  `options`
-    are those of `HttpOptions`.  Inside `async with server.running()` this is part of that run.
+    Start it with `nursery.start`, which returns the `HttpAddress`.  Port 0 means any free port.  `unix` is the path of
+    a Unix socket; the socket file of a dead server is replaced.  `listeners` are Trio listeners, given instead of an
+    address; they are closed at the end.  With `ssl_context` all connections use TLS.  For `options` see `HttpOptions`.
+    Inside ``async with server.running()`` it joins that run.
 
-    Returns when the run has ended or was drained (`server.draining`).  While it is, new requests are answered by 503;
-    when no call is left that may wait for an answer of its client, nobody is listened to any more, connections without
-    a request are closed, and the others after their response.  Raises UsageError, before anybody is served, for
-    what cannot be served or would not be safe; never because of a client.  When cancelled, it closes everything; what
-    is just being written may go on for a second.
+    Returns when the run has ended or was drained (`server.draining`).  During the drain new requests are refused with
+    503.  When no call is left, the listeners are closed, then idle connections, then the others after their responses.
+    Cancellation is safe: it closes all connections, and current writes have one more second.
+
+    Raises UsageError or CannotServe before the first client is served, if the server cannot listen, an option is
+    invalid, or a public address has no `allowed_hosts`.  Never raises because of a client.
     """
     if not isinstance(ssl_context, ssl.SSLContext | None):
-        raise UsageError(f"ssl_context is an ssl.SSLContext, not {type(ssl_context).__name__}")
+        raise UsageError(f"ssl_context must be an ssl.SSLContext, got {type(ssl_context).__name__}")
     given = [listeners is not None, unix is not None, (host, port) != ("127.0.0.1", 0)]
     if sum(given) > 1:
-        raise UsageError("a server listens at a host and port, at a unix socket, or at listeners; give one")
-    async with server.joined() as run:
-        web = _HttpServer(run, options, tap)
+        raise UsageError("give only one of host and port, unix, and listeners")
+    async with server._joined() as run:
+        http_server = _HttpServer(run, options, tap)
         with contextlib.ExitStack() as undo:
             if listeners is not None:
                 bound = list(listeners)
@@ -116,11 +119,11 @@ async def serve_http(
             try:
                 _check_exposure(bound, options, server)
                 for each in bound:
-                    keep_alive(each)  # which holds for what it accepts
+                    keep_alive(each)  # accepted sockets inherit it
                 if ssl_context is not None:
                     accepting = [_secure(each, ssl_context) for each in bound]
-                address = _address(web.endpoint, accepting, None if listeners is not None else host)
-                await web.serve(accepting, lambda: task_status.started(address))
+                address = _address(http_server.endpoint, accepting, None if listeners is not None else host)
+                await http_server.serve(accepting, lambda: task_status.started(address))
             finally:
                 await _close(accepting)
 
@@ -128,22 +131,23 @@ async def serve_http(
 async def serve_http_stream(
     server: Server, stream: trio.abc.Stream, *, tap: Tap | None = None, **options: Unpack[HttpOptions]
 ) -> None:
-    """Serve one client by HTTP over any stream, as one of the connections of `serve_http`; the stream is closed then.
+    """Serve one HTTP connection over any Trio stream, as `serve_http` does for each of its connections.
 
-    Sessions end with it, for nobody else could reach them.
+    Returns when the connection has ended, and closes the stream.  Its sessions end with it, because no other connection
+    could reach them.  Raises UsageError for an invalid option; never raises because of the client.
     """
     keep_alive(stream)
     try:
-        async with server.joined() as run:
+        async with server._joined() as run:
             await _HttpServer(run, options, tap).serve_stream(stream)
     finally:
         await trio.aclose_forcefully(stream)
 
 
 class _HttpServer:
-    """One server by HTTP, in one run; a `Connection` of it, whose clients its endpoint counts."""
+    """The HTTP service of one server in one run.  The run sees it as one connection."""
 
-    clients = 0
+    clients = 0  # the endpoint counts them
 
     def __init__(self, run: Run, options: HttpOptions, tap: Tap | None) -> None:
         self._run = run
@@ -151,9 +155,9 @@ class _HttpServer:
         self.endpoint = Endpoint(run, **options)
         path = self.endpoint.policy.websocket_path
         self._shared = ListenerState(self.endpoint, run.limits, tap=tap, websocket_path=path, upgraded=self._upgraded)
-        self._connections: dict[HttpConnection, str | None] = {}  # with their holders
+        self._connections: dict[HttpConnection, str | None] = {}  # the values are their holders
         self._shares = Shares(run.limits.connections)
-        self._turned_away = 0
+        self._refusing = 0
         self._scope = trio.CancelScope()
         self._accepting: set[trio.CancelScope] = set()
         self._changed = trio.lowlevel.ParkingLot()  # a listener or a connection has ended
@@ -165,11 +169,11 @@ class _HttpServer:
                 self._accepting.add(scope)
                 nursery.start_soon(self._accept, listener, scope, nursery, name="HTTP: listening")
             if self._run.draining:
-                self._hang_up()
+                self._stop_accepting()
             started()
-            await self._all_gone()
+            await self._all_closed()
 
-        await self._take_part(listen)
+        await self._join_run(listen)
 
     async def serve_stream(self, stream: trio.abc.Stream) -> None:
         async def serve(_nursery: trio.Nursery) -> None:
@@ -178,22 +182,22 @@ class _HttpServer:
                 connection.drain()
             await self._serve(connection)
 
-        await self._take_part(serve)
+        await self._join_run(serve)
 
-    async def _take_part(self, work: Callable[[trio.Nursery], Awaitable[None]]) -> None:
+    async def _join_run(self, work: Callable[[trio.Nursery], Awaitable[None]]) -> None:
         self._run.connections[self] = None
         try:
             with self._scope:
                 async with open_nursery() as nursery:
-                    nursery.start_soon(self.endpoint.run, name="HTTP: signs of life")
-                    nursery.start_soon(self._shared.run, name="HTTP: connections that idle")
-                    nursery.start_soon(self._hurry, name="HTTP: the end")
+                    nursery.start_soon(self.endpoint.run, name="HTTP: keep-alives")
+                    nursery.start_soon(self._shared.run, name="HTTP: idle connections")
+                    nursery.start_soon(self._hurry, name="HTTP: shutdown")
                     await work(nursery)
         finally:
             self._run.connections.pop(self, None)
 
     async def _hurry(self) -> None:
-        """Tell every connection when all of this is cancelled, which one that is writing cannot see."""
+        """Wait for cancellation, then call `hurry` on all connections: a write cannot notice the cancellation."""
         try:
             await trio.sleep_forever()
         finally:
@@ -205,49 +209,53 @@ class _HttpServer:
     async def _accept(self, listener: Listener, scope: trio.CancelScope, nursery: trio.Nursery) -> None:
         full = False
         try:
-            with scope, contextlib.suppress(trio.ClosedResourceError):  # its owner may close a listener at any time
+            with (
+                scope,
+                contextlib.suppress(trio.ClosedResourceError),
+            ):  # the owner of a listener may close it at any time
                 async with listener:
                     while True:
                         try:
                             stream = await listener.accept()
                         except OSError as error:
-                            if error.errno not in _FULL:
+                            if error.errno not in _OUT_OF_RESOURCES:
                                 raise
                             if not full:
-                                _log.warning("new connections have to wait: %s", error.strerror)
+                                _log.warning("cannot accept new connections, retrying: %s", error.strerror)
                             full = True
-                            await trio.sleep(_AGAIN)
+                            await trio.sleep(_RETRY_PAUSE)
                         else:
                             full = False
-                            self._welcome(stream, nursery)
+                            self._accept_connection(stream, nursery)
         finally:
             self._accepting.discard(scope)
             self._changed.unpark_all()
 
-    def _welcome(self, stream: trio.abc.Stream, nursery: trio.Nursery) -> None:
+    def _accept_connection(self, stream: trio.abc.Stream, nursery: trio.Nursery) -> None:
         peer = address_of(stream)
         if self._make_room(holder_of(None, peer)):
             nursery.start_soon(self._serve, self._new(stream, peer), name="HTTP: a connection")
-        elif self._turned_away < _TURNED_AWAY:
-            self._turned_away += 1
-            nursery.start_soon(self._turn_away, stream, name="HTTP: one connection too many")
+        elif self._refusing < _MAX_REFUSING:
+            self._refusing += 1
+            nursery.start_soon(self._refuse_connection, stream, name="HTTP: one connection too many")
         else:
             nursery.start_soon(trio.aclose_forcefully, stream)
 
     def _make_room(self, holder: str | None) -> bool:
-        """Whether this holder may have one more, be it in the place of one that was idle for longest."""
+        """Whether this holder may have one more connection.  If needed, close the connection that is idle for
+        longest."""
         if self._shares.fits(holder):
             return True
         if (found := to_make_room(self._shares, holder, self._idle())) is not None:
-            self._forget(found)  # before it has ended, which takes a moment
+            self._forget(found)  # at once, because its task takes a moment to end
             found.expire()
         return self._shares.fits(holder)
 
     def _idle(self) -> Iterator[tuple[HttpConnection, str | None]]:
-        """Some connections that idle, from the one that does so for longest."""
+        """Idle connections with their holders, from the one that is idle for longest."""
         for each in tuple(itertools.islice(self._shared.idle, _LOOKED_AT)):
             if each.busy:
-                self._shared.idle.forget(each)  # so that it is not in the way of others the next time
+                self._shared.idle.forget(each)  # so that the next search does not look at it
             elif each in self._connections:
                 yield each, self._connections[each]
 
@@ -266,49 +274,50 @@ class _HttpServer:
             await connection.serve()
         except Exception:
             if self._tap is not None:
-                raise  # who taps hears of it
-            _log.exception("a connection has failed, which costs the others nothing")
+                raise  # a program with a tap gets the exceptions of that tap
+            _log.exception("a connection has failed; the others continue")
         finally:
             self._forget(connection)
             self._changed.unpark_all()
 
-    async def _turn_away(self, stream: trio.abc.Stream) -> None:
-        most = self._run.limits.connections
+    async def _refuse_connection(self, stream: trio.abc.Stream) -> None:
+        limit = self._run.limits.connections
         try:
             await HttpConnection(self._shared, stream, address_of(stream)).serve(
-                busy(503, f"{most} connections are open; try again later (Limits.connections)")
+                busy(503, f"{limit} connections are open; try again later (Limits.connections)")
             )
         finally:
-            self._turned_away -= 1
+            self._refusing -= 1
 
     async def _upgraded(self, stream: trio.abc.Stream, request: HttpRequest, trailing: bytes, peer: str | None) -> None:
-        from trio_mcp.server.http.websocket import serve_upgrade  # with wsproto, which most servers never need
+        from trio_mcp.server.http.websocket import serve_upgrade  # imports wsproto, which most servers never need
 
         await serve_upgrade(self._run, self.endpoint, stream, request, trailing, peer=peer, tap=self._tap)
 
     # As a connection of the run.
 
     async def drain(self) -> None:
-        # Until then nothing new is served, but calls that run may wait for what their clients have yet to bring.
+        # Keep the listeners open until the endpoint is drained: running calls may wait for answers of their clients,
+        # which come in new requests.
         self._shared.draining = True
         await self.endpoint.drain()
-        self._hang_up()
-        await self._all_gone()
+        self._stop_accepting()
+        await self._all_closed()
 
     def abort_pending(self) -> None:
-        """What runs is its endpoint's."""
+        """Do nothing: the endpoint owns all running calls."""
 
     def stop(self) -> None:
         self._scope.cancel(reason="the server has stopped")
 
-    def _hang_up(self) -> None:
-        """No further connection, and no further request."""
+    def _stop_accepting(self) -> None:
+        """Accept no further connection and no further request."""
         for scope in self._accepting:
             scope.cancel(reason="the server is shutting down")
         for connection in self._connections:
             connection.drain()
 
-    async def _all_gone(self) -> None:
+    async def _all_closed(self) -> None:
         while self._accepting or self._connections:
             await self._changed.park()
 
@@ -317,17 +326,17 @@ class _HttpServer:
 
 
 async def _tcp_listeners(host: str, port: int) -> list[Listener]:
-    if not isinstance(host, str) or not host or host.count(":") == 1:  # of which IPv6 has more
-        raise UsageError(f"host is a name or an address of this machine, without the port; not {host!r}")
+    if not isinstance(host, str) or not host or host.count(":") == 1:  # IPv6 addresses have several colons
+        raise UsageError(f"host must be a name or an address of this machine, without a port, got {host!r}")
     if type(port) is not int or not 0 <= port < 2**16:
-        raise UsageError(f"port is a number up to 65535, or 0 for any that is free; not {port!r}")
-    tries = _PORTS if port == 0 else 1
+        raise UsageError(f"port must be between 0 and 65535 (0: any free port), got {port!r}")
+    tries = _PORT_TRIES if port == 0 else 1
     while True:
         tries -= 1
         try:
             bound = await trio.open_tcp_listeners(port, host=host)
             if port == 0 and len(bound) > 1:
-                # A name with several addresses.  Each has got a free port of its own; the first shall do for all.
+                # A name with several addresses.  Each has got a different free port; use the first port for all.
                 same: int = bound[0].socket.getsockname()[1]
                 await _close(bound)
                 bound = await trio.open_tcp_listeners(same, host=host)
@@ -338,52 +347,52 @@ async def _tcp_listeners(host: str, port: int) -> list[Listener]:
 
 
 async def _close(listeners: Sequence[Listener]) -> None:
-    with trio.CancelScope(shield=True):  # nothing of it takes time, and each is to be closed
+    with trio.CancelScope(shield=True):  # closes all of them, and takes no time
         for each in listeners:
             await trio.aclose_forcefully(each)
 
 
 _ADVICE = {
-    errno.EADDRINUSE: "another program listens there; stop it, or choose another port (0 is any that is free)",
-    errno.EACCES: "the system does not allow it; choose a port from 1024 on, or a directory that is yours",
-    errno.EADDRNOTAVAIL: "this machine has no such address; choose one that it has, such as 127.0.0.1",
+    errno.EADDRINUSE: "another program listens there; stop it, or choose another port (0: any free port)",
+    errno.EACCES: "the system does not allow it; choose a port from 1024 on, or a directory that you may write to",
+    errno.EADDRNOTAVAIL: "this machine does not have that address; choose one of its addresses, such as 127.0.0.1",
 }
 
 
 def _cannot_listen(where: str, error: OSError) -> CannotServe:
-    advice = _ADVICE.get(error.errno or 0, "choose another place")
-    if isinstance(error, socket.gaierror):  # whose numbers are others
-        advice = "no such name is known; choose one of this machine, or an address such as 127.0.0.1"
+    advice = _ADVICE.get(error.errno or 0, "choose another address")
+    if isinstance(error, socket.gaierror):  # its numbers are not those of errno
+        advice = "the name is unknown; choose a name of this machine, or an address such as 127.0.0.1"
     return CannotServe(f"cannot listen at {where}: {error.strerror or error}; {advice}")
 
 
 @contextlib.contextmanager
 def _unix_listener(path: str) -> Iterator[Listener]:
-    """Listens at a socket file, which is there as long as the block, and may be reached as the umask allows."""
+    """Listen at a socket file that exists for the duration of the block, with the permissions of the umask."""
     if not hasattr(socket, "AF_UNIX"):
         raise UsageError("this system has no Unix sockets; listen at a host and port")
-    ours = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with ours:
+    server_socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with server_socket:
         try:
-            _remove_what_is_dead(path)
-            ours.bind(path)
+            _remove_stale_socket(path)
+            server_socket.bind(path)
             made = os.lstat(path)
-            ours.listen(128)
+            server_socket.listen(128)
         except OSError as error:
             raise _cannot_listen(path, error) from error
         try:
-            yield trio.SocketListener(trio.socket.from_stdlib_socket(ours))
+            yield trio.SocketListener(trio.socket.from_stdlib_socket(server_socket))
         finally:
-            with contextlib.suppress(OSError):  # whoever has removed it has done our work
+            with contextlib.suppress(OSError):  # it may have been removed already
                 if os.path.samestat(os.lstat(path), made):
                     os.unlink(path)
 
 
-def _remove_what_is_dead(path: str) -> None:
-    """Remove the socket of a server that did not end in good order."""
+def _remove_stale_socket(path: str) -> None:
+    """Remove the socket file of a server that has crashed."""
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise CannotServe(f"cannot listen at {path}: there is a file that is no socket; choose another path")
+            raise CannotServe(f"cannot listen at {path}: it exists and is not a socket; choose another path")
     except FileNotFoundError:
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -393,39 +402,39 @@ def _remove_what_is_dead(path: str) -> None:
         except ConnectionRefusedError:
             os.unlink(path)
         except BlockingIOError:
-            pass  # somebody listens, and is busy: it will be said by `bind`
+            pass  # a server listens and is busy; `bind` raises
 
 
 def _secure(listener: Listener, context: ssl.SSLContext) -> Listener:
-    # Browsers and most other clients do not wait for the end of TLS before they close: https_compatible.
+    # https_compatible, because browsers and most other clients close without a TLS close_notify.
     return trio.SSLListener(listener, context, https_compatible=True)
 
 
 # Addresses.
 
 
-def _name(listener: Listener) -> Any:
-    """What the system calls the socket of this listener; None where it has none."""
+def _socket_name(listener: Listener) -> Any:
+    """The address of the socket of a listener; None if it has no socket."""
     inner = listener.transport_listener if isinstance(listener, trio.SSLListener) else listener
     return inner.socket.getsockname() if isinstance(inner, trio.SocketListener) else None
 
 
 def _check_exposure(bound: Sequence[Listener], options: HttpOptions, server: Server) -> None:
-    named = server.protection is not None and server.protection.host is not None
+    named = server._features.protection is not None and server._features.protection.host is not None
     if named or "allowed_hosts" in options or "public_url" in options:
         return
     for listener in bound:
-        name = _name(listener)
+        name = _socket_name(listener)
         if isinstance(name, tuple) and not ipaddress.ip_address(name[0].partition("%")[0]).is_loopback:
             raise UsageError(
-                f"{name[0]} can be reached from other machines; say under which names, by allowed_hosts such as "
-                "['mcp.example.com'], or by public_url"
+                f"other machines can reach {name[0]}; give the host names that they use as allowed_hosts, such as "
+                "['mcp.example.com'], or give public_url"
             )
 
 
 def _address(endpoint: Endpoint, accepting: Sequence[Listener], host: str | None) -> HttpAddress:
     policy = endpoint.policy
-    name = _name(accepting[0]) if accepting else None
+    name = _socket_name(accepting[0]) if accepting else None
     scheme = "https" if accepting and isinstance(accepting[0], trio.SSLListener) else "http"
     at = f"{_bracketed(host or name[0])}:{name[1]}" if isinstance(name, tuple) else "localhost"
     local = f"{scheme}://{at}"

@@ -1,4 +1,4 @@
-"""An order of items by their last activity: streams that need a keep-alive, sessions and connections that idle."""
+"""An order of items by their last activity: streams that need a keep-alive, idle sessions and connections."""
 
 from __future__ import annotations
 
