@@ -224,7 +224,7 @@ def test_what_is_accepted_comes_with_its_terms() -> None:
     assert verdict_on(in_session("legacy", 202, body=result)) == Deliver(Response("a", {}), D, SESSION, ())
     mixed = in_session("mixed", 400, session=B.name, body=[1, result])
     assert verdict_on(mixed) == Deliver(
-        Batch((Response("a", {}),)), B, SESSION, (), Error(None, -32600, "a message is an object, not an integer")
+        Batch((Response("a", {}),)), B, SESSION, (), Error(None, -32600, "a message must be an object, not an integer")
     )
     streamed = Rule("old", 202, path="/messages?session={session}", session=A.name, body=result, policy=SSE)
     assert verdict_on(streamed) == Deliver(Response("a", {}), A, SESSION, ())

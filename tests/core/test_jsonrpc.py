@@ -60,7 +60,7 @@ def codec(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.mark.parametrize("value", [-1, "1 MB", None, True, float("nan")])
 def test_a_limit_is_a_number_that_can_be_reached(value: Any) -> None:
-    with pytest.raises(UsageError, match=r"^Limits\.message_bytes is a number, 0 or more; not "):
+    with pytest.raises(UsageError, match=r"^Limits\.message_bytes must be a number, 0 or more, got "):
         Limits(message_bytes=value)
     for good in (0, 1.5, float("inf")):
         assert Limits(parked_seconds=good).parked_seconds == good
@@ -823,7 +823,7 @@ BAD: Any = None
         (Error(1, 1.0, "m"), "Error.code must be an integer, not float"),  # type: ignore[arg-type]
         (Error(1, 1, BAD), "Error.message must be a string, not NoneType"),
         (InvalidMessage("why"), "InvalidMessage is not a message that can be sent"),
-        (Batch(()), "a batch needs at least one message"),
+        (Batch(()), "a batch must have at least one message"),
         (Batch((InvalidMessage("why"),)), "InvalidMessage is not a message that can be sent"),
         (Batch((Batch((Notification("m"),)),)), "Batch is not a message that can be sent"),  # type: ignore[arg-type]
         ({"jsonrpc": "2.0", "method": "m"}, "dict is not a message that can be sent"),
@@ -1085,7 +1085,7 @@ class Raises(dict[str, Any]):
 
 
 def test_what_an_object_raises_while_it_is_written_ends_nothing_else() -> None:
-    with pytest.raises(UsageError, match="an object in it has raised GeneratorExit"):
+    with pytest.raises(UsageError, match="an object in it raised GeneratorExit"):
         prepare(Error(1, 1, "", Raises(GeneratorExit())))
     for error in (KeyError("a"), KeyboardInterrupt()):
         with pytest.raises(type(error)):

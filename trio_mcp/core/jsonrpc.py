@@ -1,21 +1,29 @@
-"""One message to and from bytes, and the limits.
+"""JSON-RPC messages, their conversion from and to bytes, and the limits.
 
-Bytes from the peer become a `Message`.  Nothing the peer can send raises: what is no message becomes `InvalidMessage`,
-which carries the error the peer is owed, if any.  Bytes from us are compact UTF-8 without a newline, so that one
-message is one line, one event or one frame; what cannot be sent raises `UsageError`.  Whoever queues a message prepares
-it first, so that the mistake meets the one who made it, and what is queued can always be written.
+`decode` turns bytes of the peer into a `Message`.  It never raises: bytes that are not a message become an
+`InvalidMessage`, with the error reply for the peer if there is one.  `encode` writes compact UTF-8 without a newline,
+so one message is one line, one event or one frame.  It raises `UsageError` for a message that cannot be written.  A
+message is prepared before it is queued, so that the error is raised at the call that made the message, and every queued
+message can be written.
 
-The envelope is taken apart by hand: there are four shapes, every call passes here twice, and an error reply needs the
-id even where the rest is wrong.  What stands inside params, results and error data is not looked at, only carried.
+The envelope is parsed by hand: there are only four shapes, every call passes here twice, and an error reply needs the
+id even if the rest is wrong.  Params, results and error data are not examined.
 
-Which code for what: -32700 for bytes that are not JSON (bad UTF-8 and NaN included); -32600 for JSON that is no
-message, or that we cannot carry (too long, itself or its id; too many values; too deep; a number without bounds; half a
-surrogate pair); -32602 for params that are no object.  Whether a well-formed message is welcome (its method, its
-revision, a batch at all) is the peer's business.
+| Code | Reason |
+|---|---|
+| -32700 | the bytes are not JSON, or not UTF-8, or contain NaN |
+| -32600 | the JSON is not a message, or the message or its id is too long |
+| -32600 | too many values, too many levels, a number too large for a float, or half a surrogate pair |
+| -32602 | the params are not an object |
 
-Three things surprise.  A byte order mark is skipped: RFC 8259 lets a parser ignore it, and the first line of a Windows
-console has one.  Of two equal members the last counts, as everywhere in Python.  And what Python would have trouble to
-write again is refused on reading, so that everything we hold can be answered, stored and passed on.
+`Peer` and the session decide whether a well-formed message is allowed: its method, its revision, batches.
+
+Three rules may surprise:
+
+- A byte order mark is skipped.  RFC 8259 allows it, and the first line of a Windows console has one.
+- If a member appears twice, the last one counts, as everywhere in Python.
+- A message that Python could not write again is refused when it is read.  So every message that we hold can be
+  answered, stored and forwarded.
 """
 
 from __future__ import annotations
@@ -68,7 +76,7 @@ JsonObject: TypeAlias = dict[str, Any]
 
 
 class Absent(enum.Enum):
-    """The type of `ABSENT`: a member that is not there, as opposed to one that is null."""
+    """The type of `ABSENT`, which stands for a missing member.  A member that is null is None."""
 
     ABSENT = enum.auto()
 
@@ -83,13 +91,13 @@ ABSENT: Final = Absent.ABSENT
 
 
 class Event:
-    """Whatever `receive` reports.  A request or notification that came in is its own event."""
+    """The base class of all events that `receive` returns.  A received request or notification is an event itself."""
 
     __slots__ = ()
 
 
 class _Sendable:
-    """What can be sent.  It has its bytes once `prepare` has made them; they are no part of its value."""
+    """A message that can be sent.  `prepare` sets its bytes; they do not count in comparisons."""
 
     __slots__ = ("_bytes",)
     _bytes: bytes
@@ -115,7 +123,7 @@ class Response(_Sendable):
 
 
 class CachedResult(dict[str, Any]):
-    """A result that is the answer to many requests, so that it is written once.  It must not be changed."""
+    """A result that answers many requests, and is written only once.  It must not be changed."""
 
     def __init__(self, result: JsonObject) -> None:
         super().__init__(result)
@@ -123,15 +131,16 @@ class CachedResult(dict[str, Any]):
 
     @functools.cached_property
     def text(self) -> bytes:
+        """The result as JSON."""
         return to_text({**self})
 
     @functools.cached_property
     def continued(self) -> bytes:
-        """Its text where that goes on with an object that has members already."""
+        """The members as JSON, to be appended to an object that has other members before them."""
         return b"," + self.text[1:]
 
     def with_more(self, key: Hashable, given: object, make: Callable[[], JsonObject]) -> CachedResult:
-        """What `make` makes of it, kept too: under this key, for as long as the same object is `given`."""
+        """Return the result of `make` as a `CachedResult`, cached under `key` while `given` is the same object."""
         found = self._more.get(key)
         if found is None or found[0] is not given:
             found = self._more[key] = given, CachedResult(make())
@@ -140,7 +149,7 @@ class CachedResult(dict[str, Any]):
 
 @record
 class Error(_Sendable):
-    """`id` is None when the request's own id could not be read."""
+    """An error response.  `id` is None if the id of the request could not be read."""
 
     id: Id | None
     code: int
@@ -150,12 +159,12 @@ class Error(_Sendable):
 
 @record
 class InvalidMessage:
-    """Bytes that are no message.
+    """Bytes that are not a valid message.
 
-    `why` is for our own side.  `reply` is what the peer is owed, or None where the protocol forbids an answer (a
-    malformed notification or response).  `answers` is the id of the request of ours that a malformed response meant, so
-    that its caller can be told instead of waiting for ever.  `response` tells that it is one, also where its id could
-    not be read.
+    `why` is the reason, for our own side.  `reply` is the error to send to the peer, or None if the protocol forbids an
+    answer (to a malformed notification or response).  `answers` is the id of our request that a malformed response
+    belongs to; without it the caller would wait for ever.  `response` is true for a malformed response, even if its id
+    could not be read.
     """
 
     why: str
@@ -166,7 +175,7 @@ class InvalidMessage:
 
 @record
 class Batch:
-    """A JSON array of messages, in order.  Exists in 2025-03-26 only; whether it may be used is the peer's business."""
+    """A JSON array of messages, in order.  Only 2025-03-26 has batches; `Peer` checks that."""
 
     items: tuple[Request | Notification | Response | Error | InvalidMessage, ...]
 
@@ -176,142 +185,150 @@ Message: TypeAlias = Request | Notification | Response | Error | InvalidMessage 
 
 @record
 class Limits:
-    """Every bound in one place.  What lies beyond one gets a defined answer, named beside it.
+    """All limits.  The comment beside each limit says what happens beyond it.
 
-    Each is a number from 0 on, or `math.inf` for none; raises UsageError for anything else.
+    Each limit is a number, 0 or more, or `math.inf` for no limit.  Raises UsageError for any other value.
     """
 
-    # Real hosts send results of several MiB, and 8 MiB must pass; twice that leaves room for escapes.
-    # Beyond: the rest of that line, body, event or frame is skipped.  A request gets -32600, with a null id where its
-    # own stands neither near its beginning nor at its end; a response fails the call that it answers.
+    # Bytes of one message.  Real hosts send results of several MiB, and 8 MiB must be possible; twice that leaves room
+    # for escapes.
+    # Beyond: the rest of the line, body, event or frame is skipped.  A request gets -32600, with a null id if its id is
+    # neither near its beginning nor at its end.  The call that a response answers fails.
     message_bytes: int = 16 * 1024 * 1024
-    # Values in a message, counted before it is parsed: one, and one more for each bracket and comma outside strings.
-    # A value of two bytes takes a hundred and more as an object of Python, and time in each step up to the answer, in
-    # which nobody else is served.  Real hosts send some thousand; ten thousand rows of ten columns are half as many.
+    # Values of one message, counted before it is parsed: one, and one for each opening bracket and comma outside
+    # strings.  A value of two bytes takes 100 bytes or more as a Python object.  Each step up to the answer takes time
+    # for it, and no other client is served in that time.  Real hosts send a few thousand; ten thousand rows of ten
+    # columns have half as many.
     # Numbers of more than 45 characters take long to read, and may have 64 Ki characters together.
     # Beyond: as for `message_bytes`.
     values: int = 200_000
-    # Objects and arrays inside each other, the envelope being the first.  The deepest messages seen are JSON Schemas
-    # about 20 deep; Python's own parser gives up near 1000.  Beyond: -32600.
+    # Levels of nested objects and arrays, including the envelope.  The deepest messages seen are JSON Schemas with
+    # about 20 levels; Python's own parser fails near 1000.  Beyond: -32600.
     depth: int = 128
-    # Characters of an id or a progress token.  Both are kept for as long as the request runs and repeated in answers,
-    # and a UUID has 36 of them.  Beyond: -32600 with a null id; -32602 for the token.
+    # Characters of an id or a progress token.  Both are kept while the request runs, and repeated in answers.  A UUID
+    # has 36.  Beyond: -32600 with a null id; -32602 for the token.
     id_length: int = 1024
-    # Messages in one batch.  Two bytes of nonsense in an array are owed an error of a hundred, so an array as long as a
-    # message may be would be answered by one fifty times as long; no client known sends more than a few dozen.
+    # Messages in one batch.  Two invalid bytes in an array cause an error of 100 bytes, so the reply to an array of
+    # maximum size would be fifty times as long.  No known client sends more than a few dozen.
     # Beyond: one -32600 with a null id for the whole batch.
     batch: int = 1000
-    # Open at once, each way, on one link.  Hosts have been seen with 5,000; each costs about a KiB.
-    # Beyond: theirs are answered with -32603, ours raise.
+    # Open requests on one link, in each direction.  Hosts with 5,000 have been seen; each costs about 1 KiB.
+    # Beyond: a request of the peer gets -32603, a request of ours raises.
     requests: int = 10_000
-    # What is "in all" below, and `sessions`, `parked`, `subscriptions` and `connections`, is shared fairly: a client,
-    # which is a principal, else an address, may take as long as it then has at most three times what remains free.  So
-    # one alone has three quarters.  One that cannot be told from others (stdio, a Unix socket) may have all.
+    # All limits with `in_all` below, and `sessions`, `parked`, `subscriptions` and `connections`, are shared fairly.  A
+    # client is a principal, or an address without a principal.  It may take more if it then has at most three times
+    # what remains free, so one client alone gets three quarters.  A client that cannot be distinguished from others
+    # (stdio, a Unix socket) may take everything.
     #
-    # Handlers at work for one connection, and for all that a server has.  Hosts have been seen with 5,000 calls open; a
-    # handler that waits costs some KiB.  Beyond: the call waits its turn.
+    # Running handlers of one connection, and of the whole server.  Hosts with 5,000 open calls have been seen; a
+    # handler that waits costs a few KiB.  Beyond: the call waits its turn.
     calls: int = 5_000
     calls_in_all: int = 20_000
-    # Calls that wait their turn, of one connection and of all.  Beyond: -32603 at once, with the name of the limit.
+    # Calls that wait their turn, of one connection and of the whole server.  Beyond: -32603 at once, with the name of
+    # the limit.
     waiting: int = 5_000
     waiting_in_all: int = 20_000
-    # Messages that wait for one wire.  A few dozen fill a packet; more only make what is said older.  Beyond: whoever
-    # reports progress or logs waits, a notice of a change that waits already is not repeated, and beyond all calls
-    # together with this nothing more is read.
+    # Messages that wait to be written to one transport.  A few dozen fill a packet; a longer queue only makes messages
+    # older.  Beyond: handlers that report progress or log wait, and a change notice that is queued already is not
+    # queued again.  Beyond the sum of this limit and all calls: no further message is read.
     outgoing: int = 256
     # Handlers that wait for a client's answer between two of its requests, of all clients and of each principal.  One
     # costs some tens of KiB (its task, frames and request), and one person answers one form at a time.  Beyond: the
     # call is answered with -32603.
     parked: int = 1024
     parked_each: int = 64
-    # Seconds for which one waits, and for which a request state is good.  "A short expiry", yet a person must find the
-    # time to read, think and type.  Beyond: the handler is cancelled, and a late retry is refused with -32602.
+    # Seconds that a parked handler waits, and that a request state is valid.  "A short expiry", but a person needs time
+    # to read, think and type.  Beyond: the handler is cancelled, and a late retry is refused with -32602.
     parked_seconds: float = 600.0
     # Questions of its server that a client answers at the same time: sampling, elicitation and roots, in both eras.
-    # Each may be on the bill of the user's model; a host shows a few dialogues.  Beyond: the question waits its turn.
+    # Each may cost the user model tokens, and a host shows only a few dialogs.  Beyond: the question waits its turn.
     questions: int = 32
-    # Questions that wait their turn.  One round may ask a hundred.  Beyond, and beyond `bytes_each` of all that are not
-    # answered: -32603 at once with the name of the limit; in 2026-07-28, where a call brings its questions in one
-    # message, the call that the question belongs to raises InputUnavailable.
+    # Questions that wait their turn.  One round may ask a hundred.  Beyond, and beyond `bytes_each` of all unanswered
+    # questions: -32603 at once, with the name of the limit.  In 2026-07-28 one message brings all questions of a call,
+    # so the call raises InputUnavailable instead.
     questions_waiting: int = 256
     # Events kept by one session for clients that reconnect.  A client is away for seconds, in which even a busy tool
-    # says a few hundred things; the bytes are what a thousand sessions may hold without filling a small machine.
-    # Beyond: the oldest are forgotten, and who asks for what followed them is told so.
+    # sends a few hundred messages.  A thousand sessions with this many bytes fit into a small machine.
+    # Beyond: the oldest events are dropped, and a client that asks for later ones is told that events are missing.
     replay_events: int = 1000
     replay_bytes: int = 4 * 1024 * 1024
-    # Pages of one walk over a list: a million items, ten to a page.  Beyond: RemoteProtocolError, and the walk ends.
+    # Pages of one list that a client reads: a million items with ten per page.  Beyond: RemoteProtocolError, and the
+    # reading ends.
     pages: int = 100_000
-    # What one server's listeners wait for, all of them taken together; each costs about half a KiB.  Beyond: -32603.
+    # Changes that all listeners of one server together subscribe to; each costs about half a KiB.  Beyond: -32603.
     subscriptions: int = 100_000
-    # What one listener waits for.  An editor watches the files it has open.  Beyond: -32602.
+    # Changes that one listener subscribes to.  An editor watches its open files.  Beyond: -32602.
     listener_changes: int = 1000
-    # Of a URI that is remembered.  The longest that web servers take as a rule.  Beyond: -32602.
+    # Characters of a URI that is stored.  Most web servers accept no longer ones.  Beyond: -32602.
     uri_length: int = 8192
-    # The head of one HTTP request: the request line and all of its fields.  Other servers stop at 8 to 64 KiB, and a
-    # mirrored argument may be a long one.  Beyond: 431, and the connection is closed.
+    # The head of one HTTP request: the request line and all fields.  Other servers stop at 8 to 64 KiB, and a mirrored
+    # argument may be long.  Beyond: 431, and the connection is closed.
     header_bytes: int = 64 * 1024
-    # Open to one HTTP server, WebSockets and streams included.  One that idles costs some tens of KiB; who expects more
-    # gives the process more file descriptors too.  Beyond: an idle one is closed, chosen as for `sessions`, or if there
-    # is none, 503, closed.
+    # Open connections of one HTTP server, including WebSockets and streams.  An idle one costs some tens of KiB.  To
+    # allow more, also allow the process more file descriptors.  Beyond: an idle connection is closed, chosen as for
+    # `sessions`; if there is no idle one, 503, and the new connection is closed.
     connections: int = 10_000
-    # HTTP requests per second of one client, which is its principal, else its address; so many at once are taken too.
-    # The address is counted before it is asked who the client is, and gets that back if it is a principal: a refused
-    # guess costs.  Off unless it is set: what stands behind one address (a proxy, a university) only the operator
-    # knows.  Beyond: 429 with Retry-After.
+    # HTTP requests per second of one client, that is its principal, or its address without a principal.  The same
+    # number may come at once.  Each request is charged to the address before authentication, and the address gets the
+    # charge back if there is a principal.  So a guess that is refused is charged.  No limit by default: only the
+    # operator knows how many clients one address has (a proxy, a university).  Beyond: 429 with Retry-After.
     request_rate: float = inf
-    # Requests per second, on any transport, that reach a handler: calls, lists, completions, subscriptions.  Of one
-    # client as above, or of one connection where it cannot be told from others.  Off unless it is set: what a tool
-    # costs only its author knows.  Beyond: -32603, before a handler begins.
+    # Requests per second, on any transport, that reach a handler: calls, lists, completions, subscriptions.  They are
+    # counted per client as above, or per connection if the client cannot be distinguished from others.  No limit by
+    # default: only the author of a tool knows its cost.  Beyond: -32603, before a handler starts.
     call_rate: float = inf
-    # Seconds for the head of a request, from its first byte.  The slowest client seen needs one.  Beyond: 408, closed.
+    # Seconds for the head of a request, from its first byte.  The slowest client seen needs one.  Beyond: 408, and the
+    # connection is closed.
     head_seconds: float = 10.0
-    # Seconds for `authenticate` or `verify`, which may ask another server.  Clients wait for a minute as a rule, and an
-    # answer is to be there before.  Beyond: it is cancelled, 503 with Retry-After, and the log says which it was.
+    # Seconds for `authenticate` or `verify`, which may call another server.  Most clients wait for a minute, and the
+    # answer must come before that.  Beyond: the function is cancelled, 503 with Retry-After, and the log names the
+    # function.
     authenticate_seconds: float = 30.0
-    # A body, or a message over a network that has begun to come, must be whole within so many seconds, or in each such
-    # window bring so many bytes a second: 30 seconds pass for a bad connection, and 16 MiB may take as long as a modem
-    # needs, but who stops before the last byte has only one window.  Beyond: 408 or close code 1008, closed.
+    # A body, or a message that has begun to arrive over a network, must be complete within `body_seconds`, or must
+    # bring `body_rate` bytes per second in each window of that length.  30 seconds are enough for a bad connection, and
+    # 16 MiB may take as long as a modem needs; but a client that stops before the last byte has only one window.
+    # Beyond: 408 or close code 1008, and the connection is closed.
     body_seconds: float = 30.0
     body_rate: float = 4096.0
-    # Bytes that are held for clients: messages that are not whole yet, requests until they are answered, answers and
-    # notifications until they are written, logs kept for replay, what subscriptions name, and how a client has
-    # introduced itself.  A request counts with what Python takes for it: 100 bytes for each value, and two or four for
-    # each character where one in it needs so many.  Messages of up to 512 bytes, and requests of up to 4 KiB by that
-    # count, are free, for their number is bounded elsewhere.  Of one connection or session, four of the longest
-    # messages; in all, what a small machine has.  Where a client may take no more, its own logs forget their oldest
-    # events.
-    # Beyond: 503 or close code 1013 for what is not whole, else -32603 with the name of the limit, before a handler
-    # begins or in place of the answer.
+    # Bytes that the server holds for clients: incomplete messages, requests until they are answered, answers and
+    # notifications until they are written, event logs for replay, the names in subscriptions, and the identities and
+    # capabilities of clients.  A request counts with its size in Python: 100 bytes for each value, and two or four
+    # bytes for each character if one character needs them.  Messages of up to 512 bytes, and requests of up to 4 KiB by
+    # that count, are free, because other limits bound their number.  One connection or session may hold four messages
+    # of maximum size; all together may hold the memory of a small machine.  When a client may take no more, its own
+    # logs drop their oldest events.
+    # Beyond: 503 or close code 1013 for an incomplete message, otherwise -32603 with the name of the limit, before a
+    # handler starts or instead of the answer.
     bytes_each: int = 64 * 1024 * 1024
     bytes_in_all: int = 512 * 1024 * 1024
-    # Seconds for which a connection is kept without a request.  Proxies close theirs after 60 as a rule; who closes
-    # first loses no request.  Beyond: closed, without a word.
+    # Seconds that a connection without a request is kept open.  Most proxies close theirs after 60; the side that
+    # closes first loses no request.  Beyond: closed, without a response.
     idle_seconds: float = 75.0
-    # Over a network, what waits to be written must get on: within so many seconds it is gone, or in each such window
-    # so many bytes a second are.  The slowest modem takes five times as many.  Beyond: dropped.
+    # Over a network, queued data must be written within `write_seconds`, or `write_rate` bytes per second must be
+    # written in each window of that length.  The slowest modem takes five times as many.  Beyond: the connection is
+    # dropped.
     write_seconds: float = 60.0
     write_rate: float = 1024.0
-    # Sessions of the legacy era, of all clients.  One that idles costs some KiB.  Beyond: the client's own that is idle
-    # for longest makes room, else an idle one of a client that has more of them; or if there is none, 503 with
-    # Retry-After.
+    # Legacy sessions of all clients.  An idle one costs a few KiB.  Beyond: the longest idle session of the same client
+    # is closed; otherwise an idle one of a client with more sessions; if there is none, 503 with Retry-After.
     sessions: int = 10_000
-    # Seconds for which a session, and a legacy call in none, is kept whose client is absent: no response to it is open,
-    # and nothing is heard of it.  A person comes back from a meeting.  Beyond: it is ended, its handlers are cancelled,
-    # and a request for it is answered by 404, as that of any that has ended.
+    # Seconds that a session (or a legacy call without a session) is kept while its client is absent: it has no open
+    # response, and sends no request.  A person comes back from a meeting.  Beyond: the session ends, its handlers are
+    # cancelled, and a request for it gets 404, as for any session that has ended.
     session_idle_seconds: float = 1800.0
-    # Sessions that a relay has with the server behind it: one for each principal, or else for each connection.  Each is
-    # a process where that is one, and takes some tens of MiB then.  One that idles for as long as above is closed.
-    # Beyond: an idle one is closed, chosen as for `sessions`, or if there is none, -32603.
+    # Sessions between a relay and the server behind it: one for each principal, or for each connection without a
+    # principal.  If the server is a command, each session is a process and takes some tens of MiB.  A session that is
+    # idle for `session_idle_seconds` is closed.  Beyond: an idle one is closed, chosen as for `sessions`; if there is
+    # none, -32603.
     relayed: int = 64
-    # Response streams open at once in one session.  A host has one for changes and one for each call that takes long.
-    # Beyond: 429.
+    # Open response streams of one session.  A host has one for changes and one for each long call.  Beyond: 429.
     streams: int = 32
 
     def __attrs_post_init__(self) -> None:
         for name in Limits.__annotations__:
             value = getattr(self, name)
-            if type(value) not in (int, float) or not value >= 0:  # NaN is neither more nor less
-                raise UsageError(f"Limits.{name} is a number, 0 or more; not {value!r}")
+            if type(value) not in (int, float) or not value >= 0:  # `not ... >=` catches NaN
+                raise UsageError(f"Limits.{name} must be a number, 0 or more, got {value!r}")
 
 
 # From bytes.
@@ -325,66 +342,70 @@ KINDS: Mapping[type, str] = {
     bool: "a boolean",
     type(None): "null",
 }
-"""What JSON gives, in words."""
+"""The names of JSON types for error messages."""
 
 
-# Integers that can be ids.  Python hashes those that differ by a multiple of 2**61 - 1 alike, and finding one of
-# thousands takes thousands of comparisons; of these at most nine are alike.  Peers count from 0, or take a time in
-# nanoseconds or 64 random bits; 53 bits, which every JSON has, would keep out the latter.
+# The range of integer ids.  In Python, integers that differ by a multiple of 2**61 - 1 have the same hash, and a lookup
+# among thousands of equal hashes takes thousands of comparisons.  In this range at most nine integers share a hash.
+# Peers count from 0, or use a time in nanoseconds or 64 random bits.  A range of 53 bits, which every JSON parser
+# supports, would exclude the random bits.
 _FIRST, _LAST = -(2**63), 2**64 - 1
 
-_FEW = 4096  # bytes that are copied, and looked through, sooner than anything that would spare it is done
+_FEW = 4096  # bytes; up to this size, copying and searching costs less than avoiding it
 
 
 def decode(data: bytes, limits: Limits) -> Message:
-    """The message in `data`.  Never raises: what is no message is `InvalidMessage`."""
+    """Return the message in `data`.  Never raises: invalid data gives an `InvalidMessage`."""
     if len(data) > limits.message_bytes:
-        return _unread(data, f"is longer than {limits.message_bytes} bytes (Limits.message_bytes)", limits)
-    # Each value takes a byte at least, and the more there are the longer nobody else is served.
+        return _not_parsed(data, f"is longer than {limits.message_bytes} bytes (Limits.message_bytes)", limits)
+    # Each value has at least one byte.  More values take longer, and no other client is served in that time.
     if len(data) > limits.values and holds_more_values(data, limits.values):
-        return _unread(data, f"has more than {limits.values} values (Limits.values)", limits)
+        return _not_parsed(data, f"has more than {limits.values} values (Limits.values)", limits)
     try:
-        value, doubtful = parse(data)
+        value, unwritable = parse(data)
     except UnreadableNumber as error:
-        return _unread(data, f"holds {error}", limits)
+        return _not_parsed(data, f"holds {error}", limits)
     except UnicodeDecodeError as error:
-        return _owed(f"the message is not UTF-8: {error.reason} at byte {error.start}", PARSE_ERROR)
+        return _with_reply(f"the message is not UTF-8: {error.reason} at byte {error.start}", PARSE_ERROR)
     except JSONDecodeError as error:
-        return _no_json(plain_text(data), error)
+        return _not_json(plain_text(data), error)
     except RecursionError:
         return _too_deep({}, limits.depth)
-    # Fewer brackets than levels allowed cannot make too many levels, nor can fewer bytes, of which each level has two.
+    # Each level has an opening bracket and two bytes.  With fewer of either, the levels need not be counted.
     deep = len(data) > 2 * limits.depth and _opens_more_than(limits.depth, data)
     if type(value) is not list:
-        return _message(value, limits, deep, doubtful)
+        return _message(value, limits, deep, unwritable)
     if not value:
-        return _owed("an empty array is no batch")
+        return _with_reply("a batch must not be an empty array")
     if len(value) > limits.batch:
-        return _owed(f"the batch has more than {limits.batch} messages (Limits.batch)")
-    return Batch(tuple([_message(item, limits, deep, doubtful) for item in value]))
+        return _with_reply(f"the batch has more than {limits.batch} messages (Limits.batch)")
+    return Batch(tuple([_message(item, limits, deep, unwritable) for item in value]))
 
 
 def _message(
-    value: Json, limits: Limits, deep: bool, doubtful: bool
+    value: Json, limits: Limits, deep: bool, unwritable: bool
 ) -> Request | Notification | Response | Error | InvalidMessage:
-    """What `value` is; `deep` and `doubtful` tell that it may have too many levels, or what cannot be written again."""
+    """Return the message that `value` represents.
+
+    `deep`: it may have too many levels.  `unwritable`: it may hold a value that cannot be written again.
+    """
     if type(value) is not dict:
-        return _owed(f"a message is an object, not {KINDS[type(value)]}")
+        return _with_reply(f"a message must be an object, not {KINDS[type(value)]}")
     id = value.get("id")
-    if not deep and not doubtful and type(id) is int and _FIRST <= id <= _LAST and value.get("jsonrpc") == "2.0":
-        # Nearly every message is one of these; what is not is looked at member by member.
+    if not deep and not unwritable and type(id) is int and _FIRST <= id <= _LAST and value.get("jsonrpc") == "2.0":
+        # The fast path for nearly all messages.  The others are checked member by member.
         if len(value) == 4:
             method, params = value.get("method"), value.get("params")
             if type(method) is str and type(params) is dict:
                 return _request(id, method, params)
         elif len(value) == 3 and type(result := value.get("result")) is dict:
             return _result(id, result)
-    if (why := _too_long_an_id(id, limits)) is not None:
+    if (why := _check_id(id, limits)) is not None:
         return _refused({**value, "id": None}, why)
     if deep and _deeper_than(limits.depth, value):
         return _too_deep(value, limits.depth)
-    if doubtful and not writable(value):
-        return _refused(value, "the message holds a number too large, or half a surrogate pair")
+    if unwritable and not writable(value):
+        return _refused(value, "the message holds a number that is too large, or half a surrogate pair")
     # core-01: "a received message without it is not processed".
     if value.get("jsonrpc") != "2.0":
         return _refused(
@@ -394,10 +415,11 @@ def _message(
         return _call(value)
     if "result" in value or "error" in value:
         return _response(value)
-    return _refused(value, "a message needs a method, a result or an error")
+    return _refused(value, "a message must have a method, a result or an error")
 
 
-def _too_long_an_id(id: Json, limits: Limits) -> str | None:
+def _check_id(id: Json, limits: Limits) -> str | None:
+    """Return the reason if the id is too long, otherwise None."""
     if type(id) is str and len(id) > limits.id_length:
         return f"the id is longer than {limits.id_length} characters (Limits.id_length)"
     if type(id) is int and not _FIRST <= id <= _LAST:
@@ -409,17 +431,17 @@ _thawed_request, _thawed_result = thawed(Request), thawed(Response)
 
 
 def _request(id: Id, method: str, params: JsonObject) -> Request:
-    made = _thawed_request()
-    made.id, made.method, made.params = id, method, params
-    made.__class__ = Request
-    return made  # type: ignore[no-any-return]
+    request = _thawed_request()
+    request.id, request.method, request.params = id, method, params
+    request.__class__ = Request
+    return request  # type: ignore[no-any-return]
 
 
 def _result(id: Id, result: JsonObject) -> Response:
-    made = _thawed_result()
-    made.id, made.result = id, result
-    made.__class__ = Response
-    return made  # type: ignore[no-any-return]
+    response = _thawed_result()
+    response.id, response.result = id, result
+    response.__class__ = Response
+    return response  # type: ignore[no-any-return]
 
 
 def _call(value: JsonObject) -> Request | Notification | InvalidMessage:
@@ -427,13 +449,13 @@ def _call(value: JsonObject) -> Request | Notification | InvalidMessage:
     if type(method) is not str:
         return _refused(value, f"method must be a string, not {KINDS[type(method)]}")
     if "result" in value or "error" in value:
-        return _refused(value, "a message with a method has neither result nor error")
+        return _refused(value, "a message with a method must have neither result nor error")
     id = value.get("id", ABSENT)
-    # core-06: null is an id that cannot be, which is not the same as having none.
+    # core-06: an id of null is invalid; it does not mean a notification.
     if id is not ABSENT and type(id) is not int and type(id) is not str:
         return _refused(value, f"id must be a string or an integer, not {KINDS[type(id)]}")
     params = value.get("params")
-    if params is None:  # null is what careless serialisers write for "absent"
+    if params is None:  # some serializers write null for an absent member
         params = {}
     elif type(params) is not dict:
         return _refused(value, f"params must be an object, not {KINDS[type(params)]}", INVALID_PARAMS)
@@ -451,8 +473,8 @@ def _response(value: JsonObject) -> Response | Error | InvalidMessage:
         return Response(id, result)
     error = value["error"]
     if "result" in value:
-        return _refused(value, "a response has either a result or an error, not both")
-    # core-10: an error whose request could not be read has no id, or null in the older revisions.
+        return _refused(value, "a response must have either a result or an error, not both")
+    # core-10: an error has no id, or null in the older revisions, if the request could not be read.
     if id is None and value.get("id") is not None:
         return _refused(value, f"id must be a string or an integer, not {KINDS[type(value['id'])]}")
     if type(error) is not dict or type(error.get("code")) is not int or type(error.get("message")) is not str:
@@ -461,45 +483,49 @@ def _response(value: JsonObject) -> Response | Error | InvalidMessage:
 
 
 def _refused(value: JsonObject, why: str, code: int = INVALID_REQUEST) -> InvalidMessage:
-    """What to do with an object that is no message: reply, tell the caller who waits for it, or only report it."""
+    """Return the InvalidMessage for an object that is not a message.
+
+    It has a reply, or the id of the call that fails, or only a reason to report.
+    """
     id = _readable_id(value)
     if not writable(id):
-        id = None  # half a surrogate pair, which could not be sent back
+        id = None  # half a surrogate pair, which the reply could not repeat
     if "method" not in value and ("result" in value or "error" in value):
-        # An answer is never answered, or two peers could go on for ever.
+        # A response is never answered, or two peers could exchange errors for ever.
         return InvalidMessage(why, answers=id, response=True)
     if type(value.get("method")) is str and value.get("jsonrpc") == "2.0" and "id" not in value:
         return InvalidMessage(why)  # core-16: never an answer to a notification, "even an unknown or malformed one"
-    return _owed(why, code, id)
+    return _with_reply(why, code, id)
 
 
-def _owed(why: str, code: int = INVALID_REQUEST, id: Id | None = None) -> InvalidMessage:
+def _with_reply(why: str, code: int = INVALID_REQUEST, id: Id | None = None) -> InvalidMessage:
     return InvalidMessage(why, reply=Error(id, code, why))
 
 
-def _no_json(text: str, error: JSONDecodeError) -> InvalidMessage:
+def _not_json(text: str, error: JSONDecodeError) -> InvalidMessage:
     why = f"the message is not JSON: {error.msg} at character {error.pos}"
-    # Who looks for a stray print has to see it.  But what was meant for a message is nobody's to read, and the peer
-    # knows what it has sent.
-    seen = "" if text[:1] in ("", "{", "[") else f"; it begins with {shown(text, 60)}"
-    return InvalidMessage(why + seen, reply=Error(None, PARSE_ERROR, why))
+    # A stray print in the server is easier to find if its text is shown.  The text of a broken message is private, so
+    # it is not shown.  The reply has neither, because the peer knows its own text.
+    start = "" if text[:1] in ("", "{", "[") else f"; it begins with {shown(text, 60)}"
+    return InvalidMessage(why + start, reply=Error(None, PARSE_ERROR, why))
 
 
-def _unread(data: bytes, what: str, limits: Limits) -> InvalidMessage:
-    shape, id = beginning(data, limits.message_bytes)
-    return _beyond(what, shape, ending(data) if id is None else id)
+def _not_parsed(data: bytes, why: str, limits: Limits) -> InvalidMessage:
+    kind, id = beginning(data, limits.message_bytes)
+    return _over_limit(why, kind, ending(data) if id is None else id)
 
 
-def too_long(limit: int, shape: MessageKind, id: Id | None) -> InvalidMessage:
-    return _beyond(f"is longer than {limit} bytes (Limits.message_bytes)", shape, id)
+def too_long(limit: int, kind: MessageKind, id: Id | None) -> InvalidMessage:
+    """Return the InvalidMessage for a message that exceeds `Limits.message_bytes`."""
+    return _over_limit(f"is longer than {limit} bytes (Limits.message_bytes)", kind, id)
 
 
-def _beyond(what: str, shape: MessageKind, id: Id | None) -> InvalidMessage:
-    """For a message of which only that much is known."""
-    if shape is MessageKind.RESPONSE:
-        return InvalidMessage(f"the answer {what}", answers=id, response=True)
-    # An id in what is neither is no id: it may stand in an array, or in no JSON at all.
-    return _owed(f"the message {what}", id=id if shape is MessageKind.REQUEST else None)
+def _over_limit(why: str, kind: MessageKind, id: Id | None) -> InvalidMessage:
+    """Return the InvalidMessage for a message that is not parsed.  `why` begins with a verb."""
+    if kind is MessageKind.RESPONSE:
+        return InvalidMessage(f"the answer {why}", answers=id, response=True)
+    # If the kind is unknown, the id is ignored: it may be inside an array, or the bytes may not be JSON.
+    return _with_reply(f"the message {why}", id=id if kind is MessageKind.REQUEST else None)
 
 
 def _too_deep(value: JsonObject, limit: int) -> InvalidMessage:
@@ -511,18 +537,18 @@ def _readable_id(value: JsonObject) -> Id | None:
     return id if type(id) is int or type(id) is str else None
 
 
-# How deep a message is.
+# The depth of a message.
 
 _CONTAINERS = frozenset({dict, list})
 
 
 def _opens_more_than(limit: int, data: bytes) -> bool:
-    """Whether more objects and arrays begin in `data`, or what looks so inside of text."""
-    if len(data) <= 5 * limit and b"[" not in data:  # an object in another takes five bytes, with its key
+    """Return whether `data` has more than `limit` opening brackets, including those inside strings."""
+    if len(data) <= 5 * limit and b"[" not in data:  # an object inside another one takes five bytes, with its key
         return False
     if len(data) <= _FEW:
         return data.count(b"{") + data.count(b"[") > limit
-    for bracket in (b"{", b"["):  # `find` leaps from one to the next, and `count` looks at every byte
+    for bracket in (b"{", b"["):  # `find` jumps from one bracket to the next; `count` looks at every byte
         at = data.find(bracket)
         while at >= 0:
             limit -= 1
@@ -533,7 +559,7 @@ def _opens_more_than(limit: int, data: bytes) -> bool:
 
 
 def _deeper_than(limit: int, value: Json) -> bool:
-    """Level by level, for a recursive walk would itself need a limit."""
+    """Return whether `value` has more than `limit` levels.  Not recursive: recursion would need a limit of its own."""
     level = [value]
     for _ in range(limit):
         level = [
@@ -550,38 +576,41 @@ def _deeper_than(limit: int, value: Json) -> bool:
 # To bytes.
 
 _Single = TypeVar("_Single", bound=_Sendable)
-_keep: Callable[[_Sendable, bytes], object] = vars(_Sendable)["_bytes"].__set__
+_set_bytes: Callable[[_Sendable, bytes], object] = vars(_Sendable)["_bytes"].__set__
 _WITH_NULL_ID = b'{"jsonrpc":"2.0","id":null,'
 _WITHOUT_ID = b'{"jsonrpc":"2.0",'
 
 
 def prepare(message: _Single, *, null_id: bool = True) -> _Single:
-    """`message`, written now: `encode` will give these bytes, whatever becomes of the dicts in it until then.
+    """Write the message now, and return it.  `encode` will return these bytes, even if the dicts in it change.
 
-    `null_id` is for an `Error` without an id: the member is written as null, or (from 2025-11-25 on) left out; see
-    `Revision.unreadable_id_is_null`.  Raises UsageError for what no peer could read.
+    `null_id` decides about an `Error` without an id: the member is null, or (since 2025-11-25) missing; see
+    `Revision.unreadable_id_is_null`.  Raises UsageError if the message cannot be written as JSON.
     """
     data = _write(message)
-    _keep(message, data if null_id else _without_null_id(data))
+    _set_bytes(message, data if null_id else _without_null_id(data))
     return message
 
 
 def prepared_result(id: Id, result: JsonObject, more: CachedResult) -> Response:
-    """The answer with `result` and the members of `more`, which it has not, prepared.  Raises as `prepare`."""
+    """Return a prepared answer with the members of `result` and of `more`, which must not overlap.
+
+    Raises as `prepare`.
+    """
     message = _result(id, {**more, **result})
-    _keep(message, _write(message, result, more))
+    _set_bytes(message, _write(message, result, more))
     return message
 
 
 PROGRESS = "notifications/progress"
-_TO_PROGRESS = f'{{"jsonrpc":"2.0","method":"{PROGRESS}","params":{{'
+_PROGRESS_HEAD = f'{{"jsonrpc":"2.0","method":"{PROGRESS}","params":{{'
 
 
 def prepared_progress(token: Id, progress: float, total: float | None, message: str | None) -> Notification:
-    """That a request has got so far, prepared if it can be written; if not, `prepare` says why.
+    """Return a progress notification.  It is prepared if it can be written; if not, `prepare` raises the error.
 
-    The numbers are finite, and of no other type than int or float.  One call may report thousands of times, so this is
-    written without an encoder: it is known what there is, and Python writes such numbers as JSON does.
+    The numbers must be finite, and of exactly the type int or float.  One call may report thousands of times, so this
+    does not use an encoder: the members are known, and Python writes these numbers as JSON does.
     """
     params: JsonObject = {"progressToken": token, "progress": progress}
     if total is not None:
@@ -591,58 +620,65 @@ def prepared_progress(token: Id, progress: float, total: float | None, message: 
     note = Notification(PROGRESS, params)
     try:
         name = quoted(token) if isinstance(token, str) else token
-        of = "" if total is None else f',"total":{total!r}'
-        said = "" if message is None else f',"message":{quoted(message)}'
-        text = f'{_TO_PROGRESS}"progressToken":{name},"progress":{progress!r}{of}{said}}}}}'
-        _keep(note, text.encode())
+        total_text = "" if total is None else f',"total":{total!r}'
+        message_text = "" if message is None else f',"message":{quoted(message)}'
+        text = f'{_PROGRESS_HEAD}"progressToken":{name},"progress":{progress!r}{total_text}{message_text}}}}}'
+        _set_bytes(note, text.encode())
     except ValueError:
         pass  # half a surrogate pair, or an integer of thousands of digits
     return note
 
 
 def prepared_request(id: int, method: str, params: JsonObject, more: CachedResult | None) -> Request:
-    """The request with `params` and the members of `more`, which they lack, prepared.  Raises as `prepare`."""
+    """Return a prepared request with the members of `params` and of `more`, which must not overlap.
+
+    Raises as `prepare`.
+    """
     message = _request(id, method, params if more is None else {**params, **more})
-    _keep(message, _write(message, params if message.params else None, more))
+    _set_bytes(message, _write(message, params if message.params else None, more))
     return message
 
 
 def bare(message: Response) -> Response:
-    """An answer that is prepared, with nothing but its bytes: while it waits to be read, it is there once."""
-    made = _result(message.id, {})
-    _keep(made, message._bytes)
-    return made
+    """Return a copy of a prepared answer that has only its bytes, so that the queue does not hold the result twice."""
+    response = _result(message.id, {})
+    _set_bytes(response, message._bytes)
+    return response
 
 
 def is_prepared(message: _Sendable) -> bool:
+    """Return whether the bytes of the message have been written."""
     return getattr(message, "_bytes", None) is not None
 
 
 def encode(message: Request | Notification | Response | Error | Batch) -> bytes:
-    """The bytes of one message, or of one batch.
+    """Return the bytes of one message or of one batch.
 
-    Raises UsageError for what no peer could read; never for a prepared message.
+    Raises UsageError if the message cannot be written as JSON; a prepared message never raises.
     """
     if type(message) is not Batch:
-        return _written(message)
+        return _bytes_of(message)
     if not message.items:
-        raise UsageError("a batch needs at least one message")
-    return b"[" + b",".join(map(_written, message.items)) + b"]"
+        raise UsageError("a batch must have at least one message")
+    return b"[" + b",".join(map(_bytes_of, message.items)) + b"]"
 
 
 def _without_null_id(data: bytes) -> bytes:
     return _WITHOUT_ID + data[len(_WITH_NULL_ID) :] if data.startswith(_WITH_NULL_ID) else data
 
 
-def _written(message: Message) -> bytes:
+def _bytes_of(message: Message) -> bytes:
     prepared: bytes | None = getattr(message, "_bytes", None)
     return _write(message) if prepared is None else prepared
 
 
 def _write(message: Message | _Sendable, own: JsonObject | None = None, more: CachedResult | None = None) -> bytes:
-    """With a null id, where it is an error without one.  `own` and `more` are the parts of its result or params."""
+    """Return the message as JSON; the id of an error without an id is null.
+
+    `own` and `more` are the two parts of the result or params, if they are written separately.
+    """
     try:
-        if type(message) is Response and type(message.id) is int:  # nearly all that a server sends
+        if type(message) is Response and type(message.id) is int:  # nearly all messages of a server
             head = b'{"jsonrpc":"2.0","id":%d,"result":' % message.id
             parts = (_result_text(message),) if own is None else _joined(own, more)
             return b"".join((head, *parts, b"}"))
@@ -651,24 +687,24 @@ def _write(message: Message | _Sendable, own: JsonObject | None = None, more: Ca
             return b"".join((head, *_joined(own, more), b"}"))
         _check(message)
         text = to_text(_envelope(message))
-        return text if len(text) > _FEW else bytes(memoryview(text))  # orjson keeps 4 KiB for each, used or not
+        return text if len(text) > _FEW else bytes(memoryview(text))  # bytes of orjson occupy at least 4 KiB each
     except UnicodeEncodeError:
-        why = "it holds half a surrogate pair, which UTF-8 cannot carry"
+        why = "it holds half a surrogate pair, which UTF-8 cannot encode"
     except RecursionError:
         why = "it is nested too deeply, or contains itself"
     except (TypeError, ValueError) as error:  # an object, a key, NaN, or an integer of thousands of digits
         why = str(error)
     except (Exception, KeyboardInterrupt):
         raise
-    except BaseException as error:  # an author's object may raise anything, such as GeneratorExit
-        why = f"an object in it has raised {type(error).__name__}"
+    except BaseException as error:  # an object of the program may raise any exception, for example GeneratorExit
+        why = f"an object in it raised {type(error).__name__}"
         raise UsageError(f"this {type(message).__name__} cannot be written as JSON: {why}") from error
     raise UsageError(f"this {type(message).__name__} cannot be written as JSON: {why}")
 
 
-_method_text = functools.lru_cache(64)(to_text)  # there are some dozens
+_method_text = functools.lru_cache(64)(to_text)  # the protocol has a few dozen methods
 
-# What each member must be; a bool, being an int in Python only, never passes.
+# The types of each member.  A bool never passes, although it is an int in Python.
 _ID: tuple[type, ...] = (int, str)
 _SHAPES: dict[type, tuple[tuple[str, tuple[type, ...]], ...]] = {
     Request: (("id", _ID), ("method", (str,)), ("params", (dict,))),
@@ -688,8 +724,10 @@ def _result_text(message: Response) -> bytes:
 
 
 def _lone_text(result: JsonObject) -> bytes | None:
-    """A result that is one text and nothing else, as those of most tools are: that needs no encoder, and no proof that
-    there is nothing else in it.  None of what it is not, and of a text that is long or has half a surrogate pair.
+    """Return the JSON of a result that is a single text block, as the results of most tools are.
+
+    This needs neither an encoder nor a walk through the value.  Returns None for any other result, and for a text that
+    is long or has half a surrogate pair.
     """
     if type(result) is not dict or len(result) != 1:
         return None
@@ -707,7 +745,7 @@ def _lone_text(result: JsonObject) -> bytes | None:
 
 
 def _joined(own: JsonObject, more: CachedResult | None) -> tuple[bytes | memoryview, ...]:
-    """The pieces of one object made of two, of which the first may be empty."""
+    """Return the pieces of one JSON object with the members of two; the first one may be empty."""
     text = _lone_text(own) or to_text(own)
     if more is None:
         return (text,)
@@ -733,6 +771,7 @@ def _envelope(message: Message | _Sendable) -> JsonObject:
 
 
 def _check(message: Message | _Sendable) -> None:
+    """Raise UsageError if the message or one of its members has the wrong type."""
     kind = type(message)
     if kind not in _SHAPES:
         raise UsageError(f"{kind.__name__} is not a message that can be sent")

@@ -1,17 +1,18 @@
 """Fair shares of a resource that all clients of a server use together: sessions, calls, worker threads, bytes.
 
-A holder is a principal, or an address where there are no principals (see `holder_of`).  A holder may take as long as
-what it then holds is at most three times what then remains free (a dynamic threshold, after Choudhury and Hahne, 1998).
-One holder alone gets three quarters of the total, two get three sevenths each, and a newcomer always finds room.
-Nothing is taken away from a holder, so no timer is needed, and `take` and `give` cost O(1).  The price is the part that
-stays free; fixed quotas would leave far more unused, and a queue alone would let one holder occupy everything first.
+A holder is a principal, or an address if there are no principals (see `holder_of`).  A holder may take an amount if it
+then holds at most three times what then remains free (a dynamic threshold, after Choudhury and Hahne, 1998).  One
+holder alone gets three quarters of the total, two get three sevenths each, and a new holder always finds room.  Units
+are never taken away from a holder, so no timer is needed, and `take` and `give` cost O(1).  The price is the part that
+stays free.  Two alternatives are worse: fixed quotas would leave far more unused, and a queue alone would let the first
+holder occupy everything.
 
-Two exceptions.  A holder that holds nothing may take any amount that is free, or a total of one could not be used at
-all.  The holder None is a client that cannot be told from others, as on standard input or a Unix socket; it is bounded
-by the total only.
+There are two exceptions.  A holder that holds no units may take any amount that is free; otherwise a total of one could
+not be used.  The holder None is a client that cannot be distinguished from others, on standard input or a Unix socket.
+Only the total limits it.
 
-`FairQueue` decides who is next where a resource is full.  A `ByteBudget` is the same rule for memory: each connection
-or session has an `Account` in it, which has a bound of its own.
+`FairQueue` decides which holder is next when a resource is full.  `ByteBudget` applies the same rule to memory: each
+connection or session has an `Account` in it, with a limit of its own.
 """
 
 from __future__ import annotations
@@ -42,22 +43,22 @@ __all__ = [
 T = TypeVar("T", bound=Hashable)
 
 FEW = 512
-"""Bytes of a message that is short, as most are: one that is to be sent is free, and the values of one that came are
-not counted."""
+"""The size in bytes up to which a message is short.  Most messages are.  An outgoing short message is not charged, and
+the values of an incoming one are not counted."""
 
 LONG = 4096
-"""Bytes above which what a client has sent is charged.  Less is bounded by the limits that count messages."""
+"""The size in bytes above which data from a client is charged.  The limits that count messages bound the rest."""
 
-_VALUE = 100  # bytes of memory for each value: an object with one member takes 180, a text 50, an empty list 60
+_VALUE = 100  # bytes of memory for each value: an object with one member takes 180, a string 50, an empty list 60
 _FOUR_BYTES_LONG = (*(bytes([first]) for first in range(0xF0, 0xF5)), b"\\ud", b"\\uD")
 
-_FREE = 3  # how many times as much as remains free one holder may have
+_FREE = 3  # a holder may hold this many times the free amount
 
 
 def holder_of(principal: str | None, address: str | None) -> str | None:
-    """The holder of what a client takes: its principal, else its address, else None.
+    """Return the holder for a client: its principal; without a principal its address; without both None.
 
-    An IPv6 client counts as its /64 network, because each client can choose any address in it.
+    An IPv6 client counts as its /64 network, because a client can choose any address in its network.
     """
     if principal is not None:
         return f"principal {principal}"
@@ -68,7 +69,7 @@ def holder_of(principal: str | None, address: str | None) -> str | None:
 
 @functools.lru_cache(1024)
 def _network(address: str) -> str:
-    import ipaddress  # 3 ms at the start, which a server without IPv6 clients should not wait for
+    import ipaddress  # takes 3 ms, which a server without IPv6 clients should not pay
 
     try:
         ip = ipaddress.IPv6Address(address.partition("%")[0])
@@ -87,19 +88,20 @@ class Shares:
     def __init__(self, total: float) -> None:
         self.total = total
         self.held = 0
-        """Units that all holders have together."""
+        """The units that all holders have together."""
         self._holders: dict[Hashable, int] = {}
 
     @property
     def full(self) -> bool:
+        """Whether no unit is free."""
         return self.held >= self.total
 
     def of(self, holder: Hashable | None) -> int:
-        """How many units this holder has; always 0 for None."""
+        """Return how many units this holder has; always 0 for None."""
         return self._holders.get(holder, 0)
 
     def fits(self, holder: Hashable | None, amount: int = 1) -> bool:
-        """Whether the holder may take this much now."""
+        """Return whether the holder may take this amount now."""
         free = self.total - self.held - amount
         if free < 0 or holder is None:
             return free >= 0
@@ -107,8 +109,8 @@ class Shares:
         return not has or has + amount <= _FREE * free
 
     def take(self, holder: Hashable | None, amount: int = 1) -> bool:
-        """Take this much for the holder, or nothing; False if it may not."""
-        if holder is None:  # as on standard input, where each call passes here
+        """Take this amount for the holder.  False: the holder may not take it, and gets no part of it."""
+        if holder is None:  # the fast path of standard input: each call passes here
             if self.held + amount > self.total:
                 return False
             self.held += amount
@@ -120,7 +122,7 @@ class Shares:
         return True
 
     def give(self, holder: Hashable | None, amount: int = 1) -> None:
-        """Give back what was taken."""
+        """Give back units of the holder."""
         self.held -= amount
         if holder is not None and amount:
             left = self._holders[holder] - amount
@@ -132,82 +134,82 @@ class Shares:
 
 
 def to_make_room(shares: Shares, holder: Hashable | None, candidates: Iterable[tuple[T, Hashable | None]]) -> T | None:
-    """Which of the candidates has to go for a unit that the holder may not take; None if the holder has to do without.
+    """Return the candidate to remove when the holder wants a unit and may not take one.  None: remove no candidate.
 
-    Candidates come with their holders, the first one in the line first.  One of the same holder goes first.  One of
-    another holder goes only where there is nothing left at all, and if that holder has more: then one of the holder
-    that has most.
+    The candidates come with their holders, in the order in which to remove them.  A candidate of the same holder is
+    removed first.  A candidate of another holder is removed only if the resource is full and that holder has more
+    units; it is then one of the holder with the most units.
     """
     found: T | None = None
     most = shares.of(holder)
-    for thing, other in candidates:
+    for candidate, other in candidates:
         if other == holder:
-            return thing
+            return candidate
         if shares.full and shares.of(other) > most:
-            found, most = thing, shares.of(other)
+            found, most = candidate, shares.of(other)
     return found
 
 
 class FairQueue(Generic[T]):
-    """A queue for each holder that waits for a unit of a resource; holders take turns.
+    """Queues of items that wait for a unit of a resource, one queue for each holder; the holders take turns.
 
-    Things of the holder None cannot be told from each other, so each of them has a turn of its own.
+    Clients of the holder None cannot be distinguished, so each of its items has a turn of its own.
     """
 
     __slots__ = ("_queues", "_shares")
 
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
-        # Ordered dicts: the first entry is found at once, where a plain dict searches among all that were deleted.
+        # Ordered dicts find their first entry at once.  A plain dict searches through all its deleted entries.
         self._queues: OrderedDict[Hashable, tuple[Hashable | None, OrderedDict[T, None]]] = OrderedDict()
 
-    def add(self, holder: Hashable | None, thing: T) -> None:
-        """Put a thing at the end of its holder's queue; nothing changes if it waits already."""
-        key = thing if holder is None else holder
+    def add(self, holder: Hashable | None, item: T) -> None:
+        """Add an item to the end of its holder's queue.  An item that waits already keeps its place."""
+        key = item if holder is None else holder
         found = self._queues.get(key)
         if found is None:
             found = self._queues[key] = holder, OrderedDict()
-        found[1].setdefault(thing)
+        found[1].setdefault(item)
 
-    def discard(self, holder: Hashable | None, thing: T) -> None:
-        """The thing waits no more; nothing changes if it did not."""
-        key = thing if holder is None else holder
+    def discard(self, holder: Hashable | None, item: T) -> None:
+        """Remove an item, if it waits."""
+        key = item if holder is None else holder
         found = self._queues.get(key)
         if found is not None:
-            found[1].pop(thing, None)
+            found[1].pop(item, None)
             if not found[1]:
                 del self._queues[key]
 
     def next(self) -> T | None:
-        """The thing whose turn it is, with a unit taken for its holder; None if no holder may take one.
+        """Take a unit for the next holder that may have one, and return its item.  None: no holder may take one.
 
-        Looks at each holder once at most: those that have their share already are passed over.
+        Each holder is tried at most once; a holder that has its share already is skipped.
         """
         if self._shares.full:
             return None
         for key, (holder, queue) in self._queues.items():
             if self._shares.take(holder):
-                thing, _ = queue.popitem(last=False)
+                item, _ = queue.popitem(last=False)
                 if queue:
                     self._queues.move_to_end(key)
                 else:
                     del self._queues[key]
-                return thing
+                return item
         return None
 
 
 class Reclaimable(Protocol):
-    """What may give memory back when its holder needs it for something else: a log that is kept for replay."""
+    """Memory that its holder can get back for another use: an event log that is kept for replay."""
 
     def forget_oldest(self) -> bool:
-        """Give some of it back; False if there is nothing more to give."""
+        """Give back the oldest part.  False if the log is empty."""
 
 
 class ByteBudget:
     """The bytes that one run of a server holds for its clients: `Limits.bytes_in_all`, shared by holder.
 
-    Logs are kept only while nothing else needs the room: when a holder may take no more, its own logs forget their
-    oldest events first, from the log that was written least recently.  No other holder loses anything.
+    Event logs have the lowest priority.  When a holder may take no more, its own logs forget their oldest events,
+    beginning with the log that was written least recently.  Other holders lose no events.
     """
 
     __slots__ = ("_logs", "each", "shares")
@@ -218,22 +220,24 @@ class ByteBudget:
         self._logs: dict[Hashable | None, OrderedDict[Reclaimable, None]] = {}
 
     def account(self, holder: Hashable | None) -> Account:
+        """Return a new account of this holder."""
         return Account(self, holder)
 
     def take(self, holder: Hashable | None, amount: int) -> bool:
+        """As `Shares.take`, after the holder's logs have forgotten as much as necessary."""
         while not self.shares.take(holder, amount):
             if not self._forget(holder):
                 return False
         return True
 
     def wrote(self, holder: Hashable | None, log: Reclaimable) -> None:
-        """The log has something to forget, and was written just now."""
+        """Register a log that has just been written: it can forget events."""
         logs = self._logs.setdefault(holder, OrderedDict())
         logs[log] = None
         logs.move_to_end(log)
 
     def drop(self, holder: Hashable | None, log: Reclaimable) -> None:
-        """The log holds nothing more; nothing changes if it did not."""
+        """Unregister a log that is empty.  A second call changes nothing."""
         logs = self._logs.get(holder)
         if logs is not None:
             logs.pop(log, None)
@@ -250,7 +254,7 @@ class ByteBudget:
 
 
 class Account:
-    """The bytes of one connection or session: `Limits.bytes_each` at most, in the name of its holder."""
+    """The bytes of one connection or session: at most `Limits.bytes_each`, charged to its holder."""
 
     __slots__ = ("budget", "held", "holder")
 
@@ -260,12 +264,12 @@ class Account:
         self.held = 0
 
     def take(self, amount: int) -> str | None:
-        """Take this much, or nothing; then the name of the limit that does not allow it.
+        """Take this amount and return None, or take no byte and return the name of the limit that is exceeded.
 
-        An account that holds nothing may exceed its own bound, by one message: that has a limit of its own.
+        One message may exceed the limit of an empty account, because the message has a limit of its own.
         """
         if not amount:
-            return None  # also for a holder that has more than its share by now
+            return None  # even if the holder now has more than its share
         if self.held and self.held + amount > self.budget.each:
             return "bytes_each"
         if not self.budget.take(self.holder, amount):
@@ -274,16 +278,20 @@ class Account:
         return None
 
     def give(self, amount: int) -> None:
+        """Give back bytes."""
         self.held -= amount
         self.budget.shares.give(self.holder, amount)
 
     def close(self) -> None:
-        """Give back all."""
+        """Give back all bytes."""
         self.give(self.held)
 
 
 class Charge:
-    """What one thing that grows and shrinks has in an account, such as a body that is being received; a block."""
+    """The bytes of one growing buffer in an account, for example of a body that is being received.
+
+    It is a context manager: all bytes are given back when the block ends.
+    """
 
     __slots__ = ("_account", "held")
 
@@ -300,9 +308,9 @@ class Charge:
         self.set(0)
 
     def set(self, amount: int) -> str | None:
-        """Hold this much; if that is not allowed, what was held before, and the name of the limit.
+        """Set the size of the buffer.  A size up to `LONG` counts as 0.
 
-        What is not long counts as nothing.
+        Returns None, or the name of the limit that is exceeded; the charge is then unchanged.
         """
         more = (amount if amount > LONG else 0) - self.held
         if more > 0 and (limit := self._account.take(more)) is not None:
@@ -314,9 +322,9 @@ class Charge:
 
 
 def weight(data: bytes, most: float) -> int:
-    """How much memory a message takes that came as `data`, about: it is held as objects of Python.
+    """Estimate the memory of a message that came as `data`, as Python objects.
 
-    It holds not more than `most` values.
+    The message has at most `most` values.
     """
     size = len(data)
     if size <= FEW:
@@ -327,7 +335,7 @@ def weight(data: bytes, most: float) -> int:
 
 
 def _width(data: bytes) -> int:
-    """How many bytes Python takes for each character of a text in `data`: the widest character decides for all."""
+    """Return how many bytes Python needs per character of a string in `data`; its widest character decides."""
     if data.isascii() and b"\\u" not in data:
         return 1
     return 4 if any(each in data for each in _FOUR_BYTES_LONG) else 2
