@@ -449,7 +449,7 @@ BAD = {
     "no JSON": (reply(200, b"{"), RemoteProtocolError, "not JSON"),
     "not UTF-8": (reply(200, b'{"\xff": 1}'), RemoteProtocolError, "UTF-8"),
     "empty": (reply(200), RemoteProtocolError, "JSON"),
-    "another id": (answers(lambda asked: {**asked.answer(), "id": 999}), RemoteProtocolError, "does not answer the request"),
+    "another id": (answers(lambda asked: {**asked.answer(), "id": 999}), RemoteProtocolError, "not answer the request"),
     "a notification": (answers(lambda asked: REPORT), RemoteProtocolError, "does not answer the request"),
     "no result": (answers(lambda asked: {**asked.answer(), "result": 3}), RemoteProtocolError, "an object"),
     "400": (reply(400, b"bad", "text/plain"), NoResponse, "HTTP 400"),

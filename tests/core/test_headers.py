@@ -19,7 +19,6 @@ from trio_mcp.core.http.fields import (
     Fields,
     Headers,
     Mirror,
-    blotted,
     cors_headers,
     decode_value,
     encode_value,
@@ -34,6 +33,7 @@ from trio_mcp.core.http.fields import (
     reply_headers,
     standard_fault,
     standard_headers,
+    without_credentials,
 )
 from trio_mcp.core.jsonrpc import Notification, Request
 
@@ -573,4 +573,4 @@ def test_an_accept_is_understood_however_long_it_is() -> None:
     ],
 )
 def test_what_was_sent_as_credentials_is_not_shown(sent: Fields, shown: bytes) -> None:
-    assert blotted(b"no a.b.c here", sent) == shown
+    assert without_credentials(b"no a.b.c here", sent) == shown

@@ -33,11 +33,11 @@ from trio_mcp.core.http.client_rules import (
     TryInitialize,
     TrySse,
     TryVersion,
-    place_of,
     read_answer,
     read_endpoint,
     read_reply,
     request_headers,
+    url_without_secrets,
 )
 from trio_mcp.core.http.event_log import MemoryEventLog, Replay
 from trio_mcp.core.http.fields import Headers, find_mirrors
@@ -567,7 +567,7 @@ def test_a_sentence_of_an_error_is_told_to_its_end() -> None:
 
 
 def test_where_a_url_leads_is_told_without_who_asks_and_what_for() -> None:
-    assert place_of("https://me:secret@a.example:8/mcp?token=secret#x") == "https://a.example:8/mcp"
+    assert url_without_secrets("https://me:secret@a.example:8/mcp?token=secret#x") == "https://a.example:8/mcp"
 
 
 def test_a_400_that_names_the_session_is_the_end_of_it() -> None:

@@ -38,7 +38,7 @@ import trio
 from trio_mcp.client.caller import Caller, HandshakeError, NoResponse, ServerMessageHandler
 from trio_mcp.client.stream_link import StreamLink
 from trio_mcp.core.errors import McpError, RemoteProtocolError, SessionClosed, UsageError, shown
-from trio_mcp.core.http.client_rules import place_of
+from trio_mcp.core.http.client_rules import url_without_secrets
 from trio_mcp.core.http.fields import Fields, Mirror
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.core.oauth.errors import AuthorizationFailed
@@ -476,7 +476,7 @@ def _remembered() -> OrderedDict[str, tuple[float, bool]]:
 
 def _key(url: str) -> str:
     """By which it is remembered.  The query may choose the server, and may be secret."""
-    return f"{place_of(url)}?{sha256(urlsplit(url).query.encode()).hexdigest()}"
+    return f"{url_without_secrets(url)}?{sha256(urlsplit(url).query.encode()).hexdigest()}"
 
 
 async def _hold_url(
@@ -577,7 +577,7 @@ async def _hold_sse(
             await nursery.start(link.run)
         except (NoResponse, RemoteProtocolError) as error:
             tried = (*attempts, Attempt(by_sse, str(error)))
-            why = f"no MCP server answers at {place_of(url)}; the path of the URL may be a wrong one"
+            why = f"no MCP server answers at {url_without_secrets(url)}; the path of the URL may be a wrong one"
             raise HandshakeError(Negotiation(tried, None, why)) from error
         tried = (*attempts, Attempt(by_sse, "an endpoint event"))
 

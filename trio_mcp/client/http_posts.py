@@ -68,9 +68,9 @@ from trio_mcp.core.http.client_rules import (
     TrySse,
     TryVersion,
     kind_of,
-    place_of,
     read_reply,
     request_headers,
+    url_without_secrets,
 )
 from trio_mcp.core.http.fields import (
     EVENT_STREAM,
@@ -82,7 +82,7 @@ from trio_mcp.core.http.fields import (
     SESSION_ID,
     Fields,
     Mirror,
-    blotted,
+    without_credentials,
 )
 from trio_mcp.core.jsonrpc import (
     ABSENT,
@@ -413,7 +413,7 @@ class PostTransport:
             if not credentials.refused:
                 return status, verdict
             assert isinstance(verdict, Challenged)
-            credentials.refusal = _refusal(exchange.message, verdict, place_of(self._url))
+            credentials.refusal = _refusal(exchange.message, verdict, url_without_secrets(self._url))
 
     async def _attempt(
         self,
@@ -453,7 +453,7 @@ class PostTransport:
         elif not good or kind_of(reply.headers) != EVENT_STREAM:
             body = await reply.read(self._limits.message_bytes)
         if not good:
-            body = blotted(body, sent)
+            body = without_credentials(body, sent)
         verdict = read_reply(exchange, reply.status, reply.headers, body, self._limits)
         if isinstance(verdict, AnswerReceived | Streaming) and verdict.session is not None:
             self._id = verdict.session
@@ -510,7 +510,7 @@ class PostTransport:
         elif isinstance(verdict, SessionGone):
             self._forgotten(id)
         elif not isinstance(verdict, ReplyAccepted):
-            self._lapse(message, _error(message, verdict, place_of(self._url)))
+            self._lapse(message, _error(message, verdict, url_without_secrets(self._url)))
 
     def _fail(self, message: Message, error: McpError) -> None:
         if not isinstance(message, Request) or self._flights.pop(message.id, None) is not None:

@@ -20,7 +20,7 @@ import trio
 from wsproto.utilities import generate_accept_token
 
 from trio_mcp.core.errors import McpError, RemoteProtocolError, SessionClosed, UsageError, shown
-from trio_mcp.core.http.fields import Fields, Headers, blotted
+from trio_mcp.core.http.fields import Fields, Headers, without_credentials
 from trio_mcp.core.http.websocket import SUBPROTOCOL
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.transport.dial import CONNECTING, ConnectionFailed, Origin, Proxies, dial, locate
@@ -151,7 +151,7 @@ async def _agreed(
         why = "it speaks TLS, so use wss://" if tls else shown(str(error))
         raise RemoteProtocolError(f"{name} gave no answer to the handshake: {why}") from error
     if status != 101:
-        rest = blotted(rest, sent)
+        rest = without_credentials(rest, sent)
         why = f": {shown(rest.decode(errors='replace'), _SHOWN)}" if rest else ""
         if 300 <= status < 400:
             why = "; it has moved, and nothing is followed here: open the URL in its Location header"

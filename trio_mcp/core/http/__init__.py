@@ -26,15 +26,15 @@ else:
             "client_rules": (
                 "AnswerReceived Challenged Exchange KeepAlives NoStream Reconnect Redirected RefreshTools "
                 "ReplyAccepted ReplyLost ReplyVerdict RetryAfter SessionGone StreamResumption Streaming "
-                "TryInitialize TrySse TryVersion kind_of place_of read_answer read_endpoint read_reply "
-                "request_headers"
+                "TryInitialize TrySse TryVersion kind_of read_answer read_endpoint read_reply request_headers "
+                "url_without_secrets"
             ),
             "event_log": "EventLog LoggedEvent MemoryEventLog NotReplayable Replay Replayed",
             "fields": (
                 "AllowList DRAFT_HEADER_MISMATCH EVENT_STREAM Fields Headers JSON LAST_EVENT_ID METHOD Mirror "
-                "Mirrors NAME NAMED_BY PARAM_PREFIX PROTOCOL_VERSION RawFields SESSION_ID blotted cors_headers "
+                "Mirrors NAME NAMED_BY PARAM_PREFIX PROTOCOL_VERSION RawFields SESSION_ID cors_headers "
                 "decode_value encode_value find_mirrors is_json is_session_id media_type mirror_fault mirrored "
-                "preflight_headers quality reply_headers standard_fault standard_headers"
+                "preflight_headers quality reply_headers standard_fault standard_headers without_credentials"
             ),
             "replies": "ReplyHead ReplyReader",
             "response": "ResponseEncoder ResponsePart",
@@ -45,7 +45,7 @@ else:
             "verdicts": (
                 "Answer Deliver EndSession HttpPolicy HttpRequest LOOPBACK_HOSTS LOOPBACK_ORIGINS OpenLegacyStream "
                 "OpenStream PathKind Reply SESSION_PARAMETER Screened Serve SessionFacts Verdict empty endpoint_uri "
-                "refusal session_id status_for where_websockets_are"
+                "refusal session_id status_for websocket_hint"
             ),
             "websocket": "SUBPROTOCOL Upgrade WebSocketFrames judge_upgrade",
             "wire": "CONTINUE LAST_CHUNK RequestHead RequestReader UnreadableRequest chunk date head_bytes refused",

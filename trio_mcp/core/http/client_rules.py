@@ -80,11 +80,11 @@ __all__ = [
     "TrySse",
     "TryVersion",
     "kind_of",
-    "place_of",
     "read_answer",
     "read_endpoint",
     "read_reply",
     "request_headers",
+    "url_without_secrets",
 ]  # fmt: skip
 
 
@@ -485,7 +485,7 @@ def _same_origin(base: str, reference: str) -> str | None:
         return None
 
 
-def place_of(url: str) -> str:
+def url_without_secrets(url: str) -> str:
     """Return a URL without the parts that may be secret: the user, the query and the fragment."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

@@ -1,15 +1,15 @@
-"""HTTP header fields as values: reading them, and mirroring parts of a message into them.
+"""HTTP header fields: read their values, and mirror parts of a message into them.
 
-Both sides of HTTP need these, so they stand apart from the decisions of either (`http`, `http_client`):
+Both roles need these functions, so they are separate from the rules of either role (`server_rules`, `client_rules`):
 
-- `Headers`, a view of what arrived that does not care for case (http-100) or for repeated fields;
-- what Accept, Content-Type, Origin and Host mean;
-- the *mirrored* headers: Mcp-Method and Mcp-Name, which repeat parts of the body for the eyes of intermediaries, and
-  Mcp-Param-*, which repeat those arguments of a tool that its schema marks with ``x-mcp-header``.  One table of rules
-  per tool, made once from its schema, serves the client (what to send) and the server (what to compare).
+- `Headers`, a view of the received fields that ignores case (http-100) and joins repeated fields;
+- the meaning of Accept, Content-Type, Origin and Host;
+- the *mirrored* headers, which repeat parts of the body for intermediaries.  Mcp-Method and Mcp-Name repeat the method
+  and the name.  Mcp-Param-* repeat the arguments of a tool that its schema marks with ``x-mcp-header``.  One table of
+  rules per tool, made once from its schema, serves the client (values to send) and the server (values to compare).
 
-What surprises: a mirrored value is compared with the body's own value, not with what the schema says it should be.  An
-argument of the wrong type is the schema's to refuse, with a better message; and no header matches an object.
+What surprises: a mirrored header is compared with the value in the body, not with the schema.  If an argument has the
+wrong type, validation against the schema refuses it with a better message; and no header matches an object.
 """
 
 from __future__ import annotations
@@ -29,40 +29,67 @@ from trio_mcp.core.jsonrpc import Json, Notification, Request
 from trio_mcp.core.records import record
 
 __all__ = [
-    "DRAFT_HEADER_MISMATCH", "EVENT_STREAM", "JSON", "LAST_EVENT_ID", "METHOD", "NAME", "NAMED_BY", "PARAM_PREFIX",
-    "PROTOCOL_VERSION", "SESSION_ID", "AllowList", "Fields", "Headers", "Mirror", "Mirrors", "RawFields", "blotted",
-    "cors_headers", "decode_value", "encode_value", "find_mirrors", "is_json", "is_session_id", "media_type",
-    "mirror_fault", "mirrored", "preflight_headers", "quality", "reply_headers", "standard_fault", "standard_headers",
+    "DRAFT_HEADER_MISMATCH",
+    "EVENT_STREAM",
+    "JSON",
+    "LAST_EVENT_ID",
+    "METHOD",
+    "NAME",
+    "NAMED_BY",
+    "PARAM_PREFIX",
+    "PROTOCOL_VERSION",
+    "SESSION_ID",
+    "AllowList",
+    "Fields",
+    "Headers",
+    "Mirror",
+    "Mirrors",
+    "RawFields",
+    "cors_headers",
+    "decode_value",
+    "encode_value",
+    "find_mirrors",
+    "is_json",
+    "is_session_id",
+    "media_type",
+    "mirror_fault",
+    "mirrored",
+    "preflight_headers",
+    "quality",
+    "reply_headers",
+    "standard_fault",
+    "standard_headers",
+    "without_credentials",
 ]  # fmt: skip
 
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
 
-SESSION_ID = "Mcp-Session-Id"  # 2025-11-25 writes MCP-Session-Id, which is the same name
+SESSION_ID = "Mcp-Session-Id"  # 2025-11-25 writes MCP-Session-Id; header names ignore case
 PROTOCOL_VERSION = "MCP-Protocol-Version"
 METHOD = "Mcp-Method"
 NAME = "Mcp-Name"
 PARAM_PREFIX = "Mcp-Param-"
 LAST_EVENT_ID = "Last-Event-ID"
 
-# The mid-2026 draft's code for what became -32020 (draft-01).  It is all a session-based revision has: there we compare
-# the standard headers of clients that follow the draft, and as a client we understand it next to the final one.
+# The mid-2026 draft's code for the later -32020 (draft-01).  Session-based revisions define no other code: there the
+# server compares the standard headers of clients that follow the draft, and the client understands both codes.
 DRAFT_HEADER_MISMATCH = -32001
 
 T = TypeVar("T")
 
 Fields: TypeAlias = tuple[tuple[str, str], ...]
-"""Header fields to be sent, in order."""
+"""Header fields to send, in order."""
 
 RawFields: TypeAlias = Iterable[tuple[str | bytes, str | bytes]] | Mapping[str, str]
-"""Header fields as they came: pairs, or a mapping."""
+"""Received header fields: pairs, or a mapping."""
 
 
 class Headers(Mapping[str, str]):
-    """What arrived, by name in any case; bytes (as h11 and ASGI have them) or strings (as WSGI has).
+    """Received header fields by name, in any case.  Made from bytes (h11, ASGI) or strings (WSGI).
 
-    A repeated field reads as one list, as HTTP has it: two different session ids are then one that nobody knows, two
-    hosts one that nobody allows.  The values stay out of the repr; some are secrets.
+    A repeated field reads as one comma-separated list, as HTTP defines it.  So two different session ids become one
+    unknown id, and two hosts one host that is not allowed.  The repr has no values, because some are secrets.
     """
 
     __slots__ = ("_values",)
@@ -82,9 +109,9 @@ class Headers(Mapping[str, str]):
 
     @classmethod
     def of(cls, values: dict[str, str]) -> Headers:
-        """Those that were read already: by names in lower case, each with its value without the space around it.
+        """Make headers from a parsed mapping: names in lower case, values without surrounding space.
 
-        The mapping is kept as it is, so it must not be changed any more.
+        The mapping is not copied, so do not change it afterwards.
         """
         headers = cls.__new__(cls)
         headers._values = values
@@ -98,7 +125,7 @@ class Headers(Mapping[str, str]):
     @overload
     def get(self, name: str, default: T, /) -> str | T: ...
     def get(self, name: str, default: object = None, /) -> object:
-        # What `Mapping` would do by raising and catching, for what is mostly not there.
+        # Same result as `Mapping.get`, without raising and catching KeyError for the many absent fields.
         return self._values.get(name.lower(), default)
 
     def __contains__(self, name: object) -> bool:
@@ -114,7 +141,7 @@ class Headers(Mapping[str, str]):
         return f"<Headers {', '.join(self._values)}>"
 
     def without(self, name: str) -> Headers:
-        """All but this field."""
+        """Return a copy without this field."""
         name = name.lower()
         return Headers.of({each: value for each, value in self._values.items() if each != name})
 
@@ -135,14 +162,14 @@ def is_session_id(text: str) -> bool:
 
 
 def media_type(value: str) -> tuple[str, dict[str, str]]:
-    """A media type or range and its parameters, all in lower case."""
+    """Parse a media type or range.  Return the type and its parameters, all in lower case."""
     essence, *rest = value.lower().split(";")
     pairs = (each.partition("=") for each in rest)
     return essence.strip(), {name.strip(): text.strip().strip('"') for name, _, text in pairs}
 
 
 def is_json(content_type: str | None) -> bool:
-    """Whether a body is JSON as we read it: application/json, and UTF-8 where it says anything about it."""
+    """Return whether a Content-Type is application/json, with UTF-8 if it names a charset."""
     if content_type == JSON:
         return True
     essence, parameters = media_type(content_type or "")
@@ -152,16 +179,16 @@ def is_json(content_type: str | None) -> bool:
 _RANGES = 64  # of one Accept that are looked at; browsers send a handful
 
 
-# What a client says in a header about itself it says with each of its requests, and few clients say anything of their
-# own.  So what follows from such a value is remembered for some of them, and for none that is longer than usual: what
-# somebody sends on purpose takes little room, and costs others the time that is saved, and no more.
+# A client sends the same header values with each request, and few clients have values of their own.  So the results for
+# some values of usual length are cached.  A client that sends unusual values on purpose can take little memory, and can
+# cost other clients only the time that the cache saves.
 _REMEMBERED, _USUAL = 256, 200
 
 
 def quality(accept: str | None, wanted: str) -> float:
-    """How welcome the type is, from 0 (refused) to 1.  The most specific range decides (RFC 9110, 12.5.1).
+    """Return how acceptable a media type is, from 0 (refused) to 1.  The most specific range wins (RFC 9110, 12.5.1).
 
-    No Accept, or an empty one, means anything.  Parameters of a range are ignored: nothing we send has variants.
+    No Accept, or an empty one, accepts every type.  Parameters of a range are ignored: our types have no variants.
     """
     if not accept:
         return 1.0
@@ -184,7 +211,7 @@ _usual_quality = functools.lru_cache(maxsize=_REMEMBERED)(_quality)
 
 
 def _weight(text: str) -> float:
-    # A weight that is none is no reason to refuse somebody.
+    # A malformed weight is no reason to refuse the request.
     return float(text) if re.fullmatch(r"0(\.\d{0,3})?|1(\.0{0,3})?", text) else 1.0
 
 
@@ -195,7 +222,7 @@ _DEFAULT_PORTS: Mapping[str, int] = MappingProxyType({"http": 80, "https": 443})
 
 
 class _Site(NamedTuple):
-    """An origin or a host.  `port` is None where any will do, in a pattern, or where none was said, in a Host."""
+    """An origin or a host.  `port` is None for any port in a pattern, and for no port in a Host header."""
 
     scheme: str
     host: str
@@ -211,23 +238,23 @@ def _site(text: str) -> _Site | None:
 
 
 class AllowList:
-    """Which origins, or which hosts, are served.
+    """The allowed origins, or the allowed hosts, of a server.
 
     An origin is written as browsers send it (``https://app.example.com``, or ``null``), with ``:*`` for any port.  A
-    host is a name or address without a scheme; without a port it stands for all of them, since a port is no defence
+    host is a name or address without a scheme.  Without a port it allows all ports, because a port does not protect
     against DNS rebinding.  ``*`` alone allows everything.
     """
 
     def __init__(self, setting: str, patterns: Sequence[str], *, schemes: bool) -> None:
         if isinstance(patterns, str):
-            raise UsageError(f"{setting} is a list of strings; got the string {patterns!r}")
+            raise UsageError(f"{setting} must be a list of strings, not the string {patterns!r}")
         self._literal = {each for each in patterns if each == "*" or (each == "null" and schemes)}
         self._sites = {_pattern(setting, each, schemes) for each in patterns if each not in self._literal}
         self._known: dict[str, bool] = {}
 
     @property
     def everything(self) -> bool:
-        """Whether ``*`` is in it."""
+        """True if ``*`` is in the list."""
         return "*" in self._literal
 
     def allows(self, value: str) -> bool:
@@ -250,26 +277,29 @@ def _pattern(setting: str, pattern: str, scheme: bool) -> _Site:
     site = _site(pattern.removesuffix(":*"))
     if site is None or bool(site.scheme) != scheme:
         wanted = "'https://app.example.com' or 'http://localhost:*'" if scheme else "'example.com' or '[::1]:8080'"
-        raise UsageError(f"{setting}: {pattern!r} is not understood; write it like {wanted}, or '*'")
+        raise UsageError(f"{setting}: {pattern!r} is not valid; write it like {wanted}, or '*'")
     return _Site(site.scheme, site.host, None if anywhere else site.port)
 
 
-# What goes back.
+# Response headers.
 
 _MCP_NAMES = (SESSION_ID, PROTOCOL_VERSION, METHOD, NAME, LAST_EVENT_ID)
-# What a page of an allowed origin may send and read: the headers of every revision, and those of authorization.
+# Headers that a page of an allowed origin may send and read: those of every revision, and those of authorization.
 _CORS_NAMES = (*_MCP_NAMES, "Accept", "Authorization", "Content-Type", "DPoP", "DPoP-Nonce", "WWW-Authenticate")
-_PREFLIGHT_SECONDS = "7200"  # the most that any browser honours
+_PREFLIGHT_SECONDS = "7200"  # the longest time that any browser respects
 
 
 def cors_headers(origin: str) -> Fields:
-    """For every reply to a page of an allowed origin, refusals included."""
+    """Return the CORS headers of every response, refusals included, to a page of an allowed origin."""
     exposed = ("Access-Control-Expose-Headers", ", ".join((*_CORS_NAMES, "Retry-After")))
     return (("Access-Control-Allow-Origin", origin), ("Vary", "Origin"), exposed)
 
 
 def preflight_headers(asked: str, methods: str) -> Fields:
-    """For the reply to a preflight.  The names of Mcp-Param-* depend on the tools, so what is asked for is allowed."""
+    """Return the headers of the response to a preflight.
+
+    All requested names are allowed, because the names of Mcp-Param-* depend on the tools.
+    """
     names = [each.strip() for each in asked.split(",")]
     allowed = dict.fromkeys([*_CORS_NAMES, *(each for each in names if re.fullmatch(_TOKEN, each))])
     return (
@@ -290,26 +320,26 @@ _JSON_HEADERS: Fields = (("Content-Type", JSON), ("Cache-Control", "no-store"))
 
 
 def reply_headers(cors: Fields, *, stream: bool, session: str | None = None) -> Fields:
-    """The headers of a response that carries messages.  `session` is for the answer to initialize alone."""
+    """Return the headers of a response that carries messages.  `session`: only for the answer to initialize."""
     kind = _STREAM_HEADERS if stream else _JSON_HEADERS
     return (*kind, *cors) if session is None else (*kind, (SESSION_ID, session), *cors)
 
 
-# Values that were not made for headers.
+# Encode other values as header values.
 
 _SENTINEL, _SENTINEL_END = "=?base64?", "?="
 _plain = re.compile(r"(?! )[ -~]*(?<! )").fullmatch
 _FIELD_VALUE = re.compile(r"[\t -~]*")
 
 
-def blotted(body: bytes, sent: Fields) -> bytes:
-    """auth-22: what a server says of a request, without the credentials that it may repeat of what was sent."""
+def without_credentials(body: bytes, sent: Fields) -> bytes:
+    """auth-22: remove the credentials in `sent` from an error body, because a server may repeat them there."""
     secrets = [value.rpartition(" ")[2] for name, value in sent if name.lower() == "authorization"]
     return redacted(body.decode("latin-1"), secrets).encode("latin-1") if secrets else body
 
 
 def encode_value(text: str) -> str:
-    """The value as it may stand in a header: as it is where that is safe, else as marked Base64.
+    """Encode text as a header value: unchanged if that is safe, else as marked Base64.
 
     "Clients MUST also Base64-encode any plain-ASCII value that matches the sentinel pattern" (http-92).
     """
@@ -319,16 +349,16 @@ def encode_value(text: str) -> str:
     try:
         encoded = b2a_base64(text.encode(), newline=False).decode()
     except UnicodeEncodeError:
-        raise UsageError("half of a surrogate pair cannot be sent in a header") from None
+        raise UsageError("a header cannot contain half of a surrogate pair") from None
     return f"{_SENTINEL}{encoded}{_SENTINEL_END}"
 
 
 def decode_value(value: str) -> str | None:
-    """What a header value stands for, or None where it is malformed (http-91, http-95)."""
+    """Decode a header value.  Returns None if it is malformed (http-91, http-95)."""
     if not (value.isascii() and value.isprintable()) and not _FIELD_VALUE.fullmatch(value):
         return None
     inner = value.removeprefix(_SENTINEL)
-    # Both marks must be there, each with characters of its own; the marks are case-sensitive.
+    # Both marks must be present and must not overlap; they are case-sensitive.
     if inner == value or not inner.endswith(_SENTINEL_END):
         return value
     try:
@@ -349,11 +379,14 @@ NAMED_BY: Mapping[str, str] = MappingProxyType(
         "tasks/cancel": "taskId",
     }
 )
-"""Which parameter Mcp-Name repeats, for the methods that have one (http-75, and the tasks extension)."""
+"""The parameter that Mcp-Name repeats, for the methods that have one (http-75, and the tasks extension)."""
 
 
 def standard_headers(message: Request | Notification) -> Fields:
-    """Mcp-Method, and Mcp-Name where it applies.  Notifications get them too: the text is silent, the draft had it."""
+    """Return Mcp-Method, and Mcp-Name if it applies.
+
+    Notifications have them too: the final text does not say, and the draft required it.
+    """
     fields = [(METHOD, message.method)]
     source = NAMED_BY.get(message.method)
     name = None if source is None else message.params.get(source)
@@ -363,7 +396,7 @@ def standard_headers(message: Request | Notification) -> Fields:
 
 
 def standard_fault(headers: Headers, message: Request | Notification, *, required: bool) -> str | None:
-    """What is wrong with the standard headers of this message, or None.  Unless required, they may be missing."""
+    """Return the fault in the standard headers of this message, or None.  Unless `required`, they may be missing."""
     method = headers.get(METHOD)
     if method is None and required:
         return f"the {METHOD} header is missing; it repeats the method, {shown(message.method)}"
@@ -377,7 +410,7 @@ def standard_fault(headers: Headers, message: Request | Notification, *, require
 
 def _name_fault(sent: str | None, source: str, name: Json, required: bool) -> str | None:
     if sent is None:
-        # A body without the parameter is refused for that, by whoever needs it.
+        # If the body lacks the parameter too, the code that needs it refuses the request.
         missing = required and isinstance(name, str)
         return f"the {NAME} header is missing; it repeats params.{source}, {shown(name)}" if missing else None
     decoded = decode_value(sent)
@@ -388,19 +421,19 @@ def _name_fault(sent: str | None, source: str, name: Json, required: bool) -> st
     return None
 
 
-# Arguments that a tool wants mirrored.
+# Arguments that a tool mirrors.
 
 _ANNOTATION = "x-mcp-header"
 _MIRRORED_TYPES = ("string", "integer", "boolean")
 _SAFE_INTEGER = 2**53 - 1
-# Keywords whose values are data, where a key of that name means nothing, and those that hold schemas by name.
+# Keywords with data as values, where "x-mcp-header" is an ordinary key; and keywords with schemas by name.
 _DATA_KEYWORDS = frozenset({"const", "default", "enum", "examples"})
 _NAMING_KEYWORDS = frozenset({"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties"})
 
 
 @record
 class Mirror:
-    """One rule: the argument at this path of property names goes into this header."""
+    """One rule: the argument at this path of property names is repeated in this header."""
 
     header: str
     path: tuple[str, ...]
@@ -409,106 +442,106 @@ class Mirror:
         return f"the argument {shown('.'.join(self.path))}"
 
     def value(self, arguments: Mapping[str, Any]) -> Json:
-        """The argument, or None where there is none."""
-        at: Any = arguments
+        """Return the argument, or None if it is absent."""
+        part: Any = arguments
         for step in self.path:
-            if not isinstance(at, Mapping):
+            if not isinstance(part, Mapping):
                 return None
-            at = at.get(step)
-        return at
+            part = part.get(step)
+        return part
 
 
 @record
 class Mirrors:
-    """What a tool's schema says about mirroring.
+    """The mirroring rules of one tool's schema.
 
-    `faults` is empty for a good schema.  A server refuses to register a tool with faults; a client on Streamable HTTP
-    leaves such a tool out of its list, and says why (http-85, http-86).
+    `faults` is empty for a valid schema.  A server refuses to register a tool with faults.  A client on Streamable HTTP
+    leaves the tool out of its list, and logs the reason (http-85, http-86).
     """
 
     rules: tuple[Mirror, ...] = ()
     faults: tuple[str, ...] = ()
 
 
-# A client hears of faults from a server that may have made thousands; a person mends a few at a time.
+# A malicious server may send a schema with thousands of faults, and a developer mends a few at a time.
 _FAULTS = 20
 
 
 @attrs.frozen(eq=False, repr=False)
-class _Spot:
-    """One subschema, the one it stands in, and the steps from there.
+class _SchemaNode:
+    """One subschema, its parent, and the steps from there.
 
-    A spot knows its parent, not its whole path: a schema is as deep, and its names are as long, as the peer likes.
+    A node has its parent instead of its path, because the peer decides how deep a schema is and how long its names are.
     """
 
     schema: Mapping[str, Any]
-    above: _Spot | None = None
+    parent: _SchemaNode | None = None
     steps: tuple[str, ...] = ()
-    chained: bool = True  # reached from the root through `properties` alone
+    chained: bool = True  # reached from the root through `properties` only
 
-    def line(self) -> list[_Spot]:
-        """The spots from beneath the root down to this one."""
-        line: list[_Spot] = []
-        spot = self
-        while spot.above is not None:
-            line.append(spot)
-            spot = spot.above
-        return line[::-1]
+    def branch(self) -> list[_SchemaNode]:
+        """Return the nodes from below the root down to this one."""
+        branch: list[_SchemaNode] = []
+        node = self
+        while node.parent is not None:
+            branch.append(node)
+            node = node.parent
+        return branch[::-1]
 
     def __str__(self) -> str:
-        steps = [step if len(step) <= 40 else f"{step[:40]}..." for spot in self.line() for step in spot.steps]
-        # Of a long way the end tells more than the beginning.
+        steps = [step if len(step) <= 40 else f"{step[:40]}..." for node in self.branch() for step in node.steps]
+        # The end of a long path helps more than its beginning.
         return ("/" if len(steps) <= 20 else ".../") + "/".join(steps[-20:]) if steps else "the root"
 
 
 def find_mirrors(input_schema: Mapping[str, Any]) -> Mirrors:
-    """The rules in a tool's inputSchema, compiled once, when the tool is registered or listed."""
+    """Find the mirroring rules in a tool's inputSchema.  Called once, when the tool is registered or listed."""
     rules: list[Mirror] = []
     faults: list[str] = []
     taken: set[str] = set()
-    waiting = [_Spot(input_schema)]
+    waiting = [_SchemaNode(input_schema)]
     while waiting:
-        spot = waiting.pop()
-        if _ANNOTATION in spot.schema:
-            name = spot.schema[_ANNOTATION]
-            fault = _annotation_fault(name, spot, taken)
+        node = waiting.pop()
+        if _ANNOTATION in node.schema:
+            name = node.schema[_ANNOTATION]
+            fault = _annotation_fault(name, node, taken)
             if fault is None:
                 taken.add(name.lower())
-                rules.append(Mirror(PARAM_PREFIX + name, tuple(each.steps[-1] for each in spot.line())))
+                rules.append(Mirror(PARAM_PREFIX + name, tuple(each.steps[-1] for each in node.branch())))
             elif len(faults) < _FAULTS:
-                faults.append(f"{_ANNOTATION} at {spot}: {fault}")
+                faults.append(f"{_ANNOTATION} at {node}: {fault}")
             else:
                 faults.append("and more")
                 break
-        waiting += reversed(list(_subschemas(spot)))
+        waiting += reversed(list(_subschemas(node)))
     return Mirrors(tuple(rules), tuple(faults))
 
 
-def _annotation_fault(name: Json, spot: _Spot, taken: set[str]) -> str | None:
+def _annotation_fault(name: Json, node: _SchemaNode, taken: set[str]) -> str | None:
     if not isinstance(name, str) or not re.fullmatch(_TOKEN, name):
         return f"{shown(name)} is not an HTTP token"  # http-79, http-80
-    if not spot.chained or spot.above is None:
-        return "only properties reached through `properties` alone may be mirrored"  # http-84
-    kind = spot.schema.get("type")
+    if not node.chained or node.parent is None:
+        return "only a property reached through `properties` alone may be mirrored"  # http-84
+    kind = node.schema.get("type")
     if kind not in _MIRRORED_TYPES:
         return f"a property of type {shown(kind)} cannot be mirrored, only {', '.join(_MIRRORED_TYPES)}"  # http-82
     if name.lower() in taken:
-        return f"{shown(name)} is used twice, names being compared without regard to case"  # http-81
+        return f"{shown(name)} is used twice; header names ignore case"  # http-81
     return None
 
 
-def _subschemas(spot: _Spot) -> Iterator[_Spot]:
-    """Every place beneath this one where a schema may stand.  An unknown keyword is taken to hold schemas."""
-    for keyword, value in spot.schema.items():
+def _subschemas(node: _SchemaNode) -> Iterator[_SchemaNode]:
+    """Yield all subschemas directly below this one.  The value of an unknown keyword counts as a schema."""
+    for keyword, value in node.schema.items():
         if keyword in _DATA_KEYWORDS:
             continue
-        chained = spot.chained and keyword == "properties"
+        chained = node.chained and keyword == "properties"
         if isinstance(value, Mapping) and keyword != "properties" and keyword not in _NAMING_KEYWORDS:
-            yield _Spot(value, spot, (keyword,), chained)
+            yield _SchemaNode(value, node, (keyword,), chained)
         else:
             for name, schema in _members(value):
                 if isinstance(schema, Mapping):
-                    yield _Spot(schema, spot, (keyword, name), chained)
+                    yield _SchemaNode(schema, node, (keyword, name), chained)
 
 
 def _members(value: Json) -> Iterable[tuple[str, Json]]:
@@ -518,7 +551,7 @@ def _members(value: Json) -> Iterable[tuple[str, Json]]:
 
 
 def mirrored(rules: Sequence[Mirror], arguments: Mapping[str, Any]) -> Fields:
-    """The Mcp-Param-* headers for a call with these arguments.  None for what is null or absent (http-97)."""
+    """Return the Mcp-Param-* headers of a call.  Arguments that are null or absent have no header (http-97)."""
     fields = []
     for rule in rules:
         value = rule.value(arguments)
@@ -535,7 +568,7 @@ def mirrored(rules: Sequence[Mirror], arguments: Mapping[str, Any]) -> Fields:
 
 
 def _as_text(value: Json) -> str | None:
-    """A primitive value as it is mirrored (http-88), or None for any other."""
+    """Format a primitive value for a header (http-88).  None for other values."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -545,7 +578,7 @@ def _as_text(value: Json) -> str | None:
 
 
 def _whole(value: Json) -> int | None:
-    """The integer that this number is; 42.0 is one, to JSON Schema.  None beyond the safe range (http-83)."""
+    """Return an integer, also for 42.0, which JSON Schema counts as one.  None beyond the safe range (http-83)."""
     if not isinstance(value, int | float) or not abs(value) <= _SAFE_INTEGER or value != int(value):
         return None
     return int(value)
@@ -554,9 +587,9 @@ def _whole(value: Json) -> int | None:
 def mirror_fault(
     rules: Sequence[Mirror], headers: Headers, arguments: Mapping[str, Any], *, required: bool = True
 ) -> str | None:
-    """What is wrong with the Mcp-Param-* headers of this call, or None.  Headers without a rule are ignored.
+    """Return the fault in the Mcp-Param-* headers of a call, or None.  Headers without a rule are ignored.
 
-    The messages name the header, not the value: what a tool mirrors may be a secret.
+    The messages name the header, not the value: a mirrored argument may be a secret.
     """
     for rule in rules:
         sent, value = headers.get(rule.header), rule.value(arguments)

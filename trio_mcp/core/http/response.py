@@ -1,12 +1,12 @@
 """One HTTP response of a server: messages in, parts of the response out.
 
-`server_rules` judge a request.  For the verdicts `Serve` and `OpenStream` the driver makes a `ResponseEncoder`.  It
+`server_rules` judges a request.  For the verdicts `Serve` and `OpenStream` the driver makes a `ResponseEncoder`.  It
 decides how the messages travel: as one JSON body, or as an event stream.
 
 | | undecided | a stream | JSON only |
 |---|---|---|---|
 | all requests are answered | one JSON body; the end | their events; the end | one JSON body; the end |
-| another message comes first | becomes a stream | an event | is not taken |
+| another message comes first | becomes a stream | an event | is refused |
 | all requests were cancelled | 202; the end | the end | 202; the end |
 | `keep_alive` | becomes a stream; a comment | a comment | nothing |
 

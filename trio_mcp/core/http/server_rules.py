@@ -71,7 +71,7 @@ from trio_mcp.core.http.verdicts import (
     Verdict,
     empty,
     refusal,
-    where_websockets_are,
+    websocket_hint,
 )
 from trio_mcp.core.jsonrpc import (
     ABSENT,
@@ -120,9 +120,9 @@ def _with_hint(message: str, policy: HttpPolicy, request: HttpRequest, prefix: s
     headers = request.headers
     if request.method != "GET":
         return message
-    path_kind = policy.places.get(_split(request)[1].rstrip("/"))
+    path_kind = policy.paths.get(_split(request)[1].rstrip("/"))
     if path_kind is not PathKind.WEBSOCKET and "websocket" in headers.get("Upgrade", "").lower():
-        return f"{message}; {where_websockets_are(policy, prefix)}"
+        return f"{message}; {websocket_hint(policy, prefix)}"
     if (
         path_kind is PathKind.ENDPOINT
         and SESSION_ID not in headers
@@ -144,7 +144,7 @@ def screen(policy: HttpPolicy, request: HttpRequest, prefix: str = "") -> Reply 
     cors: Fields = ()
     try:
         cors, path = _check_sites(policy, request)
-        path_kind = policy.places.get(path.rstrip("/")) if path.startswith("/") else None
+        path_kind = policy.paths.get(path.rstrip("/")) if path.startswith("/") else None
         if path_kind is None:
             raise _RuleBroken(404, f"nothing is served at {shown(path)}; {_endpoint_hint(policy, prefix)} (path)")
         if request.method != "POST" or path_kind is not _ENDPOINT:  # a POST to the endpoint is always served

@@ -26,7 +26,7 @@ from trio_mcp.core.terms import Terms
 __all__ = [
     "LOOPBACK_HOSTS", "LOOPBACK_ORIGINS", "SESSION_PARAMETER", "Answer", "Deliver", "EndSession", "HttpPolicy",
     "HttpRequest", "OpenLegacyStream", "OpenStream", "PathKind", "Reply", "Screened", "Serve", "SessionFacts",
-    "Verdict", "empty", "endpoint_uri", "refusal", "session_id", "status_for", "where_websockets_are",
+    "Verdict", "empty", "endpoint_uri", "refusal", "session_id", "status_for", "websocket_hint",
 ]  # fmt: skip
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
@@ -81,18 +81,18 @@ class HttpPolicy:
     # Computed once.
     hosts: AllowList = attrs.field(init=False, repr=False, eq=False)
     origins: AllowList = attrs.field(init=False, repr=False, eq=False)
-    places: Mapping[str, PathKind] = attrs.field(init=False, repr=False, eq=False)
+    paths: Mapping[str, PathKind] = attrs.field(init=False, repr=False, eq=False)
     _eras: frozenset[bool] = attrs.field(init=False, repr=False, eq=False)
 
     def __attrs_post_init__(self) -> None:
         more = {name: path for name in _OPTIONAL_PATHS if (path := getattr(self, name)) is not None}
         if ("sse_path" in more) is not ("message_path" in more):
             raise UsageError("set sse_path and message_path together: HTTP+SSE needs both")
-        places = {self.path: PathKind.ENDPOINT, **{path: _OPTIONAL_PATHS[name] for name, path in more.items()}}
-        if len(places) <= len(more):
+        paths = {self.path: PathKind.ENDPOINT, **{path: _OPTIONAL_PATHS[name] for name, path in more.items()}}
+        if len(paths) <= len(more):
             raise UsageError(f"path, {', '.join(more)} must all be different")
         # attrs sets attributes of a frozen object in this way.
-        object.__setattr__(self, "places", places)
+        object.__setattr__(self, "paths", paths)
         object.__setattr__(self, "_eras", frozenset(each.handshake for each in self.revisions))
         object.__setattr__(self, "hosts", AllowList("allowed_hosts", self.allowed_hosts, schemes=False))
         object.__setattr__(self, "origins", AllowList("allowed_origins", self.allowed_origins, schemes=True))
@@ -285,7 +285,7 @@ def endpoint_uri(policy: HttpPolicy, session: str, prefix: str = "") -> str:
     return f"{prefix}{policy.message_path}?{SESSION_PARAMETER}={session}"
 
 
-def where_websockets_are(policy: HttpPolicy, prefix: str = "") -> str:
+def websocket_hint(policy: HttpPolicy, prefix: str = "") -> str:
     """A hint for a client that requests a WebSocket at another path.
 
     `prefix`: where the policy's paths are mounted.

@@ -173,7 +173,7 @@ class Endpoint:
         self.keep_alive = keep_alive_of(options)
         protection, seconds = run.dispatcher.protection(), run.limits.authenticate_seconds
         self._authenticator = Authenticator(options, protection, self.policy.path, run.workers, seconds)
-        self.paths = frozenset(self.policy.places) | self._authenticator.paths
+        self.paths = frozenset(self.policy.paths) | self._authenticator.paths
         """All paths that are served, without a slash at their ends."""
         self._event_log = options.get("event_log")
         self._run = run
