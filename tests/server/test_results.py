@@ -211,9 +211,9 @@ def test_an_explicit_result_says_itself(official: Official, revision: Revision) 
         ({"a": TextContent("x")}, "TextContent is an object of the protocol"),
         (Tool("n", {"type": "object"}), "Tool is an object of the protocol"),
         ([TextContent("x"), Tool("n", {"type": "object"})], "Tool is an object of the protocol"),
-        (ImageContent(b"", "png"), r"the mime_type of ImageContent is none, such as image/\.\.\."),
-        (AudioContent(b"", ""), "the mime_type of AudioContent is none"),
-        (EmbeddedResource(TextResourceContents("no uri", "")), "the uri of a resource begins with a scheme"),
+        (ImageContent(b"", "png"), r"the mime_type of ImageContent must be a MIME type such as image/\.\.\."),
+        (AudioContent(b"", ""), "the mime_type of AudioContent must be"),
+        (EmbeddedResource(TextResourceContents("no uri", "")), "the uri of a resource must begin with a scheme"),
         pytest.param(10**5000, "it cannot be written as JSON", id="a number of 5000 digits"),
         (CallToolResult([], structured_content={"a": object()}), "object has no JSON form"),
         (CallToolResult([3]), "expected .*, got int"),  # type: ignore[list-item]
@@ -329,7 +329,7 @@ def test_a_schema_by_hand_is_kept_just_the_same(revision: Revision) -> None:
     output = OutputSchema(schema=RAW)
     assert output.schema == RAW
     assert tool_result({"n": 1}, output, "t", revision) == {**text('{"n": 1}'), "structuredContent": {"n": 1}}
-    with pytest.raises(BadResult, match="'t': it is not what the output schema promises: /n must be of type integer"):
+    with pytest.raises(BadResult, match="'t': it does not match the output schema: /n must be of type integer"):
         tool_result({"n": "s3cr3t"}, output, "t", revision)
     with pytest.raises(InvalidSchema):
         OutputSchema(schema={"type": 3})
@@ -340,9 +340,9 @@ def test_a_schema_by_hand_is_kept_just_the_same(revision: Revision) -> None:
 @pytest.mark.parametrize(
     ("hint", "value", "why"),
     [
-        (Forecast, {"city": "s3cr3t"}, 'promises: the whole lacks the member "days"'),
+        (Forecast, {"city": "s3cr3t"}, 'output schema: the whole lacks the member "days"'),
         (Forecast, {"city": 1, "days": 2}, "/city must be of type string, not an integer; /days must be of type array"),
-        (Forecast, None, "promises: the whole must be of type object"),
+        (Forecast, None, "output schema: the whole must be of type object"),
         (int, "s3cr3t", "must be of type integer"),
         (int, TextContent("s3cr3t"), "TextContent is an object of the protocol, not data"),
         (Forecast, [TextContent("s3cr3t")], "TextContent is an object of the protocol, not data"),
@@ -425,10 +425,10 @@ def test_hints_of_data_promise_it(hint: Any, schema: Mapping[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("hint", "why"),
     [
-        (complex, "what it returns: <class 'complex'> has no JSON form here; .*annotate the data that it returns, or"),
-        (typing.Iterator[int], "has no JSON form here; .*give structured=False to have it all as content"),
-        (Forecast | TextContent, "what it returns is content or data, .*; return CallToolResult, or annotate"),
-        (dict[str, int] | list[TextContent], "is content or data"),
+        (complex, "its return value: <class 'complex'> has no JSON form here; .*annotate the data that it returns, or"),
+        (typing.Iterator[int], "has no JSON form here; .*give structured=False to return only content"),
+        (Forecast | TextContent, "it returns content or data, .*; return CallToolResult, or annotate"),
+        (dict[str, int] | list[TextContent], "it returns content or data"),
     ],
 )
 def test_a_hint_that_promises_nothing_clear_is_refused_with_what_to_change(hint: Any, why: str) -> None:
@@ -453,7 +453,7 @@ def test_a_tool_error_is_a_result(official: Official, revision: Revision) -> Non
 
 
 def test_a_tool_error_of_no_content_is_the_servers_own_fault() -> None:
-    with pytest.raises(BadResult, match="ToolError: int is no content"):
+    with pytest.raises(BadResult, match="ToolError: int is not content"):
         tool_failure(ToolError([3]), LATEST)  # type: ignore[list-item]
     with pytest.raises(NotInThisRevision):
         tool_failure(ToolError([AudioContent(WAV, "audio/wav")]), V2024_11)
@@ -518,14 +518,14 @@ def test_the_suffix_tells_the_type_wherever_it_runs(tmp_path: Path, name: str, m
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda folder: image(PNG), "nobody knows the type of a file of bytes; give mime_type"),
-        (lambda folder: image(folder / "none"), "the type of a file with the suffix ''; give mime_type"),
-        (lambda folder: file(folder / "what.ever"), "the type of a file with the suffix '.ever'; give mime_type"),
-        (lambda folder: image(folder / "a.wav"), r"is no type of image; give mime_type='image/...', or use file\(\)"),
-        (lambda folder: audio(PNG, mime_type="image/png"), "image/png is no type of audio"),
-        (lambda folder: image(PNG, mime_type="png"), "'png' is no MIME type, such as image/png"),
-        (lambda folder: image(PNG, mime_type="image/p ng"), "'image/p ng' is no MIME type"),
-        (lambda folder: file(b"a", mime_type="text/plain"), "give the uri of a file that is made of bytes"),
+        (lambda folder: image(PNG), "the MIME type of a file from bytes is unknown; give mime_type"),
+        (lambda folder: image(folder / "none"), "the MIME type of a file with the suffix '' is unknown; give mime_type"),
+        (lambda folder: file(folder / "what.ever"), "MIME type of a file with the suffix '.ever' is unknown; give mime_type"),
+        (lambda folder: image(folder / "a.wav"), r"is not a type of image; give mime_type='image/...', or use file\(\)"),
+        (lambda folder: audio(PNG, mime_type="image/png"), "image/png is not a type of audio"),
+        (lambda folder: image(PNG, mime_type="png"), "mime_type must be a MIME type such as image/png, got 'png'"),
+        (lambda folder: image(PNG, mime_type="image/p ng"), "must be a MIME type such as image/png, got 'image/p ng'"),
+        (lambda folder: file(b"a", mime_type="text/plain"), "a file from bytes needs a uri; give uri="),
     ],
 )
 def test_helpers_say_what_is_missing(folder: Path, make: Any, why: str) -> None:
@@ -666,13 +666,13 @@ def test_a_resource_in_a_prompt_has_a_uri_a_type_and_a_content(
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        (None, "the result of the prompt: NoneType is no message; return text, content or PromptMessage"),
-        (3, "int is no message"),
-        ([{"role": "user"}], "dict is no message"),
-        (Resource("n", "a:b"), "Resource is no message"),
-        (PromptMessage("system", TextContent("a")), "the role of a message is user or assistant"),  # type: ignore
-        (PromptMessage("user", [TextContent("a")]), "expected .*, got list|list is no content"),  # type: ignore
-        (EmbeddedResource(TextResourceContents("/no/scheme", "")), "the uri of a resource begins with a scheme"),
+        (None, "the result of the prompt: NoneType is not a message; return text, content or PromptMessage"),
+        (3, "int is not a message"),
+        ([{"role": "user"}], "dict is not a message"),
+        (Resource("n", "a:b"), "Resource is not a message"),
+        (PromptMessage("system", TextContent("a")), "the role of a message must be user or assistant"),  # type: ignore
+        (PromptMessage("user", [TextContent("a")]), "expected .*, got list|list is not content"),  # type: ignore
+        (EmbeddedResource(TextResourceContents("/no/scheme", "")), "the uri of a resource must begin with a scheme"),
     ],
 )
 def test_what_is_no_prompt_is_the_servers_own_fault(value: Any, why: str) -> None:
@@ -736,14 +736,14 @@ def test_an_explicit_resource_result_keeps_its_hints() -> None:
 @REVISION
 @pytest.mark.parametrize("value", [ReadResourceResult([]), None])
 def test_what_is_not_there_is_never_answered_with_nothing(revision: Revision, value: Any) -> None:
-    with pytest.raises(BadResult, match=r"the result of the resource 'a:b': .* raise ResourceNotFound where there"):
+    with pytest.raises(BadResult, match=r"the result of the resource 'a:b': .* raise ResourceNotFound if there"):
         resource_result(value, "a:b", None, revision)
 
 
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        ([NOTE, "hi"], "it mixes contents with something else; make all of it contents"),
+        ([NOTE, "hi"], "it mixes contents with other values; return a list of contents only"),
         (TextContent("a"), "TextContent is an object of the protocol"),
         (decimal.Decimal(1), "Decimal has no JSON form"),
     ],
@@ -777,7 +777,7 @@ def test_a_completion_is_valid_in_every_revision(official: Official, revision: R
 
 @pytest.mark.parametrize("value", [None, "abc", [1], {"a"}, {"a": 1}, iter("abc")])
 def test_what_is_no_list_of_texts_is_no_completion(value: Any) -> None:
-    with pytest.raises(BadResult, match="is no list of texts, and no Completion"):
+    with pytest.raises(BadResult, match="it must be a list of strings or a Completion, got"):
         completion_result(value)
 
 
@@ -789,21 +789,21 @@ LOOP: dict[str, Any] = {}
 LOOP["again"] = LOOP
 BUILT_WRONG: list[tuple[str, Callable[[], Any], str]] = [
     ("text", lambda: TextContent(typing.cast(Any, 5)), "text: expected string, got integer"),
-    ("bytes as text", lambda: TextContent(typing.cast(Any, b"hi")), "bytes cannot stand in an object of the protocol"),
+    ("bytes as text", lambda: TextContent(typing.cast(Any, b"hi")), "bytes cannot be part of a protocol object"),
     ("annotations", lambda: TextContent("hi", annotations=typing.cast(Any, "all")), "expected .*, got str"),
-    ("audience", lambda: TextContent("hi", annotations=Annotations([WRONG])), "object cannot stand in an object"),
+    ("audience", lambda: TextContent("hi", annotations=Annotations([WRONG])), "object cannot be part of a protocol object"),
     ("speaker", lambda: TextContent("hi", annotations=Annotations(["all"])), "expected one of"),  # type: ignore
-    ("keys", lambda: TextContent("hi", meta=typing.cast(Any, {5: 6})), "a key that is no text has no JSON form"),
+    ("keys", lambda: TextContent("hi", meta=typing.cast(Any, {5: 6})), "a key that is not text has no JSON form"),
     ("no number", lambda: TextContent("hi", meta={"a": float("nan")}), "a float that is not finite"),
     ("endless", lambda: TextContent("hi", meta=LOOP), "RecursionError"),
     ("picture", lambda: ImageContent(typing.cast(Any, "text"), "image/png"), "expected bytes, got str"),
     ("type", lambda: ImageContent(PNG, typing.cast(Any, None)), "mimeType: expected string, got null"),
-    ("no type", lambda: ImageContent(PNG, "png"), "the mime_type of ImageContent is none"),
+    ("no type", lambda: ImageContent(PNG, "png"), "the mime_type of ImageContent must be"),
     ("link", lambda: ResourceLink(name=typing.cast(Any, 5), uri=typing.cast(Any, None)), "expected string, got"),
-    ("link, swapped", lambda: ResourceLink("notes://a", "a"), "the uri of a ResourceLink begins with a scheme"),
+    ("link, swapped", lambda: ResourceLink("notes://a", "a"), "the uri of a ResourceLink must begin with a scheme"),
     ("size", lambda: ResourceLink("a", "a:b", size=typing.cast(Any, "5")), "size: expected integer, got string"),
     ("embedded", lambda: EmbeddedResource(TextResourceContents(*typing.cast(Any, (5, 5)))), "expected string"),
-    ("embedded, no uri", lambda: EmbeddedResource(NO_URI), "the uri of a resource begins with a scheme"),
+    ("embedded, no uri", lambda: EmbeddedResource(NO_URI), "the uri of a resource must begin with a scheme"),
     ("no resource", lambda: EmbeddedResource(typing.cast(Any, None)), "expected .*, got NoneType"),
     ("unknown", lambda: UnknownContent({"type": "image"}), "data: missing"),
     ("not even unknown", lambda: UnknownContent(typing.cast(Any, 5)), "expected object, got integer"),
@@ -842,9 +842,9 @@ def test_content_that_was_built_of_wrong_things_is_the_servers_own_fault(
             "expected .*, got TextResourceContents",
         ),
         (resource_result, lambda: TextResourceContents("no uri", typing.cast(Any, None)), "text: expected string"),
-        (resource_result, lambda: NO_URI, "the uri of a resource begins with a scheme"),
-        (resource_result, lambda: [NOTE, NO_URI], "the uri of a resource begins with a scheme"),
-        (resource_result, lambda: ReadResourceResult([NO_URI]), "the uri of a resource begins with a scheme"),
+        (resource_result, lambda: NO_URI, "the uri of a resource must begin with a scheme"),
+        (resource_result, lambda: [NOTE, NO_URI], "the uri of a resource must begin with a scheme"),
+        (resource_result, lambda: ReadResourceResult([NO_URI]), "the uri of a resource must begin with a scheme"),
         (resource_result, lambda: ReadResourceResult([TextResourceContents(*typing.cast(Any, (5, 5)))]), "uri: exp"),
         (resource_result, lambda: BlobResourceContents("a:b", typing.cast(Any, "hi")), "expected bytes, got str"),
         (completion_result, lambda: Completion(typing.cast(Any, [5])), r"values\[0\]: expected string, got integer"),

@@ -1,19 +1,19 @@
-"""What a server can ask a client: a form, a visit to a page, its model, its roots.
+"""Questions of a server to a client: a form, a visit to a page, a message of the model, the roots.
 
-A question is one object in every revision.  In the legacy ones it is a request of its own, in the modern one an input
-request inside `input_required`; `params` is what it carries there, and `read` makes the answer what the handler gets.
-Who sends it, and when, is the context's business; whether the client declared what it needs is judged by the tables of
-`core.revisions`, except for what only `needs` knows.
+A question is one object in every revision.  In legacy revisions it becomes a request, in the modern one an input
+request inside `input_required`.  `params` writes the question, and `read` reads the answer for the handler.  The
+context sends questions.  The tables of `core.revisions` decide whether the client declared the capabilities that a
+question needs; only `needs` adds to them.
 
-A question is checked when it is built, so that a mistake shows in the line that made it, and not only with a client of
-some revision.  An answer is a client's and a person's: it is held against what was asked, and `RemoteProtocolError`
-names the place that does not fit, never what stood there.
+A question is checked when it is built, so that a mistake is reported in the line that made it, with clients of any
+revision.  Answers come from a client and a person: an answer is checked against the question, and
+`RemoteProtocolError` names the field that does not fit, never its value.
 
-Forms are flat: text, numbers, booleans, and choices of one or several strings.  A class is one field for each member,
-any other hint one field of the name "value".  `X | None` and a default mean that a field may be left out; null in an
-answer counts as left out, and what was not asked for is not looked at.  An Enum's members are shown by their names in
-words ("Dark blue" for `DARK_BLUE`), where these say something else than the values; a Literal is shown as it is.
-`format` is a note to the client, as everywhere: ask for a `datetime.date` to get one for certain.
+Forms are flat: text, numbers, booleans, and choices of one or several strings.  A class has one field for each member;
+any other type is one field with the name "value".  `X | None` and a default mean that a field may be left out.  Null in
+an answer counts as left out, and fields that are not in the form are ignored.  An Enum's members are shown by their
+names as words ("Dark blue" for `DARK_BLUE`) if these differ from the values; a Literal is shown as it is.  `format` is
+only a hint to the client; use `datetime.date` to be sure of a date.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from trio_mcp.core.jsonrpc import Json, JsonObject
 from trio_mcp.core.revisions import LATEST, LATEST_LEGACY, Capability, Revision, Role
 from trio_mcp.core.terms import NOTHING
 
-# Models, codec, schemas and what reads values are imported where the first question needs them: a server that names
-# one of these classes in an annotation starts without them.
+# Models, codec, schemas and the readers of values are imported when the first question needs them, so that a server
+# that only names one of these classes in an annotation starts without them.
 if TYPE_CHECKING:
     from trio_mcp.core.models import CreateMessageResult, ModelPreferences, SamplingMessage, Tool, ToolChoice
     from trio_mcp.transport.paths import Roots
@@ -65,13 +65,13 @@ class Inquiry(ABC, Generic[T]):
     method: ClassVar[str]
 
     def params(self, revision: Revision) -> JsonObject:
-        """What the question carries.  Raises `NotInThisRevision` where it cannot be asked, or not like this."""
+        """Write the params of the question.  Raises `NotInThisRevision` if `revision` has no way to ask it."""
         if revision.request(Role.SERVER, self.method) is None and self.method not in revision.input_requests:
             raise NotInThisRevision(self.method, revision.name)
         return self._params_in(revision)
 
     def needs(self, revision: Revision) -> tuple[Capability, ...]:
-        """What the client must have declared, beside what the tables of `revision` say of the method and its params."""
+        """Return the capabilities that the client must have declared, beyond the tables of `revision`."""
         return ()
 
     @abstractmethod
@@ -79,7 +79,7 @@ class Inquiry(ABC, Generic[T]):
 
     @abstractmethod
     def read(self, answer: JsonObject) -> T:
-        """The answer, or `RemoteProtocolError` if it does not fit.  May be called more than once."""
+        """Read the answer.  Raises `RemoteProtocolError` if it does not fit.  May be called more than once."""
 
 
 def _knows(revision: Revision, capability: str, member: str) -> bool:
@@ -88,7 +88,7 @@ def _knows(revision: Revision, capability: str, member: str) -> bool:
     return rule is not None and member in (rule.keys or ())
 
 
-# What a user answers.  elic-59: three things, and never a value that could be taken for another.
+# The answers of a user.  elic-59: accept, decline and cancel are three types, which cannot be mistaken for each other.
 
 
 _WITHOUT_VALUE: Mapping[Json, Declined | Dismissed] = {"decline": Declined(), "cancel": Dismissed()}
@@ -98,7 +98,7 @@ def _outcome(answer: JsonObject, value: Callable[[], T]) -> ElicitationOutcome[T
     action = answer.get("action")
     if action == "accept":
         return Accepted(value())
-    if isinstance(action, str) and action in _WITHOUT_VALUE:  # elic-49: what comes with it counts for nothing
+    if isinstance(action, str) and action in _WITHOUT_VALUE:  # elic-49: the content is ignored
         return _WITHOUT_VALUE[action]
     raise RemoteProtocolError("the answer to elicitation/create: action must be accept, decline or cancel")
 
@@ -109,9 +109,9 @@ def _prompt(message: str) -> str:
     return message
 
 
-# Secrets pass through the client, and often through its model: elic-01, elic-02 forbid to ask for them by a form, and
-# elic-36 to put them into a URL.  Names are all there is to judge by.  The last word says what a thing is: a "password"
-# is a secret, a "password policy" and a "secret name" are none.
+# Answers pass through the client, and often through its model: elic-01, elic-02 forbid questions for secrets in a form,
+# and elic-36 forbids secrets in a URL.  Only the name can be checked.  The last word decides: a "password" is a secret,
+# a "password policy" and a "secret name" are not.
 _SECRET = re.compile(
     r"\b(?:passwords?|passwd|passphrases?|passcodes?|secrets?|credentials?|cvc|cvv"
     r"|(?:api|access|encryption|private|secret|signing) ?keys?"
@@ -132,10 +132,16 @@ def names_a_secret(name: str) -> bool:
 class Elicit(Inquiry[ElicitationOutcome[T]]):
     """Ask the user to fill in a form.
 
-    `form` is a dataclass, attrs class, TypedDict or NamedTuple with flat members, or a hint for one field (`bool`,
-    `Literal[...]`), whose value is returned by itself, or a JSON Schema (a mapping, or a `RequestedSchema`), whose
-    answer is returned as a dict.  Raises `UsageError` for what no form can ask, and for what none may: secrets,
-    which go by `ElicitUrl`, and clickable links.
+    `form` is one of these:
+
+    | `form` | The value of `Accepted` |
+    |---|---|
+    | a dataclass, attrs class, TypedDict or NamedTuple with flat members | an object of the class |
+    | a type for one field, such as `bool` or `Literal[...]` | the value |
+    | a JSON Schema: a mapping or a `RequestedSchema` | a dict |
+
+    Raises `UsageError` for a form that is not flat, that asks for a secret (use `ElicitUrl`), or that has a clickable
+    link.
     """
 
     __slots__ = ("_form", "_message")
@@ -154,8 +160,8 @@ class Elicit(Inquiry[ElicitationOutcome[T]]):
     def _params_in(self, revision: Revision) -> JsonObject:
         from trio_mcp.core import codec, forms
 
-        # elic-53, elic-54: what an older revision does not know is left out or said differently by the codec, which
-        # refuses what cannot be left out: a choice of several.
+        # elic-53, elic-54: for older revisions the codec leaves out or rewrites unknown fields.  It refuses a choice of
+        # several strings, which cannot be left out.
         return codec.to_json(forms.ElicitFormParams(self._message, self._form.asked, "form"), revision)
 
     def read(self, answer: JsonObject) -> ElicitationOutcome[T]:
@@ -163,37 +169,37 @@ class Elicit(Inquiry[ElicitationOutcome[T]]):
 
 
 class _QuestionForm:
-    """A form as it is asked for, and what makes its answer a value."""
+    """A checked form: the schema to send, and the reader of its answer."""
 
     __slots__ = ("_check", "_fields", "_may_be_none", "_value", "asked")
 
     def __init__(
         self, schema: Mapping[str, Any], hints: Mapping[str, Any] = NOTHING, value: Callable[[Any], Any] | None = None
     ) -> None:
-        """`schema` may come from anywhere; `value` makes a value of an answer that fits, if that is not the value."""
+        """`schema` need not be ours; `value` converts a valid answer, or None to return it as a dict."""
         from trio_mcp.core import codec, forms
         from trio_mcp.core.schema import validation
 
         properties, required = schema.get("properties"), schema.get("required") or []
         if schema.get("type") != "object" or not isinstance(properties, Mapping) or not isinstance(required, list):
             raise UsageError('a form is a JSON Schema with "type": "object", "properties" and a list of "required"')
-        _refuse_keywords(schema.keys() - _OF_THE_ROOT, "its root")
+        _refuse_keywords(schema.keys() - _ROOT_KEYWORDS, "its root")
         self._fields = {name: _titled(_field(name, each), hints.get(name)) for name, each in properties.items()}
         self._may_be_none = [name for name, each in properties.items() if name in required and _nullable(each)]
         self._value = value
         asked: JsonObject = {"type": "object", "properties": self._fields}
-        if demanded := [name for name in required if name not in self._may_be_none]:
-            asked["required"] = demanded
+        if mandatory := [name for name in required if name not in self._may_be_none]:
+            asked["required"] = mandatory
         try:
             self.asked = codec.from_json(forms.RequestedSchema, asked, strict=True)
         except RemoteProtocolError as error:
             raise UsageError(f"{error}; {_FLAT}") from None
         self._check = validation.compile_schema(asked)
-        self._judge(demanded)
+        self._check_form(mandatory)
 
-    def _judge(self, demanded: Sequence[str]) -> None:
-        """Refuse what is legal JSON Schema, and yet no good question."""
-        for name in demanded:
+    def _check_form(self, mandatory: Sequence[str]) -> None:
+        """Raise UsageError for a valid JSON Schema that makes no good form."""
+        for name in mandatory:
             if name not in self._fields:
                 raise UsageError(f"the form requires {name!r}, which is not among its properties")
         for name, field in self._fields.items():
@@ -209,7 +215,7 @@ class _QuestionForm:
 
     def read(self, content: Json) -> Any:
         if content is None:
-            content = {}  # nothing was filled in
+            content = {}  # no field was filled in
         if not isinstance(content, dict):
             raise RemoteProtocolError("the answer to elicitation/create: content must be an object")
         given = {name: content[name] for name in self._fields if content.get(name) is not None}
@@ -222,7 +228,7 @@ class _QuestionForm:
 
         try:
             return self._value(dict.fromkeys(self._may_be_none) | given)
-        except Unreadable as error:  # a date that is none
+        except Unreadable as error:  # an invalid date
             raise RemoteProtocolError(f"the answer does not fit the form: content{error.path} {error.why}") from None
 
 
@@ -246,9 +252,9 @@ def _same(value: Json) -> Any:
     return value
 
 
-# What a field can say, by what makes it the kind it is.
+# For each kind of field (its type, or the keyword of a choice): the keywords that a form allows.
 _COMMON = frozenset({"type", "title", "description", "default"})
-_SAYS: Mapping[str, frozenset[str]] = {
+_KEYWORDS: Mapping[str, frozenset[str]] = {
     "enum": _COMMON | {"enum", "enumNames"},
     "oneOf": _COMMON | {"oneOf"},
     "string": _COMMON | {"format", "minLength", "maxLength"},
@@ -257,10 +263,12 @@ _SAYS: Mapping[str, frozenset[str]] = {
     "boolean": _COMMON,
     "array": _COMMON | {"items", "minItems", "maxItems"},
 }
-_OF_THE_ROOT = frozenset({"$schema", "type", "title", "description", "properties", "required", "additionalProperties"})
+_ROOT_KEYWORDS = frozenset(
+    {"$schema", "type", "title", "description", "properties", "required", "additionalProperties"}
+)
 _FLAT = "a form is flat: text, numbers, booleans, and choices of one or several strings (Literal or Enum)"
 _NULL = {"type": "null"}
-# elic-37.  A plain URL may well be what the question is about; markup says that it is meant to be clicked.
+# elic-37.  A plain URL may be the subject of the question; markup means that the user is meant to click it.
 _LINK = re.compile(r"\]\(\s*<?https?:|<https?:|\bhref\s*=", re.IGNORECASE)
 
 
@@ -276,32 +284,32 @@ def _nullable(field: Json) -> bool:
 
 
 def _field(name: str, field: Any) -> JsonObject:
-    """The field as a form may ask for it, without the null that means that it may be left out."""
+    """Return the field in the form that the protocol allows: without null, which means that it may be left out."""
     if _nullable(field):
         other = next((branch for branch in field["anyOf"] if branch != _NULL), _NULL)
         field = {**other, **{key: each for key, each in field.items() if key != "anyOf"}}
     members = field.items() if isinstance(field, Mapping) else ()
-    said: JsonObject = {key: each for key, each in members if each is not None}
-    kind = next((mark for mark in ("enum", "oneOf") if mark in said), said.get("type"))
-    says = _SAYS.get(kind) if isinstance(kind, str) else None
-    if says is None or (kind in ("enum", "oneOf") and said.get("type") != "string"):
-        raise UsageError(f"field {name!r} is of a kind that no form can ask for; {_FLAT}")
+    schema: JsonObject = {key: each for key, each in members if each is not None}
+    kind = next((mark for mark in ("enum", "oneOf") if mark in schema), schema.get("type"))
+    allowed = _KEYWORDS.get(kind) if isinstance(kind, str) else None
+    if allowed is None or (kind in ("enum", "oneOf") and schema.get("type") != "string"):
+        raise UsageError(f"field {name!r} has a type that a form cannot have; {_FLAT}")
     if kind == "array":
-        said.pop("uniqueItems", None)  # that the chosen ones differ goes without saying
-    _refuse_keywords(said.keys() - says, f"field {name!r}")
-    return said
+        schema.pop("uniqueItems", None)  # choices always differ from each other
+    _refuse_keywords(schema.keys() - allowed, f"field {name!r}")
+    return schema
 
 
 def _refuse_keywords(keywords: AbstractSet[str], where: str) -> None:
     if keywords:
-        raise UsageError(f"a form cannot say {min(keywords)} of {where}; check it in the handler")
+        raise UsageError(f"a form cannot have {min(keywords)} in {where}; check it in the handler")
 
 
 # The titles of choices.
 
 
 def _hints_of_members(form: Any) -> Mapping[str, Any]:
-    """The hints of a class by the names that its members have in a form."""
+    """The type hints of a class, by the names of its members in a form."""
     from trio_mcp.core.schema.schema import members_of
 
     while typing.get_origin(form) is typing.Annotated:
@@ -312,9 +320,9 @@ def _hints_of_members(form: Any) -> Mapping[str, Any]:
 
 
 def _titled(field: JsonObject, hint: Any) -> JsonObject:
-    """`field`, its choices shown by the names of the Enum in `hint` where these say more than the values."""
+    """Return `field` with the names of the Enum in `hint` as titles, if these differ from the values."""
     titles = {str(member.value): _in_words(member.name) for kind in _enums(hint) for member in kind}
-    if all(_spoken(value) == _spoken(title) for value, title in titles.items()):
+    if all(_normalized(value) == _normalized(title) for value, title in titles.items()):
         return field
     options = [{"const": value, "title": title} for value, title in titles.items()]
     if "enum" in field:
@@ -337,7 +345,7 @@ def _in_words(name: str) -> str:
     return words.capitalize() if words.isupper() else words
 
 
-def _spoken(text: str) -> str:
+def _normalized(text: str) -> str:
     return re.sub(r"[\W_]+", " ", text).strip().casefold()
 
 
@@ -345,15 +353,15 @@ def _spoken(text: str) -> str:
 
 _URL = re.compile(
     r"(?:[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=]|%[0-9A-Fa-f]{2})+"
-)  # RFC 3986; others parsers drop or guess
+)  # RFC 3986; parsers drop or guess other characters
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class ElicitUrl(Inquiry[ElicitationOutcome[None]]):
-    """Ask the user to visit a page, where things are entered that the client must not see.
+    """Ask the user to open a web page, for input that the client must not see.
 
-    `Accepted` means that the user agreed to go there, not that anything was done.  Raises `UsageError` unless
-    `url` is an absolute https URL, or an http one on loopback, and for one that holds credentials.
+    `Accepted` means that the user agreed to open the page, not that the user has finished there.  Raises `UsageError`
+    if `url` is not an absolute https URL (http is allowed on loopback), or if it holds credentials.
     """
 
     __slots__ = ("elicitation_id", "message", "url")
@@ -361,8 +369,8 @@ class ElicitUrl(Inquiry[ElicitationOutcome[None]]):
 
     def __init__(self, message: str, url: str) -> None:
         self.message = _prompt(message)
-        self.url = _visitable(url)
-        # elic-58: unique, and (as it may travel in the page's URL) nothing that anybody could guess.
+        self.url = _checked_url(url)
+        # elic-58: unique, and impossible to guess, because it may travel in the page's URL.
         self.elicitation_id = secrets.token_urlsafe(16)
 
     def _params_in(self, revision: Revision) -> JsonObject:
@@ -380,32 +388,34 @@ class ElicitUrl(Inquiry[ElicitationOutcome[None]]):
         return _outcome(answer, lambda: None)
 
 
-def _visitable(url: str) -> str:
-    # The URL is not repeated: it may hold what should not be in it.
+def _checked_url(url: str) -> str:
+    # The error does not repeat the URL, because it may hold a secret.
     try:
         parts = urlsplit(url)
         valid = _URL.fullmatch(url) is not None and bool(parts.hostname) and parts.port != 0
-    except (TypeError, ValueError, AttributeError):  # no text; half a bracket; a port that is no number
+    except (TypeError, ValueError, AttributeError):  # not a str; an unclosed bracket; a port that is not a number
         valid = False
     if not valid:
         raise UsageError("the url to visit is not a valid URL: it needs a scheme, a host, and percent-encoding")
     if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOOPBACK):
         raise UsageError("the url to visit must be https, or http on loopback")
-    # elic-36: it passes through the client, and is no key to anything.
+    # elic-36: the URL passes through the client, so it must give no access.
     if "@" in parts.netloc or any(names_a_secret(name) for name, _ in parse_qsl(parts.query, keep_blank_values=True)):
-        raise UsageError("the url to visit holds credentials; let the page ask who its visitor is")
+        raise UsageError("the url to visit holds credentials; let the page authenticate the user")
     return url
 
 
 class UrlElicitationRequired(RequestError):
-    """Answer the request with: visit these pages, then try again.
+    """Raise this to make the user visit pages first, and the client try again.
 
-    In 2025-11-25 that is an error of its own (-32042); in the modern revision the questions themselves are asked, and
-    the handler is started again with the answers.  Others know no such thing.
+    In 2025-11-25 the client gets a special error (-32042).  In the modern revision the client is asked the questions,
+    and the handler is started again with the answers.  In other revisions the call fails.
+
+    Raises `UsageError` if `questions` are not `ElicitUrl` objects.
     """
 
     def __init__(self, *questions: ElicitUrl, message: str = "This request needs a page to be visited first") -> None:
-        # elic-27: a page is what it is for.
+        # elic-27: the error is for pages only.
         if not questions or not all(isinstance(each, ElicitUrl) for each in questions):
             raise UsageError("UrlElicitationRequired needs one ElicitUrl or more, and nothing else")
         elicitations = [each.params(LATEST_LEGACY) for each in questions]  # elic-28
@@ -417,11 +427,13 @@ class UrlElicitationRequired(RequestError):
 
 
 class Sample(Inquiry["CreateMessageResult"]):
-    """Ask the client's model.  Deprecated in 2026-07-28, where it still works.
+    """Ask the client's model for a message.  Deprecated in 2026-07-28, where it still works.
 
-    `messages` is what a user says, or messages; an earlier answer may stand among them as it came.  Each question holds
-    messages of its own: nothing is carried over from another (samp-21).  Raises `UsageError` for what no model
-    can be asked: above all, each tool use has its result in the very next message, which holds nothing else.
+    `messages` is the text of a user, or a list of messages; an earlier answer may be in the list as it came.  A
+    question does not include the messages of earlier ones.
+
+    Raises `UsageError` for invalid messages or options.  In particular, the results of all tool uses must be in the
+    next message, and that message must hold nothing else.
     """
 
     __slots__ = ("_params",)
@@ -457,7 +469,7 @@ class Sample(Inquiry["CreateMessageResult"]):
             tool_choice=tool_choice,
             metadata=metadata,
         )
-        try:  # read as strictly as a client would; what comes of it shares nothing with the caller's lists
+        try:  # read as strictly as a client would; the copy shares no list with the caller
             self._params = codec.from_json(models.CreateMessageParams, codec.to_json(params, LATEST), strict=True)
         except RemoteProtocolError as error:
             raise UsageError(str(error)) from None
@@ -471,7 +483,7 @@ class Sample(Inquiry["CreateMessageResult"]):
         return codec.to_json(self._params, revision)
 
     def needs(self, revision: Revision) -> tuple[Capability, ...]:
-        # samp-13: a SHOULD, so that no table has it.
+        # samp-13 is a SHOULD, so it is in no table.  samp-21: each question has its own messages.
         more = self._params.include_context in ("thisServer", "allServers") and _knows(revision, "sampling", "context")
         return (("sampling", "context"),) if more else ()
 
@@ -481,21 +493,21 @@ class Sample(Inquiry["CreateMessageResult"]):
         return codec.from_json(models.CreateMessageResult, answer, strict=True)  # samp-07
 
 
-def _message(said: Any) -> SamplingMessage:
+def _message(given: Any) -> SamplingMessage:
     from trio_mcp.core import content, models
 
-    if isinstance(said, str):
-        return models.SamplingMessage("user", content.TextContent(said))
-    if isinstance(said, models.CreateMessageResult):
-        return models.SamplingMessage(said.role, said.content)
-    return said  # type: ignore[no-any-return]  # what is no message is refused when it is written
+    if isinstance(given, str):
+        return models.SamplingMessage("user", content.TextContent(given))
+    if isinstance(given, models.CreateMessageResult):
+        return models.SamplingMessage(given.role, given.content)
+    return given  # type: ignore[no-any-return]  # another type is refused when the message is written
 
 
 # Roots
 
 
 class ListRoots(Inquiry["Roots"]):
-    """Ask which directories the client exposes.  Deprecated in 2026-07-28, where it still works."""
+    """Ask for the directories that the client exposes.  Deprecated in 2026-07-28, where it still works."""
 
     __slots__ = ()
     method = "roots/list"
@@ -507,5 +519,5 @@ class ListRoots(Inquiry["Roots"]):
         from trio_mcp.core import codec, content, models
         from trio_mcp.transport.paths import Roots
 
-        # One bad element does not hide the others.
+        # One malformed root does not hide the others.
         return Roots(content.well_formed(codec.from_json(models.ListRootsResult, answer).roots))

@@ -1,28 +1,30 @@
-"""What handlers return becomes results: JSON objects, as the revision of the request has them.
+"""Turn the values that handlers return into results: JSON objects in the revision of the request.
 
-| A tool returns | and the result has |
+| A tool returns | The result has |
 |---|---|
-| nothing | no content |
+| None | no content |
 | text | a block of text |
 | bytes | an embedded resource, `application/octet-stream` |
-| content blocks, or a list that has some | these; text among them becomes a block, too |
-| `CallToolResult` | what it says |
-| anything else | its JSON as text, and as structured content if the tool has an output schema |
+| content blocks, or a list with some | these blocks; text among them becomes a block, too |
+| `CallToolResult` | its members |
+| another value | its JSON as text, and as structured content if the tool has an output schema |
 
-Structured content leaves only after it was judged by the output schema; what breaks it, or cannot be written at all, is
-the server's own fault, `BadResult`.  So is an object of the protocol that was built of wrong things, since types are
-only checked where somebody runs a type checker.  What the revision does not know at all is `NotInThisRevision`.
+Structured content is checked against the output schema before it is sent.  A value that does not fit, or has no JSON
+form, is a mistake of the server: `BadResult`.  So is a protocol object with members of wrong types, because types are
+checked only if the author runs a type checker.  Content that the revision does not have raises `NotInThisRevision`.
 
-What surprises: a list of nothing but text is data, `["a", "b"]`, and no content.  A tool with an output schema has the
-JSON as its text even where that is a string, in quotes: both say the same.  An empty list that a resource returns is
-data as well, `[]`, and no missing resource: for that there is `ResourceNotFound`.
+Surprises:
 
-Where structured content had to be an object (2025-06-18, 2025-11-25), data whose schema does not begin with
-`"type": "object"` stands in one, `{"result": ...}`, and so does its schema: as the official SDKs have it, whose clients
-look for it there.  That goes by the schema and not by the value: of `Forecast | None` the forecasts are in it, too.
+- A list of only text, `["a", "b"]`, is data and not content.
+- With an output schema the text is always JSON: a string is in quotes, so that text and structured content agree.
+- An empty list that a resource returns is data, `[]`.  A missing resource is `ResourceNotFound`.
 
-The models cost 20 ms to import, and jsonschema_rs as much: who returns text never needs them.  So they are imported
-where they are used, and whether a value is a model is asked only where some model has been made.
+In 2025-06-18 and 2025-11-25 structured content must be an object.  There, data whose schema does not have
+`"type": "object"` at its root is put into `{"result": ...}`, and so is its schema, because clients of the official SDKs
+look for it there.  The schema decides, not the value: for `Forecast | None` forecasts are wrapped, too.
+
+The models take 20 ms to import, and jsonschema_rs takes as long; a server that returns text needs neither.  So they are
+imported where they are used, and a value is compared with the models only if their module has been imported.
 """
 
 from __future__ import annotations
@@ -68,30 +70,33 @@ __all__ = [
 _2024_11, _2025_03, _2025_06, _2025_11, _2026_07 = REVISIONS  # their names, oldest first
 
 
-# What handlers raise, and return instead of a result.
+# Errors that handlers raise, and the request for input that they return instead of a result.
 
 
 class ToolError(McpError):
-    """Raised by a tool to tell the model what went wrong: `content` is text, or a list of content blocks and text.
+    """Raise this in a tool to tell the model about a failure.  The client gets a result with `isError`.
 
-    Where it is raised for a resource, a prompt or a completion, which have no such results, the client gets its text as
-    the message of an error.
+    `content` is text, or a list of content blocks and text; the client sees it, so it must not contain secrets.  In a
+    resource, prompt or completion, which have no such results, the client gets the text as an error message.
+
+    Raises `UsageError` if `content` has another type.
     """
 
     def __init__(self, content: str | Sequence[ContentBlock | str]) -> None:
         if not isinstance(content, str | list | tuple):
             raise UsageError(
-                f"a ToolError takes text or a list of content, not {type(content).__name__}; of an exception only its "
-                "text, if everybody may read that"
+                f"a ToolError takes text or a list of content, not {type(content).__name__}; give str(exception) only "
+                "if clients may read it"
             )
         super().__init__(content)
         self.content = content
 
 
 class InputRequired:
-    """Returned by a handler that wants answers first, and is then run again from the start, with them in `ctx.answers`.
+    """Return this to ask the client questions and be run again from the start.
 
-    `state` is JSON, and comes back in `ctx.state`.
+    The answers are in `ctx.answers`, by the keys of `questions`.  `state` is a JSON value that comes back in
+    `ctx.state`.  `await ctx.ask(...)` is simpler: it waits for the answers and does not run the handler again.
     """
 
     __slots__ = ("questions", "state")
@@ -102,16 +107,20 @@ class InputRequired:
 
 
 class BadResult(McpError):
-    """What a handler returned is no result: the server's own fault, for its log.  It quotes no values."""
+    """A handler returned a value that makes no valid result.  The message goes to the log and quotes no values."""
 
 
-# Pictures, sound and files.
+# Images, audio and files.
 
 
 def image(
     source: bytes | str | os.PathLike[str], *, mime_type: str | None = None, annotations: Annotations | None = None
 ) -> ImageContent:
-    """A picture, from its bytes or its path.  The suffix of a path tells the type; that of bytes has to be given."""
+    """Make image content from bytes or a path.
+
+    The suffix of a path gives the MIME type; for bytes, give `mime_type`.  Raises `UsageError` if the type is unknown
+    or is not an image, and `OSError` if the file cannot be read.
+    """
     from trio_mcp.core.content import ImageContent
 
     return ImageContent(*_media(source, mime_type, "image"), annotations=annotations)
@@ -120,7 +129,7 @@ def image(
 def audio(
     source: bytes | str | os.PathLike[str], *, mime_type: str | None = None, annotations: Annotations | None = None
 ) -> AudioContent:
-    """Sound, from its bytes or its path, as `image`.  2024-11-05 has none."""
+    """Make audio content from bytes or a path, as `image` does.  Clients of 2024-11-05 have no audio."""
     from trio_mcp.core.content import AudioContent
 
     return AudioContent(*_media(source, mime_type, "audio"), annotations=annotations)
@@ -129,7 +138,10 @@ def audio(
 def file(
     source: bytes | str | os.PathLike[str], *, uri: str | None = None, mime_type: str | None = None
 ) -> EmbeddedResource:
-    """A file with its content, from its bytes or its path.  Without `uri` a path is given its file: URI."""
+    """Make an embedded resource from bytes or a path.  The default `uri` of a path is its file: URI.
+
+    Raises `UsageError` if the MIME type is unknown or bytes have no `uri`, and `OSError` if the file cannot be read.
+    """
     import pathlib
 
     from trio_mcp.core.content import BlobResourceContents, EmbeddedResource, TextResourceContents
@@ -137,7 +149,7 @@ def file(
     data, mime_type = _loaded(source, mime_type)
     if uri is None:
         if isinstance(source, bytes):
-            raise UsageError("give the uri of a file that is made of bytes")
+            raise UsageError("a file from bytes needs a uri; give uri=...")
         uri = pathlib.Path(source).absolute().as_uri()
     text = _real_text(data, mime_type)
     if text is None:
@@ -148,24 +160,24 @@ def file(
 def _media(source: bytes | str | os.PathLike[str], mime_type: str | None, kind: str) -> tuple[bytes, str]:
     data, mime_type = _loaded(source, mime_type)
     if not mime_type.lower().startswith(f"{kind}/"):
-        raise UsageError(f"{mime_type} is no type of {kind}; give mime_type={kind + '/...'!r}, or use file()")
+        raise UsageError(f"{mime_type} is not a type of {kind}; give mime_type={kind + '/...'!r}, or use file()")
     return data, mime_type
 
 
 def _loaded(source: bytes | str | os.PathLike[str], mime_type: str | None) -> tuple[bytes, str]:
     mime_type = mime_type or (None if isinstance(source, bytes) else _type_of(os.fspath(source)))
     if mime_type is None:
-        what = "of bytes" if isinstance(source, bytes) else f"with the suffix {os.path.splitext(source)[1]!r}"
-        raise UsageError(f"nobody knows the type of a file {what}; give mime_type")
+        which = "from bytes" if isinstance(source, bytes) else f"with the suffix {os.path.splitext(source)[1]!r}"
+        raise UsageError(f"the MIME type of a file {which} is unknown; give mime_type=...")
     if not _is_mime_type(mime_type):
-        raise UsageError(f"{mime_type!r} is no MIME type, such as image/png")
+        raise UsageError(f"mime_type must be a MIME type such as image/png, got {mime_type!r}")
     if isinstance(source, bytes):
         return source, mime_type
     with open(source, "rb") as opened:
         return opened.read(), mime_type
 
 
-# Of what the standard library calls unofficial, or does not know before Python 3.13.
+# Types that the standard library calls unofficial, or does not know before Python 3.13.
 _TYPES = {
     ".flac": "audio/flac",
     ".gz": "application/gzip",
@@ -183,7 +195,7 @@ def _type_of(path: str) -> str | None:
     import mimetypes
 
     suffix = os.path.splitext(path)[1].lower()
-    # Not `guess_type`, which reads the system's tables: the same file would be another thing elsewhere.
+    # Not `guess_type`, which reads the system's tables: the same file would have another type on another machine.
     return _TYPES.get(suffix) or mimetypes.MimeTypes().types_map[True].get(suffix)
 
 
@@ -210,11 +222,11 @@ def _is_mime_type(text: object) -> bool:
     return isinstance(text, str) and re.fullmatch(rf"{token}/{token}(\s*;.*)?", text, re.ASCII) is not None
 
 
-# Models, where there are any.
+# Models, if their modules have been imported.
 
 
 def _content() -> Any:
-    """The module of the content blocks; None where it was never imported, so that there are none."""
+    """The module of the content blocks; None if it was never imported, so that no block can exist."""
     return sys.modules.get("trio_mcp.core.content")
 
 
@@ -237,7 +249,7 @@ def _is_a(value: object, name: str) -> bool:
 
 
 def _written(value: Any, revision: Revision) -> JsonObject:
-    """A model as JSON, in which all is of the types that the protocol says."""
+    """Write a model as JSON, and check that all members have the types of the protocol."""
     from trio_mcp.core.codec import from_json, to_json
     from trio_mcp.core.content import ContentBlock, Model
 
@@ -247,35 +259,35 @@ def _written(value: Any, revision: Revision) -> JsonObject:
 
 
 def _plain(value: Any) -> Json:
-    """What was written from a model, in nothing but the types of JSON: one may be built of tuples and enums, too."""
+    """Convert the written model to plain JSON types, because its author may have used tuples and enums."""
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
-            raise UsageError("a key that is no text has no JSON form")
+            raise UsageError("a key that is not text has no JSON form")
         return {str.__str__(key): _plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
         return [_plain(item) for item in value]
     if not isinstance(value, int | float | None):
-        raise UsageError(f"{type(value).__name__} cannot stand in an object of the protocol")
-    return _NO_PROMISE(value)
+        raise UsageError(f"{type(value).__name__} cannot be part of a protocol object")
+    return _WITHOUT_SCHEMA(value)
 
 
 def _text(text: str) -> JsonObject:
-    return {"type": "text", "text": str.__str__(text)}  # that of a subclass may be another text
+    return {"type": "text", "text": str.__str__(text)}  # str() of a subclass may return another text
 
 
 def _block(value: Any, revision: Revision) -> JsonObject:
-    """A content block or text."""
+    """Write a content block, or text as a content block."""
     if isinstance(value, str):
         return _text(value)
     if not _is_block(value):
-        raise UsageError(f"{type(value).__name__} is no content")
+        raise UsageError(f"{type(value).__name__} is not content")
     return _with_type(_written(value, revision))
 
 
 def _with_type(block: JsonObject) -> JsonObject:
-    """A block that was written, with the type of what is embedded in it (prm-07)."""
+    """Add the MIME type to an embedded resource without one (prm-07)."""
     _check_block(block)
     if block.get("type") != "resource":
         return block
@@ -285,21 +297,21 @@ def _with_type(block: JsonObject) -> JsonObject:
 
 
 def _check_block(block: JsonObject) -> None:
-    """prm-05, prm-06, prm-07: what is no type or no URI does not leave."""
+    """prm-05, prm-06, prm-07: invalid MIME types and URIs are not sent."""
     kind = block.get("type")
     if kind in ("image", "audio") and not _is_mime_type(block["mimeType"]):
-        raise UsageError(f"the mime_type of {kind.capitalize()}Content is none, such as {kind}/...")
+        raise UsageError(f"the mime_type of {kind.capitalize()}Content must be a MIME type such as {kind}/...")
     if kind == "resource":
         _check_uri(block["resource"], "a resource")
     if kind == "resource_link":
         _check_uri(block, "a ResourceLink")
 
 
-def _check_uri(of: JsonObject, what: str) -> None:
+def _check_uri(block: JsonObject, subject: str) -> None:
     import re
 
-    if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", of["uri"]):
-        raise UsageError(f"the uri of {what} begins with a scheme, such as file:")
+    if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", block["uri"]):
+        raise UsageError(f"the uri of {subject} must begin with a scheme, such as file:")
 
 
 def _blob(data: bytes, uri: str, mime_type: str | None) -> JsonObject:
@@ -311,32 +323,34 @@ def _blob(data: bytes, uri: str, mime_type: str | None) -> JsonObject:
 def _as_text(value: Json) -> str:
     try:
         return to_readable(value)
-    except ValueError as error:  # an integer of more digits than Python writes
+    except ValueError as error:  # an integer with more digits than Python writes
         raise UsageError(f"it cannot be written as JSON: {error}") from None
 
 
-def _judged(what: str, make: Callable[..., JsonObject], *arguments: Any) -> JsonObject:
+def _or_bad_result(subject: str, make: Callable[..., JsonObject], *arguments: Any) -> JsonObject:
+    """Return `make(*arguments)`; raise BadResult instead of its errors."""
     try:
         return make(*arguments)
     except NotInThisRevision:
-        raise  # nothing is wrong with the server, and the client is told
+        raise  # the server made no mistake, and the client is told
     except (UsageError, RemoteProtocolError) as error:
-        raise BadResult(f"{what}: {error}") from error
-    except _OF_ODD_VALUES as error:
-        raise BadResult(f"{what}: writing it failed with {type(error).__name__}") from error
+        raise BadResult(f"{subject}: {error}") from error
+    except _ERRORS_OF_VALUES as error:
+        raise BadResult(f"{subject}: writing it failed with {type(error).__name__}") from error
 
 
-# What a value can raise that only looks like what it should be, such as an object that lacks one of its attributes.
-_OF_ODD_VALUES = (TypeError, ValueError, AttributeError, LookupError, NameError, RecursionError)
+# Exceptions of malformed values, such as an object that lacks one of its attributes.
+_ERRORS_OF_VALUES = (TypeError, ValueError, AttributeError, LookupError, NameError, RecursionError)
 
 
 # Tools.
 
 
 class OutputSchema:
-    """What a tool promises to return: made once, when it is registered.
+    """The output schema of a tool, made once when the tool is registered.
 
-    `schema` is its output schema, or None if it promises nothing but content; some revisions have it in a box.
+    `schema` is None if the tool returns only content.  Some revisions need the schema and the data in a wrapper; see
+    the module docstring.
     """
 
     __slots__ = ("_compiled", "_hint", "_is_object", "_write", "schema")
@@ -345,25 +359,26 @@ class OutputSchema:
         self._hint = hint
         self._compiled: CompiledSchema | None = None
         self._write: Callable[[Any], Json] | None = None
-        self.schema: JsonObject | None = _promised(hint) if schema is None else dict(schema)
-        # A schema by hand is shown as it was written or not at all: what it refers to may be found from its root only.
+        self.schema: JsonObject | None = _schema_for(hint) if schema is None else dict(schema)
+        # A schema written by hand is never wrapped, because its references may hold from its root only.
         self._is_object = schema is not None or self.schema is None or self.schema.get("type") == "object"
-        if schema is not None:  # our own are right
+        if schema is not None:  # generated schemas are valid
             self._compile()
 
     def boxed_in(self, revision: Revision) -> bool:
-        """Whether all that it promises stands in `{"result": ...}` there (tool-34, tool-36)."""
+        """Whether data and schema are put into `{"result": ...}` in `revision` (tool-34, tool-36)."""
         return not self._is_object and _2025_06 <= revision.name < _2026_07
 
     def boxed_schema(self) -> JsonObject:
-        assert self.schema is not None  # what promises nothing is in no box
+        """Return the schema of `{"result": ...}`."""
+        assert self.schema is not None  # only schemas are wrapped
         inside = dict(self.schema)
-        # References begin at the root, which is the box now.
+        # References begin at the root, so the definitions move to the new root.
         definitions = {"$defs": inside.pop("$defs")} if "$defs" in inside else {}
         return {"type": "object", "properties": {_BOX: inside}, "required": [_BOX], **definitions}
 
     def __call__(self, value: Any, *, error: bool = False) -> Json:
-        """`value` as plain JSON, which keeps the promise; that of an `error` need not."""
+        """Write `value` as plain JSON, and check it against the schema unless it belongs to an `error`."""
         if self._write is None:
             from trio_mcp.core.schema.writing import writer_of
 
@@ -371,7 +386,7 @@ class OutputSchema:
         written = self._write(value)
         if self.schema is not None and not error and (problems := self._compile().errors(written)):
             raise UsageError(
-                "it is not what the output schema promises: "
+                "it does not match the output schema: "
                 + "; ".join(f"{each.path or 'the whole'} {each.message}" for each in problems)
             )
         return written
@@ -387,20 +402,20 @@ class OutputSchema:
 _BOX = "result"
 
 
-def _promised(hint: Any) -> JsonObject | None:
+def _schema_for(hint: Any) -> JsonObject | None:
     alternatives = [each for each in _alternatives(hint) if not _is_result(each)]
     content = [each for each in alternatives if _may_be_content(each)]
     if all(each in content or each in _NO_DATA for each in alternatives) or Any in alternatives:
         return None
-    change = "annotate the data that it returns, or give structured=False to have it all as content"
-    if content:  # tool-14: what has an output schema always keeps it
-        raise UsageError(f"what it returns is content or data, {hint!r}; return CallToolResult, or {change}")
+    change = "annotate the data that it returns, or give structured=False to return only content"
+    if content:  # tool-14: a tool with an output schema must always return structured content
+        raise UsageError(f"it returns content or data, {hint!r}; return CallToolResult, or {change}")
     from trio_mcp.core.schema.schema import schema_of
 
     try:
         unchanged = len(alternatives) == len(_alternatives(hint))
         data = hint if unchanged else typing.Union[tuple(alternatives)]  # noqa: UP007
-        schema = schema_of(data, where="what it returns", mode="serialization")
+        schema = schema_of(data, where="its return value", mode="serialization")
     except UsageError as error:
         raise UsageError(f"{error}; {change}") from None
     return schema or None
@@ -410,7 +425,7 @@ _NO_DATA: tuple[Any, ...] = (ABSENT, None, types.NoneType, str, bytes, typing.No
 
 
 def _alternatives(hint: Any) -> list[Any]:
-    """The members of a union, through all that only names or describes one."""
+    """The members of a union, also inside Annotated, NewType and type aliases."""
     if typing.get_origin(hint) is typing.Annotated:
         return _alternatives(hint.__origin__)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
@@ -422,13 +437,13 @@ def _alternatives(hint: Any) -> list[Any]:
 
 
 def _is_result(hint: Any) -> bool:
-    """Whether it is never checked (questions), or has its own way to keep the promise."""
+    """Whether it is no part of the output schema: questions are not checked, CallToolResult is checked separately."""
     models = _models()
     return hint is InputRequired or (models is not None and hint is models.CallToolResult)
 
 
 def _may_be_content(hint: Any) -> bool:
-    if (typing.get_origin(hint) or hint) in (list, tuple, Sequence):  # a list without more may hold anything
+    if (typing.get_origin(hint) or hint) in (list, tuple, Sequence):  # a list without an item type may hold any value
         inside = typing.get_args(hint) or (Any,)
         return any(_is_content(each) for member in inside for each in _alternatives(member))
     return _is_content(hint)
@@ -441,21 +456,21 @@ def _is_content(hint: Any) -> bool:
     return hint is Any or hint is object or is_model
 
 
-_NO_PROMISE = OutputSchema()
+_WITHOUT_SCHEMA = OutputSchema()
 
 
 def tool_result(value: Any, output: OutputSchema | None, name: str, revision: Revision) -> JsonObject:
-    """The result of the tool `name`, which returned `value`.  Raises `BadResult` or `NotInThisRevision`."""
-    promised = output is not None and output.schema is not None
-    if type(value) is str and not promised:
+    """Make the result of the tool `name`, which returned `value`.  Raises `BadResult` or `NotInThisRevision`."""
+    has_schema = output is not None and output.schema is not None
+    if type(value) is str and not has_schema:
         return {"content": [{"type": "text", "text": value}]}
-    what = f"the result of the tool {name!r}"
-    return _judged(what, _tool_result, value, output if promised else _NO_PROMISE, name, revision)
+    subject = f"the result of the tool {name!r}"
+    return _or_bad_result(subject, _tool_result, value, output if has_schema else _WITHOUT_SCHEMA, name, revision)
 
 
 def _tool_result(value: Any, output: OutputSchema, name: str, revision: Revision) -> JsonObject:
     if _is_a(value, "CallToolResult"):
-        return _explicit(value, output, revision)
+        return _explicit_result(value, output, revision)
     if output.schema is None:
         if value is None:
             return {"content": []}
@@ -473,14 +488,14 @@ def _tool_result(value: Any, output: OutputSchema, name: str, revision: Revision
 
 
 def _carries(structured: Json, revision: Revision) -> bool:
-    """tool-34: what is no object has to be said by text alone.  tool-35: now it may be anything, null included."""
+    """tool-34: data that is not an object is sent as text only.  tool-35: since 2026-07-28 it may be any JSON value."""
     return revision.name >= (_2025_06 if type(structured) is dict else _2026_07)
 
 
-def _explicit(value: Any, output: OutputSchema, revision: Revision) -> JsonObject:
+def _explicit_result(value: Any, output: OutputSchema, revision: Revision) -> JsonObject:
     if not value.has_structured_content:
         if output.schema is not None and not value.is_error:  # tool-14
-            raise UsageError("it has no structured_content, which the output schema promises")
+            raise UsageError("it has no structured_content, but the tool has an output schema")
         return _checked(_written(value, revision))
     import attrs
 
@@ -503,7 +518,7 @@ def _item(value: Any, uri: str, revision: Revision) -> JsonObject:
         return {"type": "resource", "resource": _blob(value, uri, None)}
     if isinstance(value, str) or _is_block(value):
         return _block(value, revision)
-    return _text(_as_text(_NO_PROMISE(value)))
+    return _text(_as_text(_WITHOUT_SCHEMA(value)))
 
 
 def _uri(name: str) -> str:
@@ -513,22 +528,30 @@ def _uri(name: str) -> str:
 
 
 def tool_failure(error: ToolError | str, revision: Revision) -> JsonObject:
-    """tool-30: a result, so that the model sees it.  Raises as `tool_result`."""
+    """Make the result of a failed tool: a result and not an error, so that the model sees it (tool-30).
+
+    Raises as `tool_result`.
+    """
     content = error if isinstance(error, str) else error.content
     if isinstance(content, str):
         return {"content": [_text(content)], "isError": True}
-    return _judged("ToolError", lambda: {"content": [_block(each, revision) for each in content], "isError": True})
+    return _or_bad_result(
+        "ToolError", lambda: {"content": [_block(each, revision) for each in content], "isError": True}
+    )
 
 
 # Prompts, resources, completions.
 
 
 def prompt_result(value: Any, description: str | None, revision: Revision) -> JsonObject:
-    """From text, a content block, a message or a list of these, or `GetPromptResult`.  Raises as `tool_result`."""
+    """Make a result from text, a content block, a message, a list of these, or `GetPromptResult`.
+
+    Raises as `tool_result`.
+    """
     if type(value) is str:
         result: JsonObject = {"messages": [{"role": "user", "content": {"type": "text", "text": value}}]}
     else:
-        result = _judged("the result of the prompt", _prompt_result, value, revision)
+        result = _or_bad_result("the result of the prompt", _prompt_result, value, revision)
         if _is_a(value, "GetPromptResult"):
             return result
     return result if description is None else {"description": description, **result}
@@ -547,26 +570,29 @@ def _message(value: Any, revision: Revision) -> JsonObject:
     if not _is_a(value, "PromptMessage"):
         if isinstance(value, str) or _is_block(value):
             return {"role": "user", "content": _block(value, revision)}
-        raise UsageError(f"{type(value).__name__} is no message; return text, content or PromptMessage")
+        raise UsageError(f"{type(value).__name__} is not a message; return text, content or PromptMessage")
     if value.role not in ("user", "assistant"):  # prm-17
-        raise UsageError("the role of a message is user or assistant")
+        raise UsageError("the role of a message must be user or assistant")
     written = _written(value, revision)
     return {**written, "content": _with_type(written["content"])}
 
 
 def resource_result(value: Any, uri: str, mime_type: str | None, revision: Revision) -> JsonObject:
-    """From text, bytes, contents or a list of these, `ReadResourceResult`, or data.  Raises as `tool_result`."""
+    """Make a result from text, bytes, contents, a list of contents, `ReadResourceResult`, or data.
+
+    Raises as `tool_result`.
+    """
     if type(value) is str:
         return {"contents": [{"uri": uri, "mimeType": mime_type or "text/plain", "text": value}]}
-    return _judged(f"the result of the resource {shown(uri)}", _resource_result, value, uri, mime_type, revision)
+    return _or_bad_result(f"the result of the resource {shown(uri)}", _resource_result, value, uri, mime_type, revision)
 
 
 def _resource_result(value: Any, uri: str, mime_type: str | None, revision: Revision) -> JsonObject:
     if value is None:
-        raise UsageError("it is None; raise ResourceNotFound where there is nothing")
+        raise UsageError("it is None; raise ResourceNotFound if there is no such resource")
     if _is_a(value, "ReadResourceResult"):
         if not value.contents:  # res-09
-            raise UsageError("it has no contents; raise ResourceNotFound where there is nothing")
+            raise UsageError("it has no contents; raise ResourceNotFound if there is no such resource")
         result = _written(value, revision)
         return {**result, "contents": [_with_uri(each) for each in result["contents"]]}
     if isinstance(value, bytes):
@@ -575,13 +601,13 @@ def _resource_result(value: Any, uri: str, mime_type: str | None, revision: Revi
         return {"contents": [_with_uri(_written(value, revision))]}
     if isinstance(value, list | tuple) and any(map(_is_contents, value)):
         if not all(map(_is_contents, value)):
-            raise UsageError("it mixes contents with something else; make all of it contents")
+            raise UsageError("it mixes contents with other values; return a list of contents only")
         return {"contents": [_with_uri(_written(each, revision)) for each in value]}
     if isinstance(value, str):
-        text, otherwise = _text(value)["text"], "text/plain"
+        text, default = _text(value)["text"], "text/plain"
     else:
-        text, otherwise = _as_text(_NO_PROMISE(value)), "application/json"
-    return {"contents": [{"uri": uri, "mimeType": mime_type or otherwise, "text": text}]}
+        text, default = _as_text(_WITHOUT_SCHEMA(value)), "application/json"
+    return {"contents": [{"uri": uri, "mimeType": mime_type or default, "text": text}]}
 
 
 def _with_uri(contents: JsonObject) -> JsonObject:
@@ -597,15 +623,15 @@ _COMPLETIONS = 100
 
 
 def completion_result(value: Any) -> JsonObject:
-    """From a list of texts, best first, or `Completion`.  Raises `BadResult`."""
-    return _judged("the result of a completion", _completion_result, value)
+    """Make a result from a list of strings, best first, or `Completion`.  Raises `BadResult`."""
+    return _or_bad_result("the result of a completion", _completion_result, value)
 
 
 def _completion_result(value: Any) -> JsonObject:
     if _is_a(value, "Completion"):
         return {"completion": _written(value, LATEST)}
     if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(each, str) for each in value):
-        raise UsageError(f"{type(value).__name__} is no list of texts, and no Completion")
-    # cmpl-01: in the order in which they came.  cmpl-07: "must not exceed 100 items".
+        raise UsageError(f"it must be a list of strings or a Completion, got {type(value).__name__}")
+    # cmpl-01: the order is kept.  cmpl-07: "must not exceed 100 items".
     first = [str.__str__(each) for each in list(value)[:_COMPLETIONS]]
     return {"completion": {"values": first, "total": len(value), "hasMore": len(value) > _COMPLETIONS}}
