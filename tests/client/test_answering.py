@@ -150,8 +150,8 @@ TOOLS: list[JsonObject] = [{"name": "add", "inputSchema": {"type": "object"}}]
         ({"elicitation_url": never}, ELICIT, {"message": "?"}, INVALID_PARAMS, "requestedSchema: missing"),
         ({"sampling": never}, SAMPLE, {**HELLO, "tools": TOOLS}, INVALID_PARAMS, "capability sampling.tools"),
         ({"sampling": never}, SAMPLE, {**HELLO, "toolChoice": {}}, INVALID_PARAMS, "capability sampling.tools"),
-        ({"roots": never}, "ping", {}, METHOD_NOT_FOUND, "'ping' is nothing that a client of 2025-11-25 is asked"),
-        ({"roots": never}, "tasks/list", {}, METHOD_NOT_FOUND, "'tasks/list' is nothing"),
+        ({"roots": never}, "ping", {}, METHOD_NOT_FOUND, "a client of 2025-11-25 does not support 'ping'"),
+        ({"roots": never}, "tasks/list", {}, METHOD_NOT_FOUND, "does not support 'tasks/list'"),
     ],
 )
 async def test_what_was_not_offered_is_refused_and_no_callback_hears_of_it(
@@ -193,11 +193,11 @@ async def test_what_a_revision_does_not_ask_is_refused_there(method: str, revisi
 @pytest.mark.parametrize(
     ("offers", "why"),
     [
-        ({"sampling": "a model"}, "sampling is a callback, not str"),
-        ({"elicitation": {}}, "elicitation is a callback, not dict"),
-        ({"elicitation_url": True}, "elicitation_url is a callback, not bool"),
-        ({"sampling_tools": True}, "there is none"),
-        ({"roots": "/home"}, "roots are a sequence of paths, file: URIs or Root, not str"),
+        ({"sampling": "a model"}, "sampling must be a function, got str"),
+        ({"elicitation": {}}, "elicitation must be a function, got dict"),
+        ({"elicitation_url": True}, "elicitation_url must be a function, got bool"),
+        ({"sampling_tools": True}, "sampling_tools needs the option sampling"),
+        ({"roots": "/home"}, "roots must be a sequence of paths, file: URIs or Root objects, got str"),
     ],
 )
 def test_an_offer_that_is_none_is_told_where_it_is_made(offers: dict[str, Any], why: str) -> None:
@@ -253,10 +253,10 @@ async def test_a_user_may_reject_a_sampling_request(answer: object) -> None:
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        ("Hi", r"a CreateMessageResult, \(text, model\) or Declined, not str"),
-        (None, "not NoneType"),
-        (("Hi", 5), "not tuple"),
-        (("Hi", "m", "x"), "not tuple"),
+        ("Hi", r"a CreateMessageResult, \(text, model\) or Declined, got str"),
+        (None, "got NoneType"),
+        (("Hi", 5), "got tuple"),
+        (("Hi", "m", "x"), "got tuple"),
         (models.CreateMessageResult("assistant", TextContent("Hi"), 5), "model: expected string, got integer"),  # type: ignore[arg-type]
         (models.CreateMessageResult("robot", TextContent("Hi"), "m"), "role: expected one of"),  # type: ignore[arg-type]
     ],
@@ -345,13 +345,13 @@ async def test_tools_and_their_choice_reach_the_callback_as_they_were_sent(
 @pytest.mark.parametrize(
     ("params", "answer", "stop", "why"),
     [
-        ({"tools": TOOLS, "toolChoice": {"mode": "none"}}, ToolUseContent("1", "add", {}), None, "uses 'add'"),
-        ({"tools": TOOLS, "toolChoice": {"mode": "required"}}, TextContent("x"), None, "uses no tool"),
-        ({"tools": TOOLS, "toolChoice": {"mode": "required"}}, TextContent("x"), "endTurn", "uses no tool"),
+        ({"tools": TOOLS, "toolChoice": {"mode": "none"}}, ToolUseContent("1", "add", {}), None, "used the tool 'add'"),
+        ({"tools": TOOLS, "toolChoice": {"mode": "required"}}, TextContent("x"), None, "used no tool"),
+        ({"tools": TOOLS, "toolChoice": {"mode": "required"}}, TextContent("x"), "endTurn", "used no tool"),
         ({"tools": TOOLS, "toolChoice": {"mode": "required"}}, TextContent("x"), "maxTokens", None),
-        ({"tools": TOOLS}, ToolUseContent("1", "subtract", {}), None, "uses 'subtract'"),
+        ({"tools": TOOLS}, ToolUseContent("1", "subtract", {}), None, "used the tool 'subtract'"),
         ({"tools": TOOLS}, TextContent("x"), None, None),
-        ({}, ToolUseContent("1", "add", {}), None, "uses 'add', which is no tool that may be used here"),
+        ({}, ToolUseContent("1", "add", {}), None, "used the tool 'add', which the request does not offer"),
     ],
 )
 @req("samp-16")
@@ -478,10 +478,10 @@ async def test_a_server_without_a_name_may_ask(identity: Mapping[str, Any] | Non
         ({"count": float("nan")}, "the form field 'count' must be .*, got float"),
         (
             True,
-            "returns the values by field, an object with those fields, Accepted, Declined, Dismissed or None, not bool",
+            "return the values by field, an object with those fields, Accepted, Declined, Dismissed or None, got bool",
         ),
-        (Accepted("secret"), "not str"),
-        (Accepted(None), "not NoneType"),
+        (Accepted("secret"), "got str"),
+        (Accepted(None), "got NoneType"),
     ],
 )
 @req("elic-44", "elic-08")
@@ -576,7 +576,7 @@ async def test_the_answer_to_a_page_is_consent_or_none_and_never_has_content(
 
 @pytest.mark.parametrize("answer", ["yes", 1, {"a": 1}])
 async def test_what_is_no_word_about_consent_is_none(answer: object) -> None:
-    with pytest.raises(UsageError, match=f"Dismissed or None, not {type(answer).__name__}"):
+    with pytest.raises(UsageError, match=f"Dismissed or None, got {type(answer).__name__}"):
         await answered(Answering(elicitation_url=saying(answer)), ELICIT, PAGE)
 
 
@@ -801,19 +801,19 @@ BAD_ROOTS = pytest.mark.parametrize(
         ("", "roots[1] must be an absolute path"),
         (Path("src"), "roots[1] must be an absolute path"),
         ("https://example.com/?token=secret", "roots[1] must be an absolute path"),
-        ("file:/etc", "roots[1]: the URI of a root begins with file://"),
-        (models.Root("https://example.com/secret"), "roots[1]: the URI of a root begins with file://"),
-        (models.Root("FILE:///etc"), "roots[1]: the URI of a root begins with file://"),
+        ("file:/etc", "roots[1]: the URI must begin with file://"),
+        (models.Root("https://example.com/secret"), "roots[1]: the URI must begin with file://"),
+        (models.Root("FILE:///etc"), "roots[1]: the URI must begin with file://"),
         ("file://elsewhere/etc", "roots[1]: Not the URI of a file on this machine"),
         ("file:///a?b", "roots[1]: Not the URI of a file on this machine"),
-        ("/srv/../etc", "roots[1]: The path climbs by '..'; Path(...).resolve() is a root"),
+        ("/srv/../etc", "roots[1]: The path climbs by '..'; use Path(...).resolve()"),
         (Path("/srv/../etc"), "roots[1]: The path climbs by '..'"),
         ("file:///srv/../etc", "roots[1]: The path climbs by '..'"),
         ("file:///srv/%2e%2e/etc", "roots[1]: The path climbs by '..'"),
         (models.Root("file:///srv/%252e%252e/etc"), "roots[1]: The path climbs by '..'"),
         ("/a\0b", "roots[1]: Not a path"),
-        (5, "roots[1] must be a path, a file: URI or a Root, not int"),
-        (b"/etc", "roots[1] must be a path, a file: URI or a Root, not bytes"),
+        (5, "roots[1] must be a path, a file: URI or a Root, got int"),
+        (b"/etc", "roots[1] must be a path, a file: URI or a Root, got bytes"),
     ],
 )
 
@@ -837,7 +837,7 @@ async def test_what_is_no_root_is_not_exposed_by_a_callback_either(root: Any, wh
 
 
 async def test_a_callback_that_gives_no_roots_is_told() -> None:
-    with pytest.raises(UsageError, match="roots are a sequence"):
+    with pytest.raises(UsageError, match="roots must be a sequence"):
         await answered(Answering(roots=saying(None)), ROOTS, {})
 
 
@@ -877,7 +877,7 @@ async def test_changed_roots_are_exposed_and_said_to_be_changed() -> None:
 
 
 def test_roots_that_were_not_offered_cannot_be_set() -> None:
-    with pytest.raises(UsageError, match=re.escape("offer roots=[] from the start")):
+    with pytest.raises(UsageError, match=re.escape("did not declare roots; open it with the option roots=[]")):
         Answering().set_roots(["/a"])
 
 
@@ -999,13 +999,13 @@ FAILED = "the callback for {} has failed: "
         ({"roots": divides}, FAILED.format(ROOTS) + "ZeroDivisionError('division by zero')"),
         ({"elicitation": lambda context, params: {}}, FAILED.format(ELICIT) + "TypeError(\"<lambda>() missing 1 "),
         ({"sampling": saying(Declined())}, "the user rejected the sampling request"),
-        ({"sampling": saying("Hi")}, "the sampling callback returns a CreateMessageResult, (text, model) or Declined"),
+        ({"sampling": saying("Hi")}, "the sampling callback must return a CreateMessageResult, (text, model) or Declined"),
         ({"elicitation": saying(Declined)},
-         "the elicitation callback returns the values by field, an object with those fields, Accepted, Declined, "
-         "Dismissed or None, not the class Declined"),
+         "the elicitation callback must return the values by field, an object with those fields, Accepted, Declined, "
+         "Dismissed or None, got the class Declined"),
         ({"elicitation": saying({"name": ["x"]})},
          "the values of the elicitation callback do not fit the form: content/name must be of type string"),
-        ({"roots": lambda: ["rel"]}, "roots[0] must be an absolute path, as Path(...).resolve() is, or a file:// URI"),
+        ({"roots": lambda: ["rel"]}, "roots[0] must be an absolute path, such as Path(...).resolve(), or a file:// URI"),
     ],
 )  # fmt: skip
 async def test_a_round_that_has_no_answer_says_why(callbacks: dict[str, Any], why: str) -> None:
@@ -1076,7 +1076,7 @@ async def test_nobody_is_asked_more_than_so_many_questions_at_once(count: int, f
     if fits:
         assert len(await everything().answer_all(questions, terms(E), never)) == count
         return
-    with pytest.raises(RemoteProtocolError, match="101 questions at once; no more than 100"):
+    with pytest.raises(RemoteProtocolError, match="101 questions at once; the limit is 100"):
         await everything(roots=never).answer_all(questions, terms(E), never)
 
 

@@ -1,30 +1,31 @@
-"""What a client offers its server: its model, the answers of its user, its roots.
+"""Answers to requests of the server: the callbacks of a client for sampling, elicitation and roots.
 
-An `Answering` holds the callbacks of one client and turns a server's question into the answer that the revision wants.
-It does not know how the question came: as a request of its own in the legacy era (`answer`), or among others in an
-input-required result in the modern one (`answer_all`).  What was not offered is not declared, and is refused.
+An `Answering` holds the callbacks of one client.  It checks a question of the server, calls the callback, and converts
+the result into the answer of the revision.  It does not depend on how the question came: as a request in the legacy era
+(`answer`), or with others in an input-required result in the modern era (`answer_all`).  Capabilities without a
+callback are not declared, and their requests are refused.
 
-| A callback for | is given | and returns |
+| Callback | Argument | Result |
 |---|---|---|
 | sampling | `SamplingRequest` | a `CreateMessageResult`, `(text, model)`, or `Declined` |
 | elicitation | `FormElicitationRequest` | the values, or `Accepted` with them, `Declined`, None or `Dismissed` |
 | elicitation_url | `UrlElicitationRequest` | True or `Accepted`, False or `Declined`, None or `Dismissed` |
-| roots | nothing | the roots |
+| roots | none | the roots |
 
-Each may be `async def`, or a plain `def`, which runs in the loop as it is and must not block.  Up to `Limits.questions`
-may be at work at once; further questions wait their turn, up to `Limits.questions_waiting`, and beyond are refused.  A
-callback that calls the server, which asks again, keeps its place meanwhile.  A callback is cancelled when its question
-is taken back.
+A callback is an `async def`, or a `def`, which runs in the event loop and must not block.  Up to `Limits.questions`
+callbacks run at once; up to `Limits.questions_waiting` more questions wait, and further ones are refused.  A callback
+that calls the server, which then asks again, keeps its place.  A callback is cancelled when the server cancels its
+question.
 
-Who is to blame: what the server asks wrongly is answered with -32602, by a `RequestError`.  What a callback answers
-wrongly is never sent: `UsageError` says what does not fit, and where, but not what stood there.  What a
-callback raises leaves as it is; a `RequestError` is an answer, and any other the caller of `answer` makes one of.
+Errors: an invalid question is answered with -32602, by a `RequestError`.  An invalid result of a callback is never
+sent: `UsageError` says which field does not fit, but does not show its value.  Exceptions of a callback are not
+changed; a `RequestError` is an answer, and the caller of `answer` makes an answer of the others.
 
-Forms: values are a mapping by field, or an object of a dataclass or attrs class with these fields.  A field for which
-the user gave nothing gets its default.  None says that it is to be left out all the same.
+Forms: the values are a mapping by field, or an object of a dataclass or attrs class with these fields.  A missing field
+gets its default.  A field with the value None is left out, even if it has a default.
 
-Pages: the callback asks for consent, and it, not this package, opens the page, somewhere that the client and its model
-cannot look into.  Nothing is fetched, before or after (elic-38 to elic-40).
+Pages: the callback asks for consent.  The callback, not this package, opens the page, in a place that the client and
+its model cannot read.  Nothing is fetched before or after (elic-38 to elic-40).
 """
 
 from __future__ import annotations
@@ -85,18 +86,18 @@ T = TypeVar("T")
 
 _REJECTED = -1  # samp-05, samp-06: "User rejected sampling request"
 
-# Questions of one round.  A wizard asks a dozen; each is a task here, and a dialogue before somebody's eyes.
+# The most questions in one round.  A wizard asks a dozen; each question is a task here and a dialog for the user.
 _QUESTIONS = 100
 
-# Characters of an exception that another error repeats; all of it is chained.
-_REASON = 200
+# Characters of an exception that are repeated in another error; the exception itself is chained.
+_REASON_LENGTH = 200
 
-# Pages that were agreed to and whose end was not told.  Most servers never tell it; the oldest is forgotten.
+# The most pages whose end was not reported.  Most servers never report it; the oldest page is forgotten.
 _PAGES = 100
 
 
 class _Dataclass(Protocol):
-    """An object of any dataclass, as type checkers know it."""
+    """An object of any dataclass, for type checkers."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -116,9 +117,9 @@ GivenRoots: TypeAlias = Sequence[RootLike] | Callable[[], Sequence[RootLike] | A
 
 
 class Answering:
-    """See the head of this file.
+    """The callbacks of one client; see the head of this file.
 
-    Raises `UsageError` for `sampling_tools` without `sampling`, what cannot be called, and what is no root.
+    Raises `UsageError` for `sampling_tools` without `sampling`, a callback that is not callable, and an invalid root.
     """
 
     def __init__(
@@ -131,21 +132,22 @@ class Answering:
         roots: GivenRoots | None = None,
         limits: Limits | None = None,
     ) -> None:
-        self._turns = _CallbackQueue(limits or Limits())
-        given = {"sampling": sampling, "elicitation": elicitation, "elicitation_url": elicitation_url}
-        for name, callback in given.items():
+        self._queue = _CallbackQueue(limits or Limits())
+        callbacks = {"sampling": sampling, "elicitation": elicitation, "elicitation_url": elicitation_url}
+        for name, callback in callbacks.items():
             if callback is not None and not callable(callback):
-                raise UsageError(f"{name} is a callback, not {type(callback).__name__}")
+                raise UsageError(f"{name} must be a function, got {type(callback).__name__}")
         if sampling_tools and sampling is None:
-            raise UsageError("sampling_tools says what the sampling callback can do, and there is none")
+            raise UsageError("sampling_tools needs the option sampling")
         self._sampling = sampling
         self._elicitation = elicitation
         self._elicitation_url = elicitation_url
-        self._roots = None if roots is None else _kept(roots)
-        self._pages: dict[str | None, UrlElicitationRequest] = {}  # by elicitation id, oldest first
+        self._roots = None if roots is None else _stored_roots(roots)
+        self._pages: dict[str | None, UrlElicitationRequest] = {}  # by elicitation id, the oldest first
 
         self.capabilities: JsonObject = {}
-        """What was offered and nothing else, for an `Offer`: for the newest revision that knows it."""
+        """The capabilities of the client, for an `Offer`: the callbacks and roots that were given, as in the newest
+        revision."""
         if sampling is not None:
             self.capabilities["sampling"] = {"tools": {}} if sampling_tools else {}
         modes = {"form": elicitation is not None, "url": elicitation_url is not None}
@@ -155,37 +157,36 @@ class Answering:
             self.capabilities["roots"] = {"listChanged": True}
 
     async def answer(self, method: str, params: JsonObject, terms: Terms) -> JsonObject:
-        """The result of a request of the server, as its revision writes it.
+        """Return the result of a request of the server, as its revision writes it.
 
-        Raises `RequestError` for what is refused, with the code to refuse it by, `UsageError` for what a
-        callback should not have answered, and what a callback raises.
+        Raises `RequestError` if the request is refused, with the code to send; `UsageError` if the result of a callback
+        is invalid; and all exceptions of the callback.
         """
         revision = terms.revision
         row = revision.request(Role.SERVER, method) or revision.input_requests.get(method)
-        ask = self._ASKS.get(method)
-        if row is None or ask is None:
-            raise RequestError(METHOD_NOT_FOUND, f"{shown(method)} is nothing that a client of {revision} is asked")
+        handler = self._HANDLERS.get(method)
+        if row is None or handler is None:
+            raise RequestError(METHOD_NOT_FOUND, f"a client of {revision} does not support {shown(method)}")
         missing = missing_capabilities(revision, row, params, revision.declarable(Role.CLIENT, self.capabilities))
         if missing:
-            # As in `Session`: without its capability the method does not exist (samp-34, root-05), and a mode or a
-            # parameter that was not declared is a wrong one (elic-34, samp-30).
+            # As in `SessionProtocol`: without its capability the method does not exist (samp-34, root-05), and a mode
+            # or a parameter that was not declared is invalid (elic-34, samp-30).
             code = METHOD_NOT_FOUND if missing[0] == row.needs else INVALID_PARAMS
             why = f"{method} needs the client capability {'.'.join(missing[0])}, which was not declared"
             raise RequestError(code, why)
-        async with self._turns:
-            return codec.to_json(await ask(self, params, terms), revision)
+        async with self._queue:
+            return codec.to_json(await handler(self, params, terms), revision)
 
     async def answer_all(
         self, questions: Sequence[Question], terms: Terms, abandon: Callable[[str, str], McpError]
     ) -> dict[str, JsonObject]:
-        """The answers to one round, by key.  They are worked on together.
+        """Return the answers to one round of questions, by key.  The callbacks run at the same time.
 
-        When one cannot be given the others are cancelled, and what `abandon(key, why)` makes of it is raised (see
-        `Rounds.abandon`), with what went wrong as its cause.  Raises `RemoteProtocolError` for more questions than
-        anybody asks.
+        If one question has no answer, the others are cancelled and `abandon(key, why)` is raised (see
+        `Rounds.abandon`), with the error as its cause.  Raises `RemoteProtocolError` if there are too many questions.
         """
         if len(questions) > _QUESTIONS:
-            why = f"the server asks {len(questions)} questions at once; no more than {_QUESTIONS} are answered"
+            why = f"the server asked {len(questions)} questions at once; the limit is {_QUESTIONS}"
             raise RemoteProtocolError(why)
         answers: dict[str, JsonObject] = {}
         failures: list[tuple[Question, Exception]] = []
@@ -203,96 +204,97 @@ class Answering:
         if not failures:
             return answers
         (question, error), *later = failures
-        for other, failure in later:  # while it was being cancelled: told, but not the reason
+        for other, failure in later:  # logged, because only one error can be raised
             _log.error("the callback for %s has failed while it was cancelled", other.method, exc_info=failure)
-        raise abandon(question.key, _why_not(question, error)) from error
+        raise abandon(question.key, _reason(question, error)) from error
 
     def set_roots(self, roots: GivenRoots) -> bool:
-        """Expose these from now on.  Whether they may be others than before, so that servers of the legacy era are to
-        be sent `notifications/roots/list_changed`; the modern one asks again each time.
+        """Replace the roots.  Returns True if they may differ from the roots before.
 
-        Raises `UsageError` for what is no root, and if roots were not offered from the start.
+        Servers of the legacy era are then sent `notifications/roots/list_changed`; modern servers ask again each time.
+        Raises `UsageError` if a root is invalid, or if roots were not declared.
         """
         if self._roots is None:
-            raise UsageError("the server was told that there are no roots; offer roots=[] from the start")
-        before, self._roots = self._roots, _kept(roots)
+            raise UsageError("this client did not declare roots; open it with the option roots=[]")
+        before, self._roots = self._roots, _stored_roots(roots)
         return callable(before) or callable(self._roots) or before != self._roots
 
     def finished(self, params: JsonObject) -> UrlElicitationRequest | None:
-        """Which page `notifications/elicitation/complete` is about, once; None for what is not, or no longer, known.
+        """Return the page of a `notifications/elicitation/complete`, once; None if the page is unknown.
 
-        A page is known from the moment the callback sees it, for it may be visited before the callback has returned,
-        until it is finished or was not agreed to.
+        A page is known from the call of its callback on, because the user may finish before the callback returns.  It
+        is forgotten when it is finished, or when the user does not agree.
         """
         id = params.get("elicitationId")
         return self._pages.pop(id, None) if isinstance(id, str) else None  # elic-23
 
-    # One for each method.
+    # Handlers by method
 
     async def _sample(self, params: JsonObject, terms: Terms) -> models.CreateMessageResult:
-        with _blaming_the_server("sampling/createMessage"):
-            asked = codec.from_json(models.CreateMessageParams, params, strict=True)  # samp-07, samp-20
-            if not _knows(terms.revision, "sampling", "tools"):
-                asked = attrs.evolve(asked, tools=None, tool_choice=None)  # there they mean nothing
-            # samp-14, samp-15, samp-32: what our own servers could not ask is not to be asked of our clients.
-            check_sampling(well_formed(asked.messages))
-            if asked.max_tokens < 1:
+        with _as_invalid_params("sampling/createMessage"):
+            request = codec.from_json(models.CreateMessageParams, params, strict=True)  # samp-07, samp-20
+            if not _can_declare(terms.revision, "sampling", "tools"):
+                request = attrs.evolve(request, tools=None, tool_choice=None)  # this revision has no tools here
+            # samp-14, samp-15, samp-32: the same rules as for requests that our own servers send.
+            check_sampling(well_formed(request.messages))
+            if request.max_tokens < 1:
                 raise UsageError("max_tokens must be at least 1")
-        assert self._sampling is not None  # or it would not have been declared
-        said = await _called(self._sampling, SamplingRequest(asked, _server(terms)))
-        if isinstance(said, Declined | Dismissed):
+        assert self._sampling is not None  # its capability was declared
+        answer = await _call(self._sampling, SamplingRequest(request, _server_info(terms)))
+        if isinstance(answer, Declined | Dismissed):
             raise RequestError(_REJECTED, "the user rejected the sampling request")
-        result = _sampled(said)
-        _check_use_of_tools(asked, result)
-        try:  # samp-07: read as strictly as a server would
+        result = _to_sampling_result(answer)
+        _check_tool_use(request, result)
+        try:  # samp-07: check it as strictly as a server does
             codec.from_json(models.CreateMessageResult, codec.to_json(result, terms.revision), strict=True)
         except RemoteProtocolError as error:
-            raise UsageError(f"the sampling callback returned no answer: {error}") from None
+            raise UsageError(f"the sampling callback returned an invalid result: {error}") from None
         return result
 
     async def _elicit(self, params: JsonObject, terms: Terms) -> forms.ElicitResult:
-        if params.get("mode") == "url" and _knows(terms.revision, "elicitation", "url"):
+        if params.get("mode") == "url" and _can_declare(terms.revision, "elicitation", "url"):
             return await self._visit(params, terms)
-        with _blaming_the_server("elicitation/create"):
-            asked = codec.from_json(forms.ElicitFormParams, params)  # elic-15: without a mode, too
+        with _as_invalid_params("elicitation/create"):
+            request = codec.from_json(forms.ElicitFormParams, params)  # elic-15: also without a mode
             form = AnswerForm(params["requestedSchema"])
-        assert self._elicitation is not None  # or it would not have been declared
-        said = await _called(self._elicitation, FormElicitationRequest(asked, _server(terms), form.defaults))
-        if said is None or isinstance(said, Dismissed):
+        assert self._elicitation is not None  # its capability was declared
+        answer = await _call(self._elicitation, FormElicitationRequest(request, _server_info(terms), form.defaults))
+        if answer is None or isinstance(answer, Dismissed):
             return forms.ElicitResult("cancel")
-        if isinstance(said, Declined):
+        if isinstance(answer, Declined):
             return forms.ElicitResult("decline")
-        return forms.ElicitResult("accept", form.fill_in(_values(said.value if isinstance(said, Accepted) else said)))
+        values = _form_values(answer.value if isinstance(answer, Accepted) else answer)
+        return forms.ElicitResult("accept", form.fill_in(values))
 
     async def _visit(self, params: JsonObject, terms: Terms) -> forms.ElicitResult:
-        """elic-51: the answer has no content, ever."""
-        told = terms.revision.notification(Role.SERVER, "notifications/elicitation/complete") is not None
-        with _blaming_the_server("elicitation/create"):
-            asked = codec.from_json(forms.ElicitUrlParams, params)
-            page = UrlElicitationRequest(asked, _server(terms), host_of(asked.url))
-            if told and asked.elicitation_id is None:  # elic-18
+        """elic-51: the answer never has content."""
+        reports_completion = terms.revision.notification(Role.SERVER, "notifications/elicitation/complete") is not None
+        with _as_invalid_params("elicitation/create"):
+            request = codec.from_json(forms.ElicitUrlParams, params)
+            page = UrlElicitationRequest(request, _server_info(terms), host_of(request.url))
+            if reports_completion and request.elicitation_id is None:  # elic-18
                 raise RemoteProtocolError("ElicitUrlParams: elicitationId: missing")
-        assert self._elicitation_url is not None  # or it would not have been declared
-        with _PageVisit(self._pages, page if told else None) as visit:
-            said = await _called(self._elicitation_url, page)
-            if said is True or isinstance(said, Accepted):
+        assert self._elicitation_url is not None  # its capability was declared
+        with _PageVisit(self._pages, page if reports_completion else None) as visit:
+            answer = await _call(self._elicitation_url, page)
+            if answer is True or isinstance(answer, Accepted):
                 visit.agreed = True
                 return forms.ElicitResult("accept")
-        if said is False or isinstance(said, Declined):
+        if answer is False or isinstance(answer, Declined):
             return forms.ElicitResult("decline")
-        if said is None or isinstance(said, Dismissed):
+        if answer is None or isinstance(answer, Dismissed):
             return forms.ElicitResult("cancel")
-        wanted = "True, False, Accepted, Declined, Dismissed or None"
-        raise UsageError(f"the elicitation_url callback returns {wanted}, not {_kind_of(said)}")
+        expected = "True, False, Accepted, Declined, Dismissed or None"
+        raise UsageError(f"the elicitation_url callback must return {expected}, got {_describe(answer)}")
 
     async def _list_roots(self, params: JsonObject, terms: Terms) -> models.ListRootsResult:
         roots = self._roots
-        assert roots is not None  # or it would not have been declared
-        if callable(roots):  # root-07: who gives them decides anew each time
-            roots = _checked(await _called(roots))
+        assert roots is not None  # its capability was declared
+        if callable(roots):  # root-07: the callback is called each time
+            roots = _check_roots(await _call(roots))
         return models.ListRootsResult(roots)
 
-    _ASKS: ClassVar[Mapping[str, Callable[[Any, JsonObject, Terms], Awaitable[Model]]]] = {
+    _HANDLERS: ClassVar[Mapping[str, Callable[[Any, JsonObject, Terms], Awaitable[Model]]]] = {
         "sampling/createMessage": _sample,
         "elicitation/create": _elicit,
         "roots/list": _list_roots,
@@ -300,22 +302,22 @@ class Answering:
 
 
 class _CallbackQueue:
-    """As many at work as may be; the others wait in order of arrival.
+    """Limits how many callbacks run at once; the others wait in order of arrival.
 
     Entering raises `RequestError` if too many wait already.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._working = 0
+        self._running = 0
         self._waiting = trio.lowlevel.ParkingLot()
 
     async def __aenter__(self) -> None:
         limits = self._limits
-        if self._working < limits.questions:
-            self._working += 1
-        elif self._working and len(self._waiting) < limits.questions_waiting:
-            await self._waiting.park()  # until somebody leaves, and hands over
+        if self._running < limits.questions:
+            self._running += 1
+        elif self._running and len(self._waiting) < limits.questions_waiting:
+            await self._waiting.park()  # until `__aexit__` hands over its place
         else:
             raise too_many_questions(limits)
 
@@ -323,106 +325,106 @@ class _CallbackQueue:
         if self._waiting:
             self._waiting.unpark()
         else:
-            self._working -= 1
+            self._running -= 1
 
 
-async def _called(callback: Callable[..., T | Awaitable[T]], *args: Any) -> T:
+async def _call(callback: Callable[..., T | Awaitable[T]], *args: Any) -> T:
     async def call() -> T:
-        said = callback(*args)
-        return await said if inspect.isawaitable(said) else said
+        answer = callback(*args)
+        return await answer if inspect.isawaitable(answer) else answer
 
     return await contained(call, name_of(callback))
 
 
-def _kind_of(said: object) -> str:
-    # Declined for Declined() is easily written, and "type" would not say so.
-    return f"the class {said.__name__}" if isinstance(said, type) else type(said).__name__
+def _describe(answer: object) -> str:
+    # A program may return the class Declined instead of Declined(); "type" would not show that.
+    return f"the class {answer.__name__}" if isinstance(answer, type) else type(answer).__name__
 
 
-def _why_not(question: Question, error: Exception) -> str:
-    """Why a question has no answer, for whoever made the call that it belongs to."""
+def _reason(question: Question, error: Exception) -> str:
+    """Return why a question has no answer, for the error of the call that it belongs to."""
     if isinstance(error, RequestError):
-        return error.message  # its code is for the server, which is not told
+        return error.message  # the code is for the server, which gets no answer here
     if isinstance(error, UsageError):
         return str(error)
-    return f"the callback for {question.method} has failed: {shown(error, _REASON)}"
+    return f"the callback for {question.method} has failed: {shown(error, _REASON_LENGTH)}"
 
 
 @contextlib.contextmanager
-def _blaming_the_server(method: str) -> Iterator[None]:
-    """What is wrong with a question is told the server: with -32602, and the name of the field."""
+def _as_invalid_params(method: str) -> Iterator[None]:
+    """Convert errors of the question to an answer with -32602 and the name of the field."""
     try:
         yield
     except (RemoteProtocolError, UsageError) as error:
         raise RequestError(INVALID_PARAMS, f"{method}: {error}") from None
 
 
-def _knows(revision: Revision, capability: str, member: str) -> bool:
-    """Whether clients of `revision` can declare this member of a capability."""
+def _can_declare(revision: Revision, capability: str, member: str) -> bool:
+    """Return whether clients of `revision` can declare this member of a capability."""
     rule = revision.capabilities[Role.CLIENT].get(capability)
     return rule is not None and member in (rule.keys or ())
 
 
-def _server(terms: Terms) -> models.Implementation | None:
+def _server_info(terms: Terms) -> models.Implementation | None:
     if terms.identity is None:
         return None
     try:
         return codec.from_json(models.Implementation, dict(terms.identity))
-    except RemoteProtocolError:  # meta-14: for display, and this one cannot be displayed
+    except RemoteProtocolError:  # meta-14: the identity is for display only, and this one cannot be displayed
         return None
 
 
 # Forms
 
 
-def _values(said: object) -> Mapping[str, Any]:
-    if isinstance(said, Mapping):
-        return said
-    kind = type(said)
+def _form_values(answer: object) -> Mapping[str, Any]:
+    if isinstance(answer, Mapping):
+        return answer
+    kind = type(answer)
     has_fields = dataclasses.is_dataclass(kind) or attrs.has(kind) or describes_itself(kind)
-    values = to_json_value(said) if has_fields else None
+    values = to_json_value(answer) if has_fields else None
     if not isinstance(values, dict):
-        wanted = "the values by field, an object with those fields, Accepted, Declined, Dismissed or None"
-        raise UsageError(f"the elicitation callback returns {wanted}, not {_kind_of(said)}")
+        expected = "the values by field, an object with those fields, Accepted, Declined, Dismissed or None"
+        raise UsageError(f"the elicitation callback must return {expected}, got {_describe(answer)}")
     return values
 
 
 # Sampling
 
 
-def _sampled(said: object) -> models.CreateMessageResult:
-    if isinstance(said, models.CreateMessageResult):
-        return said
-    if isinstance(said, tuple) and len(said) == 2 and all(isinstance(part, str) for part in said):
-        text, model = said
+def _to_sampling_result(answer: object) -> models.CreateMessageResult:
+    if isinstance(answer, models.CreateMessageResult):
+        return answer
+    if isinstance(answer, tuple) and len(answer) == 2 and all(isinstance(part, str) for part in answer):
+        text, model = answer
         return models.CreateMessageResult("assistant", TextContent(text), model)
-    wanted = "a CreateMessageResult, (text, model) or Declined"  # not the text alone: servers are told who said it
-    raise UsageError(f"the sampling callback returns {wanted}, not {_kind_of(said)}")
+    expected = "a CreateMessageResult, (text, model) or Declined"  # not the text alone: servers want to know the model
+    raise UsageError(f"the sampling callback must return {expected}, got {_describe(answer)}")
 
 
-# "Model MUST use at least one tool before completing": it has completed, unless something stopped it.
+# "Model MUST use at least one tool before completing": these are the reasons to stop of a complete answer.
 _COMPLETED = (None, "endTurn", "stopSequence", "toolUse")
 
 
-def _check_use_of_tools(asked: models.CreateMessageParams, result: models.CreateMessageResult) -> None:
-    """samp-16: a server that has given no tool for use can do nothing with the use of one."""
-    mode = asked.tool_choice.mode if asked.tool_choice is not None else None
-    usable = {tool.name for tool in well_formed(asked.tools or ())} if mode != "none" else set()
+def _check_tool_use(request: models.CreateMessageParams, result: models.CreateMessageResult) -> None:
+    """samp-16: a server cannot use a tool call for a tool that it did not offer."""
+    mode = request.tool_choice.mode if request.tool_choice is not None else None
+    usable = {tool.name for tool in well_formed(request.tools or ())} if mode != "none" else set()
     used = [block.name for block in result.blocks if isinstance(block, ToolUseContent)]
     for name in used:
         if name not in usable:
-            raise UsageError(f"the sampling callback uses {name!r}, which is no tool that may be used here")
+            raise UsageError(f"the sampling callback used the tool {name!r}, which the request does not offer")
     if mode == "required" and usable and not used and result.stop_reason in _COMPLETED:
-        raise UsageError("the sampling callback uses no tool, though toolChoice is 'required'")
+        raise UsageError("the sampling callback used no tool, but toolChoice is 'required'")
 
 
 # Pages
 
 
 class _PageVisit:
-    """While the user is asked whether to visit `page`, and, if that was `agreed`, until it is told to be finished.
+    """Keeps `page` in `pages` while the callback runs, and after that if the user `agreed`.
 
-    `page` is None where that is never told.
+    `page` is None if the revision has no notification about the end of a visit.
     """
 
     __slots__ = ("_page", "_pages", "agreed")
@@ -433,7 +435,7 @@ class _PageVisit:
         self.agreed = False
 
     def __enter__(self) -> _PageVisit:
-        if self._page is not None:  # elic-55: the id is only ever compared
+        if self._page is not None:  # elic-55: the id is only compared
             self._pages[self._page.params.elicitation_id] = self._page
             if len(self._pages) > _PAGES:
                 del self._pages[next(iter(self._pages))]
@@ -448,38 +450,38 @@ class _PageVisit:
 
 # Roots
 
-_Kept: TypeAlias = tuple[models.Root, ...] | Callable[[], Sequence[RootLike] | Awaitable[Sequence[RootLike]]]
+_StoredRoots: TypeAlias = tuple[models.Root, ...] | Callable[[], Sequence[RootLike] | Awaitable[Sequence[RootLike]]]
 
 
-def _kept(roots: GivenRoots) -> _Kept:
-    return roots if callable(roots) else _checked(roots)
+def _stored_roots(roots: GivenRoots) -> _StoredRoots:
+    return roots if callable(roots) else _check_roots(roots)
 
 
-def _checked(roots: object) -> tuple[models.Root, ...]:
+def _check_roots(roots: object) -> tuple[models.Root, ...]:
     if isinstance(roots, str | bytes) or not isinstance(roots, Sequence):
-        raise UsageError(f"roots are a sequence of paths, file: URIs or Root, not {type(roots).__name__}")
+        raise UsageError(f"roots must be a sequence of paths, file: URIs or Root objects, got {type(roots).__name__}")
     return tuple(_root(number, each) for number, each in enumerate(roots))
 
 
 def _root(number: int, given: object) -> models.Root:
-    """A root that is exposed.  root-04: its URI begins with file://; root-06: and climbs nowhere, however encoded."""
+    """Return a valid root.  root-04: its URI begins with file://; root-06: it has no `..`, in any encoding."""
     if not isinstance(given, models.Root | str | os.PathLike):
-        raise UsageError(f"roots[{number}] must be a path, a file: URI or a Root, not {type(given).__name__}")
+        raise UsageError(f"roots[{number}] must be a path, a file: URI or a Root, got {type(given).__name__}")
     root = given if isinstance(given, models.Root) else models.Root(_uri(number, given))
     if not root.uri.startswith("file://"):
-        raise UsageError(f"roots[{number}]: the URI of a root begins with file://")
+        raise UsageError(f"roots[{number}]: the URI must begin with file://")
     try:
         file_path(root.uri)
     except PathRefused as error:
-        raise UsageError(f"roots[{number}]: {error.message}; Path(...).resolve() is a root") from None
+        raise UsageError(f"roots[{number}]: {error.message}; use Path(...).resolve()") from None
     return root
 
 
-def _uri(number: int, given: str | os.PathLike[str]) -> str:
-    path = os.fspath(given)
-    if isinstance(given, str) and given.startswith("file:"):
-        return given
+def _uri(number: int, root: str | os.PathLike[str]) -> str:
+    path = os.fspath(root)
+    if isinstance(root, str) and root.startswith("file:"):
+        return root
     if not os.path.isabs(path):
-        # A relative one would mean another directory when the program has changed its own.
-        raise UsageError(f"roots[{number}] must be an absolute path, as Path(...).resolve() is, or a file:// URI")
+        # A relative path would change its meaning when the program changes its directory.
+        raise UsageError(f"roots[{number}] must be an absolute path, such as Path(...).resolve(), or a file:// URI")
     return Path(os.fsdecode(path)).as_uri()
