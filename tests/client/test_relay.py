@@ -799,7 +799,7 @@ async def test_a_resource_is_listened_to_behind_for_as_long_as_somebody_does(beh
 def listened_to(server: Server) -> int:
     """How many resources somebody has the server watch."""
     (run,) = server._runs
-    return sum(change.item != "" for change in run.publisher.listeners._hearers)
+    return sum(change.item != "" for change in run.publisher.listeners._by_change)
 
 
 async def test_a_subscription_that_the_server_behind_refuses_is_refused() -> None:

@@ -343,7 +343,7 @@ def test_a_modern_subscription_cannot_be_changed_by_subscribe_requests() -> None
     listeners.listen(0, request(1), EVERYTHING)
     for key in (0, 1):
         for serve in (listeners.subscribe, listeners.unsubscribe):
-            with pytest.raises(UsageError, match="no legacy session"):
+            with pytest.raises(UsageError, match="not a legacy session"):
                 serve(key, {"uri": "notes://a"})
     assert hearers(listeners, A) == []
     assert LATEST.request(Role.CLIENT, "resources/subscribe") is None
@@ -632,11 +632,11 @@ def test_how_a_subscription_ended_is_told_by_the_outcome_of_its_request(
     subscription = subscriptions.ask(1, [TOOLS_CHANGED])
     if open:
         subscriptions.receive(acknowledged(1, {"toolsListChanged": True}))
-    assert subscriptions.over(outcome) is subscription
+    assert subscriptions.finish(outcome) is subscription
     assert subscription.state is state
     assert subscriptions.receive(TOOLS_CHANGED.notification(1)) == []
     for late, _ in OUTCOMES:  # sub-08 and cancel-12 may come in either order
-        assert subscriptions.over(late) is None
+        assert subscriptions.finish(late) is None
     assert subscriptions.close(1) is None
     assert subscriptions.connection_lost() == []
     assert subscription.state is state
@@ -645,7 +645,7 @@ def test_how_a_subscription_ended_is_told_by_the_outcome_of_its_request(
 def test_an_outcome_of_another_request_ends_nothing() -> None:
     subscriptions = Subscriptions()
     subscription = subscriptions.ask(1, [TOOLS_CHANGED])
-    assert subscriptions.over(Answered(2, "tools/list", {})) is None
+    assert subscriptions.finish(Answered(2, "tools/list", {})) is None
     assert subscription.state is SubscriptionState.ASKED
 
 
@@ -758,7 +758,7 @@ def test_what_one_side_sends_the_other_hears(wishes: list[list[ChangeEvent]], de
         heard = [event for notification in published for event in subscriptions.receive(notification)]
         assert heard == [ChangeReceived(each, change) for each in ours if change in (each.agreed or ())]
     for _, result in listeners.close_all():
-        ended = subscriptions.over(Answered(result.id, "subscriptions/listen", result.result))
+        ended = subscriptions.finish(Answered(result.id, "subscriptions/listen", result.result))
         assert ended is not None
     assert {each.state for each in ours} == {SubscriptionState.ENDED}
 

@@ -370,7 +370,7 @@ class SubscriptionManager:
         resource = self._asking.pop(outcome.id, None)
         if resource is not None:
             self._resource_answered(resource, outcome, failure_of(outcome, failure))
-        elif (subscription := self._subscriptions.over(outcome)) is not None:
+        elif (subscription := self._subscriptions.finish(outcome)) is not None:
             changes = self._listeners.pop(subscription.id)
             changes._subscription = None  # the next session may reuse the id
             if subscription.state is SubscriptionState.ENDED:

@@ -1,22 +1,24 @@
-"""Subscriptions: who hears which change, in both eras.
+"""Subscriptions: which listener gets which change, in both eras.
 
-A `ChangeEvent` is what a filter can ask for: a list of ours has changed, or one resource has.  The same value is
-published, asked for, agreed to and heard.  What differs between the eras is only how interest is told:
+A `ChangeEvent` is a change that a filter can name: a list of the server has changed, or one resource has.  The same
+value is requested, agreed to, published and received.  The eras differ only in how a client subscribes:
 
-- modern: a `subscriptions/listen` request brings a filter; what the server can keep of it is acknowledged, and each
-  notification after that carries the id of the request.  It goes on until the server answers the request, the client
-  cancels it, or the stream is lost.
-- legacy: a session hears every list change that the server declares, and updates of what `resources/subscribe` names.
+- modern: a `subscriptions/listen` request carries a filter.  The server acknowledges the part of it that it supports,
+  and each later notification carries the id of the request.  The subscription ends when the server answers the request,
+  the client cancels it, or the stream is lost.
+- legacy: a session gets the changes of every list that the server declares, and the updates of the resources that it
+  named with `resources/subscribe`.
 
-`Listeners` is the server's side: one registry for all its links, where a listener is whatever the caller can find the
-way to it by.  It is an index from changes to hearers, so a change that nobody asked for costs nothing, however many
-listen.  Nothing is kept for those who were cut off (sub-10).  `Subscriptions` is the client's side: one for each link.
+`Listeners` is the server's side: one registry for all connections.  It is an index from changes to listeners, so the
+cost of a change does not depend on the listeners that did not request it.  It keeps nothing for a listener that has
+lost its connection (sub-10).  `Subscriptions` is the client's side: one object for each connection.
 
-A resource is known by its URI, compared as a string.  Updates of what lies below it are not sent: which URIs are below
-which depends on the scheme.  A server that knows publishes the change of the upper one too.  A client, on the other
-hand, takes updates it did not name, because the text lets a server send them for sub-resources.
+Resources are identified by their URIs, which are compared as strings.  A listener gets no updates of sub-resources:
+whether one URI is below another depends on the scheme.  A server that knows its URIs publishes a change of the upper
+resource too.  A client, on the other hand, accepts updates of resources that it did not name, because the specification
+lets a server send them for sub-resources.
 
-When to publish, and whether to merge what comes in a burst, is the caller's business: it takes time.
+The caller decides when to publish and whether to merge the changes of a burst, because that takes a clock.
 """
 
 from __future__ import annotations
@@ -61,13 +63,13 @@ __all__ = [
 ]
 
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
-_KEPT = 512  # bytes that one thing takes in the index, beside its name
+_ENTRY_BYTES = 512  # memory that one item takes in the index, without its name
 
 
 class ChangeKind(enum.Enum):
-    """A row for each kind of change: its field in a filter, its notification, and the param that names the thing.
+    """The kinds of changes: the field in a filter, the notification, and the param that names the changed item.
 
-    A kind without such a param is asked for with true, one with it by a list of names.
+    A filter requests a kind without that param by true, and a kind with it by a list of names.
     """
 
     TOOLS = "toolsListChanged", "notifications/tools/list_changed", ""
@@ -81,14 +83,14 @@ class ChangeKind(enum.Enum):
         self.item = item
 
     def declared_in(self, capabilities: Mapping[str, Any]) -> bool:
-        """Whether a server with these capabilities tells of such changes.  They stand on the same in both eras."""
+        """Whether a server with these capabilities announces changes of this kind.  Both eras have the same rule."""
         row = LATEST.notification(Role.SERVER, self.method)
         return row is not None and declares(capabilities, row.needs)
 
 
 @attrs.frozen(repr=False)
 class ChangeEvent:
-    """Something that changed, or that somebody wants to hear of: a list, or the one thing named by `item`."""
+    """A change of a list, or of the one item that `item` names."""
 
     kind: ChangeKind
     item: str = ""
@@ -97,7 +99,7 @@ class ChangeEvent:
         return f"Change({self.kind.name}, {shown(self.item)})" if self.item else f"Change({self.kind.name})"
 
     def notification(self, id: Id | None = None) -> Notification:
-        """The notification that tells of it, on the subscription with this id, or in the legacy era on none."""
+        """The notification of this change for the subscription `id`; in the legacy era `id` is None."""
         params: JsonObject = {} if id is None else {"_meta": {META_SUBSCRIPTION_ID: id}}
         if self.kind.item:
             params[self.kind.item] = self.item
@@ -112,11 +114,12 @@ _KINDS = {kind.method: kind for kind in ChangeKind}
 
 
 def resource_updated(uri: str) -> ChangeEvent:
+    """The change of one resource."""
     return ChangeEvent(ChangeKind.RESOURCE, uri)
 
 
 def change_of(notification: Notification) -> ChangeEvent | None:
-    """The change that a notification tells of, if it does."""
+    """The change that a notification announces, or None if it is another notification."""
     kind = _KINDS.get(notification.method)
     if kind is None:
         return None
@@ -124,7 +127,7 @@ def change_of(notification: Notification) -> ChangeEvent | None:
     return ChangeEvent(kind, item) if isinstance(item, str) else None
 
 
-# Filters, as they stand on the wire.
+# Filters, in their JSON form.
 
 
 def listen_params(asked: Iterable[ChangeEvent]) -> JsonObject:
@@ -143,13 +146,14 @@ def _to_filter(changes: Iterable[ChangeEvent]) -> JsonObject:
 
 
 def _from_filter(filter: Json) -> dict[ChangeKind, Collection[str]]:
-    """What a filter asks for: the items of each kind, each once.  Not as changes, for there may be 200,000 of them.
+    """Read a filter: the requested items of each kind, without duplicates.
 
-    Unknown fields are kinds we have not; raises RequestError for bad ones.
+    Returns strings and no `ChangeEvent` objects, because there can be 200,000 of them.  Unknown fields are ignored.
+    Raises RequestError if a known field is invalid.
     """
     if not isinstance(filter, dict):
         raise _malformed("notifications", "an object", filter)
-    asked_for: dict[ChangeKind, Collection[str]] = {}
+    items: dict[ChangeKind, Collection[str]] = {}
     for kind in ChangeKind:
         asked = filter.get(kind.field, ABSENT)
         if asked is ABSENT:
@@ -157,12 +161,12 @@ def _from_filter(filter: Json) -> dict[ChangeKind, Collection[str]]:
         if kind.item:
             if not isinstance(asked, list) or not all(isinstance(item, str) for item in asked):
                 raise _malformed(f"notifications.{kind.field}", "an array of strings", asked)
-            asked_for[kind] = dict.fromkeys(asked)
+            items[kind] = dict.fromkeys(asked)
         elif not isinstance(asked, bool):
             raise _malformed(f"notifications.{kind.field}", "a boolean", asked)
         elif asked:
-            asked_for[kind] = ("",)
-    return asked_for
+            items[kind] = ("",)
+    return items
 
 
 def _malformed(name: str, expected: str, got: Json) -> RequestError:
@@ -177,24 +181,24 @@ K = TypeVar("K", bound=Hashable)
 @attrs.define(eq=False, repr=False)
 class _ListenRequest:
     id: Id | None  # of its listen request; None for a legacy session
-    changes: tuple[ChangeEvent, ...]  # a tuple, because ten thousand idle listeners hold one each
+    changes: tuple[ChangeEvent, ...]  # a tuple is small, and ten thousand idle listeners have one each
     account: Account | None
-    places: int  # that it has taken: of a legacy session none, until it subscribes to a resource
+    slots: int  # taken slots; a legacy session has none until it subscribes to a resource
 
 
 class Listeners(Generic[K]):
-    """Who hears which change.
+    """The registry of listeners, and an index from changes to listeners.
 
-    A key stands for a listener: a listen request on some link, or a legacy session.  The caller chooses it, and gets it
-    back with each notification.  Keys that are not known (any more) are no error where something ends: the end may be
-    seen from both sides at once.
+    A key identifies a listener: a listen request on a connection, or a legacy session.  The caller chooses the keys,
+    and `publish` returns them with the notifications.  Methods that end a listener accept an unknown key: both sides
+    can end it at the same time.
     """
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits if limits is not None else Limits()
         self._listeners: dict[K, _ListenRequest] = {}
-        self._hearers: dict[ChangeEvent, dict[K, Id | None]] = {}
-        self._places = Shares(self._limits.subscriptions)  # listeners, and changes they wait for, taken together
+        self._by_change: dict[ChangeEvent, dict[K, Id | None]] = {}
+        self._slots = Shares(self._limits.subscriptions)  # one for each listener and for each of its changes
 
     def __len__(self) -> int:
         return len(self._listeners)
@@ -207,25 +211,25 @@ class Listeners(Generic[K]):
     def listen(
         self, key: K, request: Request, declared: Mapping[str, Any], account: Account | None = None
     ) -> Notification:
-        """Serve a `subscriptions/listen` request; returns the acknowledgement, to be sent before anything else.
+        """Serve a `subscriptions/listen` request.  Returns the acknowledgement; send it before any notification.
 
-        `declared` is what the server declares under the terms of the request; what it does not is left out (sub-11).
-        What is kept for it is charged to `account`.  Raises RequestError for a malformed filter and beyond a limit;
-        then nobody listens.
+        `declared` are the server's capabilities under the terms of the request; changes that it does not declare are
+        left out (sub-11).  The memory for the listener is charged to `account`.  Raises RequestError if the filter is
+        malformed or a limit is reached; the listener is not added then.
         """
         asked = _from_filter(request.params.get("notifications", ABSENT))
         items = {kind: each for kind, each in asked.items() if kind.declared_in(declared)}
         self._check_number(sum(map(len, items.values())))
         agreed = tuple(ChangeEvent(kind, item) for kind, each in items.items() for item in each)
-        self._take_room(len(agreed), agreed, account, 1)
+        self._reserve(len(agreed), agreed, account, 1)
         self._add(key, request.id, agreed, account, 1 + len(agreed))
         meta = {META_SUBSCRIPTION_ID: request.id}
         return Notification(ACKNOWLEDGED, {"_meta": meta, "notifications": _to_filter(agreed)})
 
     def close(self, key: K) -> Response | None:
-        """The server ends a listener.  The result is to be sent as the answer to its listen request (sub-08).
+        """End a listener for the server.  Returns the answer to its listen request, which must be sent (sub-08).
 
-        None for a legacy session, and for a listener that has ended already.
+        Returns None for a legacy session, and for a listener that has already ended.
         """
         listener = self._listeners.get(key)
         self.forget(key)
@@ -234,120 +238,123 @@ class Listeners(Generic[K]):
         return Response(listener.id, {"resultType": "complete", "_meta": {META_SUBSCRIPTION_ID: listener.id}})
 
     def close_all(self) -> list[tuple[K, Response]]:
-        """The server ends: every listener that is owed a result, with that result."""
+        """End all listeners because the server ends.  Returns the answers to all listen requests, with their keys."""
         closed = [(key, self.close(key)) for key in list(self._listeners)]
         return [(key, result) for key, result in closed if result is not None]
 
     # Legacy.
 
     def add_session(self, key: K, declared: Mapping[str, Any], account: Account | None = None) -> None:
-        """A legacy session that has been initialized.  It hears of every list that the server declares changes of."""
+        """Add an initialized legacy session.  It gets the changes of every list for which the server declares them."""
         lists = tuple(ChangeEvent(kind) for kind in ChangeKind if not kind.item and kind.declared_in(declared))
         self._add(key, None, lists, account, 0)
 
     def subscribe(self, key: K, params: JsonObject) -> JsonObject:
-        """Serve a `resources/subscribe` request of a session; returns its result.
+        """Serve a `resources/subscribe` request of a session.  Returns its result.
 
-        Whether the server has the capability is checked before, as for every request.  Raises RequestError for
-        malformed params and beyond a limit.
+        The caller has checked that the server has the capability, as for every request.  Raises RequestError if the
+        params are malformed or a limit is reached.
         """
         session, change = self._session(key), _resource_in(params)
-        if key not in self._hearers.get(change, ()):
-            more = 0 if session.places else 1
-            self._take_room(len(session.changes) + 1, (change,), session.account, more)
+        if key not in self._by_change.get(change, ()):
+            extra = 0 if session.slots else 1
+            self._reserve(len(session.changes) + 1, (change,), session.account, extra)
             session.changes += (change,)
-            session.places += 1 + more
-            self._hear(key, None, change)
+            session.slots += 1 + extra
+            self._index(key, None, change)
         return {}
 
     def unsubscribe(self, key: K, params: JsonObject) -> JsonObject:
         """Serve a `resources/unsubscribe` request; "unsubscribing an unknown URI does no harm"."""
         session, change = self._session(key), _resource_in(params)
-        if key in self._hearers.get(change, ()):
+        if key in self._by_change.get(change, ()):
             session.changes = tuple(each for each in session.changes if each != change)
-            session.places -= 1
-            self._unhear(key, change)
-            self._give_room(session.account, 1, (change,))
+            session.slots -= 1
+            self._unindex(key, change)
+            self._release(session.account, 1, (change,))
         return {}
 
     # Both.
 
     def forget(self, key: K) -> bool:
-        """A listener is gone: cancelled, disconnected, or its session ended.  False if it was not there."""
+        """Remove a listener that was cancelled or disconnected, or whose session has ended.  False if it is unknown."""
         listener = self._listeners.pop(key, None)
         if listener is None:
             return False
         for change in listener.changes:
-            self._unhear(key, change)
-        if listener.places:
-            self._give_room(listener.account, listener.places, listener.changes)
+            self._unindex(key, change)
+        if listener.slots:
+            self._release(listener.account, listener.slots, listener.changes)
         return True
 
     def publish(self, change: ChangeEvent) -> list[tuple[K, Notification]]:
-        """Exactly those who asked to hear of this change, in the order they came, and what to send to each."""
-        hearers = self._hearers.get(change)
-        if hearers is None:
+        """Return the listeners of this change, oldest first, each with the notification to send to it."""
+        listeners = self._by_change.get(change)
+        if listeners is None:
             return []
         untagged = change.notification()
-        return [(key, untagged if id is None else change.notification(id)) for key, id in hearers.items()]
+        return [(key, untagged if id is None else change.notification(id)) for key, id in listeners.items()]
 
-    # Within.
+    # Limits, and the index.
 
-    def _take_room(self, own: int, changes: tuple[ChangeEvent, ...], account: Account | None, more: int) -> None:
-        """Take places for so many `changes`, and `more`, of a listener that has `own` then; or raise RequestError."""
+    def _reserve(self, total: int, changes: tuple[ChangeEvent, ...], account: Account | None, extra: int) -> None:
+        """Take a slot for each of `changes`, and `extra` slots, or raise RequestError.
+
+        `total` is the number of changes that the listener then has.
+        """
         limits, longest = self._limits, max((len(change.item) for change in changes), default=0)
-        self._check_number(own)
+        self._check_number(total)
         if longest > limits.uri_length:
             raise RequestError(INVALID_PARAMS, f"a URI may have {limits.uri_length} characters; one has {longest}")
-        holder, places, full = None if account is None else account.holder, len(changes) + more, "subscriptions"
-        if self._places.take(holder, places):
-            limit = None if account is None else account.take(sum(map(_weight, changes)))
+        holder, slots, full = None if account is None else account.holder, len(changes) + extra, "subscriptions"
+        if self._slots.take(holder, slots):
+            limit = None if account is None else account.take(sum(map(_charge, changes)))
             if limit is None:
                 return
-            self._places.give(holder, places)
+            self._slots.give(holder, slots)
             full = limit
         raise RequestError(
             INTERNAL_ERROR, f"this server has no room for more subscriptions (Limits.{full}); try again later"
         )
 
-    def _check_number(self, own: int) -> None:
-        if own > self._limits.listener_changes:
-            why = f"one listener may ask for {self._limits.listener_changes} changes; these would be {own}"
+    def _check_number(self, total: int) -> None:
+        if total > self._limits.listener_changes:
+            why = f"one listener may ask for {self._limits.listener_changes} changes; these would be {total}"
             raise RequestError(INVALID_PARAMS, why)
 
-    def _give_room(self, account: Account | None, places: int, changes: tuple[ChangeEvent, ...]) -> None:
-        self._places.give(None if account is None else account.holder, places)
+    def _release(self, account: Account | None, slots: int, changes: tuple[ChangeEvent, ...]) -> None:
+        self._slots.give(None if account is None else account.holder, slots)
         if account is not None:
-            account.give(sum(map(_weight, changes)))
+            account.give(sum(map(_charge, changes)))
 
     def _add(
-        self, key: K, id: Id | None, changes: tuple[ChangeEvent, ...], account: Account | None, places: int
+        self, key: K, id: Id | None, changes: tuple[ChangeEvent, ...], account: Account | None, slots: int
     ) -> None:
         if key in self._listeners:
             raise UsageError(f"{key!r} listens already; forget it first, or choose another key")
-        self._listeners[key] = _ListenRequest(id, changes, account, places)
+        self._listeners[key] = _ListenRequest(id, changes, account, slots)
         for change in changes:
-            self._hear(key, id, change)
+            self._index(key, id, change)
 
-    def _hear(self, key: K, id: Id | None, change: ChangeEvent) -> None:
-        self._hearers.setdefault(change, {})[key] = id
+    def _index(self, key: K, id: Id | None, change: ChangeEvent) -> None:
+        self._by_change.setdefault(change, {})[key] = id
 
-    def _unhear(self, key: K, change: ChangeEvent) -> None:
-        hearers = self._hearers[change]
-        del hearers[key]
-        if not hearers:
-            del self._hearers[change]
+    def _unindex(self, key: K, change: ChangeEvent) -> None:
+        listeners = self._by_change[change]
+        del listeners[key]
+        if not listeners:
+            del self._by_change[change]
 
     def _session(self, key: K) -> _ListenRequest:
         session = self._listeners.get(key)
         if session is None or session.id is not None:
-            raise UsageError(f"{key!r} is no legacy session here; add it with add_session first")
+            raise UsageError(f"{key!r} is not a legacy session; add it with add_session first")
         return session
 
 
-def _weight(change: ChangeEvent) -> int:
-    """Bytes that a change of one thing is charged for; one of a list, of which there are three, costs nothing."""
-    return _KEPT + len(change.item) if change.item else 0
+def _charge(change: ChangeEvent) -> int:
+    """The bytes to charge for a change of one item; changes of lists are free, as there are only three of them."""
+    return _ENTRY_BYTES + len(change.item) if change.item else 0
 
 
 def _resource_in(params: JsonObject) -> ChangeEvent:
@@ -361,14 +368,16 @@ def _resource_in(params: JsonObject) -> ChangeEvent:
 
 
 class SubscriptionState(enum.Enum):
-    ASKED = enum.auto()  # the request is out
-    OPEN = enum.auto()  # it was acknowledged
-    ENDED = enum.auto()  # by us, or by the server in good order: with its result, or by notifications/cancelled
-    REFUSED = enum.auto()  # with an error: asking again the same way is no use
-    BROKEN = enum.auto()  # sub-09: the stream or link is gone; it may be asked for again
+    """The states of a client's subscription, in their usual order."""
+
+    ASKED = enum.auto()  # the request was sent
+    OPEN = enum.auto()  # the server has acknowledged it
+    ENDED = enum.auto()  # by the client, or by the server: with its result, or by notifications/cancelled
+    REFUSED = enum.auto()  # with an error: the same request would be refused again
+    BROKEN = enum.auto()  # sub-09: the stream or connection was lost; the client may subscribe again
 
 
-# Of the result and the cancellation that end a subscription on stdio, either may come first; the other comes too late.
+# On stdio both a result and a cancellation can end a subscription.  The first one counts; the other comes too late.
 _END: Mapping[type[Outcome], SubscriptionState] = {
     Answered: SubscriptionState.ENDED,
     SubscriptionEnded: SubscriptionState.ENDED,
@@ -381,18 +390,18 @@ _END: Mapping[type[Outcome], SubscriptionState] = {
 
 @attrs.define(eq=False)
 class OpenSubscription:
-    """One subscription of ours.  `agreed` is None as long as it was not acknowledged."""
+    """One subscription of the client.  `agreed` is None until the server acknowledges it."""
 
     id: Id
     asked: tuple[ChangeEvent, ...]
     agreed: tuple[ChangeEvent, ...] | None = None
     state: SubscriptionState = SubscriptionState.ASKED
-    attached: bool = False  # of the legacy era, where no request stands for it
-    undeclared: bool = False  # the server may tell of more than it has agreed to
+    attached: bool = False  # of the legacy era: there is no listen request
+    undeclared: bool = False  # the server may announce changes that it has not agreed to
 
     @property
     def missing(self) -> tuple[ChangeEvent, ...]:
-        """sub-04: what we asked for and the server did not agree to; nothing before it has spoken."""
+        """sub-04: the requested changes that the server did not agree to; empty before the acknowledgement."""
         if self.agreed is None:
             return ()
         agreed = frozenset(self.agreed)
@@ -400,60 +409,60 @@ class OpenSubscription:
 
     @property
     def expected(self) -> tuple[ChangeEvent, ...]:
-        """What the server may tell of."""
+        """The changes that the server may announce."""
         return self.asked if self.undeclared else self.agreed or ()
 
-    def may_hear(self, change: ChangeEvent) -> bool:
-        """Whether we asked for changes of this kind; a named one may stand for what lies below it."""
+    def accepts(self, change: ChangeEvent) -> bool:
+        """Whether the client asked for changes of this kind; a requested resource includes its sub-resources."""
         return any(change.kind is each.kind for each in self.asked)
 
 
 @record
 class SubscriptionAcknowledged:
-    """The server has agreed to a subscription, or to a part of it; see `missing`."""
+    """The server has agreed to a subscription, or to a part of it; see `subscription.missing`."""
 
     subscription: OpenSubscription
 
 
 @record
 class ChangeReceived:
-    """A change, heard by one subscription."""
+    """A change, received for one subscription."""
 
     subscription: OpenSubscription
     change: ChangeEvent
 
 
 class Subscriptions:
-    """The subscriptions of ours on one link, by the ids of their listen requests (sub-07: any number at once).
+    """The client's subscriptions on one connection, by the ids of their listen requests (sub-07: any number at once).
 
-    In the legacy era there is no such request: `attach` makes a subscription under a name that the caller chooses, and
-    what is to be subscribed and unsubscribed on the wire is the change of `uris`.
+    The legacy era has no listen request: `attach` makes a subscription under a name that the caller chooses.  When
+    `uris` has changed, the caller sends the `resources/subscribe` and `resources/unsubscribe` requests.
     """
 
     def __init__(self) -> None:
         self._open: dict[Id, OpenSubscription] = {}
 
     def ask(self, id: Id, asked: Iterable[ChangeEvent], *, undeclared: bool = False) -> OpenSubscription:
-        """A listen request with `listen_params(asked)` was made under this id."""
+        """Add a subscription for a listen request with this id and `listen_params(asked)`."""
         return self._add(OpenSubscription(id, tuple(dict.fromkeys(asked)), undeclared=undeclared))
 
     def attach(
         self, name: Id, asked: Iterable[ChangeEvent], declared: Mapping[str, Any], *, undeclared: bool = False
     ) -> OpenSubscription:
-        """A subscription in the legacy era: the server agrees to what it has declared."""
+        """Add a subscription in the legacy era: the server agrees to the changes that it has declared."""
         asked = tuple(dict.fromkeys(asked))
         agreed = tuple(change for change in asked if change.kind.declared_in(declared))
         return self._add(OpenSubscription(name, asked, agreed, SubscriptionState.OPEN, True, undeclared))
 
     def _add(self, subscription: OpenSubscription) -> OpenSubscription:
         if subscription.id in self._open:
-            raise UsageError(f"there is a subscription with the id {subscription.id!r} already")
+            raise UsageError(f"a subscription with the id {subscription.id!r} already exists")
         self._open[subscription.id] = subscription
         return subscription
 
     @property
     def uris(self) -> frozenset[str]:
-        """What must be subscribed with `resources/subscribe` for the subscriptions of the legacy era."""
+        """The resources that need `resources/subscribe` for the subscriptions of the legacy era."""
         changes = [change for each in self._attached() for change in each.expected]
         return frozenset(change.item for change in changes if change.kind is ChangeKind.RESOURCE)
 
@@ -461,28 +470,32 @@ class Subscriptions:
         return [each for each in self._open.values() if each.attached]
 
     def receive(self, notification: Notification) -> list[SubscriptionAcknowledged | ChangeReceived]:
-        """Who a notification is for.  Empty if it is for nobody here: not ours, ended, or never asked for.
+        """Return the events of a notification, one for each of its subscriptions.
 
-        A change that comes before its acknowledgement is the server's mistake, but a change all the same.
+        Empty if there is no subscription for it: an unknown id, an ended subscription, or a change that was not
+        requested.  A change before its acknowledgement is a mistake of the server, but is returned too.
         """
         meta = notification.params.get("_meta")
         id = meta.get(META_SUBSCRIPTION_ID, ABSENT) if isinstance(meta, dict) else ABSENT
         change = change_of(notification)
         if id is ABSENT:
-            return [] if change is None else [ChangeReceived(each, change) for each in self._takers(change)]
-        # True and 1.0 are the same key as 1, but no ids.
+            return [] if change is None else [ChangeReceived(each, change) for each in self._recipients(change)]
+        # True and 1.0 are the same key as 1, but they are not ids.
         subscription = self._open.get(id) if type(id) is int or type(id) is str else None
         if subscription is None:
             return []
         if notification.method == ACKNOWLEDGED:
             return self._acknowledge(subscription, notification.params.get("notifications"))
-        return [ChangeReceived(subscription, change)] if change is not None and subscription.may_hear(change) else []
+        return [ChangeReceived(subscription, change)] if change is not None and subscription.accepts(change) else []
 
-    def _takers(self, change: ChangeEvent) -> list[OpenSubscription]:
-        """Those that named it; else it lies below something, and only the server knows what."""
+    def _recipients(self, change: ChangeEvent) -> list[OpenSubscription]:
+        """The subscriptions that named the change; without one, all of its kind.
+
+        The change is then of a sub-resource, and only the server knows the resource above it.
+        """
         attached = self._attached()
         return [each for each in attached if change in each.asked] or [
-            each for each in attached if each.may_hear(change)
+            each for each in attached if each.accepts(change)
         ]
 
     def _acknowledge(
@@ -491,23 +504,26 @@ class Subscriptions:
         if subscription.state is not SubscriptionState.ASKED:
             return []
         try:
-            given = _from_filter(filter)
+            agreed = _from_filter(filter)
         except RequestError:
-            given = {}  # what cannot be read is no promise
-        subscription.agreed = tuple(each for each in subscription.asked if each.item in given.get(each.kind, ()))
+            agreed = {}  # an invalid filter agrees to no change
+        subscription.agreed = tuple(each for each in subscription.asked if each.item in agreed.get(each.kind, ()))
         subscription.state = SubscriptionState.OPEN
         return [SubscriptionAcknowledged(subscription)]
 
     def close(self, id: Id) -> OpenSubscription | None:
-        """We end a subscription; the caller cancels its request (sub-12).  None if it has ended already."""
+        """End a subscription for the client; the caller cancels its request (sub-12).  None if it has already ended."""
         return self._end(id, SubscriptionState.ENDED)
 
-    def over(self, outcome: Outcome) -> OpenSubscription | None:
-        """A listen request has its outcome; `state` says what that means.  None if it was no subscription's."""
+    def finish(self, outcome: Outcome) -> OpenSubscription | None:
+        """End the subscription whose request has this outcome, and set its `state`.
+
+        Returns None if the outcome belongs to another request.
+        """
         return self._end(outcome.id, _END[type(outcome)])
 
     def connection_lost(self) -> list[OpenSubscription]:
-        """The link is gone: every subscription that was still open, to be asked for again on the next (sub-10)."""
+        """End and return all subscriptions; the client can subscribe again on the next connection (sub-10)."""
         broken = [self._end(id, SubscriptionState.BROKEN) for id in list(self._open)]
         return [each for each in broken if each is not None]
 
