@@ -686,7 +686,7 @@ def test_a_clash_anywhere_above_changes_nothing_anywhere(level: int, taken: list
 def test_a_name_that_grows_too_long_above_changes_nothing() -> None:
     outer, middle, inner = nested()
     inner.add(tool("x" * 124))
-    with pytest.raises(UsageError, match="cannot be the name of a tool: use 1 to 128"):
+    with pytest.raises(UsageError, match="the name of a tool must have 1 to 128"):
         inner.add(tool("x" * 125))
     assert [len(names(catalog)) for catalog in (outer, middle, inner)] == [1, 1, 1]
     inner.add(prompt("x" * 200))

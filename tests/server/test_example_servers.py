@@ -446,7 +446,7 @@ async def test_tools_come_and_go_and_the_client_is_told(revision: str) -> None:
 async def test_what_cannot_be_learned_or_forgotten_is_for_the_model_to_mend() -> None:
     async with client_of("dynamic_tools.py", REVISION_NAMES[-1]) as wire:
         assert "learn" in await failure_of(wire, "learn", name="learn", text="")
-        assert "cannot be the name of a tool" in await failure_of(wire, "learn", name="no name", text="")
+        assert "the name of a tool must have 1 to 128" in await failure_of(wire, "learn", name="no name", text="")
         assert "no such phrase" in await failure_of(wire, "forget", name="learn")
         for number in range(100):
             await text_of(wire, "learn", name=f"phrase{number}", text="")

@@ -321,7 +321,8 @@ def test_names_that_no_tool_may_have(name: str) -> None:
     ):
         with pytest.raises(
             UsageError,
-            match=r"cannot be the name of a tool: use 1 to 128 of the characters A-Z a-z 0-9 _ - \. \(name=\.\.\.\)$",
+            match=r"^the name of a tool must have 1 to 128 of the characters A-Z a-z 0-9 _ - \., "
+            r"got .*; give name=\.\.\.$",
         ):
             make()
 
@@ -330,15 +331,15 @@ def other(name: str, more: str = "") -> None: ...
 
 
 NAMES: dict[str, tuple[Make, str]] = {
-    "empty": (lambda: entries.tool_of(today, name=""), "the name of a tool is text, and not empty; got ''"),
-    "no text": (lambda: entries.prompt_of(today, name=3), "the name of a prompt is text, and not empty; got 3"),  # type: ignore[arg-type]
+    "empty": (lambda: entries.tool_of(today, name=""), "the name of a tool must be a str and not empty, got ''"),
+    "no text": (lambda: entries.prompt_of(today, name=3), "the name of a prompt must be a str and not empty, got 3"),  # type: ignore[arg-type]
     "none": (
         lambda: entries.resource_of(Nameless(), "a:b"),
-        "an object of Nameless has no name; say which with name=... for the resource",
+        "an object of Nameless has no name; give name=... for the resource",
     ),
     "empty, raw": (
         lambda: entries.raw_prompt(Prompt(""), given),
-        "the name of a Prompt is text, and not empty; got ''",
+        "the name of a Prompt must be a str and not empty, got ''",
     ),
 }
 DETAILS: dict[str, tuple[Make, str]] = {
@@ -357,15 +358,15 @@ DETAILS: dict[str, tuple[Make, str]] = {
     ),
     "size": (
         lambda: entries.resource_of(today, "a:b", size=-1),
-        "the size of the resource 'today' is a number of bytes, not -1",
+        "the size of the resource 'today' must be a number of bytes, got -1",
     ),
     "size, no number": (
         lambda: entries.raw_resource(Resource("n", "a:b", size=True), given),
-        "the size of the Resource 'n' is a number of bytes, not True",
+        "the size of the Resource 'n' must be a number of bytes, got True",
     ),
     "size of many": (
         lambda: entries.resource_of(note, "a:{name}{?kind}", size=3),
-        "the resources of 'a:{name}{?kind}' have no size in common; drop size=3",
+        "the resources of the template 'a:{name}{?kind}' have different sizes; drop size=3",
     ),
     "icons": (
         lambda: entries.tool_of(today, icons="https://example.com/a.png"),  # type: ignore[arg-type]
@@ -447,7 +448,7 @@ SIGNATURES: dict[str, tuple[Make, str]] = {
     ),
     "completion": (
         lambda: entries.completer_of(note),
-        "parameter 'name' of note is nothing that a completion has; it may take value, arguments, argument, ref and a "
+        "parameter 'name' of note is not a parameter of completions; these are value, arguments, argument, ref and a "
         "Context",
     ),
     "prompt": (
@@ -464,12 +465,12 @@ SIGNATURES: dict[str, tuple[Make, str]] = {
 URIS: dict[str, tuple[Make, str]] = {
     "parameter without a place": (
         lambda: entries.resource_of(note, "notes://all"),
-        "parameter 'name' of note has no place in 'notes://all'; write {name} into that, or drop the parameter",
+        "parameter 'name' of note is not in the URI 'notes://all'; write {name} into the URI, or drop the parameter",
     ),
     "parameter without a variable": (
         lambda: entries.resource_of(other, "notes://{name}"),
-        "parameter 'more' of other is not in the URI template 'notes://{name}'; write {more} or {?more} into that, or "
-        "drop the parameter",
+        "parameter 'more' of other is not in the URI template 'notes://{name}'; write {more} or {?more} into the "
+        "template, or drop the parameter",
     ),
     "variable without a parameter": (
         lambda: entries.resource_of(other, "notes://{name}/{more}/{id}"),
@@ -529,15 +530,15 @@ SCHEMAS: dict[str, tuple[Make, str]] = {
     ),
     "prompt argument": (
         lambda: entries.raw_prompt(Prompt("p", [{"name": "a"}]), given),  # type: ignore[list-item]
-        "the arguments of the prompt 'p' must be PromptArgument objects with a name each, and no name twice",
+        "the arguments of the prompt 'p' must be PromptArgument objects, each with a name of its own",
     ),
     "prompt argument twice": (
         lambda: entries.raw_prompt(Prompt("p", [PromptArgument("a"), PromptArgument("a")]), given),
-        "the arguments of the prompt 'p' must be PromptArgument objects with a name each, and no name twice",
+        "the arguments of the prompt 'p' must be PromptArgument objects, each with a name of its own",
     ),
     "prompt argument without a name": (
         lambda: entries.raw_prompt(Prompt("p", [PromptArgument("")]), given),
-        "the arguments of the prompt 'p' must be PromptArgument objects with a name each, and no name twice",
+        "the arguments of the prompt 'p' must be PromptArgument objects, each with a name of its own",
     ),
 }
 REFUSED = {
@@ -587,7 +588,7 @@ def test_a_marked_argument_that_no_header_can_hold_is_refused() -> None:
 @pytest.mark.parametrize(
     ("annotations", "why"),
     [
-        (Annotations(["user", "robot"]), "the audience of the resource 'today' must be of user and assistant"),  # type: ignore[list-item]
+        (Annotations(["user", "robot"]), "the audience of the resource 'today' must be a list of user and assistant"),  # type: ignore[list-item]
         (
             Annotations(last_modified="yesterday"),
             "the last_modified of the resource 'today' must be ISO 8601, such as 2025-06-18T15:00:00Z, not 'yesterday'",
@@ -634,10 +635,10 @@ def test_uris_as_rfc_3986_has_them_are_taken(uri: str) -> None:
 )  # fmt: skip
 def test_other_uris_are_refused(uri: str) -> None:
     for make in (lambda: entries.resource_of(today, uri), lambda: entries.raw_resource(Resource("n", uri), given)):
-        with pytest.raises(UsageError, match="is no absolute URI as RFC 3986 has them: it needs a scheme, such"):
+        with pytest.raises(UsageError, match=r"is not an absolute URI \(RFC 3986\): it needs a scheme, such"):
             make()
 
 
 def test_a_uri_that_is_no_text_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"^None is no absolute URI"):
+    with pytest.raises(UsageError, match=r"^None is not an absolute URI"):
         entries.resource_of(today, None)  # type: ignore[arg-type]

@@ -1,13 +1,13 @@
-"""What a server can have: a tool, a resource, a resource template, a prompt, a completer.
+"""The entries of a server: tools, resources, resource templates, prompts and completers.
 
-An entry is made by `registration`, which has checked all that can be known before anybody calls.  Its `prepare` checks
-the arguments of one call and binds the handler to them; whoever runs the call need not know what kind of handler it is.
+`registration` makes entries and checks everything that can be known before a call.  `prepare` checks the arguments of
+one call and binds the handler to them, so the code that runs the call treats all handlers alike.
 
-What a client is shown (`model`, `json`) is made when the first client asks for a list: the protocol's objects take
-50 ms to import, and a server that is only called never needs them.  That is why so much is imported inside functions.
+The description for clients (`model`, `json`) is made when the first client asks for a list.  The objects of the
+protocol take 50 ms to import, and a server that is only called never needs them; hence the imports inside functions.
 
-Entries do not change.  A mounted one is another entry with the same handler, which knows its `owners` and the entry
-that it stands for.
+Entries do not change.  Where a server is mounted, a copy of its entry with the same handler is shown; the copy knows
+its `owners` and the original (`inner`).
 """
 
 from __future__ import annotations
@@ -46,18 +46,19 @@ __all__ = [
 
 
 class Entry:
-    """What all have in common.
+    """The base class of entries.
 
-    `key` is the name of a tool or prompt, the URI or URI template of a resource; no two entries of a `kind` share one.
-    `takes`: the names of its arguments that can be completed.  `replay`: whether the handler may be run again from the
-    start.  `owners`: the catalogs that this entry was mounted from, outermost first; `inner`: the entry that it stands
-    for in the first of them, if there are any.
+    - `key`: the name of a tool or prompt, or the URI or URI template of a resource; unique for each `kind`.
+    - `takes`: the names of the arguments that can be completed.
+    - `replay`: whether the handler may be run again from the start.
+    - `owners`: the catalogs that this entry was mounted from, outermost first.
+    - `inner`: the entry in the first of `owners`; only mounted entries have it.
     """
 
     __slots__ = ("_json", "_make", "_model", "handler", "inner", "key", "owners", "replay", "takes")
     kind: ClassVar[str]
-    what: ClassVar[str]  # in messages
-    called: ClassVar[str]  # what its key is, there
+    what: ClassVar[str]  # the name of the kind in messages
+    called: ClassVar[str]  # the name of `key` in messages
     inner: Entry
 
     def __init__(
@@ -77,14 +78,14 @@ class Entry:
 
     @property
     def model(self) -> Described:
-        """What clients are shown."""
+        """The description for clients; made when it is first needed."""
         if self._model is None:
             self._model = self._make()
         model: Described = self._model
         return model
 
     def json(self, revision: Revision) -> JsonObject:
-        """`model` as `revision` has it; made once, and not to be changed."""
+        """Return `model` as JSON for `revision`.  It is cached, so callers must not change it."""
         if revision.name not in self._json:
             from trio_mcp.core.codec import to_json
 
@@ -95,7 +96,7 @@ class Entry:
         return self.model
 
     def under(self, prefix: str, owner: Catalog) -> Entry:
-        """This entry of `owner` as it appears where that is mounted.  Resources keep their URIs."""
+        """Return the entry to show where `owner` is mounted with `prefix`.  Resources keep their URIs."""
         view = copy.copy(self)
         view.inner, view.owners = self, (owner, *self.owners)
         return view
@@ -129,17 +130,25 @@ _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
 def check_tool_name(name: str) -> None:
-    """tool-17.  Refused, where the text is content with a warning: hosts refuse such tools, or all of a server's."""
+    """Raise UsageError for an invalid name (tool-17).
+
+    The specification only asks for a warning, but hosts refuse tools with invalid names, or all tools of the server.
+    """
     if not _TOOL_NAME.fullmatch(name):
         raise UsageError(
-            f"{name[:200]!r} cannot be the name of a tool: use 1 to 128 of the characters A-Z a-z 0-9 _ - . (name=...)"
+            f"the name of a tool must have 1 to 128 of the characters A-Z a-z 0-9 _ - ., got {name[:200]!r}; "
+            "give name=..."
         )
 
 
 class ToolEntry(_NamedEntry):
-    """`output`: what the results are checked against, if anything.  `mirrors`: the arguments repeated in headers.
-    `scopes`: what an access token must be good for to call it by HTTP.  `embeds`: its results hold resources, so the
-    server declares that it has some (tool-12)."""
+    """A tool.
+
+    - `output`: the output schema that results are checked against, or None.
+    - `mirrors`: the arguments that are repeated in HTTP headers.
+    - `scopes`: the scopes that an access token needs for a call over HTTP.
+    - `embeds`: its results contain resources, so the server declares the resources capability (tool-12).
+    """
 
     __slots__ = ("_arguments", "embeds", "mirrors", "output", "scopes")
     kind = "tools"
@@ -167,7 +176,7 @@ class ToolEntry(_NamedEntry):
         self.embeds = embeds
 
     def prepare(self, ctx: Any, arguments: JsonObject) -> Callable[[], Any]:
-        """The call.  Raises BadArguments.  tool-06: the handler never sees what its schema does not allow."""
+        """Return the call.  Raises BadArguments for arguments that the schema does not allow (tool-06)."""
         return self.handler.bind(ctx, self._arguments.read(arguments), arguments)
 
     def _model_in(self, revision: Revision) -> Described:
@@ -187,7 +196,7 @@ class ToolEntry(_NamedEntry):
 
 
 class _ReadableEntry(Entry):
-    """`mime_type` and `cache` hold for what is read, unless the handler says otherwise."""
+    """A resource or template.  `mime_type` and `cache` are defaults for the contents that its handler returns."""
 
     __slots__ = ("cache", "mime_type")
     called = "URI"
@@ -209,16 +218,20 @@ class _ReadableEntry(Entry):
 
 
 class ResourceEntry(_ReadableEntry):
+    """A resource with one URI."""
+
     __slots__ = ()
     kind = "resources"
     what = "resource"
 
     def prepare(self, ctx: Any, uri: str, variables: Mapping[str, str]) -> Callable[[], Any]:
-        """The call that reads it.  There are no variables."""
+        """Return the call that reads the resource.  `variables` is empty."""
         return self.handler.bind(ctx, variables, uri)
 
 
 class TemplateEntry(_ReadableEntry):
+    """A resource template."""
+
     __slots__ = ("_arguments", "_matcher")
     kind = "templates"
     what = "resource template"
@@ -242,9 +255,10 @@ class TemplateEntry(_ReadableEntry):
         self._arguments = arguments
 
     def match(self, uri: str) -> dict[str, str] | None:
-        """The variables of a URI (as `core.templates.in_ascii` gives it) that this template stands for, or None.
+        """Return the variables of a URI, or None if the template does not match it.
 
-        res-10: none is there that could lead out of its place, and none that the function's hints do not allow.
+        `uri` comes from `core.schema.templates.in_ascii`.  res-10: a URI does not match if a variable could lead
+        outside of its part of the path, or does not fit the parameters of the function.
         """
         variables = self._matcher.match_ascii(uri)
         if variables is None or self._arguments is None or self._arguments.fit(variables):
@@ -252,7 +266,7 @@ class TemplateEntry(_ReadableEntry):
         return None
 
     def prepare(self, ctx: Any, uri: str, variables: JsonObject) -> Callable[[], Any]:
-        """The call that reads a URI, with what `match` found in it.  Raises BadArguments."""
+        """Return the call that reads a URI; `variables` are the result of `match`.  Raises BadArguments."""
         named = variables if self._arguments is None else self._arguments.read(variables)
         return self.handler.bind(ctx, named, uri, variables)
 
@@ -261,6 +275,8 @@ class TemplateEntry(_ReadableEntry):
 
 
 class PromptEntry(_NamedEntry):
+    """A prompt."""
+
     __slots__ = ("_arguments", "description")
     kind = "prompts"
     what = "prompt"
@@ -280,7 +296,7 @@ class PromptEntry(_NamedEntry):
         self.description = description
 
     def prepare(self, ctx: Any, arguments: JsonObject) -> Callable[[], Any]:
-        """The call.  Raises BadArguments (prm-08, prm-09)."""
+        """Return the call.  Raises BadArguments (prm-08, prm-09)."""
         return self.handler.bind(ctx, self._arguments.read(arguments), arguments)
 
 
@@ -288,7 +304,7 @@ class PromptEntry(_NamedEntry):
 
 
 class Completer:
-    """A function that completes arguments; `wants` is what it takes of what there is to know."""
+    """A function that completes arguments; `wants` are the names of its parameters."""
 
     __slots__ = ("handler", "wants")
 
@@ -298,9 +314,9 @@ class Completer:
 
 
 class Completing:
-    """A completer that was found for an argument of `entry`, a prompt or a template.
+    """The completer that was found for an argument of `entry`, a prompt or a template.
 
-    `owners`: the catalogs that the completer was mounted from; `name`: what the entry is called in the last of them.
+    `owners`: the catalogs that the completer was mounted from.  `name`: the name of the entry in the last of them.
     """
 
     __slots__ = ("_completer", "entry", "name", "owners")
@@ -318,7 +334,7 @@ class Completing:
     def prepare(
         self, ctx: Any, kind: str, name: str, argument: str, value: str, arguments: Mapping[str, str]
     ) -> Callable[[], Any]:
-        """The call that completes `value`, what there is so far of one argument."""
+        """Return the call that completes `value`, the text of the argument so far."""
         given: dict[str, Any] = {"value": value, "arguments": arguments, "argument": argument}
         if "ref" in self._completer.wants:
             from trio_mcp.core.models import PromptReference, ResourceReference

@@ -1,11 +1,11 @@
-"""Registering: from what a user wrote to an entry of the catalog.
+"""Registration: turn the functions and descriptions of an author into entries of the catalog.
 
-Each kind has two functions: `..._of` reads a function's signature and docstring, `raw_...` takes the protocol's own
-object and a handler.  Both check all that can be known before anybody calls, and say what to change; and both give the
-same kind of entry.
+Each kind has two functions.  `..._of` reads the signature and the docstring of a function; `raw_...` takes an object of
+the protocol and a handler.  Both make the same kind of entry.  They check at registration everything that can be known
+before a call, and their errors say how to fix the code.
 
-Imports stand inside functions where they are dear and not always needed: a tool that returns a str takes no object of
-the protocol (50 ms) and no engine for JSON Schema (20 ms).
+Slow imports that are not always needed are inside functions: a tool that returns a str needs no objects of the protocol
+(50 ms) and no JSON Schema engine (20 ms).
 """
 
 from __future__ import annotations
@@ -68,16 +68,16 @@ def tool_of(
     abandon_on_cancel: bool = True,
     replay: bool = False,
 ) -> ToolEntry:
-    """A tool whose schemas are those of the function's parameters and of what it returns.
+    """Make a tool; its schemas come from the function's parameters and return annotation.
 
-    `structured=False`: results are content only, whatever the hint.  An argument that is marked with
+    `structured=False`: results are content only, for any annotation.  An argument that is marked with
     `Field(header=...)` is repeated in an HTTP header, where every proxy and log on the way sees it: mark no secrets
     (tool-28).
     """
     from trio_mcp.core.schema.schema import hint_of, parameters_schema
     from trio_mcp.server.results import OutputSchema
 
-    name = _named(function, name, "tool")
+    name = _name_of_entry(function, name, "tool")
     handler = typed(function, thread=thread, abandon_on_cancel=abandon_on_cancel)
     details: dict[str, Any] = {"title": title, "description": _described(function, description)}
     details |= {"annotations": annotations, "icons": icons, "meta": meta}
@@ -88,8 +88,8 @@ def tool_of(
         output = OutputSchema(returned) if structured else None
     except UsageError as error:
         raise UsageError(f"the tool {name!r}: {error}") from None
-    promised = None if output is None else output.schema
-    make = _later("Tool", name, arguments.schema, output_schema=promised, **details)
+    output_schema = None if output is None else output.schema
+    make = _later("Tool", name, arguments.schema, output_schema=output_schema, **details)
     mirrors = _mirrors(name, arguments.schema)
     return ToolEntry(
         name, handler, make,
@@ -99,7 +99,7 @@ def tool_of(
 
 
 def _embeds(hint: object) -> bool:
-    """Whether what is returned holds resources.  Where their module was never imported, nothing does."""
+    """Whether the returned value may contain resources.  It cannot if their module was never imported."""
     content: Any = sys.modules.get("trio_mcp.core.content")
     if content is None:
         return False
@@ -115,7 +115,7 @@ def raw_tool(
     abandon_on_cancel: bool = True,
     replay: bool = False,
 ) -> ToolEntry:
-    """A tool that is described by hand; `function(ctx, arguments)` is called with arguments that fit its schema."""
+    """Make a tool that is described by hand; `function(ctx, arguments)` gets arguments that fit its schema."""
     from trio_mcp.core.models import Tool
     from trio_mcp.core.schema.validation import InvalidSchema, check_input_schema, compile_schema
     from trio_mcp.server.results import OutputSchema
@@ -142,7 +142,7 @@ def _scopes(name: str, scopes: Collection[str]) -> tuple[str, ...]:
 
 
 def _mirrors(name: str, schema: JsonObject) -> tuple[Mirror, ...]:
-    if "x-mcp-header" not in repr(schema):  # most have none, and need no module that knows headers
+    if "x-mcp-header" not in repr(schema):  # most schemas have none, and need no module for headers
         return ()
     from trio_mcp.core.http.fields import find_mirrors
     from trio_mcp.server.questions import names_a_secret
@@ -178,8 +178,8 @@ def _check_uri(uri: str) -> None:
     """res-10, res-13."""
     if not isinstance(uri, str) or not re.fullmatch(_URI, uri):
         raise UsageError(
-            f"{uri!r} is no absolute URI as RFC 3986 has them: it needs a scheme, such as notes://today, and what is "
-            "beyond their characters must be percent-encoded"
+            f"{uri!r} is not an absolute URI (RFC 3986): it needs a scheme, such as notes://today, and characters that "
+            "URIs do not allow must be percent-encoded"
         )
 
 
@@ -200,12 +200,12 @@ def resource_of(
     abandon_on_cancel: bool = True,
     replay: bool = False,
 ) -> ResourceEntry | TemplateEntry:
-    """A resource that the function reads; with an RFC 6570 template for a URI, all that have one of its URIs.
+    """Make a resource that the function reads, or a resource template if `uri` is an RFC 6570 template.
 
-    The template's variables are the function's parameters.
+    The variables of a template are the function's parameters.
     """
     handler = typed(function, thread=thread, abandon_on_cancel=abandon_on_cancel)
-    name = _named(function, name, "resource")
+    name = _name_of_entry(function, name, "resource")
     details: dict[str, Any] = {"title": title, "description": _described(function, description), "mime_type": mime_type}
     details |= {"annotations": annotations, "icons": icons, "meta": meta}
     _check_details(f"the resource {name!r}", {**details, "size": size})
@@ -213,7 +213,7 @@ def resource_of(
     arguments = text_arguments(function, handler, "the variables of a URI template")
     if isinstance(uri, str) and "{" in uri:
         if size is not None:
-            raise UsageError(f"the resources of {uri!r} have no size in common; drop size={size}")
+            raise UsageError(f"the resources of the template {uri!r} have different sizes; drop size={size}")
         matcher = _matcher(uri)
         _check_variables(function, matcher, arguments.schema)
         make = _later("ResourceTemplate", name, uri, **details)
@@ -223,8 +223,8 @@ def resource_of(
     _check_uri(uri)
     for parameter in arguments.schema["properties"]:
         raise UsageError(
-            f"parameter {parameter!r} of {name_of(function)} has no place in {uri!r}; write {{{parameter}}} into that, "
-            "or drop the parameter"
+            f"parameter {parameter!r} of {name_of(function)} is not in the URI {uri!r}; write {{{parameter}}} into the "
+            "URI, or drop the parameter"
         )
     make = _later("Resource", name, uri, size=size, **details)
     return ResourceEntry(uri, handler, make, replay=replay, mime_type=mime_type, cache=cache)
@@ -239,13 +239,13 @@ def _matcher(text: str) -> Matcher:
 
 
 def _check_variables(function: _Function, matcher: Matcher, schema: JsonObject) -> None:
-    """The variables of a template and the parameters of its function are the same."""
+    """Raise UsageError unless the variables of the template are the parameters of the function."""
     where, variables = f"the URI template {matcher.template.text!r}", matcher.template.variables
     for name in schema["properties"]:
         if name not in variables:
             raise UsageError(
                 f"parameter {name!r} of {name_of(function)} is not in {where}; write {{{name}}} or {{?{name}}} into "
-                "that, or drop the parameter"
+                "the template, or drop the parameter"
             )
     for name in variables:
         if name not in schema["properties"]:
@@ -265,7 +265,7 @@ def raw_resource(
     abandon_on_cancel: bool = True,
     replay: bool = False,
 ) -> ResourceEntry:
-    """A resource that is described by hand, and read by `function(ctx, uri)`."""
+    """Make a resource that is described by hand, and read by `function(ctx, uri)`."""
     from trio_mcp.core.content import Resource
 
     _check_model(resource, Resource)
@@ -286,7 +286,7 @@ def raw_template(
     abandon_on_cancel: bool = True,
     replay: bool = False,
 ) -> TemplateEntry:
-    """Resources that are described by hand, and read by `function(ctx, uri, variables)`."""
+    """Make a resource template that is described by hand, and read by `function(ctx, uri, variables)`."""
     from trio_mcp.core.models import ResourceTemplate
 
     _check_model(template, ResourceTemplate)
@@ -316,9 +316,9 @@ def prompt_of(
     abandon_on_cancel: bool = True,
     replay: bool = False,
 ) -> PromptEntry:
-    """A prompt whose arguments are the function's parameters."""
+    """Make a prompt whose arguments are the function's parameters."""
     handler = typed(function, thread=thread, abandon_on_cancel=abandon_on_cancel)
-    name = _named(function, name, "prompt")
+    name = _name_of_entry(function, name, "prompt")
     description = _described(function, description)
     details: dict[str, Any] = {"title": title, "description": description, "icons": icons, "meta": meta}
     _check_details(f"the prompt {name!r}", details)
@@ -328,11 +328,11 @@ def prompt_of(
         from trio_mcp.core.models import Prompt, PromptArgument
 
         required = arguments.schema.get("required", ())
-        takes = [
-            PromptArgument(each, said.get("description"), each in required, title=said.get("title"))
-            for each, said in arguments.schema["properties"].items()
+        listed = [
+            PromptArgument(each, schema.get("description"), each in required, title=schema.get("title"))
+            for each, schema in arguments.schema["properties"].items()
         ]
-        return Prompt(name, takes or None, **details)
+        return Prompt(name, listed or None, **details)
 
     return PromptEntry(name, handler, make, replay=replay, arguments=arguments, description=description)
 
@@ -340,7 +340,7 @@ def prompt_of(
 def raw_prompt(
     prompt: Prompt, function: _Function, *, thread: bool = True, abandon_on_cancel: bool = True, replay: bool = False
 ) -> PromptEntry:
-    """A prompt that is described by hand; `function(ctx, arguments)` is called with texts, all required ones there."""
+    """Make a prompt that is described by hand; `function(ctx, arguments)` gets strings, with all required arguments."""
     from trio_mcp.core.models import Prompt, PromptArgument
 
     _check_model(prompt, Prompt)
@@ -348,8 +348,8 @@ def raw_prompt(
     for each in prompt.arguments or ():
         if not isinstance(each, PromptArgument) or not each.name or each.name in members:
             raise UsageError(
-                f"the arguments of the prompt {prompt.name!r} must be PromptArgument objects with a name each, and no "
-                "name twice"
+                f"the arguments of the prompt {prompt.name!r} must be PromptArgument objects, each with a name of its "
+                "own"
             )
         members[each.name] = {"type": "string"}
     required = [each.name for each in prompt.arguments or () if isinstance(each, PromptArgument) and each.required]
@@ -367,72 +367,75 @@ _COMPLETION = ("value", "arguments", "argument", "ref")
 
 
 def completer_of(function: _Function, *, thread: bool = True, abandon_on_cancel: bool = True) -> Completer:
-    """A completer whose function takes by name what it needs: `value`, `arguments` (those that have a value already),
-    `argument` (the name of the one at hand), `ref`, and a Context.  It returns the values, best first."""
+    """Make a completer.
+
+    Its function takes any of these by name: `value`, `arguments` (those that have a value already), `argument` (the
+    name of the completed argument), `ref`, and a Context.  It returns the values, best first.
+    """
     handler = typed(function, thread=thread, abandon_on_cancel=abandon_on_cancel)
     wants = [name for name in inspect.signature(function).parameters if name not in handler.skip]
     for name in wants:
         if name not in _COMPLETION:
             raise UsageError(
-                f"parameter {name!r} of {name_of(function)} is nothing that a completion has; it may take "
+                f"parameter {name!r} of {name_of(function)} is not a parameter of completions; these are "
                 f"{', '.join(_COMPLETION)} and a Context"
             )
     return Completer(handler, wants)
 
 
-# What is said of an entry beside its schema.
+# The description of an entry: title, icons, annotations, metadata.
 
 _MIME_TYPE = r"[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+(\s*;.*)?"
-_SPEAKERS = ("user", "assistant")
+_ROLES = ("user", "assistant")
 
 
-def _check_details(what: str, details: Mapping[str, Any], annotations: str = "Annotations") -> None:
+def _check_details(subject: str, details: Mapping[str, Any], annotations: str = "Annotations") -> None:
     """`annotations` names the class that the annotations must have."""
     for name in ("title", "description", "mime_type"):
         if not isinstance(text := details.get(name), str | None):
-            raise UsageError(f"the {name} of {what} must be text, not {type(text).__name__}")
+            raise UsageError(f"the {name} of {subject} must be text, not {type(text).__name__}")
     mime_type, size = details.get("mime_type"), details.get("size")
     if mime_type is not None and not re.fullmatch(_MIME_TYPE, mime_type):
-        raise UsageError(f"the mime_type of {what} must be like text/plain, not {mime_type!r}")
+        raise UsageError(f"the mime_type of {subject} must be like text/plain, not {mime_type!r}")
     if size is not None and (type(size) is not int or size < 0):
-        raise UsageError(f"the size of {what} is a number of bytes, not {size!r}")
+        raise UsageError(f"the size of {subject} must be a number of bytes, got {size!r}")
     if details.get("icons") is not None:
-        _check_icons(what, details["icons"])
+        _check_icons(subject, details["icons"])
     if details.get("annotations") is not None:
-        _check_annotations(what, details["annotations"], annotations)
+        _check_annotations(subject, details["annotations"], annotations)
     if (meta := details.get("meta")) is not None:
         from trio_mcp.core.meta import check_meta
 
         if not isinstance(meta, Mapping):
-            raise UsageError(f"the meta of {what} must be a mapping, not {type(meta).__name__}")
+            raise UsageError(f"the meta of {subject} must be a mapping, not {type(meta).__name__}")
         check_meta(meta, LATEST)
 
 
-def _check_icons(what: str, icons: Any) -> None:
+def _check_icons(subject: str, icons: Any) -> None:
     from trio_mcp.core.content import Icon
 
     if not isinstance(icons, Sequence) or not all(isinstance(icon, Icon) for icon in icons):
-        raise UsageError(f"the icons of {what} must be a list of Icon objects")
+        raise UsageError(f"the icons of {subject} must be a list of Icon objects")
 
 
-def _check_annotations(what: str, annotations: Any, wanted: str) -> None:
-    """res-25: who they are for, how important, and since when, in ISO 8601."""
+def _check_annotations(subject: str, annotations: Any, wanted: str) -> None:
+    """res-25: audience, priority, and the time of the last change in ISO 8601."""
     from datetime import datetime
 
     from trio_mcp.core import models
     from trio_mcp.core.content import Annotations
 
     if not isinstance(annotations, getattr(models, wanted)):
-        raise UsageError(f"the annotations of {what} must be {wanted}, not {type(annotations).__name__}")
+        raise UsageError(f"the annotations of {subject} must be {wanted}, not {type(annotations).__name__}")
     if not isinstance(annotations, Annotations):
         return
-    if not set(annotations.audience or ()) <= set(_SPEAKERS):
-        raise UsageError(f"the audience of {what} must be of {' and '.join(_SPEAKERS)}")
+    if not set(annotations.audience or ()) <= set(_ROLES):
+        raise UsageError(f"the audience of {subject} must be a list of {' and '.join(_ROLES)}")
     try:
         datetime.fromisoformat(annotations.last_modified or "2025-06-18")
     except ValueError:
         raise UsageError(
-            f"the last_modified of {what} must be ISO 8601, such as 2025-06-18T15:00:00Z, not "
+            f"the last_modified of {subject} must be ISO 8601, such as 2025-06-18T15:00:00Z, not "
             f"{annotations.last_modified!r}"
         ) from None
 
@@ -441,14 +444,14 @@ def _check_model(model: Any, wanted: type[Described], annotations: str = "Annota
     if not isinstance(model, wanted):
         raise UsageError(f"expected a {wanted.__name__} object, got {type(model).__name__}")
     if not isinstance(model.name, str) or not model.name:
-        raise UsageError(f"the name of a {wanted.__name__} is text, and not empty; got {model.name!r}")
+        raise UsageError(f"the name of a {wanted.__name__} must be a str and not empty, got {model.name!r}")
     names = ("title", "description", "icons", "meta", "annotations", "mime_type", "size")
     details = {name: getattr(model, name, None) for name in names}
     _check_details(f"the {wanted.__name__} {model.name!r}", details, annotations)
 
 
 def _later(name: str, *arguments: Any, **details: Any) -> Callable[[], Any]:
-    """Makes a model, when it is asked for."""
+    """Return a function that makes a model, so that the models are imported only when a client lists entries."""
 
     def make() -> Any:
         from trio_mcp.core import models
@@ -466,21 +469,21 @@ def _described(function: _Function, description: str | None) -> str | None:
     return describe(function).text or None
 
 
-def _named(function: _Function, name: str | None, what: str) -> str:
+def _name_of_entry(function: _Function, name: str | None, kind: str) -> str:
     if name is None:
         while isinstance(function, functools.partial):
             function = function.func
         name = getattr(function, "__name__", None)
         if name is None:
-            raise UsageError(f"{name_of(function)} has no name; say which with name=... for the {what}")
+            raise UsageError(f"{name_of(function)} has no name; give name=... for the {kind}")
     if not isinstance(name, str) or not name:
-        raise UsageError(f"the name of a {what} is text, and not empty; got {name!r}")
+        raise UsageError(f"the name of a {kind} must be a str and not empty, got {name!r}")
     return name
 
 
-def _check_cache(what: str, cache: Any) -> None:
+def _check_cache(subject: str, cache: Any) -> None:
     if cache is not None:
         from trio_mcp.core.cache import CacheHints
 
         if not isinstance(cache, CacheHints):
-            raise UsageError(f"the cache of {what} must be CacheHints, not {type(cache).__name__}")
+            raise UsageError(f"the cache of {subject} must be CacheHints, not {type(cache).__name__}")
