@@ -209,10 +209,8 @@ class _HttpServer:
     async def _accept(self, listener: Listener, scope: trio.CancelScope, nursery: trio.Nursery) -> None:
         full = False
         try:
-            with (
-                scope,
-                contextlib.suppress(trio.ClosedResourceError),
-            ):  # the owner of a listener may close it at any time
+            # The owner of a listener may close it at any time.
+            with scope, contextlib.suppress(trio.ClosedResourceError):
                 async with listener:
                     while True:
                         try:
