@@ -187,9 +187,9 @@ async def test_the_session_that_is_idle_for_longest_makes_room(autojump_clock: M
     @server.tool
     async def which(ctx: Context) -> int:
         """The number of the session."""
-        if ctx.link not in links:
-            links.append(ctx.link)
-        return links.index(ctx.link)
+        if ctx._link not in links:
+            links.append(ctx._link)
+        return links.index(ctx._link)
 
     async with (
         relay("http", principals=True, server=server, limits=Limits(relayed=2)) as place,
@@ -312,7 +312,7 @@ async def test_in_a_shared_session_a_cancelled_call_counts_until_it_is_answered(
         call = await peer.take("tools/call")
         await peer.send({"id": 5, "method": "elicitation/create", "params": FORM})
         refused = await answer_to(peer, 5)
-        assert "a call was cancelled, and the server behind may still work on that" in refused["error"]["message"]
+        assert "a call was cancelled, and the upstream server may still work on it" in refused["error"]["message"]
         assert seen == []
         await peer.answer(ignored, {"content": []})
         await peer.send({"id": 6, "method": "elicitation/create", "params": FORM})
@@ -421,8 +421,8 @@ async def test_in_a_shared_session_log_messages_of_several_clients_are_dropped_w
             await peer.answer(call, {"content": []})
     assert heard == []
     warnings = [record.getMessage() for record in caplog.records if "log messages" in record.getMessage()]
-    why = "calls of several clients run, and it does not say to which it belongs"
-    assert warnings == [f"log messages of the server behind are dropped: {why}"]
+    why = "calls of several clients are running, and the message does not name its call"
+    assert warnings == [f"log messages of the upstream server are dropped: {why}"]
 
 
 @shared
@@ -616,7 +616,7 @@ async def test_a_process_that_has_died_is_started_again_by_the_next_request(
         with pytest.raises(RequestError) as raised:
             await client.call_tool("die")
         assert raised.value.message == (
-            "the server behind this one has given no answer; it has ended, and is started again by the next request"
+            "the upstream server did not answer; it has ended, and is started again with the next request"
         )
         assert await client.call_tool("pid") != one
         assert await other.call_tool("pid") == others
@@ -629,7 +629,7 @@ async def call(client: Client) -> str:
     try:
         await client.call_tool("ledger")
     except RequestError as error:
-        return error.message.removeprefix("the server behind this one ")
+        return error.message.removeprefix("the upstream server ")
     return "answered"
 
 
@@ -661,10 +661,7 @@ async def test_calls_under_way_fail_when_the_server_dies(autojump_clock: MockClo
             await behind.cut()
         assert (
             outcomes
-            == [
-                "the server behind this one has given no answer; it has ended, and is started again by the next request"
-            ]
-            * 2
+            == ["the upstream server did not answer; it has ended, and is started again with the next request"] * 2
         )
         assert await call(client) == "answered"
 
@@ -745,11 +742,11 @@ async def test_a_stream_that_has_ended_is_not_opened_again() -> None:
             assert await call(client) == "answered"
             await theirs.aclose()
             await settled()
-            assert await call(client) == "has given no answer: its stream has ended"
+            assert await call(client) == "did not answer: its stream has ended"
 
 
 async def test_a_server_behind_that_takes_longer_than_the_timeout_is_an_error(autojump_clock: MockClock) -> None:
     async with open_relay(build(), revision=D, timeout=5) as shown, open_client(shown, revision=D) as client:
-        with pytest.raises(RequestError, match="has given no answer"):
+        with pytest.raises(RequestError, match="did not answer"):
             await client.call_tool("hold", {"name": "x"})
         assert trio.current_time() == 5

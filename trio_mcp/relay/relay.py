@@ -1,4 +1,4 @@
-"""Relay: one server shown in the place of another, on other transports and in other revisions.
+"""Relay: serves an upstream server under another transport or to clients of other protocol revisions.
 
     async with open_relay(["python", "notes.py"]) as server:
         await serve_http(server, "127.0.0.1", 3000)            # a stdio server over HTTP
@@ -6,48 +6,49 @@
     async with open_relay("https://notes.example/mcp") as server:
         await serve_stdio(server)                              # an HTTP server over stdio
 
-In front is a `Server` like any other, without tools of its own.  Its innermost middleware makes each request again, by
-a client of the server behind, with an id and a progress token of its own.
+The front server is a `Server` without features of its own.  Its innermost middleware sends each request to the upstream
+server, through a `Client`, with a new id and a new progress token.
 
-| Towards the server behind | Back to the client in front |
+| To the upstream server | Back to the client |
 |---|---|
-| lists, page by page, with its own cursors | their pages, in the revision of the client |
-| calls, reads, prompts, completions | results and errors as they came, progress, log messages |
+| list requests, page by page, with upstream cursors | the pages, in the client's revision |
+| calls, reads, prompts, completions | unchanged results and errors, progress, log messages |
 | the cancellation of a call | |
-| subscriptions, for as long as a client has them | changes |
-| answers | its questions, asked of the client that made the call |
+| subscriptions, while a client has them | changes |
+| answers | questions, asked of the client that made the call |
 
-Messages are translated between revisions; what the revision of the client cannot carry is an error that says so.
-`_meta` is passed on, except for what the protocol defines for one hop: tokens, versions, identities.  Headers and
-principals belong to one hop as well, so access is decided by the middleware that is given here.
+Messages are translated between revisions.  A message that the client's revision cannot express becomes an error that
+says so.  `_meta` is forwarded, except for the keys that the protocol defines for one hop: tokens, versions, identities.
+Headers and principals also belong to one hop, so the `middleware` of the relay decides about access.
 
-Each client has a session of its own with the server behind, in which nothing of another client can be seen.  Each is
-a process where the server behind is one.
+Each client has its own session with the upstream server, and sees nothing of other clients.  If the target is a
+command, each session is a process.
 
 | A request | uses | which is closed |
 |---|---|---|
 | of a principal | the session of this principal | after `Limits.session_idle_seconds` without a request |
-| without one, in a connection or session | the session of that connection | with the connection |
-| without one, by HTTP without a session | one session for all of these | as that of a principal |
-| any, where `target` is one open stream | that stream | with the relay |
+| without a principal, in a connection or session | the session of that connection | with the connection |
+| without a principal, over HTTP without a session | one session for all of these | as that of a principal |
+| any, if `target` is an open stream | that stream | with the relay |
 
-The session that the relay opens at its start goes to the first client.  There are `Limits.relayed` at most; beyond, one
-that is idle is closed, and its client gets another with its next request.  A session whose process or connection has
-ended is opened again by the next request; the calls that were under way fail.
+The session that the relay opens at its start goes to the first client.  There are at most `Limits.relayed` sessions.
+At the limit an idle session is closed, and its client gets a new one with its next request.  If a process or connection
+ends, its running calls fail, and the next request opens the session again.
 
-A server of 2026-07-28 asks in the answer to a call, so it is known which client is asked.  Before, a server asks in a
-request of its own, which does not say to which call it belongs; nor does a log message, in any revision.
+A server of 2026-07-28 asks questions in the answer to a call, so the relay knows which client to ask.  Servers of older
+revisions ask in a separate request, which does not name the call it belongs to.  Log messages do not name it in any
+revision.
 
-| Calls that run in this session | Questions | Log messages |
+| Running calls in the session | Questions | Log messages |
 |---|---|---|
 | none | refused | dropped |
-| of one client | asked in the course of the newest call | told in the course of the newest call |
-| of one client, in a session that several use | the same, but for roots | the same |
-| of several clients, or one was cancelled and not answered | refused | dropped, with one warning |
+| of one client | asked in its newest call | sent in its newest call |
+| of one client, in a shared session | the same, except that roots are refused | the same |
+| of several clients, or a call was cancelled and not answered | refused | dropped, with one warning |
 
-A cancelled call counts for as long as the server may work on it: until it answers all the same, or for five minutes.
-Roots are refused in a session that several use, because a server keeps them for later calls.  A call whose client has
-been asked in 2026-07-28, and has not come back yet, does not count beside other calls of the same client.
+A cancelled call counts until the server answers it anyway, or for five minutes, because the server may still work on
+it.  Roots are refused in a shared session, because a server keeps them for later calls.  A 2026-07-28 call whose client
+was asked and has not answered yet is ignored if the same client has other calls.
 """
 
 from __future__ import annotations
@@ -106,13 +107,13 @@ __all__ = ["ASKS", "open_relay"]
 _log = logging.getLogger("trio_mcp.relay")
 
 ASKS = ("sampling", "elicitation", "elicitation_url", "roots")
-"""The questions that the server behind may ask."""
+"""The questions that the upstream server may ask."""
 
-_LOGS = 1000  # log messages of one call that wait for a slow client; beyond, the oldest are dropped
+_MAX_LOGS = 1000  # log messages of one call that wait for a slow client; if there are more, the oldest are dropped
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds from the end of a subscription to the next attempt
-_PAGES = 100  # pages that were visited and are not known to be done, as in `answering`
-_PER_HOP = ("_meta", "inputResponses", "requestState")  # of params
-_QUESTIONS = frozenset({"tools/call", "prompts/get", "resources/read"})  # requests with questions
+_MAX_ELICITATIONS = 100  # URL elicitations that are not known to be complete; as many as the client keeps
+_PER_HOP = ("_meta", "inputResponses", "requestState")  # params that are not forwarded
+_QUESTIONS = frozenset({"tools/call", "prompts/get", "resources/read"})  # requests during which a server may ask
 _LISTS: Mapping[str, Callable[[Client, str | None], Awaitable[Model]]] = {
     "tools/list": Client.list_tools_page,
     "prompts/list": Client.list_prompts_page,
@@ -130,30 +131,32 @@ def open_relay(
     revisions: Collection[str] = tuple(REVISIONS),
     **options: Unpack[ClientOptions],
 ) -> AbstractAsyncContextManager[Server]:
-    """``async with open_relay(target) as server``: a server that stands for the one at `target`.
+    """Open a relay: ``async with open_relay(target) as server`` gives a `Server` that presents the one at `target`.
 
-    It can be served in every way that a `Server` can, in several at once, for as long as the block; it cannot be
-    mounted.  `revisions` are those that it speaks, `middleware` is its own.  The options are those of `open_client`,
-    and it raises as that does.  Each client has a session of its own with the server behind; the table at the head of
-    this module says which.
+    Inside the block, serve it like any other server, also in several ways at once; it cannot be mounted.  Each client
+    gets its own session with the upstream server, and for a command its own process.
 
-    `asks`: the questions that are declared to the server behind, before a client is known.  A client that cannot be
-    asked answers with the error that it would give itself.  A callback among the options answers instead of clients.
-    `log_level` is "debug" by default, and `cache` False, because clients have caches of their own.
+    `revisions` are the protocol revisions that the relay offers to clients, and `middleware` handles their requests
+    first.  The other options are those of `open_client`, and the exceptions too, at the call and on entering the block.
+    `log_level` is "debug" by default, and `cache` is False, because clients have their own caches.
 
-    A process that has died, or a connection that has ended, is replaced with the next request; the calls that were
-    under way fail.  A target that is a stream cannot be: then every request is answered with an error.
+    `asks` are the kinds of questions that the relay declares to the upstream server: it must do so before it knows a
+    client.  If a client does not support a question, the upstream server gets the error that the client would send.  A
+    callback among the options answers instead of the clients.
+
+    If a process dies or a connection ends, its running calls fail, and the next request opens it again.  A target that
+    is a stream cannot be opened again: then all later requests fail.
     """
     check_list("asks", asks)
     for name in asks:
         if name not in ASKS:
-            raise UsageError(f"asks: {shown(name)} is nothing to be asked; there are {', '.join(ASKS)}")
+            raise UsageError(f"each of asks must be one of {', '.join(ASKS)}, got {shown(name)}")
     revisions_of(revisions)
     return _OpenRelay(target, asks, middleware, revisions, options)
 
 
 class _OpenRelay(Block[Server]):
-    """A class, as `groups.open_nursery` is one."""
+    """Opens the relay for the duration of the block."""
 
     _usage = "async with open_relay(...) as server"
 
@@ -187,52 +190,52 @@ class _OpenRelay(Block[Server]):
         return await self._stack.__aexit__(kind, error, traceback)
 
 
-# What goes through.
+# Requests.
 
 
 class _RelayedCall:
-    """A call on its way, and the client that made it."""
+    """A running request and the client that sent it."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
-        self.link: Any = ctx.opened("a request")
+        self.link: Any = ctx._open_link("a request")
         self.owner = owner_of(self.link)
-        self.turn = trio.Lock()  # its questions are asked one after another: in 2026-07-28 a call has one at a time
-        self.logs: deque[LoggingMessageParams] = deque(maxlen=_LOGS)
-        self.told: trio.Event | None = None  # set when `logs` have been
+        self.question_lock = trio.Lock()  # asks one question at a time, because a 2026-07-28 call may have only one
+        self.logs: deque[LoggingMessageParams] = deque(maxlen=_MAX_LOGS)
+        self.logs_sent: trio.Event | None = None  # set when all `logs` are sent; None if there are none
 
     @property
-    def whose(self) -> object:
-        """The client; of a request that belongs to no session, that request alone."""
+    def origin(self) -> object:
+        """Identifies the client; for a single request outside a session, the request itself."""
         return self.link if self.owner is None else self.owner
 
 
-_at_hand: ContextVar[_RelayedCall | None] = ContextVar("the call that a relay makes", default=None)
+_current_call: ContextVar[_RelayedCall | None] = ContextVar("the current call of a relay", default=None)
 
 
 class _WatchedChange:
-    """A change that some clients of one session listen to."""
+    """A change to which clients of one upstream session are subscribed."""
 
     def __init__(self) -> None:
-        self.hearers = 0
+        self.listeners = 0
         self.scope = trio.CancelScope()
-        self.told = False
-        """A client was told that it listens; by 2026-07-28 before the server behind has agreed."""
+        self.announced = False
+        """A subscription of a client was acknowledged; in 2026-07-28 before the upstream server has agreed."""
         self.missed = False
-        """A change may have been missed since then."""
+        """A change may have been missed since the acknowledgement."""
         self.settled = trio.Event()
         self.failure: McpError | None = None
 
 
 class _Relay:
-    """All sessions with the server behind, and the way from a request to one of them."""
+    """All sessions with the upstream server.  Chooses the session for each request."""
 
     server: RelayServer
     nursery: trio.Nursery
 
     def __init__(self, target: Target, asks: Collection[str], options: ClientOptions) -> None:
-        self.again = not isinstance(target, trio.abc.Stream)
-        """Whether another session can be opened."""
+        self.can_reopen = not isinstance(target, trio.abc.Stream)
+        """Whether the target can be opened more than once."""
         self._target = target
         self._asks = asks
         self._options = options
@@ -240,11 +243,11 @@ class _Relay:
         self._first: _Upstream | None = _Upstream(self)  # until a client uses it
         self._upstreams: dict[Hashable | None, _Upstream] = {}
         self._shares = Shares(self._limits.relayed)
-        self._room = trio.Event()  # set when a session was forgotten
+        self._room = trio.Event()  # set when a session was closed
         self._watches: dict[tuple[Hashable | None, ChangeEvent], _WatchedChange] = {}
         self._ended = False
-        self.warned: set[str] = set()  # why log messages were dropped
-        self.connect(self._first)  # which raises for what is no target, and for options that it has no use for
+        self.warned: set[str] = set()  # the reasons for dropped log messages that were logged as warnings
+        self.connect(self._first)  # raises for an invalid target or option
 
     def connect(self, upstream: _Upstream) -> AbstractAsyncContextManager[Client]:
         return open_client(self._target, **upstream.options(self._asks, self._options))
@@ -253,16 +256,16 @@ class _Relay:
         """Open the first session.  Raises as entering `open_client` does."""
         self.nursery = nursery
         assert self._first is not None
-        self._first.news = True  # of what clients were told before this relay there is no record
+        self._first.lists_known = True  # clients may know lists from before this relay started
         session = self._first.begin(math.inf)
         await session.open()
         client = await session.client()
-        # Every other session is spoken in the same revision: what clients were told belongs to that.
+        # All other sessions must use the same revision, because the offer to clients depends on it.
         self._options = {**self._options, "revision": client.revision}
         return client
 
     def end(self) -> None:
-        """The server may be served for longer; there is nothing behind it any more."""
+        """Refuse further requests.  The front may be served for longer than the relay is open."""
         self._ended = True
 
     # The innermost middleware.
@@ -271,43 +274,43 @@ class _Relay:
         if request.method not in _FORWARDED:
             result = await call_next(request)
             if request.method == "resources/subscribe":
-                link: Any = ctx.opened("a request")
-                await self._agreed(link, resource_updated(request.params["uri"]))
+                link: Any = ctx._open_link("a request")
+                await self._wait_until_subscribed(link, resource_updated(request.params["uri"]))
             return result
         call = _RelayedCall(ctx)
-        upstream = await self._of(call.owner, call.link)
+        upstream = await self._upstream_for(call.owner, call.link)
         return await upstream.forward(call, request)
 
-    # Whose session it is.
+    # Choosing the session of a client.
 
-    async def _of(self, owner: Hashable | None, link: ServerSession) -> _Upstream:
-        """The session of this client, which may have to be made.  Raises RequestError if there are too many."""
+    async def _upstream_for(self, owner: Hashable | None, link: ServerSession) -> _Upstream:
+        """The session of this client, made if needed.  Raises RequestError if there are too many."""
         while not self._ended and not link.session.closed:
             room, upstream = self._room, self._upstreams.get(owner)
             if upstream is not None:
                 if not upstream.session.closing:
                     return upstream
-            elif not self.again and self._upstreams:  # one open stream is for all
+            elif not self.can_reopen and self._upstreams:  # all clients share the one open stream
                 (only,) = self._upstreams.values()
                 await only.share()
                 return only
             elif self._shares.take(holder := None if owner is None else link.account.holder):
-                return self._give(owner, holder)
+                return self._assign(owner, holder)
             else:
                 self._make_room(holder)
             await room.wait()
-        raise RequestError(INTERNAL_ERROR, "the server behind this one has given no answer: the relay has ended")
+        raise RequestError(INTERNAL_ERROR, "the upstream server did not answer: the relay has ended")
 
-    def _give(self, owner: Hashable | None, holder: Hashable | None) -> _Upstream:
+    def _assign(self, owner: Hashable | None, holder: Hashable | None) -> _Upstream:
         idle = self._limits.session_idle_seconds if owner is None or owner == holder else math.inf
         upstream, self._first = self._first or _Upstream(self), None
-        upstream.begin(idle if self.again else math.inf)
+        upstream.begin(idle if self.can_reopen else math.inf)
         upstream.owner, upstream.holder, upstream.shared = owner, holder, owner is None
         self._upstreams[owner] = upstream
         return upstream
 
     def _make_room(self, holder: Hashable | None) -> None:
-        """Close an idle session: the client's own first, and if all are in use that of a client with more of them."""
+        """Close an idle session: of this holder, or if the limit is reached, of the holder with the most sessions."""
         every = self._upstreams.values()
         idle = [each for each in every if not each.session.users and not each.session.closing]
         own = [each for each in idle if holder is not None and each.holder == holder]
@@ -316,48 +319,48 @@ class _Relay:
             taken = [each for each in own or idle if self._shares.of(each.holder) == most]
             min(taken, key=lambda each: each.session.last_used).session.close()
         elif not any(each.session.closing for each in every):
-            why = f"{len(every)} sessions with the server behind this one are in use (Limits.relayed); try again later"
+            why = f"{len(every)} sessions with the upstream server are in use (Limits.relayed); try again later"
             raise RequestError(INTERNAL_ERROR, why)
 
     def forget(self, upstream: _Upstream) -> None:
-        """This session was closed."""
+        """Remove a session that was closed."""
         if self._upstreams.get(upstream.owner) is upstream:
             del self._upstreams[upstream.owner]
             self._shares.give(upstream.holder)
         self._room.set()
         self._room = trio.Event()
 
-    # What clients listen to, as the server that is shown hears of it.
+    # The methods of `Subscriber`, for the subscriptions of clients.
 
-    def session_of(self, owner: Hashable | None) -> object:
-        if not self.again and self._upstreams:
+    def upstream_of(self, owner: Hashable | None) -> object:
+        if not self.can_reopen and self._upstreams:
             (only,) = self._upstreams.values()
             return only
         return self._upstreams.get(owner, self._first)
 
-    def left(self, link: object) -> None:
+    def client_disconnected(self, link: object) -> None:
         upstream = self._upstreams.get(link)
-        if upstream is not None and self.again:
-            upstream.session.leave()
+        if upstream is not None and self.can_reopen:
+            upstream.session.client_disconnected()
 
-    def listen(self, link: ServerSession, change: ChangeEvent, *, told: bool = False) -> None:
+    def listen(self, link: ServerSession, change: ChangeEvent, *, announced: bool = False) -> None:
         if self._ended:
             return
         owner = owner_of(link)
         watch = self._watches.get((owner, change))
         if watch is None:
             watch = self._watches[owner, change] = _WatchedChange()
-            self.nursery.start_soon(self._watch, owner, link, change, watch, name="a relay listens to a change")
-        watch.hearers += 1
-        if told and not watch.settled.is_set():
-            watch.told = watch.missed = True
+            self.nursery.start_soon(self._watch, owner, link, change, watch, name="subscription of a relay")
+        watch.listeners += 1
+        if announced and not watch.settled.is_set():
+            watch.announced = watch.missed = True
 
-    def unhear(self, link: ServerSession, change: ChangeEvent) -> None:
+    def stop_listening(self, link: ServerSession, change: ChangeEvent) -> None:
         owner = owner_of(link)
         watch = self._watches.get((owner, change))
-        if watch is not None:  # None: the server behind has ended it
-            watch.hearers -= 1
-            if not watch.hearers:
+        if watch is not None:  # None: the upstream server has ended it
+            watch.listeners -= 1
+            if not watch.listeners:
                 del self._watches[owner, change]
                 watch.scope.cancel(reason="no client listens any more")
 
@@ -367,7 +370,7 @@ class _Relay:
         pause = _SHORTEST_PAUSE
         try:
             with watch.scope:
-                while await self._listens(owner, link, change, watch):
+                while await self._listen_once(owner, link, change, watch):
                     await trio.sleep(pause)
                     pause = min(2 * pause, _LONGEST_PAUSE)
         finally:
@@ -375,40 +378,42 @@ class _Relay:
                 del self._watches[owner, change]
             watch.settled.set()
 
-    async def _listens(
+    async def _listen_once(
         self, owner: Hashable | None, link: ServerSession, change: ChangeEvent, watch: _WatchedChange
     ) -> bool:
-        """Listen until the server behind ends that or is lost; whether to try again.  A client cannot be told that it
-        does not listen any more, so only a refusal is final."""
+        """Listen until the upstream server ends the subscription or is lost.  Returns whether to try again.
+
+        A client cannot be told that its subscription has ended, so only a refusal is final.
+        """
         try:
-            upstream = await self._of(owner, link)
+            upstream = await self._upstream_for(owner, link)
             with upstream.session.used():
                 await upstream.listen(change, watch)
         except McpError as error:
-            _log.info("updates of a resource are not passed on: %s", error)
+            _log.info("updates of a resource are not forwarded: %s", error)
             refused = isinstance(error, RequestError) and error.code != INTERNAL_ERROR
-            if not watch.told or refused or isinstance(error, SubscriptionUnsupported | UsageError):
+            if not watch.announced or refused or isinstance(error, SubscriptionUnsupported | UsageError):
                 watch.failure = error
                 return False
         watch.missed = True
         return not self._ended
 
-    async def _agreed(self, link: ServerSession, change: ChangeEvent) -> None:
-        """Wait until the server behind tells of this resource.  Raises RequestError if it does not."""
+    async def _wait_until_subscribed(self, link: ServerSession, change: ChangeEvent) -> None:
+        """Wait until the upstream server has accepted the subscription.  Raises RequestError if it does not."""
         owner = owner_of(link)
-        if (owner, change) not in self._watches:  # it had refused, or ended it
+        if (owner, change) not in self._watches:  # the server has refused or ended an earlier subscription
             self.listen(link, change)
         if (watch := self._watches.get((owner, change))) is None:
-            raise RequestError(INTERNAL_ERROR, "the server behind this one is not there any more")
+            raise RequestError(INTERNAL_ERROR, "the relay has ended")
         await watch.settled.wait()
         if isinstance(watch.failure, RequestError):
             raise watch.failure
         if watch.failure is not None:
-            raise RequestError(INTERNAL_ERROR, "the server behind this one does not tell of changes of this resource")
+            raise RequestError(INTERNAL_ERROR, "the upstream server did not accept the subscription to this resource")
 
 
 class _Upstream:
-    """One session with the server behind, and the calls that run in it."""
+    """One session with the upstream server, and the calls that run in it."""
 
     session: UpstreamSession
 
@@ -417,43 +422,46 @@ class _Upstream:
         self.holder: Hashable | None = None
         self.shared = False
         """Whether calls of several clients may run in it."""
-        self.news = False
-        """Whether clients may know lists that this session did not give them."""
+        self.lists_known = False
+        """Whether clients may know lists from before this session."""
         self._relay = relay
         self._begun = False
         self._calls: dict[_RelayedCall, None] = {}
-        self._pages: OrderedDict[UrlElicitationRequest, tuple[Context, ElicitUrl]] = OrderedDict()
-        self._gave_roots = False
+        self._elicitations: OrderedDict[UrlElicitationRequest, tuple[Context, ElicitUrl]] = OrderedDict()
+        self._roots_given = False
 
     def begin(self, idle: float) -> UpstreamSession:
-        """There is a session from now on, which may be idle for so many seconds."""
+        """Make the session, or set its idle timeout if it exists."""
         if self._begun:
             self.session.idle = idle
         else:
-            relay = self._relay
+            relay, can_reopen = self._relay, self._relay.can_reopen
             connect, forget = partial(relay.connect, self), partial(relay.forget, self)
-            self.session = UpstreamSession(relay.nursery, connect, self._opened, forget, idle=idle, again=relay.again)
+            self.session = UpstreamSession(
+                relay.nursery, connect, self._opened, forget, idle=idle, can_reopen=can_reopen
+            )
             self._begun = True
         return self.session
 
     async def share(self) -> None:
-        """Another client uses it as well."""
+        """Let other clients use the session as well."""
         if self.shared:
             return
         self.shared = True
-        if self._gave_roots:
+        if self._roots_given:
             client = await self.session.client()
-            await client.set_roots(self._list_roots)  # by which the server hears that those it knows are no more
+            await client.set_roots(self._list_roots)  # tells the server that its roots are out of date
 
     def options(self, asks: Collection[str], given: ClientOptions) -> ClientOptions:
         answers: dict[str, Any] = {
             "sampling": self._sample,
             "elicitation": self._elicit,
-            "elicitation_url": self._visit,
+            "elicitation_url": self._visit_url,
             "roots": self._list_roots,
         }
-        own: ClientOptions = {"on_log": self._logged, "on_elicitation_complete": self._page_done, "log_level": "debug"}
-        own["cache"] = False  # what is kept here and there would live twice as long as its server said
+        own: ClientOptions = {"on_log": self._logged, "on_elicitation_complete": self._elicitation_complete}
+        own["log_level"] = "debug"
+        own["cache"] = False  # two caches in a row would keep a result for twice its lifetime
         offered: Any = {name: answers[name] for name in asks}
         own.update(offered)
         if "sampling" in asks and "sampling" not in given:
@@ -462,55 +470,55 @@ class _Upstream:
 
     def _opened(self, client: Client, nursery: trio.Nursery) -> None:
         self._client = client
-        nursery.start_soon(self._watch_lists, client, name="a relay listens to lists")
+        nursery.start_soon(self._watch_lists, client, name="list changes of a relay")
 
     @property
-    def _behind(self) -> Revision:
+    def _upstream_revision(self) -> Revision:
         return REVISIONS[self._client.revision]
 
     # Requests.
 
     async def forward(self, call: _RelayedCall, request: Request) -> JsonObject:
-        """The result of the request, made once more."""
+        """Send the request upstream and return its result."""
         with self.session.used():
-            if request.method in _QUESTIONS:  # from the beginning: some servers ask when they are opened
+            if request.method in _QUESTIONS:  # before the session opens, because some servers ask at once
                 self._calls[call] = None
             try:
-                model = await self._forwarded(call, request)
-                async with call.turn:
-                    pass  # a question that came for it is still being asked
-                while call.told is not None:  # what was said before the result is heard before it
-                    await call.told.wait()
+                model = await self._send_upstream(call, request)
+                async with call.question_lock:
+                    pass  # wait for a question that is still being asked
+                while call.logs_sent is not None:  # send earlier log messages before the result
+                    await call.logs_sent.wait()
             finally:
                 self._calls.pop(call, None)
-            return _result(model, self._behind, call.ctx.terms.revision)
+            return _result(model, self._upstream_revision, call.ctx._terms.revision)
 
-    async def _forwarded(self, call: _RelayedCall, request: Request) -> Model:
+    async def _send_upstream(self, call: _RelayedCall, request: Request) -> Model:
         client = await self.session.client()
-        token = _at_hand.set(call)
+        token = _current_call.set(call)
         try:
-            return await self._made(client, call.ctx, request)
+            return await self._call_upstream(client, call.ctx, request)
         except InputUnavailable as error:
-            raise _not_given(error) from error
+            raise _error_for_client(error) from error
         except (RequestError, RemoteProtocolError):
             raise
         except (McpError, trio.TooSlowError) as error:
-            # Not in its words, which may be those of a process that has died: they are for the log.
-            _log.warning("%s has no answer from the server behind: %s", request.method, error)
-            again = "; it has ended, and is started again by the next request" * self.session.connection_lost(client)
-            raise RequestError(INTERNAL_ERROR, f"the server behind this one has given no answer{again}") from error
+            # The text of the error goes to the log only, because it may contain output of the process.
+            _log.warning("%s got no answer from the upstream server: %s", request.method, error)
+            again = "; it has ended, and is started again with the next request" * self.session.can_replace(client)
+            raise RequestError(INTERNAL_ERROR, f"the upstream server did not answer{again}") from error
         finally:
-            _at_hand.reset(token)
+            _current_call.reset(token)
 
-    async def _made(self, client: Client, ctx: Context, request: Request) -> Model:
-        method, params = request.method, _params(request, self._behind)
+    async def _call_upstream(self, client: Client, ctx: Context, request: Request) -> Model:
+        method, params = request.method, _params(request, self._upstream_revision)
         if method in _LISTS:
             page = await _LISTS[method](client, params.get("cursor"))
-            self.news = True
+            self.lists_known = True
             if isinstance(page, ListToolsResult):
                 self._relay.server.mirrored.learn(page.tools)
             return page
-        meta = _passed_on(ctx.meta, self._behind)
+        meta = _end_to_end_meta(ctx.meta, self._upstream_revision)
         on_progress = ctx.progress if "progressToken" in ctx.meta else None
         if method == "tools/call":
             arguments = params.get("arguments")
@@ -519,37 +527,40 @@ class _Upstream:
         read: Model = from_json(REQUESTS[method].result, result)
         return read
 
-    # Questions of the server behind.
+    # Questions of the upstream server.
 
-    def _whose(self, calls: Sequence[_RelayedCall]) -> _RelayedCall | str:
-        """The call to which belongs what the server behind says, or why there is none; see the head of this file."""
-        call = _at_hand.get()
-        # Where servers just ask, this is the context in which the session was opened.
-        if call is not None and call in self._calls and not self._behind.handshake:
+    def _call_for_message(self, calls: Sequence[_RelayedCall]) -> _RelayedCall | str:
+        """The call to which a question or log message of the upstream server belongs, or the reason why it is unknown.
+
+        See the third table at the head of this file.
+        """
+        call = _current_call.get()
+        # With a legacy server the context is that of the opening of the session, so it does not name the call.
+        if call is not None and call in self._calls and not self._upstream_revision.handshake:
             return call
         if not calls:
-            return "no call runs"
+            return "no call is running"
         if self.shared:
-            if len({each.whose for each in self._calls}) > 1:
-                return "calls of several clients run, and it does not say to which it belongs"
+            if len({each.origin for each in self._calls}) > 1:
+                return "calls of several clients are running, and the message does not name its call"
             if self._client._keeper.connection.caller.ignored:
-                return "a call was cancelled, and the server behind may still work on that"
+                return "a call was cancelled, and the upstream server may still work on it"
         return calls[-1]
 
     async def _ask(self, make: Callable[[_RelayedCall], Inquiry[Any]]) -> Any:
         calls = list(self._calls)
-        call = self._whose([each for each in calls if each.ctx.link is not None] or calls)
+        call = self._call_for_message([each for each in calls if each.ctx._link is not None] or calls)
         if isinstance(call, str):
-            raise _not_passed_on(call)
-        async with call.turn:
+            raise _not_forwarded(call)
+        async with call.question_lock:
             try:
                 return (await call.ctx.ask(passed_on=make(call)))["passed_on"]
             except RequestError:
                 raise
             except McpError as error:
-                if not self._behind.handshake:
-                    raise  # that is how the call ends
-                raise _refusal(error) from error
+                if not self._upstream_revision.handshake:
+                    raise  # the call itself fails with it
+                raise _error_for_upstream(error) from error
 
     async def _sample(self, asked: SamplingRequest) -> CreateMessageResult:
         params = asked.params
@@ -573,60 +584,61 @@ class _Upstream:
 
     async def _elicit(self, asked: FormElicitationRequest) -> Any:
         answer = await self._ask(lambda call: Elicit(asked.message, asked.params.requested_schema))
-        filled_in = getattr(answer, "value", None)
-        # What was left out there is left out here: defaults were filled in where the user saw them.
-        return answer if filled_in is None else {**dict.fromkeys(asked.fields), **filled_in}
+        values = getattr(answer, "value", None)
+        # None for each field that the user left out: the client in front has applied the defaults that the user saw,
+        # so they must not be applied again here.
+        return answer if values is None else {**dict.fromkeys(asked.fields), **values}
 
-    async def _visit(self, asked: UrlElicitationRequest) -> Any:
+    async def _visit_url(self, asked: UrlElicitationRequest) -> Any:
         def make(call: _RelayedCall) -> ElicitUrl:
             question = ElicitUrl(asked.message, asked.url)
-            self._pages[asked] = call.ctx, question
-            if len(self._pages) > _PAGES:
-                self._pages.popitem(last=False)
+            self._elicitations[asked] = call.ctx, question
+            if len(self._elicitations) > _MAX_ELICITATIONS:
+                self._elicitations.popitem(last=False)
             return question
 
         return await self._ask(make)
 
     async def _list_roots(self) -> list[Root]:
-        if self.shared and self._behind.handshake:
-            raise _not_passed_on("several clients use this session, and the server behind would keep the roots of one")
-        self._gave_roots = True
+        if self.shared and self._upstream_revision.handshake:
+            raise _not_forwarded("several clients use this session, and the server would keep the roots of one of them")
+        self._roots_given = True
         return list(await self._ask(lambda call: ListRoots()))
 
-    # What the server behind tells.
+    # Notifications of the upstream server.
 
-    def _page_done(self, page: UrlElicitationRequest) -> None:
-        if (asked := self._pages.pop(page, None)) is not None:
-            self._relay.nursery.start_soon(self._tell_page_done, *asked, name="a relay tells that a page is done")
+    def _elicitation_complete(self, page: UrlElicitationRequest) -> None:
+        if (asked := self._elicitations.pop(page, None)) is not None:
+            self._relay.nursery.start_soon(self._report_complete, *asked, name="elicitation/complete of a relay")
 
-    async def _tell_page_done(self, ctx: Context, question: ElicitUrl) -> None:
+    async def _report_complete(self, ctx: Context, question: ElicitUrl) -> None:
         try:
             await ctx.completed(question)
         except McpError as error:
-            _log.info("that a page is done could not be told: %s", error)
+            _log.info("the completion of a URL elicitation could not be forwarded: %s", error)
 
     def _logged(self, message: LoggingMessageParams) -> None:
-        call = self._whose(list(self._calls))
+        call = self._call_for_message(list(self._calls))
         if isinstance(call, str):
             level = logging.DEBUG if call in self._relay.warned else logging.WARNING
             self._relay.warned.add(call)
-            _log.log(level, "log messages of the server behind are dropped: %s", call)
+            _log.log(level, "log messages of the upstream server are dropped: %s", call)
             return
         call.logs.append(message)
-        if call.told is None:
-            call.told = trio.Event()
-            self._relay.nursery.start_soon(self._tell_logs, call, call.told, name="a relay passes log messages on")
+        if call.logs_sent is None:
+            call.logs_sent = trio.Event()
+            self._relay.nursery.start_soon(self._send_logs, call, call.logs_sent, name="log messages of a relay")
 
-    async def _tell_logs(self, call: _RelayedCall, told: trio.Event) -> None:
+    async def _send_logs(self, call: _RelayedCall, sent: trio.Event) -> None:
         try:
             while call.logs:
                 each = call.logs.popleft()
                 await call.ctx.log(each.level, each.data, logger=each.logger)
         except McpError as error:
-            _log.info("a log message could not be passed on: %s", error)
+            _log.info("a log message could not be forwarded: %s", error)
         finally:
-            call.told = None
-            told.set()
+            call.logs_sent = None
+            sent.set()
 
     async def _watch_lists(self, client: Client) -> None:
         names = {ChangeKind.TOOLS: "tools", ChangeKind.PROMPTS: "prompts", ChangeKind.RESOURCES: "resources"}
@@ -634,56 +646,56 @@ class _Upstream:
         if not changes:
             return
         try:
-            async with client.listen(*changes) as heard:
-                for change in changes if self.news else ():
-                    self._tell_change(change)
-                self.news = True
-                async for change in heard:
-                    self._tell_change(change)
+            async with client.listen(*changes) as subscription:
+                for change in changes if self.lists_known else ():
+                    self._publish_change(change)
+                self.lists_known = True
+                async for change in subscription:
+                    self._publish_change(change)
         except McpError as error:
-            _log.warning("changes of lists are not passed on any more: %s", error)
+            _log.warning("changes of lists are not forwarded any more: %s", error)
 
-    def _tell_change(self, change: ChangeEvent) -> None:
-        self._relay.server.tell(ChangeFor(change.kind, change.item, self))
+    def _publish_change(self, change: ChangeEvent) -> None:
+        self._relay.server.publish_change(ChangeFor(change.kind, change.item, self))
 
     async def listen(self, change: ChangeEvent, watch: _WatchedChange) -> None:
-        """Pass on what the server behind tells of, in this session and in those that follow it.
+        """Forward the changes, in this opening of the session and in later ones.
 
-        Returns when the server ends that in good order.  Raises as `Client.listen` if it does not begin, or breaks off
-        without the session.
+        Returns when the upstream server ends the subscription properly.  Raises as `Client.listen` does if the
+        subscription cannot begin, or if it fails while the session continues.
         """
         client = await self.session.client()
         while True:
             try:
                 if change.kind is ChangeKind.RESOURCE:
-                    async with client.listen(change) as heard:
+                    async with client.listen(change) as subscription:
                         if watch.missed:
                             watch.missed = False
-                            self._tell_change(change)
-                        watch.told = True
+                            self._publish_change(change)
+                        watch.announced = True
                         watch.settled.set()
-                        async for each in heard:
-                            self._tell_change(each)
-                else:  # for lists there is `_watch_lists`
+                        async for each in subscription:
+                            self._publish_change(each)
+                else:  # `_watch_lists` forwards list changes
                     watch.settled.set()
                     await client._keeper.gone.wait()
             except McpError:
-                if not (watch.settled.is_set() and self.session.connection_lost(client)):
+                if not (watch.settled.is_set() and self.session.can_replace(client)):
                     raise
-            if not self.session.connection_lost(client):
+            if not self.session.can_replace(client):
                 return
             client = await self.session.next_client(client)
             if change.kind is ChangeKind.RESOURCE:
                 watch.missed = True
             else:
-                self._tell_change(change)
+                self._publish_change(change)
 
 
-def _not_passed_on(why: str) -> RequestError:
-    return RequestError(INTERNAL_ERROR, f"the question was not passed on: {why}")
+def _not_forwarded(why: str) -> RequestError:
+    return RequestError(INTERNAL_ERROR, f"the question was not forwarded: {why}")
 
 
-# What is said otherwise on the other side.
+# Translation between the two hops.
 
 
 def _params(request: Request, revision: Revision) -> JsonObject:
@@ -695,19 +707,19 @@ def _params(request: Request, revision: Revision) -> JsonObject:
     return to_json(read, revision)
 
 
-def _result(model: Model, behind: Revision, revision: Revision) -> JsonObject:
+def _result(model: Model, upstream_revision: Revision, revision: Revision) -> JsonObject:
     raw = model.raw
-    result = dict(raw) if behind is revision and raw is not None else to_json(model, revision)
-    meta = _passed_on(result.pop("_meta", None) or {}, revision)
+    result = dict(raw) if upstream_revision is revision and raw is not None else to_json(model, revision)
+    meta = _end_to_end_meta(result.pop("_meta", None) or {}, revision)
     return {**result, "_meta": meta} if meta else result
 
 
-def _passed_on(meta: Mapping[str, Json], revision: Revision) -> JsonObject:
-    return {key: value for key, value in meta.items() if _is_for_all(key, value, revision)}
+def _end_to_end_meta(meta: Mapping[str, Json], revision: Revision) -> JsonObject:
+    return {key: value for key, value in meta.items() if _is_end_to_end(key, value, revision)}
 
 
-def _is_for_all(key: str, value: Json, revision: Revision) -> bool:
-    """Whether it is no business of a hop.  What the protocol has kept to itself has changed once, so both are asked."""
+def _is_end_to_end(key: str, value: Json, revision: Revision) -> bool:
+    """Whether a `_meta` key is not reserved for one hop.  Revisions reserve different keys, so two are checked."""
     try:
         check_meta({key: value}, LATEST)
         check_meta({key: value}, revision)
@@ -716,16 +728,16 @@ def _is_for_all(key: str, value: Json, revision: Revision) -> bool:
     return True
 
 
-def _not_given(error: InputUnavailable) -> McpError:
-    """What is told the client that did not answer, or could not be asked."""
+def _error_for_client(error: InputUnavailable) -> McpError:
+    """The error for a client that did not answer a question, or could not be asked."""
     why = error.__cause__
     if isinstance(why, NotDeclared | NotInThisRevision | RequestError):
         return why
-    return RequestError(INTERNAL_ERROR, f"the server behind this one asked what could not be passed on: {why or error}")
+    return RequestError(INTERNAL_ERROR, f"a question of the upstream server could not be forwarded: {why or error}")
 
 
-def _refusal(error: McpError) -> RequestError:
-    """What the server behind is told, when the client cannot be asked."""
-    if isinstance(error, NotDeclared):  # as that client would say it itself
+def _error_for_upstream(error: McpError) -> RequestError:
+    """The error for the upstream server if the client cannot be asked."""
+    if isinstance(error, NotDeclared):  # the error that the client itself would send
         return RequestError(METHOD_NOT_FOUND if len(error.capability) == 1 else INVALID_PARAMS, str(error))
-    return RequestError(INTERNAL_ERROR, f"the question was not passed on, or not answered: {error}")
+    return RequestError(INTERNAL_ERROR, f"the question was not forwarded, or not answered: {error}")

@@ -1,7 +1,7 @@
-"""The server that a relay shows: it says of itself what the one behind says, and has nothing of its own.
+"""The front server of a relay: it has the identity and capabilities of the upstream server, and no features of its own.
 
-Requests go to a middleware of the relay, which makes them again.  Here is the rest, which no middleware sees: identity,
-subscriptions, and the arguments of calls that are repeated in headers.
+A middleware of the relay handles the requests and sends them upstream.  This module owns the parts that no middleware
+sees: identity, subscriptions, and the rules for arguments that are mirrored in HTTP headers.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ __all__ = ["ChangeFor", "RelayServer", "Subscriber", "owner_of"]
 
 _log = logging.getLogger("trio_mcp.relay")
 
-_TOOLS = 10_000  # whose arguments in headers are known, as in `tool_book`
+_TOOLS = 10_000  # tools whose header rules are remembered, as in the client
 _PRINCIPAL = holder_of("", None)
 
 
 def owner_of(link: Any) -> Hashable | None:
-    """For whom there is one session with the server behind: see the table in `relay`.
+    """The owner of the upstream session that a request on `link` uses: see the second table in `relay`.
 
-    `link` is a connection, a session, or a request that has neither.
+    `link` is a connection, a session, or a single request.  Returns the holder of a principal, the link of a client
+    without one, or None for a single request without a principal.
     """
     holder = link.account.holder
     if isinstance(holder, str) and holder.startswith(str(_PRINCIPAL)):
@@ -57,77 +58,80 @@ def owner_of(link: Any) -> Hashable | None:
 
 @attrs.frozen
 class ChangeFor(ChangeEvent):
-    """A change for clients of one session with the server behind."""
+    """A change for the clients of one upstream session."""
 
     session: object = None
 
 
 class Subscriber(Protocol):
-    """The relay, which subscribes to what clients subscribe to."""
+    """The relay, as the receiver of its clients' subscriptions: it subscribes to the same changes upstream."""
 
-    def listen(self, link: Any, change: ChangeEvent, *, told: bool = False) -> None:
-        """A client has begun to listen to this change."""
+    def listen(self, link: Any, change: ChangeEvent, *, announced: bool = False) -> None:
+        """A client has subscribed to this change.  `announced`: its subscription is acknowledged already."""
 
-    def unhear(self, link: Any, change: ChangeEvent) -> None:
-        """It does not any more."""
+    def stop_listening(self, link: Any, change: ChangeEvent) -> None:
+        """A client has ended its subscription to this change."""
 
-    def session_of(self, owner: Hashable | None) -> object:
-        """The session with the server behind that it has, or may get; None if there is none."""
+    def upstream_of(self, owner: Hashable | None) -> object:
+        """The upstream session that this owner has or would get; None if there is none."""
 
-    def left(self, link: object) -> None:
+    def client_disconnected(self, link: object) -> None:
         """This connection or session has ended."""
 
 
 class RelayServer(Server):
-    """A server that stands for that of `client`.  `middleware` takes every request that is not its own business."""
+    """A server that presents the server of `client`.  The last of `middleware` sends requests upstream."""
 
     def __init__(
         self,
-        listener: Subscriber,
+        subscriber: Subscriber,
         client: Client,
         middleware: Sequence[Middleware],
         revisions: Collection[str],
         limits: Limits | None,
     ) -> None:
-        self._listener = listener
-        self._said = Offer(_info(client), _capabilities(client), tuple(revisions_of(revisions)), client.instructions)
-        super().__init__(self._said.info["name"], middleware=middleware, limits=limits, revisions=revisions)
-        self.catalog = self.mirrored = _RelayCatalog()
+        self._subscriber = subscriber
+        capabilities, supported = _capabilities(client), tuple(revisions_of(revisions))
+        self._relay_offer = Offer(_info(client), capabilities, supported, client.instructions)
+        super().__init__(self._relay_offer.info["name"], middleware=middleware, limits=limits, revisions=revisions)
+        self._features.catalog = self.mirrored = _RelayCatalog()
 
-    def offer(self) -> Offer:
-        return self._said
+    def _current_offer(self) -> Offer:
+        return self._relay_offer
 
-    def tell(self, change: ChangeFor) -> None:
+    def publish_change(self, change: ChangeFor) -> None:
         self._publish(change)
 
     def running(self) -> AbstractAsyncContextManager[object]:
-        return _AttachedRun(super().running(), self._listener)
+        return _AttachedRun(super().running(), self._subscriber)
 
-    def joined(self) -> AbstractAsyncContextManager[Run]:
-        return _AttachedRun(super().joined(), self._listener)
+    def _joined(self) -> AbstractAsyncContextManager[Run]:
+        return _AttachedRun(super()._joined(), self._subscriber)
 
 
 def _info(client: Client) -> Mapping[str, Any]:
-    """meta-14: proof of nothing, also here."""
+    """The upstream server's identity, or a default if it is incomplete.  It proves nothing (meta-14)."""
     info = client.server
     named = info.get("name") and all(isinstance(info.get(key), str) for key in ("name", "version"))
     return info if named else {"name": "relay", "version": "0"}
 
 
 def _capabilities(client: Client) -> JsonObject:
-    said: JsonObject = {"logging": {}}  # clients are given the messages that come
+    capabilities: JsonObject = {"logging": {}}  # log messages of the upstream server are forwarded
     for name in ("tools", "prompts", "resources", "completions"):
         declared = client.capabilities.get(name)
         if isinstance(declared, Mapping):
-            said[name] = {key: True for key in ("listChanged", "subscribe") if declared.get(key) is True}
-    if "completions" not in REVISIONS[client.revision].capabilities[Role.SERVER]:  # there it goes without saying
-        said["completions"] = {}
-    return said
+            capabilities[name] = {key: True for key in ("listChanged", "subscribe") if declared.get(key) is True}
+    if "completions" not in REVISIONS[client.revision].capabilities[Role.SERVER]:  # that revision does not declare it
+        capabilities["completions"] = {}
+    return capabilities
 
 
 class _RelayCatalog(Catalog):
-    """Has nothing, and knows of tools that were listed which of their arguments are repeated in headers: over HTTP
-    these have to be the same (http-93)."""
+    """An empty catalog that remembers the header rules of listed tools.
+
+    Over HTTP, arguments that a rule mirrors in a header must equal the header (http-93).
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,16 +141,16 @@ class _RelayCatalog(Catalog):
         return self._mirrored.get(name)
 
     def add(self, entry: Entry) -> None:
-        raise _not_here()
+        raise _read_only()
 
     def add_completer(self, completer: Completer, ref: str | None = None, argument: str | None = None) -> None:
-        raise _not_here()
+        raise _read_only()
 
     def mount(self, other: Catalog, prefix: str = "") -> None:
-        raise _not_here()
+        raise _read_only()
 
     def check_mounting(self) -> None:
-        raise UsageError("a relay shows another server as a whole, and cannot be a part of one; serve it alone")
+        raise UsageError("a relay cannot be mounted in another server; serve it on its own")
 
     def learn(self, tools: Sequence[Tool | MalformedContent]) -> None:
         for tool in well_formed(tools):
@@ -157,34 +161,34 @@ class _RelayCatalog(Catalog):
             try:
                 if found.faults:
                     raise UsageError("; ".join(found.faults))
-                # Its schemas are not compiled: the server behind judges arguments and results, and one page of its
-                # tools may hold so many schemas that it takes minutes.
+                # The schemas are not compiled: the upstream server validates arguments and results, and compiling all
+                # schemas of one page of tools may take minutes.
                 known = attrs.evolve(tool, input_schema={"type": "object"}, output_schema=None)
-                entry = self._mirrored[tool.name] = raw_tool(known, _never_called)
+                entry = self._mirrored[tool.name] = raw_tool(known, _unreachable)
                 entry.mirrors = found.rules
             except UsageError as error:
-                _log.info("the headers of calls of %s are not looked at: %s", shown(tool.name), error)
+                _log.info("the headers of calls of the tool %s are not checked: %s", shown(tool.name), error)
 
 
-def _not_here() -> UsageError:
-    return UsageError("a relay shows what the server behind it has; add more there, or in a server of your own")
+def _read_only() -> UsageError:
+    return UsageError("a relay only has the features of its upstream server; add features there, or to another server")
 
 
-async def _never_called(ctx: Context, arguments: JsonObject) -> None:
-    raise AssertionError("the middleware is before it")
+async def _unreachable(ctx: Context, arguments: JsonObject) -> None:
+    raise AssertionError("the middleware of the relay handles all calls")
 
 
 class _AttachedRun(AbstractAsyncContextManager[Any]):
-    """A run of the server, and the relay hears what its clients listen to."""
+    """A run of the front server, with its subscriptions reported to the relay."""
 
-    def __init__(self, run: AbstractAsyncContextManager[Any], listener: Subscriber) -> None:
+    def __init__(self, run: AbstractAsyncContextManager[Any], subscriber: Subscriber) -> None:
         self._run = run
-        self._listener = listener
+        self._subscriber = subscriber
 
     async def __aenter__(self) -> Any:
         run = await self._run.__aenter__()
-        if not isinstance(run.publisher.listeners, _RelayListeners):  # it may be shared
-            run.publisher.listeners = _RelayListeners(run.limits, self._listener)
+        if not isinstance(run.publisher.listeners, _RelayListeners):  # a shared run may have them already
+            run.publisher.listeners = _RelayListeners(run.limits, self._subscriber)
         return run
 
     async def __aexit__(
@@ -194,35 +198,39 @@ class _AttachedRun(AbstractAsyncContextManager[Any]):
 
 
 class _RelayListeners(Listeners[ListenerKey]):
-    """Subscriptions, which the relay hears of; each is told of changes in its own session with the server behind."""
+    """The clients' subscriptions, reported to the relay.  A change only reaches the clients of its upstream session."""
 
-    def __init__(self, limits: Limits, listener: Subscriber) -> None:
+    def __init__(self, limits: Limits, subscriber: Subscriber) -> None:
         super().__init__(limits)
-        self._listener = listener
+        self._subscriber = subscriber
 
     def publish(self, change: ChangeEvent) -> list[tuple[ListenerKey, Notification]]:
         if not isinstance(change, ChangeFor):
             return super().publish(change)
-        told = super().publish(ChangeEvent(change.kind, change.item))
-        return [each for each in told if self._listener.session_of(owner_of(each[0].link)) is change.session]
+        notifications, upstream_of = (
+            super().publish(ChangeEvent(change.kind, change.item)),
+            self._subscriber.upstream_of,
+        )
+        return [each for each in notifications if upstream_of(owner_of(each[0].link)) is change.session]
 
     def forget(self, key: ListenerKey) -> bool:
         known = super().forget(key)
         if key.id is None:
-            self._listener.left(key.link)
+            self._subscriber.client_disconnected(key.link)
         return known
 
-    def _hear(self, key: ListenerKey, id: Id | None, change: ChangeEvent) -> None:
-        super()._hear(key, id, change)
-        if _asked_for(id, change):
-            self._listener.listen(key.link, change, told=id is not None)  # such a request is acknowledged at once
+    def _index(self, key: ListenerKey, id: Id | None, change: ChangeEvent) -> None:
+        super()._index(key, id, change)
+        if _was_requested(id, change):
+            # A listen request, which has an id, is acknowledged at once.
+            self._subscriber.listen(key.link, change, announced=id is not None)
 
-    def _unhear(self, key: ListenerKey, change: ChangeEvent) -> None:
-        super()._unhear(key, change)
-        if _asked_for(key.id, change):
-            self._listener.unhear(key.link, change)
+    def _unindex(self, key: ListenerKey, change: ChangeEvent) -> None:
+        super()._unindex(key, change)
+        if _was_requested(key.id, change):
+            self._subscriber.stop_listening(key.link, change)
 
 
-def _asked_for(id: Id | None, change: ChangeEvent) -> bool:
-    """False for changes of lists that a legacy session is told of unasked."""
+def _was_requested(id: Id | None, change: ChangeEvent) -> bool:
+    """Whether a client has asked for it.  False for list changes in a legacy session, which gets them unasked."""
     return id is not None or change.kind is ChangeKind.RESOURCE

@@ -1,14 +1,14 @@
-"""One session of a relay with the server behind it, and the next one after its end.
+"""One session of a relay with its upstream server.  It is opened again after its end, by the next request.
 
-| State | A request | It opens | Opening fails | The server ends it | Nobody uses it for a time |
+| State | A request | It opens | Opening fails | The server ends it | Idle for too long |
 |---|---|---|---|---|---|
 | closed | opening; refused during a pause | | | | |
 | opening | waits | open | closed, pause | | |
 | open | is sent | | | closed, pause | closing |
-| closing | another session takes it, afterwards | | | | |
+| closing | waits, and then uses a new `UpstreamSession` | | | | |
 
-So a process that has died is started again by the next request.  The first time that happens at once, and then after
-pauses that grow up to half a minute: a process that dies at once must not be started as often as a client asks.
+So the next request restarts a process that has died.  The first restart is immediate; later ones come after pauses that
+grow to 30 seconds, because a process that dies at once must not be restarted by every request.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ __all__ = ["UpstreamSession"]
 
 _log = logging.getLogger("trio_mcp.relay")
 
-# Seconds from the end of a session, or from an attempt that failed, to the next attempt; one for each in a row.
+# Seconds from the end of a session or a failed attempt to the next attempt: after the first failure in a row, after the
+# second, and so on.
 _PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-_HELD = 30.0  # seconds after which a session has held, and its end is the first again: as long as the longest pause
+_STABLE = 30.0  # a session that was open for this many seconds resets the count of failures; equals the longest pause
 
 
 class _UpstreamLife:
-    """From one opening to its end."""
+    """One opening of a session, up to its end."""
 
     def __init__(self) -> None:
         self.client: Client | None = None
         self.failed = False
-        self.settled = trio.Event()  # it is open, or could not be opened
+        self.settled = trio.Event()  # set when it is open or has failed
         self.scope = trio.CancelScope()
-        self.over = trio.Event()
+        self.ended = trio.Event()
 
     @property
     def ending(self) -> bool:
@@ -49,11 +50,11 @@ class _UpstreamLife:
 
 
 class UpstreamSession:
-    """See the head of this file.
+    """One session with the upstream server, opened again when needed; see the head of this file.
 
-    `connect` makes the client, and `opened` is called with each, and with a nursery for what serves it.  All lives run
-    in `nursery`; without `again` there is one only.  A session that nobody uses is closed after `idle` seconds, and
-    `forget` is called when one was closed.
+    `connect` makes a client for each opening.  `opened` is then called with that client and a nursery for tasks that
+    serve it.  All openings run in `nursery`; without `can_reopen` there is only one.  After `idle` seconds without use
+    the session is closed.  `forget` is called when the session was closed.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class UpstreamSession:
         forget: Callable[[], object],
         *,
         idle: float,
-        again: bool,
+        can_reopen: bool,
     ) -> None:
         self.idle = idle
         self.users = 0
@@ -73,20 +74,20 @@ class UpstreamSession:
         self._connect = connect
         self._opened = opened
         self._forget = forget
-        self._again = again
-        self._left = False
+        self._can_reopen = can_reopen
+        self._client_disconnected = False
         self._life = _UpstreamLife()
-        self._life.over.set()
-        self._ends = 0  # in a row, none of which came after the session had held
+        self._life.ended.set()
+        self._failures = 0  # ends and failed attempts in a row, without a stable session between them
         self._not_before = -math.inf
-        self._why = ""  # there is no session
+        self._reason = ""  # why there is no session, for error messages
         self._reopened = trio.Event()
 
-    # For users.
+    # For the tasks that use the session.
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """For as long as this block the session is in use."""
+        """Mark the session as in use for the duration of the block."""
         self.users += 1
         self._life.scope.deadline = math.inf
         try:
@@ -96,20 +97,20 @@ class UpstreamSession:
             if not self.users:
                 self.last_used = trio.current_time()
                 self._life.scope.deadline = self.last_used + self.idle
-                if self._left:
+                if self._client_disconnected:
                     self.close()
 
     async def client(self) -> Client:
-        """The client of the session, which is opened if it is not open.
+        """The client of the session, which is opened first if needed.
 
-        Raises RequestError if that fails, or during a pause.
+        Raises RequestError if opening fails, or during a pause.
         """
         while True:
             life = self._life
-            if life.over.is_set():
-                life = self._begin()
+            if life.ended.is_set():
+                life = self._start_reopening()
             elif life.ending:
-                await life.over.wait()
+                await life.ended.wait()
                 continue
             if not life.settled.is_set():
                 await life.settled.wait()
@@ -120,43 +121,43 @@ class UpstreamSession:
                 return life.client
 
     async def next_client(self, before: Client) -> Client:
-        """The client after this one, which has ended, when a request has opened the session again."""
+        """Wait until a request has opened the session again after client `before`, and return the new client."""
         while (client := self._life.client) is None or client is before:
             await self._reopened.wait()
         return client
 
-    def connection_lost(self, client: Client) -> bool:
-        """Whether this client has ended, and another can follow."""
-        return self._again and client._keeper.gone.is_set()
+    def can_replace(self, client: Client) -> bool:
+        """Whether this client has ended and the session can be opened again."""
+        return self._can_reopen and client._keeper.gone.is_set()
 
     # For the relay.
 
     @property
     def closing(self) -> bool:
-        """It is being closed, and another session has to be made."""
+        """Whether it is being closed, so that its owner needs a new session."""
         return self._life.scope.cancel_called
 
     def close(self) -> None:
-        """Close it; `forget` follows."""
-        if self._life.over.is_set():
+        """Close it.  `forget` is called when that is done."""
+        if self._life.ended.is_set():
             self._forget()
         else:
-            self._life.scope.cancel(reason="the session with the server behind is not needed")
+            self._life.scope.cancel(reason="the session with the upstream server is not needed any more")
 
-    def leave(self) -> None:
-        """Its client has gone: it is closed when its last call has ended."""
-        self._left = True
+    def client_disconnected(self) -> None:
+        """Close the session when its last call has ended, because its client has disconnected."""
+        self._client_disconnected = True
         if not self.users:
             self.close()
 
     async def open(self) -> None:
         """Open it for the first time.  Raises as entering `open_client` does."""
         self._life = _UpstreamLife()
-        await self._nursery.start(self._live, name="a session of a relay")
+        await self._nursery.start(self._run_life, name="a session of a relay")
 
-    # Its lives.
+    # Opening.
 
-    async def _live(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def _run_life(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         life, opened_at = self._life, math.inf
         try:
             with life.scope:
@@ -173,32 +174,32 @@ class UpstreamSession:
             raise
         finally:
             now = trio.current_time()
-            self._why = "could not be reached" if opened_at == math.inf else "has ended"
-            self._ends = 1 if now >= opened_at + _HELD else self._ends + 1
-            self._not_before = now + _PAUSES[min(self._ends, len(_PAUSES)) - 1]
+            self._reason = "could not be reached" if opened_at == math.inf else "has ended"
+            self._failures = 1 if now >= opened_at + _STABLE else self._failures + 1
+            self._not_before = now + _PAUSES[min(self._failures, len(_PAUSES)) - 1]
             life.settled.set()
-            life.over.set()
+            life.ended.set()
             if life.scope.cancel_called:
                 self._forget()
 
-    def _begin(self) -> _UpstreamLife:
-        if not self._again:
-            raise RequestError(INTERNAL_ERROR, "the server behind this one has given no answer: its stream has ended")
+    def _start_reopening(self) -> _UpstreamLife:
+        if not self._can_reopen:
+            raise RequestError(INTERNAL_ERROR, "the upstream server did not answer: its stream has ended")
         if trio.current_time() < self._not_before:
             raise self._unavailable()
         self._life = _UpstreamLife()
-        self._nursery.start_soon(self._live_again, name="a session of a relay")
+        self._nursery.start_soon(self._reopen, name="a session of a relay")
         return self._life
 
-    async def _live_again(self) -> None:
+    async def _reopen(self) -> None:
         try:
-            await self._live()
+            await self._run_life()
         except McpError as error:
-            _log.warning("the server behind could not be reached: %s", error)
-        except Exception:  # noqa: BLE001  # callbacks among the client's options may raise anything
-            _log.exception("the server behind could not be reached")
+            _log.warning("the upstream server could not be reached: %s", error)
+        except Exception:  # noqa: BLE001  # callbacks among the client options may raise any exception
+            _log.exception("the upstream server could not be reached")
 
     def _unavailable(self) -> RequestError:
         wait = math.ceil(max(0.0, self._not_before - trio.current_time()))
-        when = f"in {wait} s" if wait else "by the next request"
-        return RequestError(INTERNAL_ERROR, f"the server behind this one {self._why}; it is started again {when}")
+        when = f"in {wait} s" if wait else "with the next request"
+        return RequestError(INTERNAL_ERROR, f"the upstream server {self._reason}; it is started again {when}")
