@@ -105,7 +105,7 @@ async def _() -> str:
     raise AssertionError("two servers listen at one port")
 
 
-@said_by("the tool … is there already")
+@said_by("the tool … exists already")
 async def _() -> None:
     shop().tool(name="add")(lambda: None)
 
@@ -245,7 +245,7 @@ said_by("the server … ended with status 0")(lambda: command("pass"))
 
 _unopened = "the connection could not be opened: the server …"
 _greets = "print('Hello', flush=True); import sys; sys.stdin.read()"
-said_by(f"{_unopened} sent no MCP message within … seconds of")(lambda: command(_greets, garbage_timeout=0.001))
+said_by(f"{_unopened} sent no MCP message within … seconds after")(lambda: command(_greets, garbage_timeout=0.001))
 said_by(f"{_unopened} sent no MCP message within … seconds (")(lambda: command(_greets, start_timeout=0.001))
 
 

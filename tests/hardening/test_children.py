@@ -150,7 +150,7 @@ async def opened_with(program: Program, **options: Any) -> str:
 @pytest.mark.parametrize(
     ("program", "options", "seconds", "words"),
     [
-        (greets, {}, 37, ["within 30 seconds of the first line that is none (garbage_timeout)", "Hello, \ufffd[1mwor"]),
+        (greets, {}, 37, ["within 30 seconds after its first line that is not a message (garbage_timeout)", "Hello, \ufffd[1mwor"]),
         (greets, {"garbage_timeout": 3}, 10, ["within 3 seconds", "Hello"]),
         (greets, {"garbage_timeout": math.inf}, 120, ["within 120 seconds (start_timeout)", "Hello"]),
         (greets, {"garbage_timeout": math.inf, "start_timeout": 200}, 200, ["Hello"]),
@@ -164,8 +164,8 @@ async def opened_with(program: Program, **options: Any) -> str:
         (Playing.write, {"start_timeout": 500}, 500, ["within 500 seconds"]),
         (Playing.close, {}, 0, ["closed the stream before its first message"]),
         (leaves, {}, 0, ["closed the stream before its first message", "  no key\n  bye"]),
-        (Playing.echo, {}, 0, ["sends back what it is sent, so it is no MCP server"]),
-        (Playing.echo, {"revision": "2025-06-18"}, 0, ["sends back what it is sent"]),
+        (Playing.echo, {}, 0, ["sends back its input, so it is not an MCP server"]),
+        (Playing.echo, {"revision": "2025-06-18"}, 0, ["sends back its input"]),
         # It is a server, and has the time that servers have.
         (notifies, {}, 300, ["no answer in time"]),
     ],
@@ -220,7 +220,7 @@ async def test_the_first_line_that_is_no_message_is_told_at_once(
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if record.levelno == logging.WARNING and "no MCP message" in (text := record.getMessage()):
+            if record.levelno == logging.WARNING and "not an MCP message" in (text := record.getMessage()):
                 told.append((trio.current_time() - start, text))
 
     handler = Handler()
@@ -231,7 +231,7 @@ async def test_the_first_line_that_is_no_message_is_told_at_once(
         logging.getLogger("trio_mcp").removeHandler(handler)
     [(seconds, text)] = told
     assert seconds == 7
-    assert "wrote a line that is no MCP message: 'line 0 xxx" in text
+    assert "wrote a line that is not an MCP message: 'line 0 xxx" in text
     assert len(text) < 400
 
 
@@ -285,7 +285,7 @@ async def test_a_real_program_that_is_silent_is_given_up_and_its_stderr_told(moc
 
 async def test_cat_is_no_server() -> None:
     with pytest.raises(
-        HandshakeError, match="the server 'cat' sends back what it is sent, so it is no MCP server"
+        HandshakeError, match="the server 'cat' sends back its input, so it is not an MCP server"
     ) as failed:
         async with open_client(["cat"]):
             raise AssertionError("it was opened")
@@ -302,5 +302,5 @@ def test_a_timeout_is_a_number_of_seconds(name: str, seconds: Any) -> None:
 
 @pytest.mark.parametrize("target", ["http://127.0.0.1/mcp", "ws://127.0.0.1/ws", Server("s")])
 def test_what_is_no_stream_has_no_use_for_them(target: Any) -> None:
-    with pytest.raises(UsageError, match="start_timeout means nothing to"):
+    with pytest.raises(UsageError, match="does not support the options: start_timeout$"):
         open_client(target, start_timeout=5)

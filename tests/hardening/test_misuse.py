@@ -129,7 +129,7 @@ SERVER: dict[str, tuple[Callable[[Server], object], str]] = {
     ),
     "a Context without a hint": (
         lambda server: server.tool(context_without_hint),
-        "parameter 'context' of context_without_hint has no type, so clients would have to give it; "
+        "parameter 'context' of context_without_hint has no type, so it would be an argument of clients; "
         "write context: Context for the Context of the call, or the type of the argument",
     ),
     "a Context of another package": (
@@ -314,7 +314,7 @@ async def test_run_in_trio_is_refused() -> None:
 
 # Targets.
 
-WANTED = 'a target is a URL, a command such as ["python", "server.py"], a Server or a stream'
+WANTED = 'a target must be a URL, a command such as ["python", "server.py"], a Server or a stream'
 
 
 async def main() -> None: ...
@@ -329,19 +329,19 @@ TARGETS: dict[str, tuple[Any, str]] = {
     "an empty string": ("", f"{WANTED}; got an empty string"),
     "a command in a string": (
         "python server.py",
-        "a URL begins with http://, https://, ws:// or wss://; "
-        'a command is a list, one string for each word: ["python", "server.py"]',
+        "a URL must begin with http://, https://, ws:// or wss://; "
+        'a command must be a list of words: ["python", "server.py"]',
     ),
-    "a file": ("server.py", "a URL begins with http://, https://, ws:// or wss://; a command is a list, one string"),
-    "an address": ("localhost:3000", "a URL begins with http://, https://, ws:// or wss://; a command"),
+    "a file": ("server.py", "a URL must begin with http://, https://, ws:// or wss://; a command must be a list"),
+    "an address": ("localhost:3000", "a URL must begin with http://, https://, ws:// or wss://; a command"),
     "a path": (pathlib.Path("server.py"), f'{WANTED}; got a path; write ["python", path]'),
-    "a coroutine function": (main, f"{WANTED}; got the function main; call what makes the Server, and give that"),
-    "a function": (make_server, f"{WANTED}; got the function make_server; call what makes the Server, and give that"),
-    "a class": (Server, f"{WANTED}; got the class Server; give an object of it"),
-    "a module": (json, f"{WANTED}; got the module json; give the Server in it, such as json.server"),
+    "a coroutine function": (main, f"{WANTED}; got the function main; pass the Server that it returns"),
+    "a function": (make_server, f"{WANTED}; got the function make_server; pass the Server that it returns"),
+    "a class": (Server, f"{WANTED}; got the class Server; pass an object of it"),
+    "a module": (json, f"{WANTED}; got the module json; pass its Server, such as json.server"),
     "a configuration": (
         {"command": "python", "args": ["server.py"], "env": {"TOKEN": "secret"}},
-        f"{WANTED}; got a dict; of a configuration, write open_client([command, *args], env=env)",
+        f"{WANTED}; got a dict; for an entry of a configuration, write open_client([command, *args], env=env)",
     ),
     "nothing": (None, f"{WANTED}; got NoneType"),
     "a list in a list": ([["python", "server.py"]], f"{WANTED}; got a list of list"),

@@ -36,7 +36,7 @@ else:
                 "SessionLost Timer Transport Unauthorized failure_of retries_exhausted too_many_questions"
             ),
             "client": "Client connect_client open_client",
-            "connecting": "Hold OpenSession SessionOptions Target how_to_reach",
+            "connecting": "Connector OpenSession SessionOptions Target connector_for",
             "following": "Progress ToolCall _ToolCallBlock",
             "http_link": "ENDPOINT HttpLink SseLink",
             "http_posts": "ACKNOWLEDGED InFlight Listen NeedsSse PATIENCE PostTransport closed_here drain name_of",

@@ -28,7 +28,7 @@ import trio
 
 from trio_mcp.client.answering import Answering, GivenRoots
 from trio_mcp.client.caller import HeadersRefused, NoResponse, OnProgress, Timer
-from trio_mcp.client.connecting import PROBE, Target, how_to_reach
+from trio_mcp.client.connecting import PROBE, Target, connector_for
 from trio_mcp.client.following import _ToolCallBlock
 from trio_mcp.client.keeper import ClientParts, Keeper, terms_of
 from trio_mcp.client.options import (
@@ -176,7 +176,7 @@ class Client:
     def __init__(self, target: Target, options: ClientOptions) -> None:
         given: Mapping[str, Any] = options
         check_options(given)
-        hold = how_to_reach(
+        connector = connector_for(
             target, ssl_context=options.get("ssl_context"), headers=options.get("headers"), auth=options.get("auth"),
             probe=options.get("probe", PROBE), **{name: given[name] for name in CHILD if name in given},
         )  # fmt: skip
@@ -201,7 +201,7 @@ class Client:
             lambda: self._tools.forget(),
         )
         self._keeper = Keeper(
-            hold,
+            connector,
             self._offer,
             self._limits,
             parts,

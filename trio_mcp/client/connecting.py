@@ -1,23 +1,23 @@
-"""A target, and how a session with it is opened: what the transport is, and what is tried in which order.
+"""Connecting: from a target to an open session.  Which transport is used, and what is tried in which order.
 
-| The target | How it is reached | What is tried |
+| Target | Transport | Attempts |
 |---|---|---|
 | ``http://...``, ``https://...`` | Streamable HTTP | discover; initialize; then HTTP+SSE at the same URL (sse-12) |
 | ``ws://...``, ``wss://...`` | WebSocket | discover; initialize |
-| a list of words | a child process, by its standard input and output | the same |
+| a list of words | a child process, by its stdin and stdout | the same |
 | a `Server` | memory, in this process | the same |
-| a stream | as it is, one message a line | the same |
+| a stream | the stream, one message per line | the same |
 
-What a child or a stream may do before its first message is in `starting`.
+`starting` has the rules for a child or a stream before its first message.  `Negotiation` of the session has the
+attempts and their results.
 
-Which of these the server understood is in the session's `Negotiation`.  An origin that was found to be of the legacy
-era is not probed again by this program for a while (ver-10); should that prove wrong, it is.  A child process that ends
-over the probe, as some of the legacy era do, is started once more and not probed then; a WebSocket that is closed over
-it is opened once more.  Of a probe that nobody has read no process has ended, and no time has passed for one that is
-still starting.
+A URL at which a legacy server was found is not probed again by this program for ten minutes (ver-10).  If the legacy
+handshake then fails, it is probed after all.  Some legacy child processes exit at the probe: they are started once
+more, without a probe.  A WebSocket that is closed at the probe is opened once more.  If a process has not read the
+probe, the probe is not the reason for its exit, and the time for an answer has not begun.
 
-A connection is held by one task, from before the first byte until after the last, so that whatever happens to whoever
-opened it, somebody is there to close it.
+One task owns a connection from before its first byte until after its last.  So there is always a task that closes it,
+even if the task that opened it is cancelled.
 """
 
 from __future__ import annotations
@@ -56,65 +56,68 @@ if TYPE_CHECKING:
     from trio_mcp.oauth.client import OAuth, TokenSource
     from trio_mcp.transport.http_pool import HttpPool
 
-__all__ = ["Hold", "OpenSession", "SessionOptions", "Target", "how_to_reach"]
+__all__ = ["Connector", "OpenSession", "SessionOptions", "Target", "connector_for"]
 
 
 @runtime_checkable
 class InProcess(Protocol):
-    """A server in this process.  A protocol, because this room does not import that of the server."""
+    """A server in this process.  A protocol class, because `client` must not import `server`."""
 
     async def _serve_client(self, stream: trio.abc.Stream) -> None: ...
 
 
 Target: TypeAlias = "str | Sequence[str | os.PathLike[str]] | InProcess | trio.abc.Stream"
 
+_TARGETS = 'a target must be a URL, a command such as ["python", "server.py"], a Server or a stream'
+
 E = TypeVar("E", bound=McpError)
 T = TypeVar("T")
-Hold: TypeAlias = "Callable[[SessionOptions, trio.TaskStatus[OpenSession]], Any]"
+Connector: TypeAlias = "Callable[[SessionOptions, trio.TaskStatus[OpenSession]], Any]"
 
 PROBE = 5.0
-"""Seconds for which a server on a stream may think about `server/discover`; some of the legacy era say nothing."""
+"""Seconds that a server on a stream may take to answer `server/discover`; some legacy servers never answer it."""
 OPENING = 300.0
-"""Seconds for which a server may think about how to open a session: a launcher may have to fetch it first.  Whoever is
-tried anew, as a process that is started again, has them anew."""
+"""Seconds that opening a session may take: a launcher may have to download the server first.  A new attempt, such as a
+process that is started again, has the full time."""
 HEARTBEAT = 20.0
-"""Seconds of silence on a WebSocket after which the server is asked whether it is there, and then given up."""
-STANDING = 1.0
-"""Seconds for which a client that may be asked waits for the stream that questions come by.  Some servers discard a
-question while there is none; others do not say that there is one before they have something to say on it."""
+"""Seconds without a message on a WebSocket after which the server is pinged.  After the same time without an answer the
+connection is closed."""
+EVENT_STREAM_WAIT = 1.0
+"""Seconds that a client with callbacks waits for the stream on which the server sends its questions.  Some servers
+discard a question if there is no stream; others do not answer the GET before they have a message to send."""
 
-STARTING = ("start_timeout", "garbage_timeout")  # options of `starting.Timeouts`
-_REMEMBERED = 600.0  # seconds for which an origin is known to be a legacy one
-_MOST_REMEMBERED = 1000
+STARTING = ("start_timeout", "garbage_timeout")  # the options of `starting.Timeouts`
+_REMEMBER_SECONDS = 600.0  # seconds for which a legacy server is remembered
+_MOST_SERVERS = 1000
 
 
 @attrs.frozen(eq=False, repr=False)
 class SessionOptions:
-    """How a client wants its sessions to be."""
+    """The options of all sessions of a client."""
 
     offer: Offer
-    talk: ServerMessageHandler
+    handler: ServerMessageHandler
     limits: Limits
     headers: Callable[[], Fields]
-    """What goes along with each HTTP request, asked for each time."""
+    """Returns the headers of the client; called for each HTTP request."""
     mirrors: Callable[[str], Sequence[Mirror]]
-    """Which arguments of the tool of this name go into headers."""
+    """Returns the arguments of a tool that are sent in headers, too."""
     tap: Tap | None = None
-    patience: float = 0.0
-    """Seconds that opening a session may take beyond `OPENING`, for a user who has to allow it."""
-    ending: trio.Event = attrs.field(factory=trio.Event)
-    """When this is set the session is to be closed in good order."""
+    extra_open_time: float = 0.0
+    """Seconds that opening a session may take in addition to `OPENING`, because a user has to allow access."""
+    closing: trio.Event = attrs.field(factory=trio.Event)
+    """Set to close the session normally."""
 
 
 @attrs.frozen(eq=False, repr=False)
 class OpenSession:
-    """An open session."""
+    """An open session, and how it was opened."""
 
     caller: Caller
     negotiation: Negotiation
 
 
-def how_to_reach(
+def connector_for(
     target: Target,
     *,
     ssl_context: ssl.SSLContext | None = None,
@@ -122,35 +125,34 @@ def how_to_reach(
     auth: OAuth | None = None,
     probe: float = PROBE,
     **child: Any,
-) -> Hold:
-    """What opens a session with `target`, and holds it; `child` are the options of `start_child` and `starting`.
+) -> Connector:
+    """Return a function that opens a session with `target` and runs it; `child` are the options of `start_child` and
+    `starting`.
 
-    Raises UsageError for what is no target, and for options that it has no use for.
+    Raises UsageError if `target` is not a target, or does not support one of the options.
     """
-    of_the_web = {"ssl_context": ssl_context, "headers": headers, "auth": auth}
-    web = {name: value for name, value in of_the_web.items() if value is not None}
+    network_options = {"ssl_context": ssl_context, "headers": headers, "auth": auth}
+    network_options = {name: value for name, value in network_options.items() if value is not None}
     timeouts = {name: child[name] for name in STARTING if name in child}
-    of_process = {name: value for name, value in child.items() if name not in timeouts}
+    process_options = {name: value for name, value in child.items() if name not in timeouts}
     in_process = isinstance(target, InProcess) and not isinstance(target, type)
-    useless = {**web, **(child if in_process else of_process)}
-    if (in_process or isinstance(target, trio.abc.Stream)) and useless:
-        raise _useless(target, useless)
+    unsupported = {**network_options, **(child if in_process else process_options)}
+    if (in_process or isinstance(target, trio.abc.Stream)) and unsupported:
+        raise _unsupported(target, unsupported)
     if isinstance(target, InProcess) and in_process:
-        return lambda manner, status: _hold_server(target, manner, probe, status)
+        return lambda options, status: _run_server(target, options, probe, status)
     if isinstance(target, trio.abc.Stream):
         starting = _starting(timeouts)
-        return lambda manner, status: _hold_given(target, manner, probe, starting, status)
+        return lambda options, status: _run_given_stream(target, options, probe, starting, status)
     if isinstance(target, str):
-        return _by_url(target, ssl_context, auth, probe, child)
+        return _connector_for_url(target, ssl_context, auth, probe, child)
     if isinstance(target, Sequence) and target and all(isinstance(each, str | os.PathLike) for each in target):
-        if web:
-            raise _useless(target, web)
+        if network_options:
+            raise _unsupported(target, network_options)
         starting = _starting(timeouts)
-        return lambda manner, status: _hold_child(target, of_process, manner, probe, starting, status)
-    # Not as it is, for arguments may be secrets.
-    raise UsageError(
-        f'a target is a URL, a command such as ["python", "server.py"], a Server or a stream; got {_kind_of(target)}'
-    )
+        return lambda options, status: _run_child(target, process_options, options, probe, starting, status)
+    # The value is not shown: arguments may be secrets.
+    raise UsageError(f"{_TARGETS}; got {_describe_target(target)}")
 
 
 def _starting(timeouts: Mapping[str, Any]) -> Timeouts:
@@ -159,20 +161,22 @@ def _starting(timeouts: Mapping[str, Any]) -> Timeouts:
     return Timeouts(**timeouts)
 
 
-def _kind_of(target: Any) -> str:
-    """What was given instead of a target, and what to write."""
+def _describe_target(target: Any) -> str:
+    """Return a description of an invalid target, and what to write instead."""
     if isinstance(target, type):
-        return f"the class {target.__name__}; give an object of it"
+        return f"the class {target.__name__}; pass an object of it"
     if inspect.isroutine(target):
-        return f"the function {target.__name__}; call what makes the Server, and give that"
+        return f"the function {target.__name__}; pass the Server that it returns"
     if inspect.iscoroutine(target):
         return "a coroutine; await it first"
     if inspect.ismodule(target):
-        return f"the module {target.__name__}; give the Server in it, such as {target.__name__}.server"
+        return f"the module {target.__name__}; pass its Server, such as {target.__name__}.server"
     if isinstance(target, os.PathLike):
         return 'a path; write ["python", path]'
     if isinstance(target, Mapping):
-        return f"a {type(target).__name__}; of a configuration, write open_client([command, *args], env=env)"
+        return (
+            f"a {type(target).__name__}; for an entry of a configuration, write open_client([command, *args], env=env)"
+        )
     if not isinstance(target, Sequence) or isinstance(target, bytes | bytearray | memoryview):
         return type(target).__name__
     kind = f"a {type(target).__name__}"
@@ -183,60 +187,60 @@ def _kind_of(target: Any) -> str:
     return f"{kind} of {first}" + (f" and {', '.join(others)}" if others else "")
 
 
-def _useless(target: Any, options: Mapping[str, Any]) -> UsageError:
-    what = f"a {type(target).__name__}"
+def _unsupported(target: Any, options: Mapping[str, Any]) -> UsageError:
+    kind = f"a {type(target).__name__}"
     if isinstance(target, Sequence):
-        what = "a URL" if isinstance(target, str) else "a command"
-    return UsageError(f"{', '.join(sorted(options))} means nothing to {what}")
+        kind = "a URL" if isinstance(target, str) else "a command"
+    return UsageError(f"{kind} does not support the options: {', '.join(sorted(options))}")
 
 
-def _by_url(
+def _connector_for_url(
     url: str, ssl_context: ssl.SSLContext | None, auth: OAuth | None, probe: float, child: Mapping[str, Any]
-) -> Hold:
+) -> Connector:
     if not url:
-        raise UsageError(
-            'a target is a URL, a command such as ["python", "server.py"], a Server or a stream; got an empty string'
-        )
+        raise UsageError(f"{_TARGETS}; got an empty string")
     scheme = url.partition("://")[0] if "://" in url else ""
     if scheme not in ("http", "https", "ws", "wss"):
         raise UsageError(
-            "a URL begins with http://, https://, ws:// or wss://; "
-            'a command is a list, one string for each word: ["python", "server.py"]'
+            "a URL must begin with http://, https://, ws:// or wss://; "
+            'a command must be a list of words: ["python", "server.py"]'
         )
     if child:
-        raise _useless(url, child)
+        raise _unsupported(url, child)
     if scheme.startswith("ws"):
-        granting = None if auth is None else auth.at(url)
-        return _authorized(
-            granting, lambda manner, status: _hold_websocket(url, ssl_context, granting, manner, probe, status)
+        token_source = None if auth is None else auth.at(url)
+        return _with_tokens(
+            token_source, lambda options, status: _run_websocket(url, ssl_context, token_source, options, probe, status)
         )
     from trio_mcp.transport.dial import locate
 
-    locate(url)  # which raises what there is to say
-    granting = None if auth is None else auth.at(url)
-    return _authorized(granting, lambda manner, status: _hold_url(url, ssl_context, granting, manner, status))
+    locate(url)  # raises UsageError if the URL is invalid
+    token_source = None if auth is None else auth.at(url)
+    return _with_tokens(
+        token_source, lambda options, status: _run_http_url(url, ssl_context, token_source, options, status)
+    )
 
 
-def _authorized(granting: TokenSource | None, hold: Hold) -> Hold:
-    """The same, with what gives it tokens for as long."""
-    if granting is None:
-        return hold
+def _with_tokens(token_source: TokenSource | None, connect: Connector) -> Connector:
+    """Return the same connector, with the token source in use while it runs."""
+    if token_source is None:
+        return connect
 
-    async def holding(manner: SessionOptions, status: trio.TaskStatus[OpenSession]) -> None:
-        granting.enter()
+    async def connect_with_tokens(options: SessionOptions, status: trio.TaskStatus[OpenSession]) -> None:
+        token_source.enter()
         try:
-            await hold(attrs.evolve(manner, patience=granting.patience), status)
+            await connect(attrs.evolve(options, extra_open_time=token_source.patience), status)
         finally:
-            await granting.leave()
+            await token_source.leave()
 
-    return holding
-
-
-# One stream for everything.
+    return connect_with_tokens
 
 
-async def _hold_stream(
-    manner: SessionOptions,
+# One stream for all messages
+
+
+async def _run_stream(
+    options: SessionOptions,
     stream: trio.abc.Stream,
     framing: Framing,
     status: trio.TaskStatus[OpenSession],
@@ -249,29 +253,32 @@ async def _hold_stream(
     attempts: tuple[Attempt, ...] = (),
 ) -> None:
     async with open_nursery() as nursery:
-        caller = Caller(ClientProtocol(manner.offer, limits=manner.limits), manner.talk, nursery=nursery)
+        caller = Caller(ClientProtocol(options.offer, limits=options.limits), options.handler, nursery=nursery)
         explain = None if startup is None else startup.explain
-        link = StreamLink(caller, stream, framing, nursery=nursery, tap=manner.tap, explain=explain, received=received)
-        carried = trio.Event()
+        link = StreamLink(caller, stream, framing, nursery=nursery, tap=options.tap, explain=explain, received=received)
+        link_ended = trio.Event()
         within, begin = OPENING, None
         if startup is not None:
-            nursery.start_soon(startup.guard, caller, name="waits for the first message of the server")
+            nursery.start_soon(startup.guard, caller, name="timeout for the first message of the server")
             begin, longest = startup.opened, startup.timeouts.longest
-            within = OPENING if longest < OPENING else longest + OPENING  # or there would be no time for the answer
+            # Leaves time for the answer after the first message.
+            within = OPENING if longest < OPENING else longest + OPENING
 
-        async def carry() -> None:
+        async def run_link() -> None:
             await link.run(heartbeat)
-            carried.set()
+            link_ended.set()
 
-        nursery.start_soon(carry, name="the connection to the server")
-        await _use(manner, caller, status, probe=probe, within=within, unread=unread, attempts=attempts, begin=begin)
+        nursery.start_soon(run_link, name="the connection to the server")
+        await _run_session(
+            options, caller, status, probe=probe, within=within, unread=unread, attempts=attempts, begin=begin
+        )
         with trio.move_on_after(CLOSING):
             await link.end()
-            await carried.wait()
+            await link_ended.wait()
 
 
-async def _use(
-    manner: SessionOptions,
+async def _run_session(
+    options: SessionOptions,
     caller: Caller,
     status: trio.TaskStatus[OpenSession],
     *,
@@ -283,29 +290,29 @@ async def _use(
 ) -> None:
     """Open the session, and wait until it is to be closed.
 
-    `attempts` are those that were made before; `begin` is called before anybody uses the session.
+    `attempts` are the earlier attempts.  `begin` is called when the session is open, before it is used.
     """
     try:
-        await caller.open(probe=probe, within=within + manner.patience, unread=unread)
+        await caller.open(probe=probe, within=within + options.extra_open_time, unread=unread)
     except McpError as error:
         opening = error if isinstance(error, HandshakeError) else error.__cause__
         if isinstance(opening, HandshakeError):
-            opening.negotiation = _after(attempts, opening.negotiation)
+            opening.negotiation = _add_attempts(attempts, opening.negotiation)
         raise
     assert caller.session.negotiation is not None
     if begin is not None:
         await begin()
-    status.started(OpenSession(caller, _after(attempts, caller.session.negotiation)))
-    await manner.ending.wait()
+    status.started(OpenSession(caller, _add_attempts(attempts, caller.session.negotiation)))
+    await options.closing.wait()
 
 
-def _after(attempts: tuple[Attempt, ...], negotiation: Negotiation) -> Negotiation:
+def _add_attempts(attempts: tuple[Attempt, ...], negotiation: Negotiation) -> Negotiation:
     return attrs.evolve(negotiation, attempts=(*attempts, *negotiation.attempts))
 
 
-async def _hold_given(
+async def _run_given_stream(
     stream: trio.abc.Stream,
-    manner: SessionOptions,
+    options: SessionOptions,
     probe: float,
     timeouts: Timeouts,
     status: trio.TaskStatus[OpenSession],
@@ -313,33 +320,33 @@ async def _hold_given(
     from trio_mcp.client.starting import Startup
 
     keep_alive(stream)
-    lines = Lines(manner.limits)
-    await _hold_stream(manner, stream, lines, status, probe=probe, startup=Startup(lines, timeouts))
+    lines = Lines(options.limits)
+    await _run_stream(options, stream, lines, status, probe=probe, startup=Startup(lines, timeouts))
 
 
-async def _hold_server(
-    server: InProcess, manner: SessionOptions, probe: float, status: trio.TaskStatus[OpenSession]
+async def _run_server(
+    server: InProcess, options: SessionOptions, probe: float, status: trio.TaskStatus[OpenSession]
 ) -> None:
     from trio.testing import memory_stream_pair
 
-    ours, theirs = memory_stream_pair()
+    client_end, server_end = memory_stream_pair()
     async with open_nursery() as nursery:
         served = trio.Event()
 
         async def serve() -> None:
-            await server._serve_client(theirs)
+            await server._serve_client(server_end)
             served.set()
 
         nursery.start_soon(serve, name="the server of this client")
-        await _hold_stream(manner, ours, Lines(manner.limits), status, probe=probe)
+        await _run_stream(options, client_end, Lines(options.limits), status, probe=probe)
         with trio.move_on_after(CLOSING):
             await served.wait()
 
 
-async def _hold_child(
+async def _run_child(
     command: Any,
-    options: Mapping[str, Any],
-    manner: SessionOptions,
+    child_options: Mapping[str, Any],
+    options: SessionOptions,
     probe: float,
     timeouts: Timeouts,
     status: trio.TaskStatus[OpenSession],
@@ -349,14 +356,14 @@ async def _hold_child(
 
     child: Child
 
-    async def hold(manner: SessionOptions, attempts: tuple[Attempt, ...]) -> None:
+    async def connect(options: SessionOptions, attempts: tuple[Attempt, ...]) -> None:
         nonlocal child
         async with open_nursery() as nursery:
-            child = await start_child(nursery, command, **options)
+            child = await start_child(nursery, command, **child_options)
             async with child:
-                lines = Lines(manner.limits)
-                await _hold_stream(
-                    manner,
+                lines = Lines(options.limits)
+                await _run_stream(
+                    options,
                     child.stream,
                     lines,
                     status,
@@ -366,40 +373,40 @@ async def _hold_child(
                     attempts=attempts,
                 )
 
-    def how(error: ServerExited) -> str | None:
+    def how_exited(error: ServerExited) -> str | None:
         return None if child.has_read_nothing else f"the process {error.how}"
 
-    await _perhaps_again(hold, manner, ServerExited, how)
+    await _retry_without_probe(connect, options, ServerExited, how_exited)
 
 
-async def _perhaps_again(
-    hold: Callable[[SessionOptions, tuple[Attempt, ...]], Awaitable[None]],
-    manner: SessionOptions,
-    over: type[E],
-    what: Callable[[E], str | None],
+async def _retry_without_probe(
+    connect: Callable[[SessionOptions, tuple[Attempt, ...]], Awaitable[None]],
+    options: SessionOptions,
+    error_type: type[E],
+    how_ended: Callable[[E], str | None],
 ) -> None:
-    """Hold a connection, and if it was over already with the probe, one more without it.
+    """Run a connection; if it ended because of the probe, run another one without a probe.
 
-    `what` says how it ended, or None where the probe cannot have been the reason.
+    `how_ended` returns how the connection ended, or None if the probe cannot be the reason.
     """
     try:
-        await hold(manner, ())
-    except over as error:
-        legacy, attempts = _legacy_only(manner), _attempts(error)
-        answered = what(error)
-        if manner.offer.modern is None or legacy is None or not attempts or answered is None:
-            raise  # it was not the probe that it died of, or nothing else can be tried
-        died = attrs.evolve(attempts[-1], answered=answered)
+        await connect(options, ())
+    except error_type as error:
+        legacy, attempts = _legacy_only(options), _attempts(error)
+        answered = how_ended(error)
+        if options.offer.modern is None or legacy is None or not attempts or answered is None:
+            raise  # the probe was not the reason, or there is no other handshake to try
+        failed_probe = attrs.evolve(attempts[-1], answered=answered)
     else:
         return
-    await hold(legacy, (*attempts[:-1], died))
+    await connect(legacy, (*attempts[:-1], failed_probe))
 
 
-async def _hold_websocket(
+async def _run_websocket(
     url: str,
     ssl_context: ssl.SSLContext | None,
-    granting: TokenSource | None,
-    manner: SessionOptions,
+    token_source: TokenSource | None,
+    options: SessionOptions,
     probe: float,
     status: trio.TaskStatus[OpenSession],
 ) -> None:
@@ -408,16 +415,16 @@ async def _hold_websocket(
     from trio_mcp.core.revisions import Role
 
     async def dial(headers: Fields) -> tuple[trio.abc.Stream, bytes]:
-        return await dial_websocket(url, ssl_context=ssl_context, headers=headers, limits=manner.limits)
+        return await dial_websocket(url, ssl_context=ssl_context, headers=headers, limits=options.limits)
 
-    async def hold(manner: SessionOptions, attempts: tuple[Attempt, ...]) -> None:
-        if granting is None:
-            stream, received = await dial(manner.headers())
+    async def connect(options: SessionOptions, attempts: tuple[Attempt, ...]) -> None:
+        if token_source is None:
+            stream, received = await dial(options.headers())
         else:
-            stream, received = await _granted(granting, manner.headers, dial)
-        frames = WebSocketFrames(Role.CLIENT, manner.limits)
-        await _hold_stream(
-            manner,
+            stream, received = await _dial_authorized(token_source, options.headers, dial)
+        frames = WebSocketFrames(Role.CLIENT, options.limits)
+        await _run_stream(
+            options,
             stream,
             frames,
             status,
@@ -427,14 +434,16 @@ async def _hold_websocket(
             attempts=attempts,
         )
 
-    await _perhaps_again(hold, manner, SessionClosed, str)
+    await _retry_without_probe(connect, options, SessionClosed, str)
 
 
-async def _granted(granting: TokenSource, headers: Callable[[], Fields], dial: Callable[[Fields], Awaitable[T]]) -> T:
-    """What `dial` gives, with what the server wants to see."""
+async def _dial_authorized(
+    token_source: TokenSource, headers: Callable[[], Fields], dial: Callable[[Fields], Awaitable[T]]
+) -> T:
+    """Dial with an access token; if the server refuses it, get a better one and dial again."""
     from trio_mcp.client.websocket import UpgradeRefused
 
-    credentials = granting.request("GET", granting.authorizer.server_url)
+    credentials = token_source.request("GET", token_source.authorizer.server_url)
     while True:
         await credentials.get()
         try:
@@ -446,70 +455,72 @@ async def _granted(granting: TokenSource, headers: Callable[[], Fields], dial: C
             credentials.refusal = error
 
 
-# HTTP.
+# HTTP
 
-_eras: trio.lowlevel.RunVar[OrderedDict[str, tuple[float, bool]]] = trio.lowlevel.RunVar("legacy MCP servers by URL")
+_legacy_servers_var: trio.lowlevel.RunVar[OrderedDict[str, tuple[float, bool]]] = trio.lowlevel.RunVar(
+    "legacy MCP servers by URL"
+)
 
 
-def _known(url: str) -> bool | None:
-    """Whether a server of the legacy era is known to be here, and then, whether it takes HTTP+SSE."""
-    found = _remembered().get(_key(url))
-    return found[1] if found is not None and trio.current_time() < found[0] else None
+def _recall_legacy(url: str) -> bool | None:
+    """Return None if no legacy server is known at the URL; otherwise whether it uses HTTP+SSE."""
+    entry = _legacy_servers().get(_key(url))
+    return entry[1] if entry is not None and trio.current_time() < entry[0] else None
 
 
 def _remember(url: str, sse: bool | None) -> None:
-    known = _remembered()
+    known = _legacy_servers()
     known.pop(_key(url), None)
     if sse is not None:
-        known[_key(url)] = trio.current_time() + _REMEMBERED, sse
-        if len(known) > _MOST_REMEMBERED:
+        known[_key(url)] = trio.current_time() + _REMEMBER_SECONDS, sse
+        if len(known) > _MOST_SERVERS:
             known.popitem(last=False)
 
 
-def _remembered() -> OrderedDict[str, tuple[float, bool]]:
+def _legacy_servers() -> OrderedDict[str, tuple[float, bool]]:
     with suppress(LookupError):
-        return _eras.get()
-    eras: OrderedDict[str, tuple[float, bool]] = OrderedDict()
-    _eras.set(eras)
-    return eras
+        return _legacy_servers_var.get()
+    servers: OrderedDict[str, tuple[float, bool]] = OrderedDict()
+    _legacy_servers_var.set(servers)
+    return servers
 
 
 def _key(url: str) -> str:
-    """By which it is remembered.  The query may choose the server, and may be secret."""
+    """Return the key for a URL.  The query is hashed: it may select the server, and it may be secret."""
     return f"{url_without_secrets(url)}?{sha256(urlsplit(url).query.encode()).hexdigest()}"
 
 
-async def _hold_url(
+async def _run_http_url(
     url: str,
     ssl_context: ssl.SSLContext | None,
-    granting: TokenSource | None,
-    manner: SessionOptions,
+    token_source: TokenSource | None,
+    options: SessionOptions,
     status: trio.TaskStatus[OpenSession],
 ) -> None:
     from trio_mcp.client.http_link import NeedsSse
     from trio_mcp.transport.http_pool import HttpPool
 
-    sse = _known(url)
-    # What was not asked for the modern era was not found to be of the other.
-    found = partial(_remember, url) if manner.offer.modern is not None else lambda sse: None
+    sse = _recall_legacy(url)
+    # A server that was not probed was not found to be legacy.
+    remember = partial(_remember, url) if options.offer.modern is not None else lambda sse: None
     attempts: tuple[Attempt, ...] = ()
-    legacy = _legacy_only(manner) if sse is not None else None
-    async with HttpPool(ssl_context=ssl_context, limits=manner.limits, tap=manner.tap) as pool:
+    legacy = _legacy_only(options) if sse is not None else None
+    async with HttpPool(ssl_context=ssl_context, limits=options.limits, tap=options.tap) as pool:
         if legacy is not None:
             try:
-                await (_hold_sse if sse else _hold_http)(pool, url, granting, legacy, status, (), lambda sse: None)
+                await (_run_sse if sse else _run_http)(pool, url, token_source, legacy, status, (), lambda sse: None)
                 return
             except AuthorizationFailed:
-                raise  # and nobody is asked once more, who has just said no
+                raise  # the user has just refused: do not ask again
             except McpError as error:
                 _remember(url, None)
-                attempts = _attempts(error)  # it may have changed since
+                attempts = _attempts(error)  # the server may have been replaced
         try:
-            await _hold_http(pool, url, granting, manner, status, attempts, found)
+            await _run_http(pool, url, token_source, options, status, attempts, remember)
         except NeedsSse as error:
-            legacy = _legacy_only(manner)
-            assert legacy is not None  # it is `initialize` that was refused
-            await _hold_sse(pool, url, granting, legacy, status, _attempts(error), found)
+            legacy = _legacy_only(options)
+            assert legacy is not None  # the server refused `initialize`, so there are legacy revisions
+            await _run_sse(pool, url, token_source, legacy, status, _attempts(error), remember)
 
 
 def _attempts(error: McpError) -> tuple[Attempt, ...]:
@@ -517,72 +528,72 @@ def _attempts(error: McpError) -> tuple[Attempt, ...]:
     return opening.negotiation.attempts if isinstance(opening, HandshakeError) else ()
 
 
-def _legacy_only(manner: SessionOptions) -> SessionOptions | None:
-    older = tuple(each for each in manner.offer.revisions if each.handshake)
-    return attrs.evolve(manner, offer=attrs.evolve(manner.offer, revisions=older)) if older else None
+def _legacy_only(options: SessionOptions) -> SessionOptions | None:
+    older = tuple(each for each in options.offer.revisions if each.handshake)
+    return attrs.evolve(options, offer=attrs.evolve(options.offer, revisions=older)) if older else None
 
 
-async def _hold_http(
+async def _run_http(
     pool: HttpPool,
     url: str,
-    granting: TokenSource | None,
-    manner: SessionOptions,
+    token_source: TokenSource | None,
+    options: SessionOptions,
     status: trio.TaskStatus[OpenSession],
     attempts: tuple[Attempt, ...],
-    found: Callable[[bool | None], object],
+    remember: Callable[[bool | None], object],
 ) -> None:
     from trio_mcp.client.http_link import HttpLink
 
     async with open_nursery() as nursery:
-        session = ClientProtocol(manner.offer, link=LinkKind.SESSION, limits=manner.limits)
-        caller = Caller(session, manner.talk, nursery=nursery)
+        session = ClientProtocol(options.offer, link=LinkKind.SESSION, limits=options.limits)
+        caller = Caller(session, options.handler, nursery=nursery)
         link = HttpLink(
             caller, pool, url,
-            nursery=nursery, headers=manner.headers, mirrors=manner.mirrors, authorization=granting,
+            nursery=nursery, headers=options.headers, mirrors=options.mirrors, authorization=token_source,
         )  # fmt: skip
 
         async def begin() -> None:
             assert session.terms is not None
             revision = session.terms.revision
-            found(False if revision.handshake else None)
+            remember(False if revision.handshake else None)
             if revision.handshake:
-                standing = trio.Event()
-                nursery.start_soon(link.stand, standing, name="what the server says outside of requests")
+                stream_ready = trio.Event()
+                nursery.start_soon(link.stand, stream_ready, name="the event stream of the session")
                 if session.declared(revision):
-                    with trio.move_on_after(STANDING):
-                        await standing.wait()
+                    with trio.move_on_after(EVENT_STREAM_WAIT):
+                        await stream_ready.wait()
 
         try:
-            await _use(manner, caller, status, attempts=attempts, begin=begin)
+            await _run_session(options, caller, status, attempts=attempts, begin=begin)
         finally:
-            await link.aclose()  # also if this is cancelled: the server would keep the session (http-59)
+            await link.aclose()  # also if this task is cancelled: otherwise the server keeps the session (http-59)
 
 
-async def _hold_sse(
+async def _run_sse(
     pool: HttpPool,
     url: str,
-    granting: TokenSource | None,
-    manner: SessionOptions,
+    token_source: TokenSource | None,
+    options: SessionOptions,
     status: trio.TaskStatus[OpenSession],
     attempts: tuple[Attempt, ...],
-    found: Callable[[bool | None], object],
+    remember: Callable[[bool | None], object],
 ) -> None:
     from trio_mcp.client.http_link import SseLink
 
     by_sse = "HTTP+SSE at the same URL"
     async with open_nursery() as nursery:
-        caller = Caller(ClientProtocol(manner.offer, limits=manner.limits), manner.talk, nursery=nursery)
-        link = SseLink(caller, pool, url, nursery=nursery, headers=manner.headers, authorization=granting)
+        caller = Caller(ClientProtocol(options.offer, limits=options.limits), options.handler, nursery=nursery)
+        link = SseLink(caller, pool, url, nursery=nursery, headers=options.headers, authorization=token_source)
         try:
             await nursery.start(link.run)
         except (NoResponse, RemoteProtocolError) as error:
-            tried = (*attempts, Attempt(by_sse, str(error)))
-            why = f"no MCP server answers at {url_without_secrets(url)}; the path of the URL may be a wrong one"
-            raise HandshakeError(Negotiation(tried, None, why)) from error
-        tried = (*attempts, Attempt(by_sse, "an endpoint event"))
+            attempted = (*attempts, Attempt(by_sse, str(error)))
+            why = f"no MCP server answers at {url_without_secrets(url)}; check the path of the URL"
+            raise HandshakeError(Negotiation(attempted, None, why)) from error
+        attempted = (*attempts, Attempt(by_sse, "an endpoint event"))
 
         async def begin() -> None:
-            found(True)
+            remember(True)
 
-        await _use(manner, caller, status, attempts=tried, begin=begin)
+        await _run_session(options, caller, status, attempts=attempted, begin=begin)
         await link.aclose()

@@ -23,7 +23,7 @@ import trio
 from trio_mcp.client.answering import Answering
 from trio_mcp.client.asked import UrlElicitationRequest
 from trio_mcp.client.caller import Caller, Failure, OnProgress, SessionLost, Timer, failure_of
-from trio_mcp.client.connecting import Hold, OpenSession, SessionOptions
+from trio_mcp.client.connecting import Connector, OpenSession, SessionOptions
 from trio_mcp.client.options import note_missing_options
 from trio_mcp.client.subscriptions import SubscriptionManager
 from trio_mcp.core.cache import ResponseCache
@@ -90,7 +90,7 @@ class Keeper:
 
     def __init__(
         self,
-        hold: Hold,
+        connector: Connector,
         offer: Offer,
         limits: Limits,
         household: ClientParts,
@@ -99,7 +99,7 @@ class Keeper:
         mirrors: Callable[[str], Sequence[Mirror]],
         tap: Tap | None,
     ) -> None:
-        self._hold = hold
+        self._connector = connector
         self._household = household
         self._log_level = household.log_level
         self._manner = SessionOptions(offer, self, limits, headers, mirrors, tap)
@@ -147,11 +147,11 @@ class Keeper:
     async def _connect(self, offer: Offer) -> None:
         assert self._nursery is not None
         ending, over = trio.Event(), trio.Event()
-        manner = attrs.evolve(self._manner, offer=offer, ending=ending)
+        manner = attrs.evolve(self._manner, offer=offer, closing=ending)
 
         async def hold(task_status: trio.TaskStatus[OpenSession]) -> None:
             try:
-                await self._hold(manner, task_status)
+                await self._connector(manner, task_status)
             finally:
                 over.set()
 
