@@ -131,7 +131,7 @@ async def test_equal_names_of_several_servers_are_told_apart_by_a_prefix_and_not
         assert [tool.name for tool in await client.list_tools()] == ["one_add", "two_add"]
         assert await client.call_tool("one_add", {"number": 5}, returns=int) == 6
         assert await client.call_tool("two_add", {"number": 5}, returns=int) == 7
-    with pytest.raises(UsageError, match=r"the tool 'one_add' is there already"):
+    with pytest.raises(UsageError, match=r"the tool 'one_add' exists already"):
         shown.mount(counting(3), prefix="one_")
 
 

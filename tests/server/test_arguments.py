@@ -17,7 +17,7 @@ from trio_mcp.core.errors import UsageError
 from trio_mcp.core.jsonrpc import Json
 from trio_mcp.core.schema.schema import Field, parameters_schema, schema_of
 from trio_mcp.core.schema.validation import compile_schema
-from trio_mcp.server.arguments import Arguments, BadArguments, _fitting, arguments_of, text_arguments
+from trio_mcp.server.arguments import Arguments, BadArguments, _quick_check, arguments_of, text_arguments
 from trio_mcp.server.handlers import typed
 
 
@@ -75,7 +75,7 @@ JSON = st.recursive(
 @given(data=st.data())
 def test_what_the_quick_check_passes_fits_the_schema(hint: Any, data: st.DataObject) -> None:
     schema = {"type": "object", "properties": {"it": schema_of(hint)}, "additionalProperties": False}
-    quick = _fitting(schema)
+    quick = _quick_check(schema)
     value = {"it": data.draw(st.fixed_dictionaries({"x": JSON, "y": JSON}) if hint is Point else JSON)}
     if quick is not None and quick(value):
         assert not compile_schema(schema).errors(value)
@@ -105,7 +105,7 @@ def test_what_the_quick_check_passes_fits_the_schema(hint: Any, data: st.DataObj
     ids=str,
 )
 def test_ordinary_arguments_are_seen_to_be_right_without_the_engine(hint: Any, value: Json) -> None:
-    quick = _fitting(schema_of(hint))
+    quick = _quick_check(schema_of(hint))
     assert quick is not None
     assert quick(value)
 
@@ -136,7 +136,7 @@ def test_ordinary_arguments_are_seen_to_be_right_without_the_engine(hint: Any, v
     ids=str,
 )
 def test_what_the_quick_check_is_not_sure_of_is_left_to_the_engine(hint: Any, value: Json) -> None:
-    quick = _fitting(schema_of(hint))
+    quick = _quick_check(schema_of(hint))
     assert quick is not None
     assert not quick(value)
 
@@ -146,8 +146,8 @@ def test_what_the_quick_check_is_not_sure_of_is_left_to_the_engine(hint: Any, va
 )
 def test_schemas_that_say_more_have_no_quick_check(hint: Any) -> None:
     for schema in (schema_of(hint), schema_of(list[hint]), schema_of(hint | None)):
-        assert _fitting(schema) is None
-        assert _fitting({"type": "object", "properties": {"it": schema}, "additionalProperties": False}) is None
+        assert _quick_check(schema) is None
+        assert _quick_check({"type": "object", "properties": {"it": schema}, "additionalProperties": False}) is None
 
 
 # Reading.

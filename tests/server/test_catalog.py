@@ -357,10 +357,10 @@ def test_changes_while_a_client_pages_neither_repeat_nor_hide_what_stays(
 @pytest.mark.parametrize(
     ("entry", "why"),
     [
-        (lambda: tool("add"), "the tool 'add' is there already; give the new one another name"),
-        (lambda: prompt("review"), "the prompt 'review' is there already; give the new one another name"),
-        (lambda: resource("a:b"), "the resource 'a:b' is there already; give the new one another URI"),
-        (lambda: template("a://{x}"), "the resource template 'a://{x}' is there already; give the new one another URI"),
+        (lambda: tool("add"), "the tool 'add' exists already; give the new one another name"),
+        (lambda: prompt("review"), "the prompt 'review' exists already; give the new one another name"),
+        (lambda: resource("a:b"), "the resource 'a:b' exists already; give the new one another URI"),
+        (lambda: template("a://{x}"), "the resource template 'a://{x}' exists already; give the new one another URI"),
     ],
 )
 def test_a_name_or_uri_is_taken_once(entry: Callable[[], Entry], why: str) -> None:
@@ -517,7 +517,7 @@ def test_a_completer_gets_what_it_asks_for(kind: str, name: str, argument: str, 
         ("a:b", None, "there is no prompt or URI template 'a:b' to complete; register that first"),
         ("review", "x", "the prompt 'review' has no argument 'x' to complete; it has code, language"),
         ("empty", "x", "the prompt 'empty' has no argument 'x' to complete; it has none"),
-        ("review", "code", "the argument 'code' of review has a completer already; say what this one is for"),
+        ("review", "code", "the argument 'code' of review has a completer already; give this one another"),
         (None, None, "every argument of every prompt and template has a completer already"),
     ],
 )
@@ -653,10 +653,10 @@ def everywhere(*catalogs: Catalog) -> list[Any]:
 @pytest.mark.parametrize(
     ("taken", "new", "why"),
     [
-        (["m_i_a", "i_a", "a"], tool("a"), "the tool '{}' is there already; give the new one another name (or what it"),
-        (["m_i_p", "i_p", "p"], prompt("p"), "the prompt '{}' is there already"),
-        (["a:b"] * 3, resource("a:b"), "the resource '{}' is there already; give the new one another URI"),
-        (["a://{x}"] * 3, template("a://{x}"), "the resource template '{}' is there already"),
+        (["m_i_a", "i_a", "a"], tool("a"), "the tool '{}' exists already; give the new one another name (or its server"),
+        (["m_i_p", "i_p", "p"], prompt("p"), "the prompt '{}' exists already"),
+        (["a:b"] * 3, resource("a:b"), "the resource '{}' exists already; give the new one another URI"),
+        (["a://{x}"] * 3, template("a://{x}"), "the resource template '{}' exists already"),
     ],
     ids=["tool", "prompt", "resource", "template"],
 )
@@ -700,7 +700,7 @@ def test_one_catalog_in_two_places_of_another() -> None:
     right.mount(shared)
     shared.add(tool("a"))
     assert names(top) == ["l_a", "r_a"]
-    with pytest.raises(UsageError, match=r"^the resource 'a:b' is there already"):
+    with pytest.raises(UsageError, match=r"^the resource 'a:b' exists already"):
         shared.add(resource("a:b"))  # its URI would be there twice
     assert everywhere(left, right, shared)[2] == ([], ["tools"])
     shared.remove_tool("a")
@@ -798,13 +798,13 @@ def test_whatever_is_done_each_catalog_shows_its_own_and_all_below_or_nothing_ha
 @pytest.mark.parametrize(
     ("mount", "why"),
     [
-        (lambda outer, middle, inner: inner.mount(inner), "what is mounted would contain itself"),
-        (lambda outer, middle, inner: inner.mount(middle, "x"), "what is mounted would contain itself"),
-        (lambda outer, middle, inner: inner.mount(outer, "x"), "what is mounted would contain itself"),
-        (lambda outer, middle, inner: middle.mount(inner, "i_"), "this is mounted here already, with the prefix 'i_'"),
-        (lambda outer, middle, inner: inner.mount(Catalog(), "a b"), "a prefix has only the characters"),
-        (lambda outer, middle, inner: inner.mount(Catalog(), None), "a prefix has only the characters"),
-        (lambda outer, middle, inner: inner.mount(Catalog(), "x" * 128), "a prefix has only the characters"),
+        (lambda outer, middle, inner: inner.mount(inner), "a server cannot contain itself"),
+        (lambda outer, middle, inner: inner.mount(middle, "x"), "a server cannot contain itself"),
+        (lambda outer, middle, inner: inner.mount(outer, "x"), "a server cannot contain itself"),
+        (lambda outer, middle, inner: middle.mount(inner, "i_"), "this server is mounted here already with the prefix 'i_'"),
+        (lambda outer, middle, inner: inner.mount(Catalog(), "a b"), "a prefix may only have the characters"),
+        (lambda outer, middle, inner: inner.mount(Catalog(), None), "a prefix may only have the characters"),
+        (lambda outer, middle, inner: inner.mount(Catalog(), "x" * 128), "a prefix may only have the characters"),
     ],
 )
 def test_mounts_that_make_no_sense_are_refused(mount: Callable[..., None], why: str) -> None:
@@ -816,7 +816,7 @@ def test_mounts_that_make_no_sense_are_refused(mount: Callable[..., None], why: 
 def test_what_is_mounted_is_removed_where_it_belongs() -> None:
     outer, _, inner = nested()
     inner.add(tool("a"))
-    with pytest.raises(UsageError, match=r"^the tool 'm_i_a' was mounted with what it belongs to; remove it th"):
+    with pytest.raises(UsageError, match=r"^the tool 'm_i_a' belongs to a mounted server; remove it there$"):
         outer.remove_tool("m_i_a")
     assert names(outer) == ["m_i_a"]
 

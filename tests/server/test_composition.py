@@ -564,7 +564,7 @@ async def test_a_clash_of_names_mounts_nothing(revision: str, autojump_clock: Mo
     clashing = Server("clashing", lifespan=middle.lifespan)
     clashing.tool(name="fine")(lambda: "")
     clashing.tool(name="tool")(lambda: "")
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="exists already"):
         top.server.mount(clashing, prefix="top_")
     async with connected(top.server, revision) as wire:
         assert len((await wire.call("tools/list"))["tools"]) == 3

@@ -149,7 +149,7 @@ def test_options_for_threads_are_refused_where_there_is_none(function: Callable[
 
 def test_a_class_is_refused_with_what_to_register_instead() -> None:
     why = (
-        r"^Forecast is a class, .*; register a method of one of its objects, such as Forecast\(...\).run, or a function"
+        r"^Forecast is a class, .*; register a method of an object, such as Forecast\(...\).run, or a function"
     )
     with pytest.raises(UsageError, match=why):
         typed(Forecast)
@@ -168,27 +168,27 @@ def test_what_runs_inline_abandons_nothing() -> None:
 def test_generators_are_refused(function: Callable[..., Any]) -> None:
     for make in (typed, lambda it: raw(it, ("city",))):
         with pytest.raises(
-            UsageError, match=r"numbers is a generator, which would give nothing but itself; return all"
+            UsageError, match=r"numbers is a generator function, whose call returns only a generator; return all"
         ):
             make(function)
 
 
 def test_what_cannot_be_called_is_no_handler() -> None:
-    with pytest.raises(UsageError, match=r"^a handler is a function or another callable, not dict$"):
+    with pytest.raises(UsageError, match=r"^a handler must be a function or another callable, got dict$"):
         typed({})  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="not classmethod"):  # @server.tool above @classmethod
+    with pytest.raises(UsageError, match="got classmethod"):  # @server.tool above @classmethod
         typed(vars(Weather)["of_class"])
 
 
 def test_what_does_not_say_what_it_takes_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"^dict\.update does not say what it takes: .*; wrap it in a function"):
+    with pytest.raises(UsageError, match=r"^dict\.update has no signature: .*; wrap it in a function"):
         typed({}.update)
 
     @functools.wraps(plain)
     def circular() -> None: ...
 
     circular.__wrapped__ = circular  # type: ignore[attr-defined]
-    with pytest.raises(UsageError, match=r"^plain does not say what it takes: wrapper loop"):
+    with pytest.raises(UsageError, match=r"^plain has no signature: wrapper loop"):
         typed(circular)
 
 

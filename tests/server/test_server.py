@@ -167,7 +167,7 @@ async def test_what_is_added_by_hand_can_be_removed_and_added_again(revision: st
                 with pytest.raises(WireError):
                     await wire.call(method, params)
             add()
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="exists already"):
         add()
 
 

@@ -1,8 +1,7 @@
-"""The arguments of a call: seen to be right, and made into what the handler takes.
+"""The arguments of a call: check them, and convert them to the parameters of the handler.
 
-Most arguments are seen to be right by a quick check (`_fitting`).  What it does not pass is judged by the engine that
-knows JSON Schema, which alone has the reasons; it takes 20 ms to import, and a server that is called as it should be
-never needs it.
+Most valid arguments pass a quick check (`_quick_check`).  Others go to the JSON Schema engine, which also gives the
+reasons of a failure.  The engine takes 20 ms to import, and a server that gets only valid calls never needs it.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ _Read = Callable[[JsonObject], JsonObject]
 
 
 class BadArguments(Exception):
-    """The arguments of a call are not what the entry takes: the client's mistake.  `problems`: a line for each."""
+    """The arguments of a call do not fit the entry; a mistake of the client.  `problems` has one line for each."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))
         self.problems = list(problems)
 
 
-# They say something about a value, and do not restrict it.
+# Keywords that describe a value and do not restrict it.
 _NOTES = frozenset({"title", "description", "default", "format", "contentEncoding", "x-mcp-header"})
 _OBJECT_KEYWORDS = frozenset({"type", "properties", "required", "additionalProperties"})
-# Beyond, numbers are for those who know what fits into a double.
+# Larger numbers go to the engine, because they may not fit into a double.
 _EXACT = 2**53
 _SIMPLE: Mapping[Json, Callable[[Json], bool]] = {
     None: lambda value: True,
@@ -50,39 +49,39 @@ _SIMPLE: Mapping[Json, Callable[[Json], bool]] = {
 }
 
 
-def _fitting(schema: Mapping[str, Json]) -> Callable[[Json], bool] | None:
-    """A quick check that passes only what fits `schema`, and most of it; None where there is none as simple.
+def _quick_check(schema: Mapping[str, Json]) -> Callable[[Json], bool] | None:
+    """Make a quick check for a generated schema; None if the schema is too complex for one.
 
-    For schemas of our own making.  What it does not pass has to be judged by the engine, which also knows why.
+    The check passes most valid values and no invalid one.  The engine must check the values that it does not pass.
     """
-    said, kind = schema.keys() - _NOTES, schema.get("type")
-    if said <= {"type"}:
+    keywords, kind = schema.keys() - _NOTES, schema.get("type")
+    if keywords <= {"type"}:
         return _SIMPLE.get(kind)
-    if said == {"type", "enum"} and kind == "string":
+    if keywords == {"type", "enum"} and kind == "string":
         allowed: list[str] = schema["enum"]
         return allowed.__contains__
-    if said == {"anyOf"}:
-        return _fitting_one(schema["anyOf"])
-    if said == {"type", "items"} and kind == "array":
-        item = _fitting(schema["items"])
+    if keywords == {"anyOf"}:
+        return _quick_check_any(schema["anyOf"])
+    if keywords == {"type", "items"} and kind == "array":
+        item = _quick_check(schema["items"])
         return None if item is None else lambda value: type(value) is list and all(map(item, value))
-    if kind == "object" and said <= _OBJECT_KEYWORDS and schema.get("additionalProperties") is False:
-        return _fitting_members(schema)
+    if kind == "object" and keywords <= _OBJECT_KEYWORDS and schema.get("additionalProperties") is False:
+        return _quick_check_members(schema)
     return None
 
 
-def _fitting_one(alternatives: Sequence[Mapping[str, Json]]) -> Callable[[Json], bool] | None:
-    checks = [check for check in map(_fitting, alternatives) if check is not None]
+def _quick_check_any(alternatives: Sequence[Mapping[str, Json]]) -> Callable[[Json], bool] | None:
+    checks = [check for check in map(_quick_check, alternatives) if check is not None]
     return (lambda value: any(check(value) for check in checks)) if len(checks) == len(alternatives) else None
 
 
-def _fitting_members(schema: Mapping[str, Json]) -> Callable[[Json], bool] | None:
-    members = {name: check for name, each in schema["properties"].items() if (check := _fitting(each)) is not None}
+def _quick_check_members(schema: Mapping[str, Json]) -> Callable[[Json], bool] | None:
+    members = {name: check for name, each in schema["properties"].items() if (check := _quick_check(each)) is not None}
     if len(members) < len(schema["properties"]):
         return None
     required = tuple(schema.get("required", ()))
 
-    def fits(value: Json) -> bool:  # in loops, for each call comes here
+    def fits(value: Json) -> bool:  # written as loops for speed: it runs for each call
         if type(value) is not dict:
             return False
         for name in required:
@@ -98,29 +97,29 @@ def _fitting_members(schema: Mapping[str, Json]) -> Callable[[Json], bool] | Non
 
 
 class Arguments:
-    """What an entry takes: checking it, and what it becomes."""
+    """The arguments of an entry: checks them against the schema, and converts them for the handler."""
 
-    __slots__ = ("_compiled", "_fits", "_read", "schema")
+    __slots__ = ("_compiled", "_quick_check", "_read", "schema")
 
     def __init__(self, schema: JsonObject, read: _Read | None = None, compiled: CompiledSchema | None = None) -> None:
         self.schema = schema
         self._read = read
         self._compiled = compiled
-        # Others' schemas may say more than ours ever do.
-        self._fits = _fitting(schema) if compiled is None else None
+        # A schema written by hand may have keywords that the quick check does not know.
+        self._quick_check = _quick_check(schema) if compiled is None else None
 
     def read(self, arguments: JsonObject) -> JsonObject:
-        """The values to give to the handler.  Raises BadArguments."""
-        fits = self._fits
-        if (fits is None or not fits(arguments)) and not self.fit(arguments):
-            raise BadArguments([_problem(each.path, each.message) for each in self._judged(arguments)])
+        """Return the values for the handler.  Raises BadArguments."""
+        quick_check = self._quick_check
+        if (quick_check is None or not quick_check(arguments)) and not self.fit(arguments):
+            raise BadArguments([_problem(each.path, each.message) for each in self._problems(arguments)])
         return arguments if self._read is None else self._read(arguments)
 
     def fit(self, arguments: JsonObject) -> bool:
-        """Whether they are what the schema says."""
-        return (self._fits is not None and self._fits(arguments)) or not self._judged(arguments)
+        """Whether the arguments fit the schema."""
+        return (self._quick_check is not None and self._quick_check(arguments)) or not self._problems(arguments)
 
-    def _judged(self, arguments: JsonObject) -> list[Problem]:
+    def _problems(self, arguments: JsonObject) -> list[Problem]:
         if self._compiled is None:
             from trio_mcp.core.schema.validation import compile_schema
 
@@ -128,11 +127,12 @@ class Arguments:
         return self._compiled.errors(arguments)
 
 
-def _problem(path: str, what: str) -> str:
-    return f"{path or 'arguments'}: {what}"
+def _problem(path: str, message: str) -> str:
+    return f"{path or 'arguments'}: {message}"
 
 
 def arguments_of(function: _Function, handler: Handler, schema: JsonObject) -> Arguments:
+    """The arguments of a function, which are converted to the types of its parameters."""
     from trio_mcp.core.schema.values import Unreadable, arguments_reader
 
     read = arguments_reader(function, handler.skip)
@@ -148,8 +148,8 @@ def arguments_of(function: _Function, handler: Handler, schema: JsonObject) -> A
     return Arguments(schema, convert)
 
 
-def text_arguments(function: _Function, handler: Handler, what: str) -> Arguments:
-    """Arguments that are text on the wire: those of prompts, and the variables of templates (prm-17)."""
+def text_arguments(function: _Function, handler: Handler, subject: str) -> Arguments:
+    """Arguments that are text in the protocol: arguments of prompts, and variables of templates (prm-17)."""
     from trio_mcp.core.schema.schema import hint_of, parameters_schema
 
     schema = parameters_schema(function, handler.skip)
@@ -159,7 +159,7 @@ def text_arguments(function: _Function, handler: Handler, what: str) -> Argument
             each["type"] = "string"
         elif not _is_text(hint):
             raise UsageError(
-                f"parameter {name!r} of {name_of(function)}: {what} are text; make it str, str | None, a Literal of "
+                f"parameter {name!r} of {name_of(function)}: {subject} are text; make it str, str | None, a Literal of "
                 "strings or an Enum of strings, and convert it in the function"
             )
     return arguments_of(function, handler, schema)

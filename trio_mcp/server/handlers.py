@@ -1,16 +1,18 @@
-"""A user's function, and how it is run.
+"""Handlers: the functions of an author, and how to run them.
 
-`typed` looks at the signature of a function that takes its arguments by name, `raw` at that of one that takes what the
-protocol has, by position.  Both give a `Handler`: what kind of callable it is, which parameter takes the `Context`, and
-`bind`, which makes a call without arguments of it.  Who runs the call reads `how`: await it, give it to a worker
-thread, or just call it.
+`typed` reads the signature of a function that takes its arguments by name; `raw` checks a function that takes the
+objects of the protocol by position.  Both return a `Handler`, which knows how to run the function (`how`: await it,
+call it in a worker thread, or call it in the event loop) and which parameter takes the `Context`.  `Handler.bind` makes
+a call without arguments.
 
-What surprises:
-- What counts is what a call does, not what stands behind it: a callable object is as async as its `__call__`, a partial
-  as its function.  Only a decorator that is no `async def` itself is taken for what it wraps, if it tells
-  (`functools.wraps`), because most of those hand on the coroutine.
-- What a `functools.partial` has bound by name is settled, and no argument that a client could give.
-- The `Context` is found without resolving other hints, so that it may be imported for type checkers only.
+Surprises:
+
+- A callable object is async if its `__call__` is, and a partial if its function is.  A decorator that is no
+  `async def` itself counts as async if it wraps an async function (`functools.wraps`), because most decorators return
+  the coroutine of the function.
+- Keyword arguments of a `functools.partial` are fixed: clients cannot set them.
+- The `Context` parameter is found without resolving other annotations, so that these may name imports that exist only
+  for type checkers.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ __all__ = ["Handler", "RunMode", "raw", "typed"]
 
 
 class RunMode(enum.Enum):
-    """How a handler is run."""
+    """How to run a handler."""
 
     ASYNC = enum.auto()  # awaited
     THREAD = enum.auto()  # called in a worker thread
@@ -38,12 +40,13 @@ class RunMode(enum.Enum):
 
 
 class Handler:
-    """A function of the user, ready to be bound to arguments.
+    """A function of an author, checked, and ready to be bound to arguments.
 
-    `by_name`: whether it takes its arguments so; a raw handler takes all by position, the context first.
-    `abandon_on_cancel`: whether a cancelled call leaves its worker thread behind, instead of waiting for it.
-    `context`: the name of the parameter that takes the Context, if there is one.  `skip`: the parameters that are no
-    arguments.
+    - `how`: how to run it.
+    - `by_name`: whether it takes its arguments by name; a raw handler takes all by position, the context first.
+    - `abandon_on_cancel`: whether a cancelled call abandons its worker thread instead of waiting for it.
+    - `context`: the name of the parameter that takes the Context, or None.
+    - `skip`: the parameters that are not arguments of clients.
     """
 
     __slots__ = ("abandon_on_cancel", "by_name", "context", "function", "how", "skip")
@@ -66,7 +69,11 @@ class Handler:
         self.skip = skip
 
     def bind(self, ctx: Any, named: Mapping[str, Any], *placed: Any) -> Callable[[], Any]:
-        """A call with `named` by name, and the context where it is wanted; to a raw handler, with `placed` instead."""
+        """Return a call without arguments.
+
+        It passes `named` by name, and the context if a parameter takes it.  A raw handler gets `ctx` and `placed`
+        instead.
+        """
         if not self.by_name:
             return functools.partial(self.function, ctx, *placed)
         if self.context is None:
@@ -75,21 +82,22 @@ class Handler:
 
 
 def typed(function: Callable[..., Any], *, thread: bool = True, abandon_on_cancel: bool = True) -> Handler:
-    """The handler that takes its arguments by name.  Raises UsageError for a signature that cannot be served.
+    """Make the handler for a function that takes its arguments by name.
 
-    The hints of the arguments are left to those who make a schema of them.
+    Raises UsageError for a signature that cannot be called.  The annotations of the arguments are checked later, when
+    their schema is made.
     """
     if isinstance(function, type):
         raise UsageError(
-            f"{name_of(function)} is a class, and a call of it would only make an object; register a method of one of "
-            f"its objects, such as {function.__name__}(...).run, or a function that returns what the object says"
+            f"{name_of(function)} is a class, and a call of it would only make an object; register a method of an "
+            f"object, such as {function.__name__}(...).run, or a function"
         )
     signature = _signature(function)
-    settled = _settled(function)
+    bound = _bound_names(function)
     found = [
         parameter
         for parameter in signature.parameters.values()
-        if parameter.name not in settled and _takes_context(function, parameter)
+        if parameter.name not in bound and _takes_context(function, parameter)
     ]
     name = name_of(function)
     if len(found) > 1:
@@ -105,26 +113,26 @@ def typed(function: Callable[..., Any], *, thread: bool = True, abandon_on_cance
     if first is not None and first.name in ("self", "cls") and first.annotation is first.empty:
         raise UsageError(
             f"parameter {first.name!r} of {name} would be an argument: this is a method without its object; register "
-            "the method of an object instead, such as Notes().read"
+            "a method of an object, such as Notes().read"
         )
     for parameter in signature.parameters.values():
-        if parameter not in found and parameter.name not in settled:
+        if parameter not in found and parameter.name not in bound:
             _check_no_context(function, parameter)
     context = found[0].name if found else None
-    skip = settled if context is None else settled | {context}
-    how = _how(function, thread, abandon_on_cancel)
+    skip = bound if context is None else bound | {context}
+    how = _run_mode(function, thread, abandon_on_cancel)
     return Handler(function, how, abandon_on_cancel=abandon_on_cancel, by_name=True, context=context, skip=skip)
 
 
 def _check_no_context(function: Callable[..., Any], parameter: inspect.Parameter) -> None:
-    """Refuse a parameter that is meant for the Context, and would be an argument that no client can give."""
+    """Raise UsageError for a parameter that looks like a Context but would become an argument of clients."""
     name, hint, where = parameter.name, parameter.annotation, f"parameter {parameter.name!r} of {name_of(function)}"
     if name == "context" and hint is parameter.empty and parameter.default is parameter.empty:
         raise UsageError(
-            f"{where} has no type, so clients would have to give it; write {name}: Context for the Context of the "
+            f"{where} has no type, so it would be an argument of clients; write {name}: Context for the Context of the "
             "call, or the type of the argument"
         )
-    if isinstance(hint, str) and re.fullmatch(_WRITTEN_CONTEXT, hint):
+    if isinstance(hint, str) and re.fullmatch(_CONTEXT_TEXT, hint):
         from trio_mcp.core.schema.schema import hint_of
 
         hint = hint_of(function, name)
@@ -136,7 +144,7 @@ def _check_no_context(function: Callable[..., Any], parameter: inspect.Parameter
 def raw(
     function: Callable[..., Any], takes: Sequence[str], *, thread: bool = True, abandon_on_cancel: bool = True
 ) -> Handler:
-    """The handler that is called with as many arguments by position; `takes` names them, for messages."""
+    """Make the handler for a function that is called by position; `takes` names the arguments, for messages."""
     signature = _signature(function)
     try:
         signature.bind(*takes)
@@ -145,30 +153,28 @@ def raw(
             f"{name_of(function)} is called by position, with ({', '.join(takes)}), but takes {signature}: {error}"
         ) from None
     return Handler(
-        function, _how(function, thread, abandon_on_cancel), abandon_on_cancel=abandon_on_cancel, by_name=False
+        function, _run_mode(function, thread, abandon_on_cancel), abandon_on_cancel=abandon_on_cancel, by_name=False
     )
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
     if not callable(function):
-        raise UsageError(f"a handler is a function or another callable, not {type(function).__name__}")
+        raise UsageError(f"a handler must be a function or another callable, got {type(function).__name__}")
     try:
         return inspect.signature(function)
     except (TypeError, ValueError) as error:
-        raise UsageError(
-            f"{name_of(function)} does not say what it takes: {error}; wrap it in a function that does"
-        ) from None
+        raise UsageError(f"{name_of(function)} has no signature: {error}; wrap it in a function that has one") from None
 
 
-# How it is run.
+# How to run it.
 
 
-def _how(function: Callable[..., Any], thread: bool, abandon_on_cancel: bool) -> RunMode:
+def _run_mode(function: Callable[..., Any], thread: bool, abandon_on_cancel: bool) -> RunMode:
     name = name_of(function)
     callables = list(_callables(function))
     if inspect.isgeneratorfunction(callables[0]) or inspect.isasyncgenfunction(callables[0]):
         raise UsageError(
-            f"{name} is a generator, which would give nothing but itself; return all of it at once, as a list"
+            f"{name} is a generator function, whose call returns only a generator; return all items at once, as a list"
         )
     if any(inspect.iscoroutinefunction(each) for each in callables):
         for option, given in (("thread", thread), ("abandon_on_cancel", abandon_on_cancel)):
@@ -183,9 +189,9 @@ def _how(function: Callable[..., Any], thread: bool, abandon_on_cancel: bool) ->
 
 
 def _callables(function: Any) -> Iterator[Callable[..., Any]]:
-    """What runs when `function` is called, and what each decorator says that it wraps.
+    """Yield the function that runs when `function` is called, then each function that a decorator says it wraps.
 
-    Ends: a decorator that wraps itself has no signature, and came no further than that.
+    It ends: a decorator that wraps itself has no signature, so it was refused before.
     """
     while function is not None:
         while isinstance(function, functools.partial):
@@ -194,15 +200,15 @@ def _callables(function: Any) -> Iterator[Callable[..., Any]]:
         function = getattr(function, "__wrapped__", None)
 
 
-def _settled(function: Callable[..., Any]) -> frozenset[str]:
-    """What a partial has bound by name: the signature goes on to show it, with a default."""
+def _bound_names(function: Callable[..., Any]) -> frozenset[str]:
+    """The parameters that a partial has bound by name.  The signature still shows them, with defaults."""
     return frozenset(function.keywords) if isinstance(function, functools.partial) else frozenset()
 
 
 # Which parameter takes the Context.
 
-# As it may be written in a hint that cannot be resolved.
-_WRITTEN_CONTEXT = r"(None\s*\|\s*)?([\w.]*\bOptional\[\s*)?[\w.]*Context(\[.*\])?(\s*\])?(\s*\|\s*None)?"
+# The text of an annotation that cannot be resolved.
+_CONTEXT_TEXT = r"(None\s*\|\s*)?([\w.]*\bOptional\[\s*)?[\w.]*Context(\[.*\])?(\s*\])?(\s*\|\s*None)?"
 
 
 def _takes_context(function: Callable[..., Any], parameter: inspect.Parameter) -> bool:
@@ -211,14 +217,14 @@ def _takes_context(function: Callable[..., Any], parameter: inspect.Parameter) -
         return False
     if hint is parameter.empty:
         return parameter.name == "ctx"
-    if isinstance(hint, type):  # the most common hints, without the price of resolving
+    if isinstance(hint, type):  # the most common annotations, without the cost of resolving
         return _is_context(hint)
-    from trio_mcp.core.schema.schema import hint_of  # 8 ms, and who registers raw handlers never needs it
+    from trio_mcp.core.schema.schema import hint_of  # takes 8 ms, and raw handlers never need it
 
     try:
         return _is_context(hint_of(function, parameter.name))
     except UsageError:
-        # Not there while the program runs.  Whether that is a mistake is for who needs the hint to say.
+        # The name does not exist at run time.  If the annotation is needed, the code that makes its schema will raise.
         return _is_context(hint)
 
 
@@ -227,7 +233,7 @@ def _is_context(hint: Any) -> bool:
 
     hint = getattr(hint, "__forward_arg__", hint)
     if isinstance(hint, str):
-        return re.fullmatch(_WRITTEN_CONTEXT, hint) is not None
+        return re.fullmatch(_CONTEXT_TEXT, hint) is not None
     origin = typing.get_origin(hint)
     inside = typing.get_args(hint)
     if origin is typing.Annotated:
