@@ -346,7 +346,7 @@ async def test_a_question_is_never_asked_of_another_client(behind: str, before: 
         if behind == E:  # there it is known whose it is
             assert text(await second.call_tool("think")) == "model: for two"
         else:
-            assert "calls of several clients run" in await failing(second, "think")
+            assert "calls of several clients are running" in await failing(second, "think")
 
 
 @behind

@@ -359,7 +359,7 @@ async def test_in_a_shared_session_a_call_whose_client_was_asked_counts(transpor
         nursery.start_soon(bob.call_tool, "wait")
         await settled()
         await peer.send({"id": 6, "method": "elicitation/create", "params": FORM})
-        assert "calls of several clients run" in (await answer_to(peer, 6))["error"]["message"]
+        assert "calls of several clients are running" in (await answer_to(peer, 6))["error"]["message"]
         nursery.cancel_scope.cancel()
     assert asked == ["alice"]
 

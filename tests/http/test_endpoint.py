@@ -487,7 +487,7 @@ async def test_a_stream_that_broke_off_is_said_to_have(
         assert "no space left" in caplog.text
         refused = await door.get(session, call.response.last_id)
         assert refused.response.status == 400
-        assert "broken off" in refused.response.json["error"]["message"]
+        assert "the stream has failed" in refused.response.json["error"]["message"]
         assert stage.ended == [""]
 
 

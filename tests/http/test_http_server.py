@@ -345,7 +345,7 @@ async def test_where_there_are_no_unix_sockets_that_is_said(monkeypatch: pytest.
 async def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("precious")
-    assert "no socket" in await failure(unix=path)
+    assert "not a socket" in await failure(unix=path)
     assert path.read_text() == "precious"
 
 

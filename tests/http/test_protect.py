@@ -457,7 +457,7 @@ async def test_a_verifier_may_wait(is_async: bool, autojump_clock: MockClock) ->
     [
         (lambda token: ValueError(f"what is {token}?"), 500, "what is (the token)?"),
         (lambda token: CannotVerify(f"no keys for {token}"), 503, "no keys for (the token)"),
-        (None, 500, "not str"),
+        (None, 500, "got str"),
     ],
 )
 async def test_a_verifier_that_fails_costs_its_request_and_tells_no_token(

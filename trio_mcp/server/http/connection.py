@@ -289,8 +289,8 @@ class HttpConnection:
                     return head
                 if reader.waiting > LONG:
                     charge = charge or Charge(self._shared.endpoint.account(holder_of(None, self._peer)))
-                    if (beyond := charge.set(reader.waiting)) is not None:
-                        raise UnreadableRequest(over_limit(beyond))
+                    if (limit_name := charge.set(reader.waiting)) is not None:
+                        raise UnreadableRequest(over_limit(limit_name))
         finally:
             if charge is not None:
                 charge.set(0)

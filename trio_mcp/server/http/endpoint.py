@@ -74,7 +74,7 @@ _Accepted: TypeAlias = Serve | Deliver | OpenStream | OpenLegacyStream | EndSess
 
 _BUSY = 30  # Retry-After in seconds, from a server that is full or shuts down
 _RETRY = 1.0  # seconds after which a client should reconnect whose stream ends with the server
-_LOOK = 10.0  # seconds by which a stream may outlive its access token
+_TOKEN_CHECK_INTERVAL = 10.0  # seconds by which a stream may outlive its access token
 _SHUTTING_DOWN = "the server is shutting down"
 
 
@@ -117,14 +117,14 @@ class _SingleRequest(StreamOwner):
         run: Run,
         shared: EndpointStreams,
         verdict: Serve,
-        all: set[ServerSession],
+        single_requests: set[ServerSession],
         account: Account,
-        absent: IdleOrder[ServerSession],
+        detached: IdleOrder[ServerSession],
     ) -> None:
         revision = verdict.revision
         self._modern = revision is not None and not revision.handshake
-        self._all = all
-        self._detached = absent
+        self._all = single_requests
+        self._detached = detached
         self.stream = ResponseStream(self, ResponseMode(verdict.answer, revision), shared, _ids(verdict.message))
         link = LinkKind.EXCHANGE if self._modern else LinkKind.SESSION
         terms = None if self._modern or revision is None else Terms(revision)
@@ -218,7 +218,7 @@ class Endpoint:
         A call that began before the token expired may take longer.
         """
         while True:
-            await trio.sleep(_LOOK)
+            await trio.sleep(_TOKEN_CHECK_INTERVAL)
             now = trio.current_time()
             for stream in [stream for stream, until in self._token_deadlines.items() if until <= now]:
                 self._token_deadlines[stream] = math.inf  # until the client resumes it with a new token

@@ -208,8 +208,8 @@ class ResponseStream:
         """The outbox of the current response, made at the first use."""
         if self._outbox is None:
             limit, nursery = self._shared.limit, self._shared.nursery
-            gone = partial(self._response_lost, self._response)
-            self._outbox = Outbox(self._send, self._take, self._pending_writes, limit, gone, spawn=nursery)
+            on_lost = partial(self._response_lost, self._response)
+            self._outbox = Outbox(self._send, self._take, self._pending_writes, limit, on_lost, spawn=nursery)
         return self._outbox
 
     def _response_lost(self, response: HttpResponse | None, failure: Exception | None = None) -> None:
