@@ -35,7 +35,7 @@ def make_server(proxy: Proxy) -> Server:
     async def who_am_i(ctx: Context) -> str:
         """Who the identity provider says that the user is, now."""
         try:  # by the provider's token, which belongs to the client's, and which no client sees
-            return await proxy.user_of(ctx.terms.principal.claims["grant"])
+            return await proxy.user_of(ctx.claims["grant"])
         except Refused:
             raise ToolError("The identity provider does not know you any more; sign in again.") from None
         except Down:

@@ -13,7 +13,7 @@ from tests.core.pairs import CLIENT_INFO, EVERYTHING_OF_A_SERVER, SERVER_INFO, i
 from tests.requirements import req
 from trio_mcp.core.errors import RequestError
 from trio_mcp.core.http.fields import reply_headers
-from trio_mcp.core.http.response import ResponseEncoder, ResponsePart
+from trio_mcp.core.http.response import EncodedPart, ResponseEncoder
 from trio_mcp.core.http.sse import KEEP_ALIVE, EventReader
 from trio_mcp.core.http.verdicts import Answer, OpenStream, Serve
 from trio_mcp.core.jsonrpc import Batch, Message, Notification, Request, encode
@@ -45,7 +45,7 @@ class Post:
         self.response = ResponseEncoder(verdict, self.session)
         self.events = self.session.receive(message, 0.0, about=self.response)
 
-    def part(self) -> ResponsePart | None:
+    def part(self) -> EncodedPart | None:
         for message, label in self.session.outgoing():
             if label is self.response:
                 self.response.send(message)
@@ -86,7 +86,7 @@ def test_an_answer_that_comes_first_is_one_json_body(answer: Answer) -> None:
 @pytest.mark.parametrize("answer", [EITHER, STREAM])
 def test_a_message_before_the_answer_makes_it_a_stream(answer: Answer) -> None:
     post = call(answer, progressToken="t")
-    assert post.part() == (None if answer is EITHER else ResponsePart(STREAM_HEAD, b"", True))
+    assert post.part() == (None if answer is EITHER else EncodedPart(STREAM_HEAD, b"", True))
     assert post.part() is None
     post.session.progress(1, 1)
     first = post.part()
@@ -128,7 +128,7 @@ def test_a_json_body_has_no_room_for_progress() -> None:
 def test_a_comment_keeps_a_silent_response_alive() -> None:
     post = call()
     post.response.keep_alive()
-    assert post.part() == ResponsePart(STREAM_HEAD, KEEP_ALIVE, True)
+    assert post.part() == EncodedPart(STREAM_HEAD, KEEP_ALIVE, True)
     assert post.part() is None
     post.response.keep_alive()
     post.session.answer(1, {"content": []})
@@ -145,20 +145,20 @@ def test_a_cancelled_request_ends_its_response_without_an_answer(begun: bool) ->
     params = {"name": "x", "_meta": {"progressToken": "t"}}
     post = Post(Request(1, "tools/call", params), STREAM if begun else EITHER, D, session)
     if begun:
-        assert post.part() == ResponsePart(STREAM_HEAD, b"", True)
+        assert post.part() == EncodedPart(STREAM_HEAD, b"", True)
     session.progress(1, 1)
     for message, _ in session.outgoing():
         post.response.send(message)
     session.receive(Notification("notifications/cancelled", {"requestId": 1}), 0.0)
-    accepted = ResponsePart((202, (("Content-Length", "0"), *CORS)), b"", False)
-    assert post.part() == (ResponsePart(None, b"", False) if begun else accepted)
+    accepted = EncodedPart((202, (("Content-Length", "0"), *CORS)), b"", False)
+    assert post.part() == (EncodedPart(None, b"", False) if begun else accepted)
     assert post.part() is None
 
 
 def test_a_stream_whose_request_is_cancelled_before_it_begins_is_an_empty_stream() -> None:
     post = call(STREAM)
     post.session.receive(Notification("notifications/cancelled", {"requestId": 1}), 0.0)
-    assert post.part() == ResponsePart(STREAM_HEAD, b"", False)
+    assert post.part() == EncodedPart(STREAM_HEAD, b"", False)
 
 
 @pytest.mark.parametrize("answer", Answer)
@@ -186,7 +186,7 @@ def test_a_batch_is_answered_when_all_of_it_is() -> None:
 @given(st.lists(st.sampled_from(["progress", "take", "silence"])), st.sampled_from(Answer))
 def test_each_message_is_sent_once_and_in_order_whenever_the_parts_are_taken(moves: list[str], answer: Answer) -> None:
     post = call(answer, progressToken="t")
-    parts: list[ResponsePart | None] = []
+    parts: list[EncodedPart | None] = []
     for number, move in enumerate(moves):
         if move == "progress":
             post.session.progress(1, number)
@@ -249,13 +249,13 @@ def standing() -> tuple[ResponseEncoder, ServerProtocol]:
 
 def test_the_stream_of_a_get_carries_messages_until_its_session_ends() -> None:
     response, session = standing()
-    assert response.data_to_send() == ResponsePart(STREAM_HEAD, b"", True)
+    assert response.data_to_send() == EncodedPart(STREAM_HEAD, b"", True)
     note = Notification("notifications/tools/list_changed")
     assert response.send(note)
-    assert response.data_to_send() == ResponsePart(None, b"event: message\ndata: %b\n\n" % encode(note), True)
+    assert response.data_to_send() == EncodedPart(None, b"event: message\ndata: %b\n\n" % encode(note), True)
     assert response.data_to_send() is None
     session.connection_lost()
-    assert response.data_to_send() == ResponsePart(None, b"", False)
+    assert response.data_to_send() == EncodedPart(None, b"", False)
     assert response.data_to_send() is None
     assert not response.send(note)
 

@@ -471,7 +471,7 @@ async def test_a_server_is_protected_by_it(caplog: pytest.LogCaptureFixture, aut
 
 
 async def who(ctx: Context) -> str:
-    return f"{ctx.principal} of {ctx.terms.principal.claims['iss']}"
+    return f"{ctx.principal} of {ctx._terms.principal.claims['iss']}"
 
 
 async def status(web: Web, token: str) -> int:

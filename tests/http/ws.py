@@ -98,7 +98,7 @@ async def serve_here(server: Any, stream: trio.abc.Stream, *, tap: Any = None, *
         return
     request = HttpRequest(event.method.decode(), event.target.decode(), list(event.headers))
     http.next_event()
-    async with server.joined() as run:
+    async with server._joined() as run:
         endpoint = Endpoint(run, **{"keep_alive": 1e9, **options})
         await serve_upgrade(run, endpoint, stream, request, http.trailing_data[0], tap=tap)
 

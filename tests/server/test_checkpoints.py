@@ -258,7 +258,7 @@ def test_a_run_may_end_at_any_step(revision: str, streams: Callable[[], Pair]) -
                     await trio.sleep(1)
 
         server = made()
-        server.lifespan = lifespan
+        server._lifespan = lifespan
         async with trio.open_nursery() as nursery:
             running = trio.Event()
 

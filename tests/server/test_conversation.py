@@ -138,7 +138,7 @@ async def test_what_is_said_in_the_course_of_a_request_goes_where_it_came_in(
         await trio.sleep(1)
         return "done"
 
-    async with server.joined() as run:
+    async with server._joined() as run:
         own, wires = Nowhere(), (Nowhere(), Nowhere())
         conversation = conversing(run, revision, own)
         if revision != LATEST:
@@ -164,7 +164,7 @@ async def test_a_request_that_ends_without_an_answer_wakes_its_wire(
     revision: str, standing: str, autojump_clock: MockClock
 ) -> None:
     server = working(limits=Limits(calls=1), capabilities=["tools"])
-    async with server.joined() as run:
+    async with server._joined() as run:
         own, wire, first = Nowhere(), Nowhere(), Nowhere()
         conversation = conversing(run, revision, own)
         if standing == "waits its turn":
@@ -188,7 +188,7 @@ async def test_a_lost_wire_of_a_session_ends_nothing_and_a_lost_session_everythi
     revision: str, autojump_clock: MockClock
 ) -> None:
     server = working()
-    async with server.joined() as run:
+    async with server._joined() as run:
         wire = Nowhere()
         conversation = session_of(run, revision, Nowhere())
         heard(conversation, asked(1, revision, "slow"), wire=wire)
@@ -217,7 +217,7 @@ async def test_a_json_answer_carries_nothing_else_and_a_question_says_so(
         began.append(trio.current_time())
         return str(await ctx.sample("How many?", max_tokens=1))
 
-    async with server.joined() as run:
+    async with server._joined() as run:
         own, wire = Nowhere(), Nowhere(answers_only=True)
         conversation = session_of(run, revision, own)
         heard(conversation, asked(1, revision, "asks"), wire=wire)
@@ -244,7 +244,7 @@ async def test_reports_are_checked_also_where_nobody_can_hear_them(autojump_cloc
                 failed.append(str(error))
         return "done"
 
-    async with server.joined() as run:
+    async with server._joined() as run:
         wire = Nowhere(answers_only=True)
         heard(conversing(run, LATEST, wire), asked(1, LATEST, "tells"), wire=wire)
         await wait_all_tasks_blocked()
@@ -260,7 +260,7 @@ async def test_a_modern_question_is_an_answer_and_may_be_json(autojump_clock: Mo
         await ctx.progress(1)
         return type(answer).__name__
 
-    async with server.joined() as run:
+    async with server._joined() as run:
         wires = Nowhere(answers_only=True), Nowhere()
         first = conversing(run, LATEST, wires[0])
         heard(first, asked(1, LATEST, "asks"), wire=wires[0])
@@ -287,7 +287,7 @@ async def test_changes_go_by_the_session_s_own_wire_and_wait_while_that_is_full(
     revision: str, autojump_clock: MockClock
 ) -> None:
     server = Server("changes", capabilities=["tools"])
-    async with server.joined() as run:
+    async with server._joined() as run:
         own, other = Nowhere(), Nowhere(full=True)
         conversation = session_of(run, revision, own)
         heard(conversation, Request(1, "ping", {}), wire=other)
@@ -322,7 +322,7 @@ async def test_that_a_page_is_done_is_told_by_the_call_that_sent_there_and_later
         await ctx.completed(page)
         return "done"
 
-    async with server.joined() as run:
+    async with server._joined() as run:
         own, wire = Nowhere(), Nowhere()
         conversation = session_of(run, revision, own)
         heard(conversation, asked(1, revision, "pay"), wire=wire)
@@ -341,7 +341,7 @@ async def test_a_server_that_stops_closes_every_wire_that_somebody_waits_at(
     revision: str, autojump_clock: MockClock
 ) -> None:
     server = working()
-    async with server.joined() as run:
+    async with server._joined() as run:
         own, wire, over = Nowhere(), Nowhere(), Nowhere()
         conversation = conversing(run, revision, own)
         heard(conversation, asked(1, revision, "slow"), wire=wire)
@@ -356,7 +356,7 @@ async def test_a_server_that_stops_closes_every_wire_that_somebody_waits_at(
 @everywhere
 async def test_a_drain_answers_each_request_where_it_came_in(revision: str, autojump_clock: MockClock) -> None:
     server = working(limits=Limits(calls=1))
-    async with server.joined() as run:
+    async with server._joined() as run:
         wires = {name: Nowhere() for name in ("runs", "waits", "listens", "late")}
         conversation = conversing(run, revision, Nowhere())
         heard(conversation, asked(1, revision, "slow"), wire=wires["runs"])
@@ -392,7 +392,7 @@ async def test_a_request_of_the_legacy_era_may_stand_alone_under_terms_that_are_
             failed.append(type(error).__name__)
         return ctx.revision
 
-    async with server.joined() as run:
+    async with server._joined() as run:
         wire = Nowhere()
         conversation = ServerSession(run, wire, link=LinkKind.SESSION, terms=Terms(REVISIONS[OLD]))
         heard(conversation, asked(1, OLD, "asks"), wire=wire)

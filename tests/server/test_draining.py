@@ -264,7 +264,7 @@ async def test_a_drain_ends_a_connection_of_any_kind(autojump_clock: MockClock) 
             heard.append("stop")
 
     server = working()
-    async with server.running(), server.joined() as run:
+    async with server.running(), server._joined() as run:
         assert isinstance(run, Run)
         run.connections[Endpoint()] = None
         assert server.statistics().connections == 7

@@ -125,7 +125,7 @@ async def framed(
 
     async def serve() -> None:
         with scope or trio.CancelScope():
-            async with server.joined() as run:
+            async with server._joined() as run:
                 await converse(run, theirs, frames, **options)
         peer.returned_at = trio.current_time()
 

@@ -424,11 +424,11 @@ DETAILS: dict[str, tuple[Make, str]] = {
 SIGNATURES: dict[str, tuple[Make, str]] = {
     "positional": (
         lambda: entries.tool_of(eval("lambda a, /: a"), name="t"),
-        "parameter 'a' of <lambda> is positional-only; arguments come one by one, by name",
+        "parameter 'a' of <lambda> is positional-only; declare each argument as a named parameter",
     ),
     "starred": (
         lambda: entries.tool_of(given),
-        "parameter 'everything' of given is variadic positional; arguments come one by one, by name",
+        "parameter 'everything' of given is variadic positional; declare each argument as a named parameter",
     ),
     "raw": (
         lambda: entries.raw_tool(Tool("t", SCHEMA), today),

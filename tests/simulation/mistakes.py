@@ -58,7 +58,7 @@ def _unheard_cancellation() -> AbstractContextManager[Any]:
 
 def _leaked_task() -> AbstractContextManager[Any]:
     """A cancelled call leaves a task behind."""
-    cancel = Context.cancel
+    cancel = Context._cancel
 
     def leak(self: Context, reason: str) -> None:
         trio.lowlevel.spawn_system_task(trio.sleep_forever, name="a leaked task")

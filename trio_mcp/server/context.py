@@ -115,8 +115,9 @@ class Context:
     """
 
     __slots__ = (
-        "_keys", "_over", "_progress", "_scope", "_waits", "answers", "elsewhere", "kept_roots", "lifespan", "link",
-        "pages", "place", "received", "recorded", "replay", "request", "rounds", "state", "terms", "told", "wire",
+        "_elsewhere", "_kept_roots", "_keys", "_link", "_over", "_pages", "_place", "_progress", "_received",
+        "_recorded", "_replay", "_rounds", "_scope", "_terms", "_told", "_waits", "_wire", "answers",
+        "lifespan", "request", "state",
     )  # fmt: skip
 
     def __init__(
@@ -130,7 +131,7 @@ class Context:
         self._keys: set[str] | None = None
         self.request = request
         """The current request, as it came."""
-        self.terms = terms
+        self._terms = terms
         """The terms of the request: revision, capabilities, identity, principal, headers."""
         self.lifespan: Any = None
         """The value of the server's lifespan."""
@@ -138,18 +139,18 @@ class Context:
         """The client's answers to an `InputRequired` that this handler returned; use `read` of each question."""
         self.state: Json = None
         """The state of that `InputRequired`."""
-        self.wire = wire  # where messages of the current request go
-        self.told = 0  # the number of the last write to `wire` with a message of this call
-        self.link: ContextLink | None = link  # the connection of the current request; None between two requests
-        self.place: ParkedCall | None = None  # where the call waits for its next request
-        self.received: Any = None  # the long message that brought the request, which is charged
+        self._wire = wire  # where messages of the current request go
+        self._told = 0  # the number of the last write to `wire` with a message of this call
+        self._link: ContextLink | None = link  # the connection of the current request; None between two requests
+        self._place: ParkedCall | None = None  # where the call waits for its next request
+        self._received: Any = None  # the long message that brought the request, which is charged
         # For questions.
-        self.pages: tuple[ElicitUrl, ...] = ()  # the pages that users were sent to
-        self.rounds = 0
-        self.elsewhere: RequestError | None = None  # why the call cannot go on here, unless the handler replays
-        self.replay = False
-        self.recorded: Mapping[str, JsonObject] = NOTHING  # the answers that it had before it was run again
-        self.kept_roots: Roots | None = None
+        self._pages: tuple[ElicitUrl, ...] = ()  # the pages that users were sent to
+        self._rounds = 0
+        self._elsewhere: RequestError | None = None  # why the call cannot go on here, unless the handler replays
+        self._replay = False
+        self._recorded: Mapping[str, JsonObject] = NOTHING  # the answers that it had before it was run again
+        self._kept_roots: Roots | None = None
 
     if not TYPE_CHECKING:  # or a type checker would accept any attribute
 
@@ -184,33 +185,39 @@ class Context:
     @property
     def revision(self) -> str:
         """The protocol revision of the request, such as "2025-11-25"."""
-        return self.terms.revision.name
+        return self._terms.revision.name
 
     @property
     def principal(self) -> Any:
         """The name of the authenticated principal; None without authentication."""
-        principal = self.terms.principal
+        principal = self._terms.principal
         return principal.name if isinstance(principal, Principal) else principal
 
     @property
     def scopes(self) -> frozenset[str]:
         """The scopes of the access token; empty if the server is not protected."""
-        principal = self.terms.principal
+        principal = self._terms.principal
         return principal.scopes if isinstance(principal, Principal) else frozenset()
+
+    @property
+    def claims(self) -> Mapping[str, Any]:
+        """The claims of the access token, as `verify` put them into the `Principal`; empty without one."""
+        principal = self._terms.principal
+        return principal.claims if isinstance(principal, Principal) else {}
 
     @property
     def headers(self) -> Mapping[str, str]:
         """The HTTP headers of the request; empty on other transports."""
-        return self.terms.headers
+        return self._terms.headers
 
     @property
     def client(self) -> Mapping[str, Json] | None:
         """The name and version that the client claims; None if it gives none.  Use it for display and logs only."""
-        return self.terms.identity
+        return self._terms.identity
 
     def supports(self, *capability: str) -> bool:
         """Whether the client declared a capability, as in ``ctx.supports("elicitation", "url")``."""
-        return self.terms.declares(*capability)
+        return self._terms.declares(*capability)
 
     # Reports to the client.
 
@@ -251,7 +258,7 @@ class Context:
         """
         link = self._heard
         if link is None:
-            self.terms.wants_log(level)  # an unknown level is a mistake also if the message is not sent
+            self._terms.wants_log(level)  # an unknown level is a mistake also if the message is not sent
             await trio.lowlevel.checkpoint()
             return
         params: JsonObject = {"level": level, "data": data}
@@ -274,12 +281,12 @@ class Context:
         if type(retry) not in (int, float) or not 0 <= retry < math.inf:
             raise UsageError(f"retry must be a number of seconds, 0 or more, got {shown(retry)}")
         await trio.lowlevel.checkpoint()
-        return self._heard is not None and self.wire.hang_up(retry)
+        return self._heard is not None and self._wire.hang_up(retry)
 
     @property
     def _heard(self) -> ContextLink | None:
         """The connection, if it can carry messages before the answer; None otherwise."""
-        return None if self._over or self.wire.answers_only else self.link
+        return None if self._over or self._wire.answers_only else self._link
 
     async def completed(self, question: ElicitUrl) -> bool:
         """Tell the client that the user has finished on a page of `elicit_url`.
@@ -289,13 +296,13 @@ class Context:
 
         Raises `UsageError` if `question` was not asked by this context.
         """
-        if not any(question is each for each in self.pages):  # elic-22
+        if not any(question is each for each in self._pages):  # elic-22
             raise UsageError("this call has not asked that question; call completed of the context that asked")
-        if self.terms.revision.notification(Role.SERVER, _COMPLETED) is None:
+        if self._terms.revision.notification(Role.SERVER, _COMPLETED) is None:
             await trio.lowlevel.checkpoint()
             return False
-        assert self.link is not None  # only modern calls are without a connection at times
-        link, params = self.link, question.completed_params()
+        assert self._link is not None  # only modern calls are without a connection at times
+        link, params = self._link, question.completed_params()
         if self._heard is not None and link.session.notify(_COMPLETED, params, about=self.request.id):
             await link.tell(self)
             return True
@@ -348,9 +355,9 @@ class Context:
         The client is asked once in a call.  If it notifies of changes, it is asked once in a session and again after
         each change.  Raises the errors of the class docstring.
         """
-        if self.kept_roots is not None:
+        if self._kept_roots is not None:
             await trio.lowlevel.checkpoint()
-            return self.kept_roots
+            return self._kept_roots
         return await (await self._opened("roots/list")).roots(self)
 
     async def ask(self, **questions: Inquiry[Any]) -> Mapping[str, Any]:
@@ -383,44 +390,44 @@ class Context:
 
     async def _opened(self, subject: str) -> ContextLink:
         """Return the connection; after a question that was given up, wait for the next request first."""
-        if self.place is not None and self.place.left:
-            await self.place.resumed.wait()
-        return self.opened(subject)
+        if self._place is not None and self._place.left:
+            await self._place.resumed.wait()
+        return self._open_link(subject)
 
-    def opened(self, subject: str) -> ContextLink:
+    def _open_link(self, subject: str) -> ContextLink:
         """Return the connection.  Raises UsageError while another question waits; `subject` names what was not sent."""
-        if self.link is None:
+        if self._link is None:
             raise UsageError(
                 f"{subject} was not sent: another question of this call waits for its answer; "
                 "ask several at once with ctx.ask(a=…, b=…)"
             )
-        return self.link
+        return self._link
 
     # For other modules of the server.
 
     @property
-    def holder(self) -> Any:
+    def _holder(self) -> Any:
         """The client that is charged for the shared resources of this call."""
-        return None if self.link is None else self.link.account.holder
+        return None if self._link is None else self._link.account.holder
 
-    def detach(self, place: ParkedCall) -> None:
+    def _detach(self, place: ParkedCall) -> None:
         """The request was answered with a question: there is no connection until the next request."""
-        self.link, self.place = None, place
+        self._link, self._place = None, place
 
-    def attach(self, link: ContextLink, request: Request, terms: Terms, wire: Wire) -> None:
-        self.link, self.place, self.request, self.terms = link, None, request, terms
-        self.wire, self.told = wire, 0
+    def _attach(self, link: ContextLink, request: Request, terms: Terms, wire: Wire) -> None:
+        self._link, self._place, self.request, self._terms = link, None, request, terms
+        self._wire, self._told = wire, 0
 
-    def cancel(self, reason: str) -> None:
+    def _cancel(self, reason: str) -> None:
         if self._scope is not None and not self._over:  # after the end another call may run in this scope
             self._scope.cancel(reason=reason)
-        self.over()
+        self._finish()
 
     @property
-    def cancelled(self) -> bool:
+    def _is_cancelled(self) -> bool:
         return self._scope is not None and self._scope.cancel_called
 
-    def over(self) -> None:
+    def _finish(self) -> None:
         """The call has ended, or is about to.
 
         Questions stop waiting, also under a shield or for an abandoned worker thread, where a cancellation does not
@@ -431,12 +438,12 @@ class Context:
             scope.cancel(reason="the call has ended")
 
     @property
-    def asking(self) -> bool:
+    def _asking(self) -> bool:
         """Whether a question of this call waits for the client."""
         return bool(self._waits)
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
+    def _waiting(self) -> Iterator[None]:
         """A block that waits for the client.  Raises ClientGone if the call ends and the block is not cancelled."""
         if self._over:
             raise ClientGone("the question was not asked: the call has ended")

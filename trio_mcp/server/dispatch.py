@@ -28,6 +28,8 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
+import attrs
+
 from trio_mcp.core.errors import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -96,8 +98,9 @@ Filter: TypeAlias = "Callable[[Any, Described], bool]"
 _log = logging.getLogger("trio_mcp")
 
 
-class ServerFeatures(Protocol):
-    """What one server has and wants, apart from where it runs."""
+@attrs.define(eq=False)
+class ServerFeatures:
+    """The catalog and the options of one server, without its runs."""
 
     catalog: Catalog
     middleware: Sequence[Middleware]
@@ -182,9 +185,9 @@ class Dispatcher:
     def _told(self, ctx: Context, error: BaseException) -> JsonObject | RequestError:
         tool = ctx.method == "tools/call"
         if tool and isinstance(error, PathRefused):  # the model chose the path, and may choose another
-            return tool_failure(str(error.message), ctx.terms.revision)
+            return tool_failure(str(error.message), ctx._terms.revision)
         if isinstance(error, RequestError) and not isinstance(error, ClientError):
-            code = ctx.terms.revision.error_code(error.code)
+            code = ctx._terms.revision.error_code(error.code)
             if code == INTERNAL_ERROR != error.code:
                 _log.warning(
                     "%s was answered with %d, for %s keeps %d to itself; choose one outside of -32768 to -32000",
@@ -193,7 +196,7 @@ class Dispatcher:
             return error
         if isinstance(error, ToolError):
             try:
-                said = tool_failure(error, ctx.terms.revision)
+                said = tool_failure(error, ctx._terms.revision)
             except (BadResult, NotInThisRevision) as unwritable:
                 error = unwritable
             else:
@@ -202,7 +205,7 @@ class Dispatcher:
                 texts = [block["text"] for block in said["content"] if block.get("type") == "text"]
                 if any(texts):  # a picture is nothing that an error could show
                     return RequestError(INTERNAL_ERROR, "\n".join(texts))
-        if isinstance(error, NotDeclared) and not ctx.terms.revision.handshake:
+        if isinstance(error, NotDeclared) and not ctx._terms.revision.handshake:
             needed = {"requiredCapabilities": capability_object([error.capability])}
             return RequestError(MISSING_CLIENT_CAPABILITY, str(error), needed)
         if isinstance(error, NotDeclared | NotInThisRevision | RemoteProtocolError | ClientError | ClientGone):
@@ -214,7 +217,7 @@ class Dispatcher:
     async def _list(self, at: ServerFeatures, ctx: Context, request: Request) -> JsonObject:
         cursor = request.params.get("cursor")
         allowed = functools.partial(self._allows, at, ctx.principal) if self._filters else None
-        revision, method = ctx.terms.revision, request.method
+        revision, method = ctx._terms.revision, request.method
         page = at.catalog.list(method, revision, cursor, at.page_size, allowed)
         if at.middleware:
             page = _own(page)
@@ -263,7 +266,7 @@ class Dispatcher:
         Scopes are an affair of HTTP: on a stream, which has no headers, whoever is at its other end has them all.  But
         by HTTP nobody has any where the server is not protected.
         """
-        who = ctx.terms.principal
+        who = ctx._terms.principal
         if not (isinstance(who, Principal) or ctx.headers):
             return
         needed = self._needed(entry.scopes)
@@ -276,7 +279,7 @@ class Dispatcher:
 
     async def _call_tool(self, at: ServerFeatures, ctx: Context, request: Request) -> JsonObject:
         name, arguments = _named(request.params)
-        entry, revision = at.catalog.tool(name), ctx.terms.revision
+        entry, revision = at.catalog.tool(name), ctx._terms.revision
         if entry is None or (self._filters and not self._allows(at, ctx.principal, entry)):
             # tool-31: no tool, so no tool result.
             raise RequestError(INVALID_PARAMS, f"there is no tool {shown(name)}; tools/list names those there are")
@@ -294,7 +297,7 @@ class Dispatcher:
 
     async def _get_prompt(self, at: ServerFeatures, ctx: Context, request: Request) -> JsonObject:
         name, arguments = _named(request.params)
-        entry, revision = at.catalog.prompt(name), ctx.terms.revision
+        entry, revision = at.catalog.prompt(name), ctx._terms.revision
         if entry is None or not self._allows(at, ctx.principal, entry):  # prm-08
             raise RequestError(INVALID_PARAMS, f"there is no prompt {shown(name)}; prompts/list names those there are")
         if entry.owners:
@@ -306,7 +309,7 @@ class Dispatcher:
         return await self._handled(ctx, entry, call, prompt_result, entry.description, revision)
 
     async def _read_resource(self, at: ServerFeatures, ctx: Context, request: Request) -> JsonObject:
-        uri, revision = request.params.get("uri"), ctx.terms.revision
+        uri, revision = request.params.get("uri"), ctx._terms.revision
         if not isinstance(uri, str):
             raise RequestError(INVALID_PARAMS, "resources/read needs a uri, a string")
         found = at.catalog.resource(uri)
@@ -330,9 +333,9 @@ class Dispatcher:
         self, ctx: Context, entry: Entry, call: Callable[[], Any], finish: Callable[..., JsonObject], *options: Any
     ) -> JsonObject:
         """Run a handler until it returns something else than questions; of that, `finish` makes the result."""
-        ctx.replay = entry.replay
-        if ctx.elsewhere is not None and not entry.replay:
-            raise ctx.elsewhere
+        ctx._replay = entry.replay
+        if ctx._elsewhere is not None and not entry.replay:
+            raise ctx._elsewhere
         while True:
             try:
                 value = await (call() if entry.handler.how is RunMode.ASYNC else self._run(entry.handler, call, ctx))
@@ -342,18 +345,18 @@ class Dispatcher:
                     raise
             if not isinstance(value, InputRequired):
                 return finish(value, *options)
-            if not ctx.terms.revision.handshake:
+            if not ctx._terms.revision.handshake:
                 return self._parking.ask_again(ctx, value.questions, value.state)
-            ctx.rounds = next_round(ctx)
-            assert ctx.link is not None  # only modern calls are ever without one
-            ctx.answers = {**ctx.answers, **await ctx.link.ask_raw(ctx, value.questions)}
+            ctx._rounds = next_round(ctx)
+            assert ctx._link is not None  # only modern calls are ever without one
+            ctx.answers = {**ctx.answers, **await ctx._link.ask_raw(ctx, value.questions)}
             ctx.state = value.state
 
     async def _run(self, handler: Handler, call: Callable[[], Any], ctx: Context) -> Any:
         if handler.how is RunMode.ASYNC:
             return await call()
         if handler.how is RunMode.THREAD:
-            return await self._threads.run(call, ctx.holder, abandon_on_cancel=handler.abandon_on_cancel)
+            return await self._threads.run(call, ctx._holder, abandon_on_cancel=handler.abandon_on_cancel)
         return call()
 
     # Completion.
@@ -447,11 +450,11 @@ def _called(ctx: Context) -> str:
 
 def _failed(ctx: Context, text: str) -> JsonObject | RequestError:
     tool = ctx.method == "tools/call"
-    return tool_failure(text, ctx.terms.revision) if tool else RequestError(INTERNAL_ERROR, text)
+    return tool_failure(text, ctx._terms.revision) if tool else RequestError(INTERNAL_ERROR, text)
 
 
 def _session_of(ctx: Context) -> ListenerKey:
-    return ListenerKey(ctx.link, None)  # type: ignore[arg-type]
+    return ListenerKey(ctx._link, None)  # type: ignore[arg-type]
 
 
 def _pages(ctx: Context, error: RequestError) -> InputRequired | None:
@@ -465,7 +468,7 @@ def _pages(ctx: Context, error: RequestError) -> InputRequired | None:
         return None
     pages = {f"url-{number}": question for number, question in enumerate(error.questions, 1)}
     worded(ctx, pages)  # elic-12
-    if ctx.terms.revision.handshake:
+    if ctx._terms.revision.handshake:
         return None
     if any(ctx.answers.get(key, NOTHING).get("action") in ("decline", "cancel") for key in pages):
         raise RequestError(INTERNAL_ERROR, error.message)  # elic-50: asked again, the user would say no again

@@ -62,7 +62,7 @@ def worded(ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> list[Question
     """
     from trio_mcp.server.questions import ElicitUrl, Inquiry
 
-    terms, wire = ctx.terms, []
+    terms, wire = ctx._terms, []
     for key, question in questions.items():
         if not isinstance(question, Inquiry):
             kinds = "Elicit(...), ElicitUrl(...), Sample(...) or ListRoots()"
@@ -77,7 +77,7 @@ def worded(ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> list[Question
         if lacking:
             raise NotDeclared(question.method, "client", lacking[-1])
         wire.append(Question(key, question.method, params))
-    ctx.pages += tuple(question for question in questions.values() if isinstance(question, ElicitUrl))
+    ctx._pages += tuple(question for question in questions.values() if isinstance(question, ElicitUrl))
     return wire
 
 
@@ -98,7 +98,7 @@ def volunteered(ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[
     from trio_mcp.server.questions import ElicitUrl
 
     responses = ctx.request.params.get("inputResponses")
-    if ctx.rounds or not isinstance(responses, dict):
+    if ctx._rounds or not isinstance(responses, dict):
         return NOTHING
     asked = [key for key, question in questions.items() if not isinstance(question, ElicitUrl)]
     return {key: responses[key] for key in asked if isinstance(responses.get(key), dict)}
@@ -106,9 +106,9 @@ def volunteered(ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[
 
 def next_round(ctx: Context) -> int:
     """The number of the round that is about to begin."""
-    if ctx.rounds >= MAX_ROUNDS:
+    if ctx._rounds >= MAX_ROUNDS:
         raise UsageError(f"{ctx.method} has asked {MAX_ROUNDS} times; no client goes on for so long")
-    return ctx.rounds + 1
+    return ctx._rounds + 1
 
 
 class ParkedCall:
@@ -118,7 +118,7 @@ class ParkedCall:
 
     def __init__(self, ctx: Context, handle: str, asked: Mapping[str, Inquiry[Any]], questions: list[Question]) -> None:
         self.ctx = ctx
-        self.asker = ctx.link
+        self.asker = ctx._link
         self.handle = handle
         self.asked = asked
         self.questions = questions
@@ -160,7 +160,7 @@ class Parking:
         """
         round, asked = next_round(ctx), worded(ctx, questions)
         asking = self._asking(ctx, asked)  # before a place is taken: it raises where nothing can be asked
-        handle = self._parked.park(stable_name(ctx.principal), trio.current_time(), ctx.holder)
+        handle = self._parked.park(stable_name(ctx.principal), trio.current_time(), ctx._holder)
         place = self._places[handle] = ParkedCall(ctx, handle, questions, asked)
         self._more.set()
         try:
@@ -174,18 +174,18 @@ class Parking:
         """The result for a handler that will be started from the beginning with the answers."""
         round, asking = next_round(ctx), self._asking(ctx, worded(ctx, questions))
         again = [list(questions), dict(ctx.answers), carried]
-        return {**asking, "requestState": self._seal(ctx, round, None, ctx.recorded, again)}
+        return {**asking, "requestState": self._seal(ctx, round, None, ctx._recorded, again)}
 
     @staticmethod
     def _asking(ctx: Context, questions: Sequence[Question]) -> JsonObject:
-        return input_required(ctx.terms.revision, ctx.method, ctx.terms.capabilities, questions, "")
+        return input_required(ctx._terms.revision, ctx.method, ctx._terms.capabilities, questions, "")
 
     def _state_of(self, place: ParkedCall, round: int) -> str:
         ctx = place.ctx
-        if not ctx.replay:  # nothing but where it waits
+        if not ctx._replay:  # nothing but where it waits
             return self._seal(ctx, round, place.handle, NOTHING, None)
         again = [list(place.asked), dict(ctx.answers), ctx.state]
-        return self._seal(ctx, round, place.handle, {**ctx.recorded, **place.answers}, again)
+        return self._seal(ctx, round, place.handle, {**ctx._recorded, **place.answers}, again)
 
     def _seal(
         self, ctx: Context, round: int, handle: str | None, recorded: Mapping[str, JsonObject], again: Json
@@ -194,7 +194,7 @@ class Parking:
         asked, of which alone answers are taken (mrtr-24), and the `answers` and the `state` of its context."""
         state = SealedState(round, self._wall() + self._ttl, handle, recorded, again)
         sealed = self._sealer.seal(state, ctx.method, ctx.request.params, stable_name(ctx.principal))
-        ctx.rounds = round
+        ctx._rounds = round
         return sealed
 
     # Back in.
@@ -220,7 +220,7 @@ class Parking:
             assert refusal is not None  # it knows of those that are here, and of no others
             if refusal is not StateRefusal.ELSEWHERE or state.carried is None:
                 raise refusal.error
-            ctx.elsewhere = refusal.error
+            ctx._elsewhere = refusal.error
             self._start_again(ctx, state)
             return None
         if not place.left and self._take_answers(place, request.params):
@@ -236,11 +236,11 @@ class Parking:
         # Who asked reads the answers; here only their shape is looked at (mrtr-22).
         if given is None or not all(isinstance(answer, dict) for answer in given.values()):
             raise RequestError(INVALID_PARAMS, "inputResponses must be an object of objects")
-        ctx.rounds, ctx.state = state.round, carried
+        ctx._rounds, ctx.state = state.round, carried
         if state.handle is None:
-            ctx.answers, ctx.recorded = {**answers, **given}, dict(state.answers)
+            ctx.answers, ctx._recorded = {**answers, **given}, dict(state.answers)
         else:
-            ctx.answers, ctx.recorded = answers, {**state.answers, **given}
+            ctx.answers, ctx._recorded = answers, {**state.answers, **given}
 
     @staticmethod
     def _take_answers(place: ParkedCall, params: JsonObject) -> bool:
@@ -253,7 +253,7 @@ class Parking:
 
     def _ask_for_the_rest(self, place: ParkedCall, ctx: Context) -> JsonObject:
         """mrtr-25: what is missing is asked for again, under the terms of this retry; what came is kept."""
-        if place.ctx.rounds >= MAX_ROUNDS:
+        if place.ctx._rounds >= MAX_ROUNDS:
             raise RequestError(INVALID_PARAMS, f"answers are missing from inputResponses after {MAX_ROUNDS} rounds")
         asking = self._asking(ctx, place.open)
         return {**asking, "requestState": self._state_of(place, next_round(place.ctx))}
@@ -302,5 +302,5 @@ class Parking:
         for handle in handles:
             place = self._places.pop(handle)
             self._parked.take(handle)
-            place.ctx.cancel(reason)
+            place.ctx._cancel(reason)
             place.resumed.set()

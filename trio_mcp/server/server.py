@@ -36,7 +36,7 @@ from trio_mcp.server.description import (
     revisions_of,
     text_of,
 )
-from trio_mcp.server.dispatch import Filter, Middleware
+from trio_mcp.server.dispatch import Filter, Middleware, ServerFeatures
 from trio_mcp.server.process import live, place
 from trio_mcp.server.run import Draining, Run, Runs, Statistics
 from trio_mcp.transport.nursery import check_trio, is_but, open_nursery
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.cache import CacheHints
     from trio_mcp.core.content import Annotations, Icon, Resource
     from trio_mcp.core.models import Prompt, ResourceTemplate, Tool, ToolAnnotations
-    from trio_mcp.core.oauth.resource import Protection, Verify
+    from trio_mcp.core.oauth.resource import Verify
     from trio_mcp.server.http.listener import HttpAddress
     from trio_mcp.server.http.options import HttpOptions
     from trio_mcp.transport.duplex import Tap
@@ -141,13 +141,8 @@ class Server:
         if not isinstance(limits, Limits | None):
             raise UsageError(f"limits must be a Limits object, got {type(limits).__name__}")
         check_cache(cache or {})
-        self.catalog = Catalog()
-        self.lifespan = lifespan
-        self.middleware: Sequence[Middleware] = _MiddlewareList(middleware)
-        self.filter = filter
-        self.protection: Protection | None = None
-        self.page_size = page_size
-        self.cache: Mapping[str, CacheHints] = dict(cache or {})
+        self._features = ServerFeatures(Catalog(), tuple(middleware), filter, None, page_size, dict(cache or {}))
+        self._lifespan = lifespan
         self._info = info_of(name, version, title, description, website_url, icons)
         self._instructions = text_of("instructions", instructions)
         self._revisions = revisions_of(revisions)
@@ -166,8 +161,8 @@ class Server:
         self._own = Runs()
         self._shared: Run | None = None  # the run of a `running` block, which all connections share
         self._sharing = False
-        self.catalog.on_change.append(self._publish)
-        self.offer()  # raises for wrong options now, and not when the first client connects
+        self._features.catalog.on_change.append(self._publish)
+        self._current_offer()  # raises for wrong options now, and not when the first client connects
 
     if not TYPE_CHECKING:  # or a type checker would accept any attribute
 
@@ -242,7 +237,7 @@ class Server:
             "abandon_on_cancel": abandon_on_cancel,
             "replay": replay,
         }
-        self.catalog.add(registration.raw_tool(tool, handler, **options))
+        self._features.catalog.add(registration.raw_tool(tool, handler, **options))
 
     def remove_tool(self, name: str) -> None:
         """Remove a tool and notify clients.
@@ -250,7 +245,7 @@ class Server:
         Calls that run are not affected.  Raises `UsageError` if this server has no such tool, or if the tool belongs to
         a mounted server.
         """
-        self.catalog.remove_tool(name)
+        self._features.catalog.remove_tool(name)
 
     @overload
     def resource(self, uri: str) -> Callable[[F], F]: ...
@@ -286,7 +281,7 @@ class Server:
             raise UsageError('a resource needs a URI; write @server.resource("notes://{name}")')
 
         def register(function: F) -> F:
-            self.catalog.add(_made(registration.resource_of, options, function, uri))
+            self._features.catalog.add(_made(registration.resource_of, options, function, uri))
             return function
 
         return register
@@ -313,7 +308,7 @@ class Server:
             "abandon_on_cancel": abandon_on_cancel,
             "replay": replay,
         }
-        self.catalog.add(registration.raw_resource(resource, handler, **options))
+        self._features.catalog.add(registration.raw_resource(resource, handler, **options))
 
     def add_template(
         self,
@@ -338,15 +333,15 @@ class Server:
             "abandon_on_cancel": abandon_on_cancel,
             "replay": replay,
         }
-        self.catalog.add(registration.raw_template(template, handler, **options))
+        self._features.catalog.add(registration.raw_template(template, handler, **options))
 
     def remove_resource(self, uri: str) -> None:
         """Remove a resource and notify clients.  Raises `UsageError` as `remove_tool` does."""
-        self.catalog.remove_resource(uri)
+        self._features.catalog.remove_resource(uri)
 
     def remove_template(self, uri_template: str) -> None:
         """Remove a resource template and its completions, and notify clients.  Raises `UsageError` as `remove_tool`."""
-        self.catalog.remove_template(uri_template)
+        self._features.catalog.remove_template(uri_template)
 
     @overload
     def prompt(self, function: F, /) -> F: ...
@@ -389,13 +384,13 @@ class Server:
         that is taken, or a handler with other parameters.
         """
         handler = _handler_of("prompt", prompt, handler, other)
-        self.catalog.add(
+        self._features.catalog.add(
             registration.raw_prompt(prompt, handler, thread=thread, abandon_on_cancel=abandon_on_cancel, replay=replay)
         )
 
     def remove_prompt(self, name: str) -> None:
         """Remove a prompt and its completions, and notify clients.  Raises `UsageError` as `remove_tool` does."""
-        self.catalog.remove_prompt(name)
+        self._features.catalog.remove_prompt(name)
 
     @overload
     def completion(self, function: F, /) -> F: ...
@@ -425,7 +420,7 @@ class Server:
             return self.completion(**options)(ref)
 
         def register(function: F) -> F:
-            self.catalog.add_completer(_made(registration.completer_of, options, function), ref, argument)
+            self._features.catalog.add_completer(_made(registration.completer_of, options, function), ref, argument)
             return function
 
         return register
@@ -436,7 +431,7 @@ class Server:
         if not callable(function):
             how = f"give options by name: @server.{kind}(name={function!r})"
             raise UsageError(f"a decorator takes a function, got {function!r}; {how}")
-        self.catalog.add(_made(make, options, function))
+        self._features.catalog.add(_made(make, options, function))
         return function
 
     def mount(self, other: Server, *more: Never, prefix: str = "") -> None:
@@ -455,7 +450,7 @@ class Server:
             raise UsageError(f"mount takes a Server, got {kind_of(other)}; write {_MOUNT}")
         if self._runs:
             raise UsageError("a running server cannot enter the lifespan of another; mount it before it runs")
-        self.catalog.mount(other.catalog, prefix)
+        self._features.catalog.mount(other._features.catalog, prefix)
         self._mounted.append(other)
 
     def protect(
@@ -485,7 +480,7 @@ class Server:
 
         if self._runs:
             raise UsageError("a running server cannot be protected; call protect before the server runs")
-        self.protection = Protection(verify, authorization_servers, resource, scopes, implies or {})
+        self._features.protection = Protection(verify, authorization_servers, resource, scopes, implies or {})
 
     # Changes.
 
@@ -528,12 +523,12 @@ class Server:
 
     # Identity and statistics.
 
-    def offer(self) -> Offer:
+    def _current_offer(self) -> Offer:
         """Return the identity and capabilities to declare to clients.
 
         A capability stays after its last entry was removed, because clients may still ask for it.
         """
-        kinds = self.catalog.kinds
+        kinds = self._features.catalog.kinds
         if self._offer is None or len(kinds) != self._offered:  # called for each message; `kinds` only grows
             self._offered = len(kinds)
             capabilities: dict[str, Any] = {"logging": {}, **self._experimental}
@@ -587,7 +582,7 @@ class Server:
         check_seconds("seconds", seconds)
         return Draining(self._own, seconds)
 
-    def joined(self) -> AbstractAsyncContextManager[Run]:
+    def _joined(self) -> AbstractAsyncContextManager[Run]:
         """Return a block whose value is the run for a new connection; for transports."""
         if self._shared is not None:
             return contextlib.nullcontext(self._shared)
@@ -683,15 +678,6 @@ def _check_http_options(options: HttpOptions) -> None:
         )
 
 
-class _MiddlewareList(tuple[Middleware, ...]):
-    """The `middleware` of a server.  Raises an error with the line to write if it is called as a decorator."""
-
-    __slots__ = ()
-
-    def __call__(self, *_: object) -> Never:
-        raise UsageError('middleware is an option of the server; write Server("name", middleware=[log_calls])')
-
-
 def _handler_of(
     kind: str, described: object, handler: Callable[..., Any] | None, other: Mapping[str, object]
 ) -> Callable[..., Any]:
@@ -753,24 +739,31 @@ class _RunningServer:
                     raise UsageError(f"{server._info['name']} is running already")
                 server._sharing = True
                 stack.callback(setattr, server, "_sharing", False)
-            parts = {part.catalog: part for part in server._parts()}
+            parts = {part._features.catalog: part for part in server._parts()}
             lifespans = {}
             for part in (server, *parts.values()):
-                if part.lifespan is not None:
-                    begun = part.lifespan(part)
+                if part._lifespan is not None:
+                    begun = part._lifespan(part)
                     if not isinstance(begun, AbstractAsyncContextManager):
                         raise UsageError(
                             f"lifespan must return an async context manager, got {type(begun).__name__}; "
                             "write @contextlib.asynccontextmanager above it"
                         )
                     lifespan = _LifespanGuard(begun, part._info["name"])
-                    lifespans[part.catalog] = await stack.enter_async_context(lifespan)
+                    lifespans[part._features.catalog] = await stack.enter_async_context(lifespan)
             nursery = await stack.enter_async_context(open_nursery())
             run = Run(
-                server, parts, lifespans, nursery,
-                offer=server.offer, limits=server._limits, window=server._change_debounce, sealer=server._sealer,
-                threads=server._threads, held=self._shared,
-            )  # fmt: skip
+                server._features,
+                {catalog: part._features for catalog, part in parts.items()},
+                lifespans,
+                nursery,
+                offer=server._current_offer,
+                limits=server._limits,
+                window=server._change_debounce,
+                sealer=server._sealer,
+                threads=server._threads,
+                held=self._shared,
+            )
             server._own.add(run)
             stack.callback(server._own.discard, run)
             for part in (server, *parts.values()):

@@ -32,12 +32,12 @@ else:
             "event_log": "EventLog LoggedEvent MemoryEventLog NotReplayable Replay Replayed",
             "fields": (
                 "AllowList DRAFT_HEADER_MISMATCH EVENT_STREAM Fields Headers JSON LAST_EVENT_ID METHOD Mirror "
-                "Mirrors NAME NAMED_BY PARAM_PREFIX PROTOCOL_VERSION RawFields SESSION_ID cors_headers "
-                "decode_value encode_value find_mirrors is_json is_session_id media_type mirror_fault mirrored "
-                "preflight_headers quality reply_headers standard_fault standard_headers without_credentials"
+                "Mirrors NAME NAMED_BY PARAM_PREFIX PROTOCOL_VERSION RawFields SESSION_ID cors_headers decode_value "
+                "encode_value find_mirrors is_json is_session_id media_type mirror_fault mirrored preflight_headers "
+                "quality reply_headers standard_fault standard_headers without_credentials"
             ),
             "replies": "ReplyHead ReplyReader",
-            "response": "ResponseEncoder ResponsePart",
+            "response": "EncodedPart ResponseEncoder",
             "server_rules": "check_session judge screen",
             "sse": (
                 "EventReader KEEP_ALIVE Oversized SseEvent encode_event encode_message encode_messages priming_event"

@@ -32,12 +32,12 @@ from trio_mcp.core.http.verdicts import Answer, OpenStream, Serve, empty, status
 from trio_mcp.core.jsonrpc import Batch, Error, Id, Notification, Request, Response, encode
 from trio_mcp.core.session import ServerProtocol
 
-__all__ = ["ResponseEncoder", "ResponsePart"]
+__all__ = ["EncodedPart", "ResponseEncoder"]
 
 _ANSWERS = (Response, Error, Batch)
 
 
-class ResponsePart(NamedTuple):
+class EncodedPart(NamedTuple):
     """Bytes to write now.  A JSON body has its Content-Length; for a stream the driver adds chunks."""
 
     head: tuple[int, Fields] | None
@@ -87,7 +87,7 @@ class ResponseEncoder:
         self._queue.clear()
         self._ended = True
 
-    def data_to_send(self) -> ResponsePart | None:
+    def data_to_send(self) -> EncodedPart | None:
         """Return the next part to write, or None if there is nothing to write now."""
         if self._ended:
             return None
@@ -106,13 +106,13 @@ class ResponseEncoder:
             data = KEEP_ALIVE
         self._queue.clear()
         self._begun, self._silent, self._ended = True, False, done
-        return ResponsePart(head, data, not done) if head is not None or data or done else None
+        return EncodedPart(head, data, not done) if head is not None or data or done else None
 
-    def _whole(self) -> ResponsePart | None:
+    def _whole(self) -> EncodedPart | None:
         """The response as one JSON body, or without a body; None if it must be a stream."""
         if not self._queue:
             reply = empty(202, self._cors)
-            return None if self._streams else ResponsePart((reply.status, reply.headers), b"", False)
+            return None if self._streams else EncodedPart((reply.status, reply.headers), b"", False)
         message, *rest = self._queue
         status = 200
         if isinstance(message, Error) and self._revision is not None:
@@ -122,7 +122,7 @@ class ResponseEncoder:
             return None
         body = encode(message)
         fields = reply_headers(self._cors, stream=False, session=self.session_id)
-        return ResponsePart((status, (*fields, ("Content-Length", str(len(body))))), body, False)
+        return EncodedPart((status, (*fields, ("Content-Length", str(len(body))))), body, False)
 
 
 def _request_ids(verdict: Serve) -> tuple[Id, ...]:
