@@ -1,26 +1,32 @@
 """From type hints to JSON Schema (2020-12), once, when a tool is registered.
 
-`schema_of` takes one hint, `parameters_schema` a callable's parameters.  What they return says exactly what the
-matching converter accepts and makes, no more and no less:
+`schema_of` takes one hint, and `parameters_schema` takes the parameters of a callable.  The schema describes exactly
+the values that the readers in `values` accept and the writers in `writing` make:
 
-- bytes are base64 text; datetime, date and time are RFC 3339 text; a UUID or a Path is text; an Enum is its value;
-- a set is an array of different items; a fixed tuple an array of that length; a mapping an object, its keys text;
-- a TypedDict, NamedTuple, dataclass or attrs class is an object, closed: a member nobody reads is a mistake, which is
-  told and not dropped in silence.  attrs members go by their alias, as in the call of the class;
-- fields that `__init__` does not take do not exist;
-- a class that describes itself, such as pydantic's models, is what it says (see `self_described`).
+| Type | Schema |
+|---|---|
+| bytes | base64 text |
+| datetime, date, time | RFC 3339 text |
+| UUID, Path | text |
+| Enum | the values of its members |
+| set | an array of different items |
+| tuple of fixed length | an array of that length |
+| mapping | an object; its keys are text |
+| TypedDict, NamedTuple, dataclass, attrs class | an object without other members |
+| a class that describes itself, such as a pydantic model | its own schema (see `self_described`) |
 
-A parameter with a default is not required, which does not make null a value of it: only `X | None` does.  A default
-that the schema would refuse is a mistake: hosts send what they are shown.
+An unknown member of an object is refused, because it would be dropped silently otherwise.  The members of an attrs
+class have their aliases as names, as in the call of the class.  Fields that `__init__` does not take are left out.
 
-The description of a member comes from `Annotated[T, "text"]`, else from the docstring (Google, NumPy or Sphinx style);
-bounds from `Annotated[T, Field(ge=1)]`, or from any object with attributes of those names: `annotated_types` has them,
-and pydantic keeps a list of those.
+A parameter with a default is not required.  Null is a value of it only if the hint is `X | None`.  A default that the
+schema would refuse raises `UsageError`, because hosts send the defaults that they see.
 
-What surprises: definitions are written out where they are used, because many hosts cannot follow a `$ref`; only
-recursive ones stand in `$defs`, and the root never is a `$ref`.  Equal hints give equal schemas, to the order of keys.
+The description of a member comes from `Annotated[T, "text"]`, otherwise from the docstring (Google, NumPy or Sphinx
+style).  Bounds come from `Annotated[T, Field(ge=1)]`, or from any object with attributes of those names: the classes of
+`annotated_types` have them, and pydantic keeps a list of these.
 
-Validating is `validation`'s business, converting the server's.
+Surprising: definitions are written out where they are used, because many hosts cannot follow a `$ref`.  Only recursive
+definitions are in `$defs`, and the root is never a `$ref`.  Equal hints give equal schemas with the same order of keys.
 """
 
 from __future__ import annotations
@@ -53,16 +59,16 @@ __all__ = [
     "substituted", "unsupported", "wrapper_of",
 ]  # fmt: skip
 
-Hint = Any  # Python has no type for all that may stand behind a colon
+Hint = Any  # Python has no type for type hints
 
 
 @record(kw_only=True)
 class Field:
-    """What a hint alone cannot say, for use in `Annotated`."""
+    """Details of a parameter or member that a type hint cannot express: `Annotated[int, Field(ge=1)]`."""
 
     title: str | None = None
     description: str | None = None
-    format: str | None = None  # a note for the reader, such as "email"; nobody checks it
+    format: str | None = None  # a note for the reader, such as "email"; it is not checked
     header: str | None = None  # the tool argument is repeated in the HTTP header Mcp-Param-<header> (2026-07-28)
     ge: float | None = None
     gt: float | None = None
@@ -75,9 +81,9 @@ class Field:
 
 
 def schema_of(hint: Hint, *, where: str = "the hint", mode: Mode = "validation") -> JsonObject:
-    """The schema of a type hint, with any root.  Raises `UsageError`, beginning with `where`.
+    """Return the schema of a type hint.  Raises `UsageError`, with a text that begins with `where`.
 
-    `mode` makes a difference to classes that describe themselves.
+    `mode` matters only for classes that describe themselves.
     """
     builder = _Builder(mode)
     schema = builder.build(hint, where)
@@ -89,47 +95,51 @@ def schema_of(hint: Hint, *, where: str = "the hint", mode: Mode = "validation")
 
 
 def parameters_schema(function: Callable[..., object], skip: Collection[str] = ()) -> JsonObject:
-    """The schema of the arguments that `function` takes by name, those in `skip` left out; always an object."""
-    builder, said = _Builder(), describe(function).members
+    """Return the schema of the arguments that `function` takes by name, except those in `skip`.
+
+    It is the schema of an object.
+    """
+    builder, descriptions = _Builder(), describe(function).members
     members = []
     for parameter in _signature(function).parameters.values():
         if parameter.name in skip:
             continue
         where = f"parameter {parameter.name!r} of {_name(function)}"
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise UsageError(f"{where} is {parameter.kind.description}; arguments come one by one, by name")
+            raise UsageError(f"{where} is {parameter.kind.description}; declare each argument as a named parameter")
         hint = hint_of(function, parameter.name)
         default = ABSENT if parameter.default is parameter.empty else parameter.default
         members.append(_Member(parameter.name, Any if hint is ABSENT else hint, default is ABSENT, default, where))
-    return _with_definitions(builder.closed_object(members, said), builder)
+    return _with_definitions(builder.closed_object(members, descriptions), builder)
 
 
 def hint_of(function: Callable[..., object], name: str) -> Hint | Absent:
-    """The hint of the parameter `name`, or of "return": resolved, `Annotated` kept, `ABSENT` if there is none.
+    """Return the resolved hint of the parameter `name`, or of "return", with its `Annotated`; `ABSENT` if it has none.
 
-    Each is resolved by itself, so that a name imported for type checkers only does no harm elsewhere.
+    Each hint is resolved by itself, so that a name that is imported for type checkers only does not affect the others.
     """
     signature = _signature(function)
     hint = signature.return_annotation if name == "return" else signature.parameters[name].annotation
     if hint is signature.empty:
         return ABSENT
     where = f"the hint of {name!r} in {_name(function)}"
-    return resolved_alone(hint, getattr(_inmost(function), "__globals__", {}), where)
+    return resolved_alone(hint, getattr(_innermost(function), "__globals__", {}), where)
 
 
 def _name(function: Callable[..., object]) -> str:
-    return getattr(_inmost(function), "__qualname__", repr(function))
+    return getattr(_innermost(function), "__qualname__", repr(function))
 
 
 def _signature(function: Callable[..., object]) -> inspect.Signature:
     try:
         return inspect.signature(function)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{_name(function)} does not say what it takes: {error}; give the schema by hand") from None
+        why = f"the parameters of {_name(function)} cannot be read: {error}"
+        raise UsageError(f"{why}; give the schema by hand") from None
 
 
-def _inmost(function: Any) -> Any:
-    """The function that was written down, behind decorators, partials, bound methods and callable objects."""
+def _innermost(function: Any) -> Any:
+    """The function in the source code, behind decorators, partials, bound methods and callable objects."""
     while True:
         if isinstance(function, functools.partial):
             function = function.func
@@ -147,12 +157,13 @@ def _resolved(owner: Any, names: dict[str, Any] | None, where: str) -> dict[str,
     try:
         return typing.get_type_hints(owner, names, include_extras=True)
     except (NameError, AttributeError, SyntaxError, TypeError) as error:
-        # Linters move imports that only hints need below `if TYPE_CHECKING`, which is never so when it runs.
+        # Linters move imports that only hints need below `if TYPE_CHECKING`, which is false at run time.
         advice = "define or import it at module level, and not under TYPE_CHECKING"
         raise UsageError(f"{where} cannot be resolved: {error}; {advice}") from None
 
 
 def resolved_alone(hint: Hint, names: dict[str, Any], where: str) -> Hint:
+    """Return one hint with its names resolved in `names`.  Raises `UsageError` if a name is unknown."""
     return _resolved(types.SimpleNamespace(__annotations__={"it": hint}), names, where)["it"]
 
 
@@ -160,10 +171,10 @@ def _with_definitions(schema: JsonObject, builder: _Builder) -> JsonObject:
     return {**schema, "$defs": builder.definitions} if builder.definitions else schema
 
 
-# What each hint becomes.
+# The schema of each kind of hint.
 
 _DEFINITIONS = "#/$defs/"
-# Classes inside each other.  People nest five; a generic class that contains a larger form of itself has no end.
+# Nested classes.  Programs nest about five; a generic class that contains a larger form of itself nests without end.
 _CLASSES = 50
 _ARRAY: JsonObject = {"type": "array"}
 _SET: JsonObject = {"type": "array", "uniqueItems": True}
@@ -193,7 +204,7 @@ _ARRAYS: dict[Hint, JsonObject] = {
     collections.abc.Set: _SET,
     collections.abc.MutableSet: _SET,
 }
-# By name, so that only who writes such a hint has loaded the module.
+# By name, so that these modules are loaded only by programs that use such a hint.
 _TEXTS: dict[str, JsonObject] = {
     "datetime.datetime": {"type": "string", "format": "date-time"},
     "datetime.date": {"type": "string", "format": "date"},
@@ -215,13 +226,13 @@ class _Member(NamedTuple):
 
 
 class _Builder:
-    """One schema in the making: what is being built, and the definitions it needs."""
+    """Builds one schema, and collects the definitions that it needs."""
 
     def __init__(self, mode: Mode = "validation") -> None:
         self.definitions: dict[str, JsonObject] = {}
         self._mode = mode
-        self._open: list[Hint] = []
-        self._recursive: dict[Hint, str] = {}
+        self._building: list[Hint] = []  # the classes and aliases around the current one
+        self._recursive: dict[Hint, str] = {}  # names in `definitions`
 
     def build(self, hint: Hint, where: str) -> JsonObject:
         origin: Hint = typing.get_origin(hint)
@@ -242,10 +253,10 @@ class _Builder:
             return self._mapping(*arguments, where=where)
         if wrapper_of(origin):
             return self.build(arguments[0], where)
-        return self._once(hint, where)
+        return self._class_or_alias(hint, where)
 
     def _simple(self, hint: Hint, where: str) -> JsonObject:
-        if not isinstance(hint, collections.abc.Hashable):  # `[int]` where `list[int]` was meant
+        if not isinstance(hint, collections.abc.Hashable):  # `[int]` instead of `list[int]`
             raise unsupported(hint, where)
         if isinstance(hint, typing.NewType):
             return self.build(hint.__supertype__, where)
@@ -255,16 +266,16 @@ class _Builder:
             return dict(text)
         if isinstance(hint, type) and issubclass(hint, enum.Enum):
             return _choice([member.value for member in hint], where)
-        return self._once(hint, where)
+        return self._class_or_alias(hint, where)
 
-    def _once(self, hint: Hint, where: str) -> JsonObject:
-        """A class or an alias: written out, or by reference where it contains itself."""
-        if hint not in self._recursive and hint not in self._open:
-            if len(self._open) == _CLASSES:
-                raise UsageError(f"{where}: more than {_CLASSES} classes inside each other; give them an end")
-            self._open.append(hint)
+    def _class_or_alias(self, hint: Hint, where: str) -> JsonObject:
+        """The schema itself, or a reference if the class or alias contains itself."""
+        if hint not in self._recursive and hint not in self._building:
+            if len(self._building) == _CLASSES:
+                raise UsageError(f"{where}: more than {_CLASSES} nested classes; end the recursion")
+            self._building.append(hint)
             schema = self._written_out(hint, where)
-            self._open.pop()
+            self._building.pop()
             if hint not in self._recursive:
                 return schema
             self.definitions[self._recursive[hint]] = schema
@@ -283,28 +294,29 @@ class _Builder:
         if describes_itself(kind):
             hint = own_schema(kind, where, self._mode)
         if isinstance(hint, Definition):
-            return hint.written_out(lambda part: self._once(part, where))
+            return hint.written_out(lambda part: self._class_or_alias(part, where))
         if not isinstance(kind, type) or (members := members_of(kind, where)) is None:
             raise unsupported(hint, where)
-        said = describe(kind)
+        described = describe(kind)
         schema = self.closed_object(
-            [each._replace(hint=substituted(each.hint, variables)) for each in members], said.members
+            [each._replace(hint=substituted(each.hint, variables)) for each in members], described.members
         )
-        return {"type": "object", "description": said.text, **schema} if said.text else schema
+        return {"type": "object", "description": described.text, **schema} if described.text else schema
 
-    def closed_object(self, members: list[_Member], said: Mapping[str, str]) -> JsonObject:
+    def closed_object(self, members: list[_Member], descriptions: Mapping[str, str]) -> JsonObject:
         properties = {}
         for member in members:
-            if isinstance(member.default, Field) or type(member.default).__name__ == _PYDANTICS:
+            if isinstance(member.default, Field) or type(member.default).__name__ == _PYDANTIC_FIELD:
                 raise _misplaced(member)
             schema = self.build(member.hint, member.where)
-            if member.name in said:
-                schema.setdefault("description", said[member.name])
+            if member.name in descriptions:
+                schema.setdefault("description", descriptions[member.name])
             if (default := _as_json(member.default)) is not ABSENT:
-                if _breaks(default, schema):
+                if _violates(default, schema):
                     hint = inspect.formatannotation(member.hint)
                     raise UsageError(
-                        f"{member.where}: the default {member.default!r} is not what {hint} allows; change one of them"
+                        f"{member.where}: the default {member.default!r} does not fit the hint {hint}; "
+                        "change one of them"
                     )
                 schema["default"] = default
             properties[member.name] = schema
@@ -338,7 +350,7 @@ class _Builder:
     def _mapping(self, key: Hint, value: Hint, *, where: str) -> JsonObject:
         names, values = self.build(key, where), self.build(value, where)
         if names.get("type") != "string":
-            raise UsageError(f"{where}: keys are {key!r}, but in JSON they are text; use str or an Enum of str")
+            raise UsageError(f"{where}: keys must be strings, got {key!r}; use str or an Enum of str")
         schema = dict(_OBJECT)
         if names != _TEXT:
             schema["propertyNames"] = names
@@ -348,12 +360,16 @@ class _Builder:
 
 
 def wrapper_of(origin: Hint) -> str | None:
-    """Which of the forms that say something about a member, not its value.  By name: two modules have them."""
+    """The name of a form that describes a member and not its value, or None.
+
+    It is recognised by name, because `typing` and `typing_extensions` both have these forms.
+    """
     name = str(origin).rpartition(".")[2]
     return name if name in ("Required", "NotRequired", "ReadOnly", "Final") else None
 
 
 def unsupported(hint: Hint, where: str) -> UsageError:
+    """The error for a hint without a schema."""
     known = "a builtin type, a union, Literal, Enum, TypedDict, NamedTuple, a dataclass, an attrs or a pydantic class"
     return UsageError(f"{where}: {hint!r} has no JSON form here; use {known}, or give the schema by hand")
 
@@ -368,7 +384,7 @@ def _choice(values: Collection[Any], where: str) -> JsonObject:
 
 
 def _as_json(default: Any) -> Json | Absent:
-    """A default worth showing.  None is not: it says no more than that the member may be left out."""
+    """A default to show in the schema, or ABSENT.  None is not shown: it only means that the member is optional."""
     if default is ABSENT:
         return ABSENT
     if isinstance(default, enum.Enum):
@@ -381,14 +397,14 @@ def _as_json(default: Any) -> Json | Absent:
     return default if type(default) in (str, int, float, bool) else ABSENT
 
 
-_PYDANTICS = "FieldInfo"  # what pydantic's `Field` makes, known by name: nobody need have that to use this
+_PYDANTIC_FIELD = "FieldInfo"  # the class of pydantic's `Field`; by name, because pydantic is optional
 
 
 def _misplaced(member: _Member) -> UsageError:
-    said: dict[str, Any] = {}
-    for each in _with_what_it_keeps(member.default):
-        said |= {name: value for name in _SAID if _is_said(value := getattr(each, name, None))}
-    written = ", ".join(f"{name}={said[name]!r}" for name in _SAID if name in said)
+    given: dict[str, Any] = {}
+    for each in _with_metadata(member.default):
+        given |= {name: value for name in _FIELD_ATTRIBUTES if _is_given(value := getattr(each, name, None))}
+    written = ", ".join(f"{name}={given[name]!r}" for name in _FIELD_ATTRIBUTES if name in given)
     hint = inspect.formatannotation(member.hint)
     return UsageError(
         f"{member.where} has a {type(member.default).__name__} as its default; write {member.name}: Annotated[{hint}, "
@@ -396,18 +412,18 @@ def _misplaced(member: _Member) -> UsageError:
     )
 
 
-_HELD: dict[str, Callable[[Any, Any], bool]] = {
+_CHECKS: dict[str, Callable[[Any, Any], bool]] = {  # keyword -> whether a value satisfies it
     "enum": lambda value, allowed: any(value == each and _is_bool(value) == _is_bool(each) for each in allowed),
     "minimum": operator.ge,
     "exclusiveMinimum": operator.gt,
     "maximum": operator.le,
     "exclusiveMaximum": operator.lt,
-    "minLength": lambda value, least: len(value) >= least,
-    "maxLength": lambda value, most: len(value) <= most,
-    "minItems": lambda value, least: len(value) >= least,
-    "maxItems": lambda value, most: len(value) <= most,
-    "items": lambda value, item: item is False or not any(_breaks(each, item) for each in value),
-    "prefixItems": lambda value, items: len(value) == len(items) and not any(map(_breaks, value, items)),
+    "minLength": lambda value, minimum: len(value) >= minimum,
+    "maxLength": lambda value, maximum: len(value) <= maximum,
+    "minItems": lambda value, minimum: len(value) >= minimum,
+    "maxItems": lambda value, maximum: len(value) <= maximum,
+    "items": lambda value, item: item is False or not any(_violates(each, item) for each in value),
+    "prefixItems": lambda value, items: len(value) == len(items) and not any(map(_violates, value, items)),
 }
 
 
@@ -415,20 +431,23 @@ def _is_bool(value: object) -> bool:
     return type(value) is bool
 
 
-def _breaks(default: Json, schema: JsonObject) -> bool:
-    """Whether a default surely is not what its schema says; the engine that knows it all takes 20 ms to import."""
+def _violates(default: Json, schema: JsonObject) -> bool:
+    """True if a default certainly violates its schema.
+
+    Some keywords are not checked here: the complete schema engine takes 20 ms to import.
+    """
     if "anyOf" in schema:
-        return all(_breaks(default, each) for each in schema["anyOf"])
-    fitting = {_JSON_TYPES.get(type(default), "array")}
+        return all(_violates(default, each) for each in schema["anyOf"])
+    types_of_default = {_JSON_TYPES.get(type(default), "array")}
     if type(default) in (int, float):
-        fitting = {"number", "integer"} if default == int(default) else {"number"}
-    if "type" in schema and schema["type"] not in fitting:
+        types_of_default = {"number", "integer"} if default == int(default) else {"number"}
+    if "type" in schema and schema["type"] not in types_of_default:
         return True
-    return any(keyword in schema and not held(default, schema[keyword]) for keyword, held in _HELD.items())
+    return any(keyword in schema and not check(default, schema[keyword]) for keyword, check in _CHECKS.items())
 
 
 def substituted(hint: Hint, variables: Mapping[Hint, Hint]) -> Hint:
-    """`hint` with type variables replaced: `list[T]` becomes `list[int]`."""
+    """Return `hint` with its type variables replaced: `list[T]` becomes `list[int]`."""
     if isinstance(hint, TypeVar):
         return variables.get(hint, hint)
     free = () if isinstance(hint, type) else getattr(hint, "__parameters__", ())
@@ -442,42 +461,43 @@ def substituted(hint: Hint, variables: Mapping[Hint, Hint]) -> Hint:
 
 
 def members_of(kind: type, where: str) -> list[_Member] | None:
-    """What the class has to be made of, or None if it is of no kind known here."""
+    """Return the members that `__init__` takes, or None if this module does not know this kind of class."""
     for recognises, members in _KINDS:
         if recognises(kind):
             hints = _resolved(kind, None, f"{where}: a hint in {kind.__name__}")
-            found = []
+            result = []
             for name, hint, default in members(kind, hints):
                 required = _required(hint, default is ABSENT)
-                found.append(_Member(name, hint, required, default, f"{where}, member {name!r} of {kind.__name__}"))
-            return found
+                result.append(_Member(name, hint, required, default, f"{where}, member {name!r} of {kind.__name__}"))
+            return result
     return None
 
 
-_Found = Iterator[tuple[str, Hint, Any]]  # name, hint, default: ABSENT if required, None if optional without one
+# Name, hint and default; the default is ABSENT if the member is required, and None if it is optional without a default.
+_Members = Iterator[tuple[str, Hint, Any]]
 
 
-def _of_typed_dict(kind: Any, hints: dict[str, Hint]) -> _Found:
+def _of_typed_dict(kind: Any, hints: dict[str, Hint]) -> _Members:
     for name, hint in hints.items():
         yield name, hint, ABSENT if name in kind.__required_keys__ else None
 
 
-def _of_named_tuple(kind: Any, hints: dict[str, Hint]) -> _Found:
+def _of_named_tuple(kind: Any, hints: dict[str, Hint]) -> _Members:
     for name in kind._fields:
         yield name, hints.get(name, Any), kind._field_defaults.get(name, ABSENT)
 
 
-def _of_attrs(kind: Any, hints: dict[str, Hint]) -> _Found:
+def _of_attrs(kind: Any, hints: dict[str, Hint]) -> _Members:
     for field in attrs.fields(kind):
         if field.init:
             default = ABSENT if field.default is attrs.NOTHING else field.default
             if field.converter is not None and default is not ABSENT:
-                default = None  # what the converter makes of it is not known before it is called
+                default = None  # the converted value is not known before the converter is called
             yield field.alias, hints.get(field.name, field.type or Any), default
 
 
-def _of_dataclass(kind: Any, hints: dict[str, Hint]) -> _Found:
-    import dataclasses  # who comes here has paid for it
+def _of_dataclass(kind: Any, hints: dict[str, Hint]) -> _Members:
+    import dataclasses  # a program with dataclasses has already imported it
 
     for field in dataclasses.fields(kind):
         if field.init:
@@ -487,7 +507,7 @@ def _of_dataclass(kind: Any, hints: dict[str, Hint]) -> _Found:
             yield field.name, hints[field.name], default
 
 
-_KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Any, dict[str, Hint]], _Found]], ...] = (
+_KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Any, dict[str, Hint]], _Members]], ...] = (
     (lambda kind: hasattr(kind, "__required_keys__"), _of_typed_dict),
     (lambda kind: issubclass(kind, tuple) and hasattr(kind, "_fields"), _of_named_tuple),
     (attrs.has, _of_attrs),
@@ -496,7 +516,7 @@ _KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Any, dict[str, Hint]], _Fou
 
 
 def _required(hint: Hint, otherwise: bool) -> bool:
-    # Seen on the hint itself: where hints are text, __required_keys__ was made before anybody could read them.
+    # Read from the hint itself: if hints are text, `__required_keys__` was made before they were resolved.
     origin: Hint = typing.get_origin(hint)
     wrapper = wrapper_of(origin)
     if wrapper in ("Required", "NotRequired"):
@@ -528,21 +548,21 @@ _BOUNDS: dict[str, dict[str, str]] = {  # attribute -> type in the schema -> key
 }
 
 
-_SAID = (*_NOTES, *_BOUNDS)
+_FIELD_ATTRIBUTES = (*_NOTES, *_BOUNDS)
 
 
-def _is_said(value: Any) -> bool:
+def _is_given(value: Any) -> bool:
     return value is not None and not callable(value)
 
 
-def _with_what_it_keeps(extra: Any) -> Iterator[Any]:
+def _with_metadata(extra: Any) -> Iterator[Any]:
     yield extra
-    if isinstance(kept := getattr(extra, "metadata", None), list):  # where pydantic has its bounds
-        yield from kept
+    if isinstance(metadata := getattr(extra, "metadata", None), list):  # pydantic keeps its bounds there
+        yield from metadata
 
 
 def _annotated(schema: JsonObject, extras: tuple[Any, ...], where: str) -> JsonObject:
-    for extra in itertools.chain.from_iterable(map(_with_what_it_keeps, extras)):
+    for extra in itertools.chain.from_iterable(map(_with_metadata, extras)):
         if isinstance(extra, str):
             schema["description"] = extra
             continue
@@ -552,15 +572,15 @@ def _annotated(schema: JsonObject, extras: tuple[Any, ...], where: str) -> JsonO
             if isinstance(note := getattr(extra, attribute, None), str):
                 schema[keyword] = note
         for attribute, keywords in _BOUNDS.items():
-            if _is_said(bound := getattr(extra, attribute, None)):
-                _bind(schema, keywords, bound, f"{where}: {attribute}={bound!r}")
+            if _is_given(bound := getattr(extra, attribute, None)):
+                _add_bound(schema, keywords, bound, f"{where}: {attribute}={bound!r}")
     return schema
 
 
-def _bind(schema: JsonObject, keywords: Mapping[str, str], bound: Any, what: str) -> None:
-    """Write a bound into `schema`, or into those of its alternatives that it fits."""
+def _add_bound(schema: JsonObject, keywords: Mapping[str, str], bound: Any, name: str) -> None:
+    """Add a bound to `schema`, or to those of its alternatives that have the right type."""
     if type(bound) not in ((str,) if keywords == _BOUNDS["pattern"] else (int, float)):
-        raise UsageError(f"{what} is no bound that JSON Schema has; check it in the function")
+        raise UsageError(f"{name} is not a bound of JSON Schema; check it in the function")
     fitting = [
         branch
         for branch in schema.get("anyOf", [schema])
@@ -568,7 +588,7 @@ def _bind(schema: JsonObject, keywords: Mapping[str, str], bound: Any, what: str
         if branch.get("type") in keywords and "contentEncoding" not in branch
     ]
     if not fitting:
-        raise UsageError(f"{what} does not fit the type; it needs one of {', '.join(keywords)}")
+        raise UsageError(f"{name} does not fit the type; it needs one of {', '.join(keywords)}")
     for branch in fitting:
         branch[keywords[branch["type"]]] = bound
 
@@ -585,23 +605,23 @@ _SPHINX = r":(param|parameter|arg|argument|type|var|ivar)\b([^:]*\s)?(?P<names>\
 
 @record
 class Description:
-    """A docstring in two parts: the text, and what it says of each member or parameter."""
+    """A docstring in two parts: the text, and the description of each member or parameter."""
 
     text: str = ""
     members: Mapping[str, str] = attrs.field(factory=dict)
 
 
 def describe(thing: object) -> Description:
-    """What a docstring says.  The sections that describe parameters or attributes are not part of the text."""
+    """Read a docstring.  The sections that describe parameters or attributes are not part of the text."""
     if isinstance(thing, type):
         text = vars(thing).get("__doc__") or ""
-        # Dataclasses and named tuples without a docstring are given their signature.
+        # Dataclasses and named tuples without a docstring have their signature as `__doc__`.
         return _parsed("" if text.startswith(f"{thing.__name__}(") else inspect.cleandoc(text))
-    return _parsed(inspect.getdoc(_inmost(thing)) or "")
+    return _parsed(inspect.getdoc(_innermost(thing)) or "")
 
 
 def _parsed(text: str) -> Description:
-    lines, kept = deque(text.splitlines()), []
+    lines, paragraphs = deque(text.splitlines()), []
     members: dict[str, str] = {}
     while lines:
         line = lines.popleft()
@@ -615,8 +635,8 @@ def _parsed(text: str) -> Description:
             if sphinx[1] != "type":
                 members[sphinx["names"]] = " ".join(rest.split())
         else:
-            kept.append(line)
-    return Description("\n".join(kept).strip(), members)
+            paragraphs.append(line)
+    return Description("\n".join(paragraphs).strip(), members)
 
 
 def _indented(lines: deque[str]) -> Iterator[str]:
@@ -630,13 +650,13 @@ def _up_to_heading(lines: deque[str]) -> Iterator[str]:
 
 
 def _entries(section: Iterator[str], entry: str) -> dict[str, str]:
-    found: dict[str, list[str]] = {}
+    entries: dict[str, list[str]] = {}
     names: list[str] = []
     for line in inspect.cleandoc("\n" + "\n".join(section)).splitlines():
-        if begins := re.fullmatch(entry, line):  # at the margin; what is indented goes on
+        if begins := re.fullmatch(entry, line):  # at the margin; indented lines continue an entry
             names = begins["names"].split(", ")
-            found |= {name: [begins["text"]] for name in names}
+            entries |= {name: [begins["text"]] for name in names}
         else:
             for name in names:
-                found[name].append(line)
-    return {name: " ".join(" ".join(texts).split()) for name, texts in found.items()}
+                entries[name].append(line)
+    return {name: " ".join(" ".join(texts).split()) for name, texts in entries.items()}
