@@ -265,7 +265,7 @@ class _Relay:
         return client
 
     def end(self) -> None:
-        """Refuse further requests.  The front may be served for longer than the relay is open."""
+        """Refuse further requests.  The front server may be served for longer than the relay is open."""
         self._ended = True
 
     # The innermost middleware.
@@ -423,7 +423,7 @@ class _Upstream:
         self.shared = False
         """Whether calls of several clients may run in it."""
         self.lists_known = False
-        """Whether clients may know lists from before this session."""
+        """Whether clients may have lists that can be out of date when the session opens."""
         self._relay = relay
         self._begun = False
         self._calls: dict[_RelayedCall, None] = {}

@@ -256,11 +256,11 @@ class HttpConnection:
                 if self._close_after or self._write_closed:
                     return
                 if self._busy:  # else `response_ended` has done it already
-                    self._wait_for_next()
+                    self._become_idle()
         except UnreadableRequest as fault:
             await self._refuse(fault.reply)
 
-    def _wait_for_next(self) -> None:
+    def _become_idle(self) -> None:
         """Reset the state of the last request, and become idle."""
         self._busy, self._timeout_message = False, ""
         self._response = self._on_disconnect = None  # an idle connection keeps no objects of its last request
@@ -391,7 +391,7 @@ class HttpConnection:
             await self._body(head, holder_of(None, self._peer))
 
     async def _read_ahead(self, response: _H1Response) -> None:
-        """Read during the response.  A checkpoint in any case, if only in the wait for the next request."""
+        """Read during the response.  Always passes a checkpoint, at the latest in the wait for the next request."""
         reader = self._reader
         if response.over and reader.waiting:  # pipelined requests must not block the other tasks
             await trio.lowlevel.checkpoint()
@@ -517,7 +517,7 @@ class HttpConnection:
         if self._close_after:
             self._stop_reading()
         else:
-            self._wait_for_next()
+            self._become_idle()
             if self._read_ahead_scope is not None:
                 self._read_ahead_scope.cancel()
 
