@@ -790,8 +790,8 @@ def test_a_class_may_be_written_otherwise_than_it_is_read() -> None:
 @pytest.mark.parametrize(
     ("schema", "why"),
     [
-        (ValueError("no schema for Callable"), "the hint: Odd does not describe itself: no schema for Callable"),
-        ({"$ref": "#/$defs/Lost"}, "the schema of Odd refers to '#/.defs/Lost', which is not in it"),
+        (ValueError("no schema for Callable"), "the hint: Odd has no JSON Schema: no schema for Callable"),
+        ({"$ref": "#/$defs/Lost"}, "the schema of Odd refers to '#/.defs/Lost', but does not define it"),
         ({"items": {"$ref": "https://example.com/"}}, "the schema of Odd refers to 'https://example.com/'"),
     ],
 )

@@ -18,7 +18,7 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "hints": "Form Hint MAKERS MemberHint TEXTS Walk compiled full_name is_typed_dict",
+            "hints": "Converter Hint MAKERS MemberHint TEXTS Walk compiled full_name is_typed_dict",
             "schema": (
                 "Description Field describe hint_of members_of parameters_schema resolved_alone schema_of "
                 "substituted unsupported wrapper_of"

@@ -1,6 +1,7 @@
-"""Hints in their parts, as `core.schema` takes them apart: what reading and writing by hint have in common.
+"""The walk over a type hint that reading (`values`) and writing (`writing`) share.
 
-A `Walk` goes through a hint and makes one function of it, its form; what each part becomes is its subclasses' to say.
+A `Walk` goes through a hint, in the same way as `schema`, and compiles it to one function, its converter.  A subclass
+decides the converter of each kind of hint.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from trio_mcp.core.errors import UsageError
 from trio_mcp.core.schema.schema import members_of, resolved_alone, substituted, unsupported, wrapper_of
 from trio_mcp.core.schema.self_described import describes_itself
 
-__all__ = ["MAKERS", "TEXTS", "Form", "Hint", "MemberHint", "Walk", "compiled", "full_name", "is_typed_dict"]
+__all__ = ["MAKERS", "TEXTS", "Converter", "Hint", "MemberHint", "Walk", "compiled", "full_name", "is_typed_dict"]
 
 Hint: TypeAlias = Any
-Form: TypeAlias = Callable[[Any], Any]
+Converter: TypeAlias = Callable[[Any], Any]
 
 
 class MemberHint(NamedTuple):
@@ -32,26 +33,26 @@ class MemberHint(NamedTuple):
     required: bool
 
 
-class _ForwardForm:
-    """Stands for the form of a class while that is being made, for the places where it contains itself."""
+class _ForwardConverter:
+    """Calls the converter of a class that contains itself, before that converter is complete."""
 
     def __init__(self) -> None:
-        self.form: Form | None = None
+        self.converter: Converter | None = None
         self.done = False
 
     def __call__(self, value: Any) -> Any:
-        assert self.form is not None  # what contains this is not plain
-        return self.form(value)
+        assert self.converter is not None  # a class with a forward converter inside always has a converter
+        return self.converter(value)
 
 
 class Walk(abc.ABC):
-    """One hint in its parts.  A form of None is the plain one, which no hint is needed for."""
+    """Compiles one hint.  A converter of None means that the value needs no conversion by its hint."""
 
     def __init__(self) -> None:
         self.recursive = False
-        self._known: dict[Hint, _ForwardForm] = {}
+        self._known: dict[Hint, _ForwardConverter] = {}
 
-    def of(self, hint: Hint) -> Form | None:
+    def of(self, hint: Hint) -> Converter | None:
         origin: Hint = typing.get_origin(hint)
         arguments = typing.get_args(hint)
         if origin is None or (not arguments and hint != tuple[()]):  # `List` alone is `list`
@@ -68,30 +69,30 @@ class Walk(abc.ABC):
             return self.array(origin, self.of(arguments[0]))
         if origin in _MAPPINGS:
             return self.mapping(*map(self.of, arguments))
-        return self.of(arguments[0]) if wrapper_of(origin) else self._once(hint)
+        return self.of(arguments[0]) if wrapper_of(origin) else self._class_or_alias(hint)
 
-    def _simple(self, hint: Hint) -> Form | None:
+    def _simple(self, hint: Hint) -> Converter | None:
         if isinstance(hint, typing.NewType):
             return self.of(hint.__supertype__)
-        if not isinstance(hint, collections.abc.Hashable):  # `[int]` where `list[int]` was meant
+        if not isinstance(hint, collections.abc.Hashable):  # `[int]` instead of `list[int]`
             return self._of_class(hint)
         if hint in _PLAIN or full_name(hint) in TEXTS:
             return self.scalar(hint)
         if isinstance(hint, type) and issubclass(hint, enum.Enum):
             return self.choice(list(hint))
-        return self._once(hint)
+        return self._class_or_alias(hint)
 
-    def _once(self, hint: Hint) -> Form | None:
+    def _class_or_alias(self, hint: Hint) -> Converter | None:
         if hint in self._known:
-            later = self._known[hint]
-            self.recursive = self.recursive or not later.done
-            return later.form if later.done else later
-        later = self._known[hint] = _ForwardForm()
-        later.form = self._of_class(hint)
-        later.done = True
-        return later.form
+            forward = self._known[hint]
+            self.recursive = self.recursive or not forward.done
+            return forward.converter if forward.done else forward
+        forward = self._known[hint] = _ForwardConverter()
+        forward.converter = self._of_class(hint)
+        forward.done = True
+        return forward.converter
 
-    def _of_class(self, hint: Hint) -> Form | None:
+    def _of_class(self, hint: Hint) -> Converter | None:
         kind = typing.get_origin(hint) or hint
         variables = dict(zip(getattr(kind, "__parameters__", ()), typing.get_args(hint), strict=False))
         where = "the hint"
@@ -108,40 +109,40 @@ class Walk(abc.ABC):
         )
 
     @abc.abstractmethod
-    def annotated(self, hint: Hint, inner: Form | None) -> Form | None:
-        """`hint` is all of it, with its bounds."""
+    def annotated(self, hint: Hint, inner: Converter | None) -> Converter | None:
+        """Convert an `Annotated`; `hint` includes its bounds."""
 
     @abc.abstractmethod
-    def scalar(self, hint: Hint) -> Form | None:
-        """All that has no parts, and containers of whatever there is."""
+    def scalar(self, hint: Hint) -> Converter | None:
+        """Convert a type without parts, or a container without hints for its items."""
 
     @abc.abstractmethod
-    def choice(self, values: Collection[Any]) -> Form | None:
-        """Of a Literal or an Enum."""
+    def choice(self, values: Collection[Any]) -> Converter | None:
+        """Convert a Literal or an Enum."""
 
     @abc.abstractmethod
-    def union(self, alternatives: tuple[Hint, ...]) -> Form | None: ...
+    def union(self, alternatives: tuple[Hint, ...]) -> Converter | None: ...
 
     @abc.abstractmethod
-    def array(self, origin: Hint, item: Form | None) -> Form | None: ...
+    def array(self, origin: Hint, item: Converter | None) -> Converter | None: ...
 
     @abc.abstractmethod
-    def tuple(self, items: tuple[Hint, ...]) -> Form | None:
-        """One of fixed length."""
+    def tuple(self, items: tuple[Hint, ...]) -> Converter | None:
+        """Convert a tuple of fixed length."""
 
     @abc.abstractmethod
-    def mapping(self, key: Form | None, value: Form | None) -> Form | None: ...
+    def mapping(self, key: Converter | None, value: Converter | None) -> Converter | None: ...
 
     @abc.abstractmethod
-    def members(self, kind: type, members: list[MemberHint]) -> Form | None:
-        """A class with named members; recognised by `schema`, in the same order as there."""
+    def members(self, kind: type, members: list[MemberHint]) -> Converter | None:
+        """Convert a class with named members; they are in the same order as in its schema."""
 
     @abc.abstractmethod
-    def self_described(self, kind: Any) -> Form | None:
-        """Such as a model of pydantic's."""
+    def self_described(self, kind: Any) -> Converter | None:
+        """Convert a class that describes itself, such as a pydantic model."""
 
 
-# Those made of an array; a sequence is a list already.
+# The types to call with the items of an array; a list is missing, because JSON arrays are lists.
 MAKERS: Mapping[Hint, Callable[[Iterable[Any]], Any]] = {
     tuple: tuple,
     set: set,
@@ -149,7 +150,7 @@ MAKERS: Mapping[Hint, Callable[[Iterable[Any]], Any]] = {
     frozenset: frozenset,
     collections.abc.Set: frozenset,
 }
-# By name, so that only who writes such a hint has loaded the module.
+# By name: only programs with these hints load their modules.
 TEXTS = frozenset({"datetime.datetime", "datetime.date", "datetime.time", "uuid.UUID"})
 _ARRAYS = frozenset({*MAKERS, list, collections.abc.Sequence, collections.abc.MutableSequence})
 _MAPPINGS = frozenset({dict, collections.abc.Mapping, collections.abc.MutableMapping})
@@ -158,6 +159,7 @@ _PLAIN = frozenset({Any, object, None, NoneType, bool, int, float, str, bytes}) 
 
 
 def full_name(hint: Hint) -> str:
+    """The name of a class with its module; empty for other hints."""
     return f"{hint.__module__}.{hint.__qualname__}" if isinstance(hint, type) else ""
 
 
@@ -165,8 +167,9 @@ def is_typed_dict(kind: type) -> bool:
     return hasattr(kind, "__required_keys__")
 
 
-def compiled(walk: Walk, hint: Hint) -> Form | None:
+def compiled(walk: Walk, hint: Hint) -> Converter | None:
+    """Compile `hint` with `walk`.  Raises `UsageError` if the hint has no JSON form, or nests without end."""
     try:
         return walk.of(hint)
     except RecursionError:
-        raise UsageError(f"{hint!r} contains ever larger forms of itself; give them an end") from None
+        raise UsageError(f"{hint!r} contains ever larger forms of itself; end the recursion") from None

@@ -204,7 +204,7 @@ _ARRAYS: dict[Hint, JsonObject] = {
     collections.abc.Set: _SET,
     collections.abc.MutableSet: _SET,
 }
-# By name, so that these modules are loaded only by programs that use such a hint.
+# By name: only programs with these hints load their modules.
 _TEXTS: dict[str, JsonObject] = {
     "datetime.datetime": {"type": "string", "format": "date-time"},
     "datetime.date": {"type": "string", "format": "date"},

@@ -1,17 +1,20 @@
-"""JSON values and Python values, one made into the other by type hint: the other half of `core.schema`.
+"""From JSON values to Python values, by type hint.
 
-`reader_of` and `arguments_reader` make Python values of JSON that has been judged by the schema of the same hint, going
-by the table at the head of `core.schema`.  They still look at what no schema says: that text is a date, base64 or a
-UUID, that a set has no item twice, and which alternative of a union is meant.  The way back, `to_json_value` and
+`reader_of` and `arguments_reader` read JSON that has been validated by the schema of the same hint, as the table at the
+head of `schema` says.  They check the rules that no schema expresses: whether a text is a date, base64 or a UUID,
+whether a set has an item twice, and which alternative of a union a value is.  The other direction, `to_json_value` and
 `writer_of`, is in `writing`.
 
-A hint whose JSON already is the Python value has no reader at all.  Nothing is coerced.  JSON has one kind of number,
-so an `int` is given 1 for 1.0, and a `float` 3.0 for 3.  The alternatives of a union are told apart by their JSON types
-where that is enough; else it is the first whose schema accepts the value and that can be read.
+A hint whose JSON is already the Python value has no reader.  Values are not coerced.  JSON has one kind of number, so
+an `int` is 1 for 1.0, and a `float` is 3.0 for 3.  If JSON types are not enough to choose among the alternatives of a
+union, the first alternative is taken whose schema accepts the value and that can be read.
 
-Surprising: dates and times without an offset are refused, both ways: RFC 3339 has none, and everybody guesses another.
-And no library makes the classes.  To call one with its members by name is as fast as generated code, knows no special
-names of members, and takes no import of 10 ms before the first answer.
+Two things surprise:
+
+- Dates and times without an offset are refused in both directions: RFC 3339 requires an offset, and programs that guess
+  one guess differently.
+- Classes are called with their members by name, without a library.  This is as fast as generated code, has no special
+  names of members, and needs no import of 10 ms before the first answer.
 """
 
 from __future__ import annotations
@@ -35,15 +38,15 @@ __all__ = ["Unreadable", "arguments_reader", "reader_of", "to_json_value", "writ
 
 Read: TypeAlias = Callable[[Json], Any]
 
-# As much of a member's name as finding it takes: it is the peer's own word.
+# The longest name of a member in a message: the peer chooses the name.
 _NAME_SHOWN = 64
 
 
 class Unreadable(ValueError):
-    """JSON that fits its schema, and yet is no such Python value.
+    """JSON that fits its schema but cannot be read as a Python value of the hint.
 
-    `path` is a JSON Pointer to it, `why` what it should be; neither quotes the value, which may be a secret.  Where a
-    class refused its members, its exception is the cause.
+    `path` is a JSON Pointer to the value, and `why` says what was expected.  Neither quotes the value, which may be a
+    secret.  If a class refused its members, its exception is the cause.
     """
 
     def __init__(self, why: str, path: str = "") -> None:
@@ -61,7 +64,10 @@ class Unreadable(ValueError):
 
 
 def reader_of(hint: Hint) -> Read | None:
-    """What makes JSON that fits the schema of `hint` a Python value, or raises Unreadable.  None: it already is one."""
+    """Return a function that reads JSON which fits the schema of `hint`.  It raises Unreadable.
+
+    None means that the JSON is already the Python value.
+    """
     return _reader(_Reading(), hint)
 
 
@@ -73,7 +79,7 @@ def _reader(reading: _Reading, hint: Hint) -> Read | None:
     def guarded(value: Json) -> Any:
         try:
             return read(value)
-        except RecursionError:  # a message is 128 deep at most, but every class may be many calls
+        except RecursionError:  # a message is at most 128 deep, but a class can take many calls
             raise Unreadable("is nested too deep to be read") from None
 
     return guarded
@@ -82,9 +88,10 @@ def _reader(reading: _Reading, hint: Hint) -> Read | None:
 def arguments_reader(
     function: Callable[..., object], skip: Collection[str] = ()
 ) -> Callable[[JsonObject], JsonObject] | None:
-    """What makes the arguments of a call the keyword arguments of `function`.  None: they already are.
+    """Return a function that turns the arguments of a call into keyword arguments of `function`.
 
-    Parameters in `skip` get none.  What the call leaves out is left to the function's defaults.
+    None means that they need no change.  Parameters in `skip` have no argument.  Arguments that the call leaves out
+    stay out, so that the function's defaults apply.
     """
     reading, readers = _Reading(), {}
     for name in inspect.signature(function).parameters:
@@ -103,27 +110,27 @@ def _same(value: Json) -> Any:
 
 class _Reading(Walk):
     @functools.cached_property
-    def _choosing(self) -> _UnionReading:
+    def _union_reading(self) -> _UnionReading:
         return _UnionReading()
 
     def annotated(self, hint: Hint, inner: Read | None) -> Read | None:
-        return inner  # bounds have been judged
+        return inner  # the schema has checked the bounds
 
     def scalar(self, hint: Hint) -> Read | None:
         return _READERS.get(hint) or _TEXT_READERS.get(full_name(hint)) or _made_by(hint, None)
 
     def choice(self, values: Collection[Any]) -> Read | None:
         if all(type(value) in (str, bool, NoneType) for value in values):
-            return None  # but 1.0 may be written for 1
+            return None  # a number needs a reader: 1.0 can stand for 1
         return _one_of(values)
 
     def union(self, alternatives: tuple[Hint, ...]) -> Read | None:
-        forms = [(each, self.of(each), _json_types(schema_of(each))) for each in alternatives]
+        readers = [(each, self.of(each), _json_types(schema_of(each))) for each in alternatives]
         by_type: dict[type, Read | None] = {}
         for json_type in _JSON_TYPES:
-            candidates = [(hint, read) for hint, read, json_types in forms if json_type in json_types]
+            candidates = [(hint, read) for hint, read, json_types in readers if json_type in json_types]
             if len(candidates) > 1 and any(read for _, read in candidates):
-                by_type[json_type] = _first_of([self.refusing(*each) for each in candidates])
+                by_type[json_type] = _first_of([self.strict(*each) for each in candidates])
             elif candidates:
                 by_type[json_type] = candidates[0][1]
         if not any(by_type.values()):
@@ -135,9 +142,9 @@ class _Reading(Walk):
 
         return read
 
-    def refusing(self, hint: Hint, read: Read | None) -> Read:
-        """A reader as that of `hint`, which `read` is, that refuses what is none."""
-        return self._choosing.of(hint)
+    def strict(self, hint: Hint, read: Read | None) -> Read:
+        """A reader for `hint` that also refuses values which do not fit its schema; `read` is its usual reader."""
+        return self._union_reading.of(hint)
 
     def array(self, origin: Hint, item: Read | None) -> Read | None:
         return _made_by(origin, None if item is None else functools.partial(_read_items, item))
@@ -158,16 +165,16 @@ class _Reading(Walk):
             return None
         read_key, read_value = key or _same, value or _same
 
-        def read(found: JsonObject) -> dict[Any, Any]:
-            made, name = {}, ""
+        def read(source: JsonObject) -> dict[Any, Any]:
+            result, name = {}, ""
             try:
-                for name, item in found.items():
-                    made[read_key(name)] = read_value(item)
+                for name, item in source.items():
+                    result[read_key(name)] = read_value(item)
             except Unreadable as error:
                 raise error.within(name) from error.__cause__
-            if len(made) != len(found):
+            if len(result) != len(source):
                 raise Unreadable("must not have the same key twice")
-            return made
+            return result
 
         return read
 
@@ -178,40 +185,39 @@ class _Reading(Walk):
         return functools.partial(_read_members, readers) if readers else None
 
     def self_described(self, kind: Any) -> Read:
-        return functools.partial(_by_its_rules, kind, kind.model_validate)
+        return functools.partial(_construct, kind, kind.model_validate)
 
 
-def _read_members(readers: Mapping[str, Read], found: JsonObject) -> JsonObject:
-    made, name = dict(found), ""
+def _read_members(readers: Mapping[str, Read], source: JsonObject) -> JsonObject:
+    result, name = dict(source), ""
     try:
         for name, read in readers.items():
-            if name in made:
-                made[name] = read(made[name])
+            if name in result:
+                result[name] = read(result[name])
     except Unreadable as error:
         raise error.within(name) from error.__cause__
-    return made
+    return result
 
 
-def _read_object(kind: Any, readers: Mapping[str, Read], found: JsonObject) -> Any:
-    made = _read_members(readers, found)
-    return _by_its_rules(kind, lambda members: kind(**members), made)
+def _read_object(kind: Any, readers: Mapping[str, Read], source: JsonObject) -> Any:
+    return _construct(kind, lambda members: kind(**members), _read_members(readers, source))
 
 
-def _by_its_rules(kind: Any, make: Callable[[Any], Any], found: Json) -> Any:
+def _construct(kind: Any, make: Callable[[Any], Any], source: Json) -> Any:
     try:
-        return make(found)
-    except (TypeError, ValueError) as error:  # as validators and `__post_init__` do
-        raise Unreadable(f"is no {kind.__name__} by its own rules") from error
+        return make(source)
+    except (TypeError, ValueError) as error:  # validators and `__post_init__` raise these
+        raise Unreadable(f"does not meet the rules of {kind.__name__}") from error
 
 
-def _read_items(read: Read, found: list[Json]) -> list[Any]:
-    made: list[Any] = []
+def _read_items(read: Read, source: list[Json]) -> list[Any]:
+    result: list[Any] = []
     try:
-        for item in found:
-            made.append(read(item))  # its length tells where we are
+        for item in source:
+            result.append(read(item))  # its length is the index of the current item
     except Unreadable as error:
-        raise error.within(len(made)) from error.__cause__
-    return made
+        raise error.within(len(result)) from error.__cause__
+    return result
 
 
 def _made_by(origin: Hint, items: Read | None) -> Read | None:
@@ -219,18 +225,18 @@ def _made_by(origin: Hint, items: Read | None) -> Read | None:
     if make is None:
         return items
     if make is not tuple:
-        make = functools.partial(_made_set, make)
-    return make if items is None else lambda found: make(items(found))
+        make = functools.partial(_make_set, make)
+    return make if items is None else lambda source: make(items(source))
 
 
-def _made_set(make: Callable[[Iterable[Any]], Any], found: list[Any]) -> Any:
+def _make_set(make: Callable[[Iterable[Any]], Any], source: list[Any]) -> Any:
     try:
-        made = make(found)
+        result = make(source)
     except TypeError:
         raise Unreadable("must have no items that are arrays or objects") from None  # they cannot be in a set
-    if len(made) != len(found):  # two ways to write one date
+    if len(result) != len(source):  # one date can be written in two ways
         raise Unreadable("must not have the same item twice")
-    return made
+    return result
 
 
 def _one_of(values: Collection[Any]) -> Read:
@@ -243,7 +249,7 @@ def _one_of(values: Collection[Any]) -> Read:
         try:
             return members[type(value) is bool, value]
         except KeyError:
-            raise Unreadable("must be one of the values allowed") from None
+            raise Unreadable("must be one of the allowed values") from None
 
     return read
 
@@ -266,7 +272,7 @@ _TIME = r"([01]\d|2[0-3]):\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)"
 
 
 def _in_form(pattern: str, text: str, example: str, make: Callable[[str], Any]) -> Any:
-    """Python's parsers take much more than the standards do."""
+    """Check the form of `text` before `make` parses it: Python's parsers accept much more than the standards."""
     import re
 
     try:
@@ -308,7 +314,7 @@ _READERS: Mapping[Hint, Read] = {
     pathlib.Path: pathlib.Path,
     pathlib.PurePath: pathlib.PurePath,
 }
-# By name, so that only who writes such a hint has loaded the module.
+# By name: only programs with these hints load their modules.
 _TEXT_READERS: Mapping[str, Read] = {
     "datetime.datetime": _datetime,
     "datetime.date": _date,
@@ -330,11 +336,11 @@ _BY_NAME: Mapping[str, frozenset[type]] = {
     "object": frozenset({dict}),
 }
 _BOUNDS = frozenset({"type", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf", "pattern"})
-_BOUNDS |= {f"{which}{what}" for which in ("min", "max") for what in ("Length", "Items", "Properties")}
+_BOUNDS |= {f"{prefix}{suffix}" for prefix in ("min", "max") for suffix in ("Length", "Items", "Properties")}
 
 
 def _json_types(schema: JsonObject, root: JsonObject | None = None) -> frozenset[type]:
-    """What `json` makes of the values that a schema of `schema_of` may accept."""
+    """The Python types that `json` returns for the values that a schema of `schema_of` accepts."""
     root = root or schema
     if "$ref" in schema:
         return _json_types(root["$defs"][schema["$ref"].rpartition("/")[2]], root)
@@ -343,16 +349,15 @@ def _json_types(schema: JsonObject, root: JsonObject | None = None) -> frozenset
     if "type" in schema:
         return _BY_NAME[schema["type"]]
     if "enum" in schema:
-        found = frozenset(map(type, schema["enum"]))
-        return found | _NUMBERS if found & _NUMBERS else found
+        types = frozenset(map(type, schema["enum"]))
+        return types | _NUMBERS if types & _NUMBERS else types
     return _JSON_TYPES
 
 
 class _UnionReading(_Reading):
-    """Readers that refuse whatever the schema of their hint does not accept, so that the next one can try.
+    """Readers that refuse values which the schema of their hint does not accept, so that the next alternative can try.
 
-    They judge by themselves, in step with reading: the schema engine would judge the same members again for each union
-    above them.
+    They validate while they read: the schema engine would validate the same members again for each union around them.
     """
 
     def of(self, hint: Hint) -> Read:
@@ -365,7 +370,7 @@ class _UnionReading(_Reading):
 
         return checked
 
-    def refusing(self, hint: Hint, read: Read | None) -> Read:
+    def strict(self, hint: Hint, read: Read | None) -> Read:
         return read or _same
 
     def scalar(self, hint: Hint) -> Read | None:
@@ -394,10 +399,10 @@ class _UnionReading(_Reading):
         names = {each.name for each in members}
         required = {each.name for each in members if each.required}
 
-        def read(found: JsonObject) -> Any:
-            if not required <= found.keys() <= names:
-                raise Unreadable(f"is no {kind.__name__}")
-            return make(found)
+        def read(source: JsonObject) -> Any:
+            if not required <= source.keys() <= names:
+                raise Unreadable(f"is not a {kind.__name__}")
+            return make(source)
 
         return read
 
@@ -406,10 +411,10 @@ class _UnionReading(_Reading):
 
         make, schema = super().self_described(kind), compile_schema(schema_of(kind))
 
-        def read(found: Json) -> Any:
-            if schema.errors(found):  # a model may take more, such as "3" for 3
-                raise Unreadable(f"is no {kind.__name__}")
-            return make(found)
+        def read(source: Json) -> Any:
+            if schema.errors(source):  # a model can accept more than its schema, such as "3" for 3
+                raise Unreadable(f"is not a {kind.__name__}")
+            return make(source)
 
         return read
 
@@ -421,20 +426,20 @@ def _exact_integer(value: Json) -> int:
 
 
 def _bounds(schema: JsonObject) -> JsonObject:
-    """What a schema says of a value without looking into it."""
-    said = {keyword: wanted for keyword, wanted in schema.items() if keyword in _BOUNDS}
-    return {**said, "anyOf": [_bounds(branch) for branch in schema["anyOf"]]} if "anyOf" in schema else said
+    """The keywords of a schema that concern a value itself, not its items and members."""
+    bounds = {keyword: bound for keyword, bound in schema.items() if keyword in _BOUNDS}
+    return {**bounds, "anyOf": [_bounds(branch) for branch in schema["anyOf"]]} if "anyOf" in schema else bounds
 
 
 def _outline(value: Json) -> Json:
-    """As much of a value as bounds are about."""
+    """The parts of a value that bounds concern: arrays and objects without their contents."""
     if isinstance(value, list):
         return [None] * len(value)
     return dict.fromkeys(value) if isinstance(value, dict) else value
 
 
-# What the choices inside the one at hand have come to: by value and choice, with the value, so that no other can have
-# its identity.  Without this, unions inside each other would read what is inside them twice as often at every level.
+# The results of the unions inside the current one, by the identities of value and union.  The entry keeps the value, so
+# that no other value can get its identity.  Without this table, the work would double at every level of nested unions.
 _Trials: TypeAlias = dict[tuple[int, int], tuple[Json, Any, bool]]
 _TRIALS: ContextVar[_Trials | None] = ContextVar("trials", default=None)
 
@@ -459,9 +464,9 @@ def _first_of(readers: list[Read]) -> Read:
         key = (id(value), id(readers))
         if key not in trials:
             trials[key] = attempt(value)
-        _, made, fits = trials[key]
+        _, result, fits = trials[key]
         if not fits:
-            raise Unreadable("is of none of the forms allowed here")
-        return made
+            raise Unreadable("matches none of the alternatives")
+        return result
 
     return choose

@@ -1,12 +1,12 @@
-"""Python values as plain JSON: dicts, lists and scalars.
+"""From Python values to plain JSON: dicts, lists and scalars.
 
-`writer_of` and `to_json_value` go by the table at the head of `core.schema`.  A value is written by its own type.  A
-hint decides where that alone does not: what stands for its base class is written as the base class, so that no member
-leaves that was not promised, and a named tuple under `tuple[...]` is an array.  What does not fit its hint is written
-by its own type all the same; the schema of the result is the judge.
+`writer_of` and `to_json_value` write as the table at the head of `schema` says.  A value is written by its own type,
+except in two cases where the hint decides: an object under a hint of its base class is written as the base class, so
+that no undeclared member is sent, and a named tuple under `tuple[...]` is an array.  A value that does not fit its hint
+is written by its own type too; the schema of the result then finds the fault.
 
-What has no JSON form raises `UsageError`, which names its type: among others decimals, numbers that are not
-finite, keys that are not text, dates and times without an offset, and what contains itself.
+A value without a JSON form raises `UsageError`, which names its type.  Examples are decimals, infinities and NaN, keys
+that are not text, dates and times without an offset, and a container that contains itself.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Write: TypeAlias = Callable[[Any], Json]
 
 
 def writer_of(hint: Hint | Absent = ABSENT) -> Write:
-    """What makes a Python value plain JSON."""
+    """Return a function that writes values of `hint` as plain JSON.  It raises `UsageError` for other types."""
     write = _write if hint is ABSENT else compiled(_Writing(), hint) or _write
 
     def writer(value: Any) -> Json:
@@ -48,7 +48,7 @@ def writer_of(hint: Hint | Absent = ABSENT) -> Write:
 
 
 def to_json_value(value: Any, hint: Hint | Absent = ABSENT) -> Json:
-    """`value` as plain JSON; see `writer_of`, which is for many values of one hint."""
+    """Write one value as plain JSON; use `writer_of` for several values of one hint."""
     return writer_of(hint)(value)
 
 
@@ -81,7 +81,7 @@ class _Writing(Walk):
         def write(value: Any) -> Json:
             fitting = [each for each in writers if each[0] is type(value)]
             fitting = fitting or [each for each in writers if each[0] is not None and isinstance(value, each[0])]
-            write = fitting[0][1] if len(fitting) == 1 else None  # of two kinds of list neither is decided for
+            write = fitting[0][1] if len(fitting) == 1 else None  # two kinds of list fit: write by type
             return (write or _write)(value)
 
         return write
@@ -104,7 +104,7 @@ class _Writing(Walk):
     def mapping(self, key: Write | None, value: Write | None) -> Write | None:
         if value is None:
             return None
-        return lambda found: _write_mapping(found, lambda _: value) if isinstance(found, Mapping) else _write(found)
+        return lambda source: _write_mapping(source, lambda _: value) if isinstance(source, Mapping) else _write(source)
 
     def members(self, kind: type, members: list[MemberHint]) -> Write | None:
         writers = {each.name: self.of(each.hint) or _write for each in members}
@@ -123,14 +123,14 @@ class _Writing(Walk):
 
 
 def _python_type(hint: Hint) -> type | None:
-    """The class of the values of `hint`, where it has one."""
+    """The class of the values of `hint`, or None."""
     if isinstance(hint, typing.NewType):
         return _python_type(hint.__supertype__)
     origin: Any = typing.get_origin(hint)
     if origin is typing.Annotated:
         return _python_type(hint.__origin__)
     kind: Any = origin or hint
-    if not isinstance(kind, type):  # None, which is written as it is; an alias, which may be anything
+    if not isinstance(kind, type):  # None needs no conversion; an alias can stand for any type
         return None
     return dict if is_typed_dict(kind) else kind
 
@@ -145,7 +145,7 @@ def _write_date(value: Any) -> Json:
     import datetime
 
     if isinstance(value, datetime.datetime):
-        raise UsageError("a datetime stands where a date was promised; use its date()")
+        raise UsageError("expected a date, got a datetime; use its date()")
     return _write(value)
 
 
@@ -168,15 +168,15 @@ def _write_array(value: Iterable[Any]) -> list[Json]:
 
 
 def _write_mapping(value: Mapping[Any, Any], writer_at: Callable[[str], Write] = lambda _: _write) -> JsonObject:
-    made: JsonObject = {}
+    result: JsonObject = {}
     for key, item in value.items():
         name = key if type(key) is str else _write(key)
         if type(name) is not str:
-            raise UsageError(f"a key of type {_kind_of(key)} has no JSON form: keys are text")
-        made[name] = writer_at(name)(item)
-    if len(made) != len(value):
-        raise UsageError(f"two keys of a {_kind_of(value)} are the same text")
-    return made
+            raise UsageError(f"a key of type {_kind_of(key)} has no JSON form: keys must be text")
+        result[name] = writer_at(name)(item)
+    if len(result) != len(value):
+        raise UsageError(f"two keys of a {_kind_of(value)} become the same text")
+    return result
 
 
 def _write_object(parts: Sequence[tuple[str, str, Write]], value: Any) -> JsonObject:
@@ -184,11 +184,11 @@ def _write_object(parts: Sequence[tuple[str, str, Write]], value: Any) -> JsonOb
 
 
 def _write_self_described(value: Any, kind: Any = None) -> Json:
-    """As `kind`, if it is of a class derived from that."""
+    """Write a model; as `kind`, if its class is derived from `kind`."""
     only = {}
     if kind is not None and type(value) is not kind:
         only = {"include": {*kind.model_fields, *kind.model_computed_fields}}
-    return _write(value.model_dump(mode="json", by_alias=True, **only))  # what it leaves as it is may be NaN
+    return _write(value.model_dump(mode="json", by_alias=True, **only))  # `model_dump` keeps NaN
 
 
 def _write_bytes(value: bytes) -> str:
@@ -198,12 +198,12 @@ def _write_bytes(value: bytes) -> str:
 
 
 def _write_time(value: Any) -> str:
-    """A datetime or a time.  RFC 3339 has offsets of whole minutes only."""
+    """Write a datetime or a time.  RFC 3339 has offsets of whole minutes only."""
     offset = value.utcoffset()
     if offset is None:
         raise UsageError(f"a {_kind_of(value)} without an offset has no JSON form; give it a time zone")
     if offset.total_seconds() % 60:
-        raise UsageError(f"a {_kind_of(value)} whose offset has seconds has no JSON form; give it another zone")
+        raise UsageError(f"a {_kind_of(value)} with seconds in its offset has no JSON form; use another time zone")
     return str(value.isoformat())
 
 
@@ -225,7 +225,7 @@ _BY_BASE: Mapping[str, Write] = {
 }
 
 
-@functools.lru_cache(256)  # more classes than a program returns; no class is kept alive for ever
+@functools.lru_cache(256)  # more classes than a program returns; bounded, so that no class is kept alive forever
 def _writer_of_class(kind: Any) -> Write:
     for base, write in _BASES:
         if issubclass(kind, base):
@@ -244,7 +244,7 @@ def _writer_of_class(kind: Any) -> Write:
     if issubclass(kind, Sequence | collections.abc.Set):
         return _write_array
     if issubclass(kind, collections.abc.Awaitable):
-        raise UsageError(f"a {kind.__name__} is no value yet: await it, and return what that gives")
+        raise UsageError(f"a {kind.__name__} is not a value: await it, and return its result")
     known = "text, a number, a list, a mapping, a dataclass, an attrs or a pydantic object"
     raise UsageError(f"{kind.__name__} has no JSON form here; make it {known}")
 
@@ -260,18 +260,18 @@ _BASES: Sequence[tuple[Any, Write]] = (
 
 
 def _of_the_protocol(kind: type) -> bool:
-    content = sys.modules.get("trio_mcp.core.content")  # else there is no such object
+    content = sys.modules.get("trio_mcp.core.content")  # if it is not loaded, no object of it exists
     return content is not None and issubclass(kind, content.Model)
 
 
 def _attributes(kind: Any) -> list[tuple[str, str]] | None:
-    """The names of its members in JSON, each with that of the attribute; None if it is of no such kind."""
+    """Pairs of member name in JSON and attribute name; None if the class has no known members."""
     if issubclass(kind, tuple):
         return [(name, name) for name in kind._fields] if hasattr(kind, "_fields") else None
     if attrs.has(kind):
         return [(field.alias, field.name) for field in attrs.fields(kind) if field.init]
     if not hasattr(kind, "__dataclass_fields__"):
         return None
-    import dataclasses  # who comes here has paid for it
+    import dataclasses  # a program with dataclasses has already imported it
 
     return [(field.name, field.name) for field in dataclasses.fields(kind) if field.init]
