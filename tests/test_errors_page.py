@@ -176,7 +176,7 @@ async def refused(**headers: str) -> str:
         return str(answer.json["error"]["message"])
 
 
-@said_by("no access token came")
+@said_by("the request has no access token")
 async def _() -> str:
     return await refused()
 
@@ -277,13 +277,13 @@ async def denied(application: str | Application = "Visitor", scopes: tuple[str, 
             pass
 
 
-@said_by("tokens are not sent")
+@said_by("tokens cannot be sent")
 async def _() -> None:
     OAuth("Visitor").at("http://127.0.0.1:3000/mcp")
 
 
-said_by("… was not told to give a token: nobody")(lambda: denied(browser=lambda url: None, user_seconds=0.001))
-said_by("… was not told to give a token: what")(lambda: denied(visit=lambda url: "the-code"))
+said_by("… was not allowed to issue a token: nobody")(lambda: denied(browser=lambda url: None, user_seconds=0.001))
+said_by("… was not allowed to issue a token: what")(lambda: denied(visit=lambda url: "the-code"))
 said_by("the application has no client id")(lambda: denied(registers=False))
 said_by("the MCP server refused")(lambda: denied(satisfied=False))
 said_by("this request needs the scopes")(lambda: denied(scopes=("notes:write",), withholds=("notes:write",)))

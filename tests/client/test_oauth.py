@@ -393,7 +393,7 @@ async def test_a_refresh_that_brings_what_is_refused_is_not_tried_again(autojump
         async with at.client(at.auth(store=Store())) as client:
             await add(client)
             at.expire()
-            with pytest.raises(AuthorizationFailed, match="has just given"):
+            with pytest.raises(AuthorizationFailed, match="has just issued"):
                 await add(client)
             await add(client)
         asked = [each["grant_type"] for each in at.authority.of("token")]
@@ -567,13 +567,13 @@ def test_what_is_not_reached_by_http_has_no_use_for_tokens(target: Any) -> None:
 @req("auth-24", "auth-53")
 @pytest.mark.parametrize("url", ["http://mcp.example/mcp", "ws://mcp.example/ws", "http://127.0.0.1:3000/mcp"])
 def test_tokens_are_not_sent_in_the_open(url: str) -> None:
-    with pytest.raises(UsageError, match=r"tokens are not sent .* is not https"):
+    with pytest.raises(UsageError, match=r"tokens cannot be sent .* is not https"):
         open_client(url, auth=OAuth("Visitor"))
     if "127" in url:
         with pytest.raises(UsageError, match="http_on_loopback=True allows it"):
             open_client(url, auth=OAuth("Visitor"))
     else:
-        with pytest.raises(UsageError, match=r"tokens are not sent .* is not https"):
+        with pytest.raises(UsageError, match=r"tokens cannot be sent .* is not https"):
             open_client(url, auth=OAuth("Visitor", http_on_loopback=True))
 
 

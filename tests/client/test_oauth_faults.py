@@ -253,7 +253,7 @@ async def test_it_is_said_who_is_to_blame(
 async def test_a_server_that_is_satisfied_by_nothing(revision: str, autojump_clock: MockClock) -> None:
     async with quiet(), town(front=plain(revision)) as at:
         at.satisfied = False
-        with pytest.raises(AuthorizationFailed, match="has just given") as failed:
+        with pytest.raises(AuthorizationFailed, match="has just issued") as failed:
             async with at.client(revision=revision):
                 raise AssertionError("it was opened")
         assert isinstance(failed.value.__cause__, Unauthorized)

@@ -109,20 +109,20 @@ METADATA = "oauth-authorization-server"
 PLACE = f"/.well-known/{METADATA}"
 # What is wrong, and words of the error that follows from it.
 TROUBLE = {
-    "another issuer": (wrong_issuer, "is that of another issuer"),
+    "another issuer": (wrong_issuer, "names another issuer"),
     "no PKCE": (no_pkce, "does not list the PKCE method S256"),
     "an answer of another issuer": (mixed_up, "came back with the issuer 'https://other.example'"),
-    "a user who denies": (denied, "gave no token: 'access_denied'"),
+    "a user who denies": (denied, "issued no token: 'access_denied'"),
     "metadata at another origin": (partial(moved, path=PLACE, to="http://localhost:9/"), "publishes no metadata"),
     "metadata sent around": (partial(moved, path=PLACE, to=PLACE), "publishes no metadata"),
     "registration elsewhere": (partial(moved, path="/register", to="/token"), "refused to register"),
-    "tokens elsewhere": (partial(moved, path="/token", to="http://localhost:9/token"), "gave no token: 'status 307'"),
+    "tokens elsewhere": (partial(moved, path="/token", to="http://localhost:9/token"), "issued no token: 'status 307'"),
     "dead metadata": (partial(bad, "dead", METADATA), "the connection ended before there was a reply"),
     "dead registration": (partial(bad, "dead", "register"), "the connection ended before there was a reply"),
     "dead tokens": (partial(bad, "dead", "token"), "the connection ended before there was a reply"),
     "ill metadata": (partial(bad, "ill", METADATA), "answered 503"),
     "ill registration": (partial(bad, "ill", "register"), "refused to register the application: 'status 503'"),
-    "ill tokens": (partial(bad, "ill", "token"), "gave no token: 'status 503'"),
+    "ill tokens": (partial(bad, "ill", "token"), "issued no token: 'status 503'"),
 }
 
 

@@ -56,7 +56,7 @@ WELL_KNOWN = "/.well-known/oauth-protected-resource/mcp"
 def test_a_server_that_wants_no_token_is_sent_none() -> None:
     errand = Authorizer(MCP, Application("V"), entropy=entropy).errand("POST")
     assert errand.go(NOW) == Authorized(())
-    with pytest.raises(UsageError, match="was not sent"):
+    with pytest.raises(UsageError, match="before the request was sent"):
         Authorizer(MCP, Application("V"), entropy=entropy).errand("POST").refused(401, CHALLENGE, NOW)
 
 
@@ -65,7 +65,7 @@ def test_a_server_that_wants_no_token_is_sent_none() -> None:
     "url", ["http://mcp.example/mcp", "http://localhost/mcp", "ftp://x", "https://u:p@mcp.example"]
 )
 def test_tokens_go_to_https_and_to_one_origin_only(url: str) -> None:
-    with pytest.raises(UsageError, match="tokens are not sent"):
+    with pytest.raises(UsageError, match="tokens cannot be sent"):
         Authorizer(url, Application("V"), entropy=entropy)
     authorizer = Authorizer(MCP, Application("V"), entropy=entropy)
     for same in ("https://mcp.example/sse", "https://MCP.example:443/mcp"):
@@ -373,11 +373,11 @@ def test_what_an_application_has_several_of_may_come_in_anything() -> None:
 
 def test_an_application_says_at_once_what_it_is_not_made_of() -> None:
     given: Any = OAuthClient("id")
-    with pytest.raises(UsageError, match=r"a list, also where there is one: clients=\[OAuthClient"):
+    with pytest.raises(UsageError, match=r"must be a list, even of one: clients=\[OAuthClient"):
         Application("V", clients=given)
     for grant in ("client_credentials", ClientCredentials, None):
         given = grant
-        with pytest.raises(UsageError, match=r"such as ClientCredentials\(\), not .*"):
+        with pytest.raises(UsageError, match=r"for example ClientCredentials\(\), not .*"):
             Application("V", grant=given)
 
 
@@ -440,6 +440,6 @@ def test_nothing_is_adopted_that_is_nothing_or_too_late() -> None:
     visitor.authorizer.start(verdict.flow, NOW)
     other = Visitor(visitor.world)
     assert other.call() == 200
-    with pytest.raises(UsageError, match="ends by itself"):
+    with pytest.raises(UsageError, match="before start"):
         visitor.authorizer.adopt(verdict.flow, other.persisted[-1])
     assert visitor.authorizer.record == ServerRecord(MCP)

@@ -146,19 +146,19 @@ def test_scopes(value: object, scopes: tuple[str, ...]) -> None:
         ("http://h/", "is not https", "is not https"),
         ("http://localhost.evil.example", "is not https", "is not https"),
         ("http://127.0.0.1@evil.example", "is not https", "is not https"),
-        ("javascript:alert(1)", "is no absolute URL", "is no absolute URL"),
-        ("file:///etc/passwd", "is no absolute URL", "is no absolute URL"),
-        ("https:///x", "is no absolute URL", "is no absolute URL"),
-        ("https://h:port/", "is no absolute URL", "is no absolute URL"),
-        ("https://x[h/", "is no absolute URL", "is no absolute URL"),
-        ("https://u:p@h/", "holds credentials", "holds credentials"),
+        ("javascript:alert(1)", "is not an absolute URL", "is not an absolute URL"),
+        ("file:///etc/passwd", "is not an absolute URL", "is not an absolute URL"),
+        ("https:///x", "is not an absolute URL", "is not an absolute URL"),
+        ("https://h:port/", "is not an absolute URL", "is not an absolute URL"),
+        ("https://x[h/", "is not an absolute URL", "is not an absolute URL"),
+        ("https://u:p@h/", "contains credentials", "contains credentials"),
         ("https://h/#", "has a fragment", "has a fragment"),
-        ("https://h/ x", "is no URL", "is no URL"),
-        ("https://h\\@evil.example", "is no URL", "is no URL"),
-        ("https://h/\x00", "is no URL", "is no URL"),
-        ("https://h/é", "is no URL", "is no URL"),
-        ("", "is no URL", "is no URL"),
-        (None, "is no URL", "is no URL"),
+        ("https://h/ x", "is not a URL", "is not a URL"),
+        ("https://h\\@evil.example", "is not a URL", "is not a URL"),
+        ("https://h/\x00", "is not a URL", "is not a URL"),
+        ("https://h/é", "is not a URL", "is not a URL"),
+        ("", "is not a URL", "is not a URL"),
+        (None, "is not a URL", "is not a URL"),
     ],
 )
 def test_what_may_be_asked(url: object, strict: str | None, loose: str | None) -> None:
@@ -289,8 +289,8 @@ RESOURCE = {"resource": MCP, "authorization_servers": [ISSUER]}
     [
         ({"resource": None}, "names no resource"),
         ({"resource": 7}, "names no resource"),
-        ({"resource": "https://evil.example/mcp"}, "not the MCP server"),
-        ({"resource": f"{MCP}\ud800"}, "not the MCP server"),
+        ({"resource": "https://evil.example/mcp"}, "not for the MCP server"),
+        ({"resource": f"{MCP}\ud800"}, "not for the MCP server"),
         ({"authorization_servers": None}, "names none"),
         ({"authorization_servers": ISSUER}, "names none"),
         ({"authorization_servers": []}, "names none"),
@@ -321,8 +321,8 @@ def test_what_a_resource_may_leave_out_or_write_as_it_likes() -> None:
         ({"issuer": None}, "another issuer"),
         ({"token_endpoint": None}, "no token endpoint"),
         ({"token_endpoint": "http://as.example/token"}, "is not https"),
-        ({"authorization_endpoint": "javascript:alert(1)"}, "is no absolute URL"),
-        ({"registration_endpoint": 7}, "is no URL"),
+        ({"authorization_endpoint": "javascript:alert(1)"}, "is not an absolute URL"),
+        ({"registration_endpoint": 7}, "is not a URL"),
     ],
 )
 def test_what_an_authorization_server_must_say(change: dict[str, Any], words: str) -> None:
@@ -507,7 +507,7 @@ def test_the_halves_of_basic_are_encoded_before_they_are_joined() -> None:
 
 
 def test_a_client_whose_key_is_gone_says_so() -> None:
-    with pytest.raises(AuthorizationFailed, match="has none now"):
+    with pytest.raises(AuthorizationFailed, match="has no key now"):
         authenticated(OAuthClient("c", ISSUER, method=ClientAuthMethod.KEY), None, ISSUER, NOW, entropy)
 
 
@@ -599,9 +599,9 @@ def test_the_code_that_came_back(query: str, code: str | None) -> None:
     [
         ("state=state", Blame.AUTHORIZATION_SERVER, "neither a code nor an error"),
         ("state=state&code=", Blame.AUTHORIZATION_SERVER, "neither a code nor an error"),
-        ("state=state&error=access_denied", Blame.USER, "access_denied'; it must be allowed"),
+        ("state=state&error=access_denied", Blame.USER, "access_denied'; the user must allow it"),
         ("state=state&error=invalid_scope", Blame.AUTHORIZATION_SERVER, "must be known there"),
-        ("state=state&error=server_error", Blame.AUTHORIZATION_SERVER, "tried again later"),
+        ("state=state&error=server_error", Blame.AUTHORIZATION_SERVER, "try again later"),
         ("state=state&error=new_error&code=c", Blame.AUTHORIZATION_SERVER, "'new_error'; its operator can say why"),
         ("state=state&error=e&error_description=verifier", Blame.AUTHORIZATION_SERVER, "secret"),
         ("state=state&code=c&iss=https%3A%2F%2Fas.example&iss=https%3A%2F%2Fas.example", None, "came back with"),
@@ -780,5 +780,5 @@ def test_what_passes_by_itself_is_no_matter_for_the_user() -> None:
 def test_of_a_refusal_only_words_are_repeated() -> None:
     """Others could be nested so deep that they cannot be shown."""
     said: Any = {"error": [[["x"]]], "error_description": {"y": "z"}}
-    assert str(refused(ISSUER, said, 400, ())) == f"'{ISSUER}' gave no token: 'status 400'; its operator can say why"
+    assert str(refused(ISSUER, said, 400, ())) == f"'{ISSUER}' issued no token: 'status 400'; its operator can say why"
     assert "status 400" in str(registration_refused(ISSUER, 400, said))

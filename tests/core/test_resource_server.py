@@ -55,11 +55,11 @@ def challenge(reply: Reply | str) -> str:
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ({"verify": "token"}, "verify is a function"),
+        ({"verify": "token"}, "verify must be a function"),
         ({"authorization_servers": []}, "at least one"),
         ({"authorization_servers": ISSUER}, "at least one"),
         ({"authorization_servers": 7}, "at least one"),
-        ({"authorization_servers": ["auth.example.com"]}, "an authorization server is a URL"),
+        ({"authorization_servers": ["auth.example.com"]}, "an authorization server must be a URL"),
         ({"authorization_servers": ["http://auth.example.com"]}, "must be https"),
         ({"resource": "http://mcp.example.com/mcp"}, "must be https"),
         ({"resource": "http://localhost.example.com/mcp"}, "must be https"),
@@ -67,8 +67,8 @@ def challenge(reply: Reply | str) -> str:
         ({"resource": "https://mcp.example.com/mcp?x=1"}, "without a query"),
         ({"resource": 'https://mcp.example.com/"'}, "without a query"),
         ({"resource": 7}, "without a query"),
-        ({"scopes": "read"}, "scopes are a list"),
-        ({"implies": {"write": "read"}}, "what 'write' implies are a list"),
+        ({"scopes": "read"}, "scopes must be a list"),
+        ({"implies": {"write": "read"}}, "the scopes that 'write' implies must be a list"),
     ],
 )
 @req("auth-24", "auth-37", "auth-53")
@@ -221,7 +221,7 @@ def test_a_client_that_binds_its_tokens_to_a_key_is_told_that_they_are_not_taken
     assert isinstance(reply, Reply)
     assert reply.status == 401
     assert json.loads(reply.body)["error"]["message"] == (
-        "a token that is bound to a key (DPoP) came; send one as Authorization: Bearer"
+        "the request has a token that is bound to a key (DPoP); send one as Authorization: Bearer"
     )
 
 
@@ -318,8 +318,8 @@ def fault(now: float = 500.0, **claims: Any) -> str | None:
         ({"aud": None}, "audience"),
         ({"aud": [7]}, "audience"),
         ({"aud": []}, "audience"),
-        ({"sub": None}, "whose"),
-        ({"sub": ""}, "whose"),
+        ({"sub": None}, "subject"),
+        ({"sub": ""}, "subject"),
         ({"exp": None}, "number"),
         ({"exp": "1000"}, "number"),
         ({"exp": True}, "number"),
@@ -340,7 +340,7 @@ def test_the_claims_of_a_token(claims: dict[str, Any], said: str | None) -> None
         (1009.9, {}, None),
         (1010.0, {}, "it has expired"),
         (500.0, {"nbf": 510}, None),
-        (500.0, {"nbf": 510.1}, "it does not hold yet"),
+        (500.0, {"nbf": 510.1}, "it is not valid yet"),
     ],
 )
 def test_the_time_of_a_token_has_some_leeway(now: float, claims: dict[str, Any], said: str | None) -> None:

@@ -348,7 +348,7 @@ async def test_plain_http_on_this_machine_is_for_servers_of_this_machine(
 @pytest.mark.parametrize("url", ["https://2130706433", "https://0x7f.1", "https://127.1", "https://%31%32%37.0.0.1"])
 async def test_an_address_in_disguise_is_no_url(url: str, autojump_clock: MockClock) -> None:
     async with net(naming(issuer=url)) as at:
-        assert "is no absolute URL" in await at.refusal()
+        assert "is not an absolute URL" in await at.refusal()
         assert at.heard.keys() == {MCP}
 
 
@@ -483,7 +483,7 @@ async def test_a_hostile_server_cannot_have_the_code_of_another_redeemed_at_its_
         # That the application trusts the other server does not help this one.
         options = {"trusted_origins": [f"https://{HONEST}"]} if trusted else {}
         why = await at.refusal(**options)
-        assert "is at another origin, and its metadata promises no iss" in why
+        assert "is at another origin, and its metadata does not promise iss" in why
         assert f"trusted_origins=['https://{HOSTILE}'] allows it" in why
         assert (at.pages, honest.asked) == ([], [])
         assert {each.kind for each in hostile.asked} == {"metadata"}
@@ -555,9 +555,9 @@ async def test_a_server_that_hides_its_metadata_gets_no_token_without_a_resource
         ("https://as.example", "must be a list"),
         (["https://as.example/tenant"], "has a path"),
         (["https://as.example?x"], "has a path or a query"),
-        (["as.example"], "no absolute URL"),
+        (["as.example"], "not an absolute URL"),
         (["http://as.example"], "is not https"),
-        ([7], "is no URL"),
+        ([7], "is not a URL"),
     ],
 )
 def test_trusted_origins_are_origins(origins: Any, words: str) -> None:

@@ -1,9 +1,9 @@
-"""What a refused request says: reading WWW-Authenticate.
+"""Read WWW-Authenticate: the challenges of a refused request.
 
-The field is a list of challenges, each a scheme and its parameters, and commas stand between challenges as well as
-between parameters.  The reader tells them apart by one rule, a parameter has ``=``, and forgives what servers really
-send: values without quotes that need them, and commas that are missing.  Nothing in a challenge is trusted: its URL is
-one place more to ask, and its scopes are asked for.
+The field is a list of challenges.  Each is a scheme with parameters, and commas separate both challenges and
+parameters.  The reader tells them apart by one rule: a parameter has ``=``.  It accepts the faults of real servers:
+missing quotes and missing commas.  A challenge is not trusted: its URL is one more place to look for metadata, and its
+scopes are only requested.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BEARER = "Bearer"
 DPOP = "DPoP"
 _SCHEMES = {BEARER.lower(): BEARER, DPOP.lower(): DPOP}
 
-# Longer ones are cut: a field of ten challenges has 1 KB, and the head of a reply is bounded anyway.
+# Longer fields are cut.  A field of ten challenges has 1 KB, and the head of a response has a limit of its own.
 _LENGTH = 8192
 _SCOPES = 200
 _SCOPE_TOKEN = r"[!#-\[\]-~]{1,256}"
@@ -31,7 +31,7 @@ _ITEM = r"""([!#$%&'*+\-.^_`|~0-9A-Za-z]+)(?:[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*)"
 
 @record
 class Challenge:
-    """One challenge: the scheme in lower case, and the parameters by their names in lower case."""
+    """One challenge: the scheme and the parameter names are in lower case."""
 
     scheme: str
     parameters: Mapping[str, str] = MappingProxyType({})
@@ -39,9 +39,9 @@ class Challenge:
 
 @record
 class AuthChallenge:
-    """What the server wants before it answers, as far as it says so.
+    """The demand of a 401 or 403, as far as the server states it.
 
-    `schemes` are those it takes, of the two that can be had here.
+    `schemes`: the accepted ones of Bearer and DPoP, which are the schemes supported here.
     """
 
     status: int
@@ -52,7 +52,7 @@ class AuthChallenge:
 
 
 def read_challenges(value: str) -> tuple[Challenge, ...]:
-    """The challenges in order.  What is no challenge is passed over."""
+    """Return the challenges in order.  Text that is no challenge is skipped."""
     found: list[tuple[str, dict[str, str]]] = []
     for match in re.finditer(_ITEM, value[:_LENGTH]):
         name, quoted, plain = match.groups()
@@ -65,9 +65,9 @@ def read_challenges(value: str) -> tuple[Challenge, ...]:
 
 
 def read_demand(status: int, value: str | None) -> AuthChallenge | None:
-    """What a 401 or 403 demands; None where its challenges are all of other schemes (auth-40).
+    """Return the demand of a 401 or 403.  Returns None if all its challenges have other schemes (auth-40).
 
-    A 401 without any challenge is a demand too: what is missing is well known (auth-41).
+    A 401 without any challenge is a demand too: the metadata is at a well-known URL (auth-41).
     """
     challenges = read_challenges(value or "")
     ours = [each for each in challenges if each.scheme in _SCHEMES]
@@ -86,7 +86,7 @@ def read_demand(status: int, value: str | None) -> AuthChallenge | None:
 
 
 def scopes_of(value: object) -> tuple[str, ...]:
-    """The scopes in a string, or in a list of strings; what is no scope is left out."""
+    """Return the scopes in a string, or in a list of strings.  Invalid ones are left out."""
     if isinstance(value, str):
         value = value.split()
     if not isinstance(value, list | tuple):
@@ -96,5 +96,5 @@ def scopes_of(value: object) -> tuple[str, ...]:
 
 
 def union(*scopes: Iterable[str]) -> tuple[str, ...]:
-    """auth-112: all of them, each once, in the order in which they came up."""
+    """auth-112: return all scopes, each once, in order of first appearance."""
     return tuple(dict.fromkeys(scope for each in scopes for scope in each))

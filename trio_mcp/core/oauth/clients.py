@@ -1,8 +1,8 @@
-"""Who we are to an authorization server: the application, its registrations, and how it authenticates.
+"""The client's identity at an authorization server: the application, its registrations, and its authentication.
 
-Credentials belong to the issuer that they are for (auth-90, auth-95), and every function here that uses them is given
-only those of one issuer.  The order in which a client id is looked for is that of auth-69: one that the application
-brings, then the URL of its metadata document, then one that was registered, or is now.
+Credentials belong to one issuer (auth-90, auth-95), and every function here that uses credentials gets only those of
+one issuer.  A client id is looked for in the order of auth-69: one that the application brings, then the URL of its
+metadata document, then one that was registered earlier or is registered now.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _ASSERTION_TYPE = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 
 
 class ClientAuthMethod(enum.Enum):
-    """How a client authenticates at the token endpoint."""
+    """The ways in which a client authenticates at the token endpoint."""
 
     NONE = "none"
     BASIC = "client_secret_basic"
@@ -61,39 +61,39 @@ class ClientAuthMethod(enum.Enum):
 
 @record
 class OAuthClient:
-    """A client id at one issuer, and what proves that it is ours.
+    """A client id at one issuer, with its credentials.
 
-    One that the application brings may leave `issuer` out, if it was not told: it then belongs to the first issuer that
-    it is used at, as long as that is known, which is as long as the process for all servers that it goes to, and for
-    ever for the one that it was used for.  `method` is None where the server's metadata is to decide.
+    A client that the application brings may have no `issuer`.  It then belongs to the first issuer where it is used:
+    for the MCP server of this use for ever, for all others until the process ends.  If `method` is None, the metadata
+    of the server decides.
     """
 
     client_id: str
     issuer: str | None = None
     secret: str | None = attrs.field(default=None, repr=False)
     method: ClientAuthMethod | None = None
-    redirect_uris: tuple[str, ...] = ()  # what it was registered with, by us
+    redirect_uris: tuple[str, ...] = ()  # those of our own registration request
     secret_expires_at: float | None = None
 
 
-# What is presented for a token.
+# The grants.
 
 
 @record
 class AuthorizationCode:
-    """A user allows it, in a browser."""
+    """A user allows the access, in a browser."""
 
 
 @record
 class ClientCredentials:
-    """The application acts for itself, with credentials it has."""
+    """The application acts for itself, with its own credentials."""
 
 
 @record
 class IdentityAssertion:
-    """An enterprise's identity provider vouches for its user: RFC 8693 there, then RFC 7523.
+    """An enterprise's identity provider vouches for its user: RFC 8693 at the provider, then RFC 7523.
 
-    `client` is who we are at the provider.  The assertion (an ID token, or SAML) is asked of the application each time.
+    `client` is the client at the provider.  The application supplies a new assertion (an ID token, or SAML) each time.
     """
 
     token_endpoint: str
@@ -103,7 +103,7 @@ class IdentityAssertion:
 
 @record
 class WorkloadIdentity:
-    """The platform that a program runs on vouches for it, by a JWT that is asked of the application each time."""
+    """The platform of the program vouches for it, by a JWT that the application supplies each time."""
 
 
 Grant: TypeAlias = AuthorizationCode | ClientCredentials | IdentityAssertion | WorkloadIdentity
@@ -111,7 +111,7 @@ Grant: TypeAlias = AuthorizationCode | ClientCredentials | IdentityAssertion | W
 
 def _clients(given: Iterable[OAuthClient]) -> tuple[OAuthClient, ...]:
     if isinstance(given, OAuthClient):
-        raise UsageError("clients is a list, also where there is one: clients=[OAuthClient(...)]")
+        raise UsageError("clients must be a list, even of one: clients=[OAuthClient(...)]")
     return tuple(given)
 
 
@@ -122,17 +122,17 @@ def _issuers(given: Iterable[str]) -> tuple[str, ...]:
 def _scopes(given: Iterable[str] | None) -> tuple[str, ...] | None:
     if given is None:
         return None
-    return scopes_of(given if isinstance(given, str) else tuple(given))  # a text is a list of them, as OAuth writes it
+    return scopes_of(given if isinstance(given, str) else tuple(given))  # OAuth writes a list of scopes as one string
 
 
 @record
 class Application:
-    """The program that wants tokens, and what it has.
+    """The program that requests tokens: its settings and credentials.
 
-    `clients` are registrations made beforehand; `document_url` is where the application publishes what
-    `client_document` makes; `key` signs client assertions, `dpop` proofs.  `scopes` are asked for where the server's
-    challenge names none, instead of all it supports.  `prefers` are issuers in order, should a server name several.
-    `offline`: refresh tokens are wanted.
+    `clients` are registrations made beforehand.  `document_url` is the URL where the application publishes the result
+    of `client_document`.  `key` signs client assertions, `dpop` signs proofs.  `scopes` are requested if the server's
+    challenge names none, instead of all scopes that it supports.  `prefers` lists issuers in order of preference, if a
+    server names several.  `offline`: request refresh tokens.
     """
 
     name: str
@@ -152,7 +152,9 @@ class Application:
 
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.grant, Grant):
-            raise UsageError(f"a grant is one such as ClientCredentials(), not {self.grant!r}")
+            raise UsageError(
+                f"grant must be an instance of a grant, for example ClientCredentials(), not {self.grant!r}"
+            )
         if self.document_url is not None and (fault := client_id_fault(self.document_url)):
             raise UsageError(f"the document_url {shown(self.document_url)} {fault}")
         if self.dpop is not None and not self.dpop.jwk:
@@ -162,9 +164,13 @@ class Application:
 def client_document(
     application: Application, redirect_uris: Sequence[str], jwks_uri: str | None = None
 ) -> dict[str, Json]:
-    """auth-72: what is to be published at `application.document_url`."""
+    """Return the metadata document to publish at `application.document_url`.
+
+    Raises `UsageError` without a `document_url`, or if a redirect URI is neither https nor on loopback.
+    """
+    # auth-72
     if application.document_url is None:
-        raise UsageError("a client metadata document needs the document_url that it is published at")
+        raise UsageError("a client metadata document needs a document_url, where it is published")
     method = ClientAuthMethod.NONE if jwks_uri is None else ClientAuthMethod.KEY
     return {
         "client_id": application.document_url,
@@ -187,7 +193,7 @@ def _described(
         "grant_types": ["authorization_code", *(["refresh_token"] if refreshes else [])],
         "response_types": ["code"],
         "token_endpoint_auth_method": method.value,
-        # auth-92, auth-93: what listens on loopback is native, whatever it is made of.
+        # auth-92, auth-93: an application that listens on loopback is native, even a web application.
         "application_type": "native" if all(is_loopback(each) for each in redirect_uris) else "web",
     }
 
@@ -196,10 +202,10 @@ def _described(
 
 
 def given_client(application: Application, issuer: str, bound_to: Mapping[str, str]) -> OAuthClient | None:
-    """What the application brings for this issuer.
+    """Return the application's own client for this issuer, or None if it brings no clients.
 
-    `bound_to` says at which issuer a client id without one was first used.  auth-97: where all that it brings is for
-    other issuers, that is an error, and no reason to register.
+    `bound_to` maps client ids without an issuer to the issuer of their first use.  auth-97: if all clients of the
+    application belong to other issuers, this raises, and nothing is registered.
     """
     for each in application.clients:
         if (each.issuer or bound_to.get(each.client_id, issuer)) == issuer:
@@ -209,7 +215,7 @@ def given_client(application: Application, issuer: str, bound_to: Mapping[str, s
         raise AuthorizationFailed(
             Blame.APPLICATION,
             f"the application is registered at {others}, and the MCP server now uses {shown(issuer)}",
-            "credentials are not shown to another issuer, so it must be registered there too",
+            "register it there too, because credentials are never sent to another issuer",
         )
     return None
 
@@ -221,9 +227,9 @@ def find_client(
     known: OAuthClient | None,
     redirect_uri: str,
 ) -> OAuthClient | None:
-    """The client to be for a user at this server; None where it must be registered first.
+    """Return the client to use for a user at this server; None if it must be registered first.
 
-    `known` is what was registered at this issuer before, and is good for the redirect URIs it was registered with.
+    `known` is the client registered earlier at this issuer.  It can be used with the redirect URIs of its registration.
     """
     if given is not None:
         return given
@@ -237,7 +243,7 @@ def find_client(
 
 
 def _published(application: Application, server: ServerDocument) -> OAuthClient | None:
-    """auth-77: the URL of the metadata document is a client id where the server says that it reads such."""
+    """auth-77: use the URL of the metadata document as client id, if the server says that it reads these documents."""
     if application.document_url is None or not server.takes_documents:
         return None
     signs = application.key is not None and ClientAuthMethod.KEY.value in (server.methods or ())
@@ -247,7 +253,7 @@ def _published(application: Application, server: ServerDocument) -> OAuthClient 
 
 
 def find_own_client(application: Application, server: ServerDocument, given: OAuthClient | None) -> OAuthClient:
-    """The client to be where no user is asked: nobody registers one on the way."""
+    """Return the client to use without a user.  It cannot be registered on the way."""
     client = given or _published(application, server)
     if client is None:
         raise _no_client(server.issuer)
@@ -257,12 +263,12 @@ def find_own_client(application: Application, server: ServerDocument, given: OAu
 def _no_client(issuer: str) -> AuthorizationFailed:
     return AuthorizationFailed(
         Blame.APPLICATION,
-        f"the application has no client id at {shown(issuer)}, where it cannot get one by itself",
+        f"the application has no client id at {shown(issuer)} and cannot get one by itself",
         "register it there by hand, and give it the client id",
     )
 
 
-# Registering (RFC 7591).
+# Registration (RFC 7591).
 
 _ASKED_FOR = (ClientAuthMethod.NONE, ClientAuthMethod.BASIC, ClientAuthMethod.POST)
 
@@ -270,7 +276,7 @@ _ASKED_FOR = (ClientAuthMethod.NONE, ClientAuthMethod.BASIC, ClientAuthMethod.PO
 def registration(
     application: Application, server: ServerDocument, redirect_uri: str, scopes: Sequence[str]
 ) -> dict[str, Json]:
-    """The body of a registration request.  Some servers give no scope that was not named in it."""
+    """Return the body of a registration request.  Some servers grant only scopes that are named in it."""
     taken = server.methods
     method = next((each for each in _ASKED_FOR if taken is None or each.value in taken), ClientAuthMethod.NONE)
     named = {"scope": " ".join(scopes)} if scopes else {}
@@ -278,13 +284,13 @@ def registration(
 
 
 def read_registration(said: Mapping[str, Json] | None, issuer: str, redirect_uri: str) -> OAuthClient:
-    """What a server answered to a registration request; None stands for no object at all."""
+    """Read the answer to a registration request; None if it was no JSON object."""
     client_id = None if said is None else said.get("client_id")
     if said is None or not is_printable(client_id):
         raise AuthorizationFailed(
             Blame.AUTHORIZATION_SERVER,
-            f"{shown(issuer)} took the registration and gave no client id",
-            "its operator must mend it",
+            f"{shown(issuer)} accepted the registration but sent no client id",
+            "its operator must fix it",
         )
     secret, method, until = (
         said.get(name) for name in ("client_secret", "token_endpoint_auth_method", "client_secret_expires_at")
@@ -300,7 +306,7 @@ def read_registration(said: Mapping[str, Json] | None, issuer: str, redirect_uri
 
 
 def is_printable(value: Json) -> bool:
-    """Whether this is a text as RFC 6749 has them in ids, secrets and tokens."""
+    """Return whether the value is a string that RFC 6749 allows for ids, secrets and tokens."""
     return isinstance(value, str) and re.fullmatch(r"[ -~]{1,32768}", value) is not None
 
 
@@ -309,10 +315,10 @@ def _method(name: Json) -> ClientAuthMethod | None:
 
 
 def registration_refused(issuer: str, status: int, said: Mapping[str, Json] | None) -> AuthorizationFailed:
-    """auth-94, auth-116: most are refused for their redirect URI, which is said."""
+    """auth-94, auth-116: most refusals are about the redirect URI, and the advice names it."""
     reason = censored(words_of(said, status), ())
     if said is not None and said.get("error") == "invalid_redirect_uri":
-        advice = "it takes no redirect URIs such as the application's, which must use another or be registered by hand"
+        advice = "it does not accept the redirect URI of the application; use another one, or register by hand"
     else:
         advice = "register the application there by hand, and give it the client id"
     return AuthorizationFailed(
@@ -320,11 +326,11 @@ def registration_refused(issuer: str, status: int, said: Mapping[str, Json] | No
     )
 
 
-# Authenticating at the token endpoint.
+# Authentication at the token endpoint.
 
 
 def choose_method(client: OAuthClient, key: Key | None, taken: tuple[str, ...] | None) -> ClientAuthMethod:
-    """The way both sides can: what the registration says, else the best of what the metadata lists (`taken`)."""
+    """Return the method of the registration, else the best one of `taken`, the methods in the server's metadata."""
     able = [
         *([ClientAuthMethod.KEY] if key is not None else []),
         *([ClientAuthMethod.BASIC, ClientAuthMethod.POST] if client.secret is not None else []),
@@ -339,23 +345,23 @@ def choose_method(client: OAuthClient, key: Key | None, taken: tuple[str, ...] |
             return each
     raise AuthorizationFailed(
         Blame.APPLICATION,
-        f"{shown(client.issuer)} authenticates clients by {shown(', '.join(taken))}, for which the application lacks "
-        "what is needed",
-        "give it a secret or a key that is known there",
+        f"{shown(client.issuer)} authenticates clients by {shown(', '.join(taken))}, and the application has no "
+        "credentials for that",
+        "give it a secret or a key that is registered there",
     )
 
 
 def authenticated(
     client: OAuthClient, key: Key | None, audience: str, now: float, entropy: Entropy
 ) -> tuple[Fields, dict[str, str]]:
-    """The header fields and the parameters that say who asks.  The client has its method by now."""
+    """Return the header fields and the parameters that authenticate the client, whose method must be set."""
     match client.method:
         case ClientAuthMethod.BASIC:
-            # RFC 6749, 2.3.1: each half is form-encoded first, so that a colon in one is none.
+            # RFC 6749, 2.3.1: both halves are form-encoded first, so that the separating colon is the only one.
             pair = f"{quote_plus(client.client_id)}:{quote_plus(client.secret or '')}"
             fields = (("Authorization", f"Basic {b64encode(pair.encode()).decode()}"),)
-            # 3.2.1: it may stand in the form as well, and authorization servers by the official SDK for Python look
-            # for it there before they look at anything else.
+            # 3.2.1: the form may contain it as well, and authorization servers by the official SDK for Python look for
+            # it there first.
             return fields, {"client_id": client.client_id}
         case ClientAuthMethod.POST:
             return (), {"client_id": client.client_id, "client_secret": client.secret or ""}
@@ -363,8 +369,8 @@ def authenticated(
             if key is None:
                 raise AuthorizationFailed(
                     Blame.APPLICATION,
-                    f"the client at {shown(client.issuer)} authenticates by a key, and the application has none now",
-                    "give it the key that it was registered with",
+                    f"the client at {shown(client.issuer)} authenticates by a key, but the application has no key now",
+                    "give it the registered key",
                 )
             assertion = client_assertion(key, client.client_id, audience, now, entropy)
             return (), {"client_assertion_type": _ASSERTION_TYPE, "client_assertion": assertion}

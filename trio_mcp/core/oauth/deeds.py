@@ -1,9 +1,18 @@
-"""What a flow asks of its driver, and what the driver tells it in return.
+"""The actions that a flow asks of its driver, and the events that the driver reports.
 
-Each deed but `Persist` and the last ones is answered by one event: `SendRequest` by `Replied`, `ForbiddenAddress` or
-`RequestFailed`, `OpenReceiver` by `ReceiverReady`, `OpenBrowser` by `BrowserReturned`, `AskAssertion` by `Asserted`.
-`FlowAbandoned` answers any of them.  Bounds of time stand in the deed, and keeping them is the driver's: it says
-`RequestFailed` or `FlowAbandoned` when they have passed.
+The driver carries out each action and answers it with one event:
+
+| Action | Event |
+|---|---|
+| `SendRequest` | `Replied`, `ForbiddenAddress` or `RequestFailed` |
+| `OpenReceiver` | `ReceiverReady` |
+| `OpenBrowser` | `BrowserReturned` |
+| `AskAssertion` | `Asserted` |
+| any of these | `FlowAbandoned` |
+| `Persist`, `ReturnIgnored`, `FlowDone`, `FlowFailed` | none |
+
+Actions contain time limits, and the driver enforces them: it reports `RequestFailed` or `FlowAbandoned` after a
+timeout.
 """
 
 from __future__ import annotations
@@ -38,16 +47,16 @@ __all__ = [
     "SendRequest",
 ]  # fmt: skip
 
-# Deeds.
+# Actions.
 
 
 @record
 class SendRequest:
-    """Send this, without cookies or credentials of your own, and do not follow redirects.
+    """Send this HTTP request without cookies and without other credentials, and do not follow redirects.
 
-    Give up after `seconds`; of a body, hand on no more than `body_bytes` and one.  Where `networks` is not None, see
-    to which address the connection leads, unless a proxy makes it: if `network_at` that address is not among them, send
-    nothing, and answer `ForbiddenAddress`.
+    Time out after `seconds`.  Read at most `body_bytes` + 1 bytes of the body.  If `networks` is not None and no proxy
+    makes the connection, look at the connection's address before sending: if its `network_at` is not among `networks`,
+    send nothing, and report `ForbiddenAddress`.
     """
 
     method: str
@@ -60,12 +69,12 @@ class SendRequest:
     networks: frozenset[Network] | None = None
 
     def __repr__(self) -> str:
-        return f"<{self.method} {self.url.partition('?')[0]}>"  # some keep a key in the query of an MCP server's URL
+        return f"<{self.method} {self.url.partition('?')[0]}>"  # some URLs of MCP servers have a key in the query
 
 
 @record
 class OpenReceiver:
-    """Be ready for the browser's return, and say at which redirect URI."""
+    """Listen for the browser's return, and report the redirect URI."""
 
 
 @record
@@ -79,7 +88,7 @@ class OpenBrowser:
 
 @record
 class AskAssertion:
-    """Get a fresh assertion: a user's, of the enterprise's provider, or the platform's JWT, made for `audience`."""
+    """Get a new assertion for `audience`: a user's from the enterprise's provider, or a JWT of the platform."""
 
     audience: str
     resource: str
@@ -87,26 +96,26 @@ class AskAssertion:
 
 @record
 class Persist:
-    """Store this before you go on, in place of what was stored for this MCP server; it is secret."""
+    """Store this record before the next action.  It replaces the stored record of this MCP server, and is secret."""
 
     record: ServerRecord
 
 
 @record
 class ReturnIgnored:
-    """What came back was not the answer that is waited for (auth-55): go on waiting, in the same time."""
+    """The browser returned without the expected answer (auth-55): keep waiting, within the same time limit."""
 
     why: str
 
 
 @record
 class FlowDone:
-    """The flow is over; ask the errand again."""
+    """The flow is over: call `go` of the authorized request again."""
 
 
 @record
 class FlowFailed:
-    """There is no token.  Whoever waited for this flow gets the same error."""
+    """The flow is over without a token.  All requests that waited for it get this error."""
 
     error: AuthorizationFailed
 
@@ -120,7 +129,7 @@ Deed: TypeAlias = (
 
 @record
 class Replied:
-    """The reply to the request, of any status; `address` is where it came from, if that is known."""
+    """The response to the request, of any status.  `address`: the server's IP address, if known."""
 
     status: int
     headers: Headers
@@ -130,14 +139,14 @@ class Replied:
 
 @record
 class ForbiddenAddress:
-    """The connection leads to this address, which is in none of the request's networks.  Nothing was sent."""
+    """The connection leads to this address, which is in no allowed network.  Nothing was sent."""
 
     address: str
 
 
 @record
 class RequestFailed:
-    """There was no reply: no connection, no time left.  `why` will be shown."""
+    """There was no response: no connection, or a timeout.  The error message will contain `why`."""
 
     why: str
 
@@ -149,7 +158,7 @@ class ReceiverReady:
 
 @record
 class BrowserReturned:
-    """The browser came back: what followed the question mark."""
+    """The browser returned.  `query`: the text after the question mark."""
 
     query: str = attrs.field(repr=False)
 
@@ -161,9 +170,9 @@ class Asserted:
 
 @record
 class FlowAbandoned:
-    """There will be no answer, and `why` will be shown.
+    """There will be no answer; the error message will contain `why`.
 
-    While the user is waited for, that is the user's to mend, unless the application is `at_fault`.
+    If the flow waits for the user, the error blames the user, unless the application is `at_fault`.
     """
 
     why: str

@@ -1,10 +1,9 @@
-"""The documents of discovery: what a resource and an authorization server say of themselves.
+"""The documents of discovery: the metadata of a resource and of an authorization server.
 
-A document is read for what is needed of it and no further.  What is missing or has another type counts as not said,
-unless nothing works without it; then the error says whose document it is and what it lacks.  Three comparisons happen
-here, and all are refusals before anything is sent anywhere: a resource that is not the server (it could be another's,
-whose tokens we would fetch), an issuer that is not the one whose URL was asked (auth-91), and endpoints where neither
-should be (see `auth_places`).
+Only the needed fields are read.  A field that is missing or has another type counts as absent, unless nothing works
+without it; then the error names the document and the field.  Three checks refuse a document before any further request:
+its resource must be the MCP server (another resource's tokens could be meant), its issuer must be the one whose URL was
+asked (auth-91), and its endpoints must be allowed by the rules of `places`.
 """
 
 from __future__ import annotations
@@ -44,26 +43,29 @@ __all__ = [
     "read_server",
 ]
 
-_ISSUERS = 20  # of one resource that are looked at; real ones have one
+_ISSUERS = 20  # of one resource that are read; real ones have one
 
 
 def read_object(body: bytes, limit: int) -> dict[str, Json] | None:
-    """The JSON object in a body; None where there is none, or a longer one than is read."""
+    """Return the JSON object in a body.  None if there is none, or if the body is longer than `limit`."""
     if len(body) > limit:
         return None
     try:
         value = json.loads(str(body, "utf-8"), parse_constant=_no_constant)
-    except (ValueError, RecursionError):  # not UTF-8, no JSON, or deeper than anybody writes it
+    except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested too deep
         return None
     return value if isinstance(value, dict) else None
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def read_seconds(value: Json) -> float | None:
-    """A time or a lifetime.  Some servers write the number as a string; what is none means that nobody has said."""
+    """Read a time or a lifetime, which some servers write as a string.
+
+    None if it is no number, as if it were absent.
+    """
     if isinstance(value, str) and re.fullmatch(r"[0-9]{1,12}", value):
         value = int(value)
     if type(value) not in (int, float) or not 0 <= value <= 10**12:
@@ -73,7 +75,7 @@ def read_seconds(value: Json) -> float | None:
 
 @record
 class ResourceDocument:
-    """Protected Resource Metadata (RFC 9728).  `scopes` is None where the document names none."""
+    """Protected Resource Metadata (RFC 9728).  `scopes` is None if the document has no list of scopes."""
 
     resource: str
     issuers: tuple[str, ...]
@@ -84,24 +86,24 @@ class ResourceDocument:
 def read_resource(
     said: Mapping[str, Json], server_url: str, rules: UrlRules, networks: Collection[Network] = PUBLIC
 ) -> ResourceDocument:
-    """The document of the server at `server_url`, whose issuers may be in these networks.
+    """Read the document of the server at `server_url`.  `networks`: where its issuers may be.
 
-    Raises `AuthorizationFailed` where it must not be used.
+    Raises `AuthorizationFailed` if the document must not be used.
     """
     resource = said.get("resource")
     if not isinstance(resource, str):
         raise _server_fault("the resource metadata of the MCP server names no resource", "its operator must add it")
     if not covers(resource, server_url):
         raise _server_fault(
-            f"the resource metadata is for {shown(resource)}, which is not the MCP server at {origin_of(server_url)}",
-            "tokens for another resource are not asked for, and its operator must mend the metadata",
+            f"the resource metadata is for {shown(resource)}, not for the MCP server at {origin_of(server_url)}",
+            "its operator must fix the metadata, because tokens for another resource are never requested",
         )
     listed = said.get("authorization_servers")
     named = [each for each in listed if isinstance(each, str)] if isinstance(listed, list) else []
     fit = [each for each in named[:_ISSUERS] if issuer_fault(each, rules) is None]
     good = [each for each in fit if place_fault(each, rules, networks) is None]
     if not good:
-        came, advice = "none", "its operator must mend it"
+        came, advice = "none", "its operator must fix it"
         if named:
             came = f"only {shown(named[0])}, which {issuer_fault(named[0], rules)}"
         if fit:
@@ -124,10 +126,10 @@ def _server_fault(why: str, advice: str) -> AuthorizationFailed:
 
 @record
 class ServerDocument:
-    """Authorization Server Metadata (RFC 8414) or that of an OpenID provider, as far as it matters here.
+    """Authorization Server Metadata (RFC 8414), or that of an OpenID provider: the fields that are used here.
 
-    `issuer` is the one it was asked as, and what credentials are kept under; `signs_as` is how it writes that itself,
-    which may differ by a slash in 2025-03-26.  None is what was not said.
+    `issuer` is the issuer whose URL was asked; credentials are stored under it.  `signs_as` is the issuer in the
+    document, which may differ by a slash in 2025-03-26.  None: the document does not say.
     """
 
     issuer: str
@@ -153,20 +155,19 @@ def read_server(
     *,
     legacy: bool = False,
 ) -> ServerDocument:
-    """The metadata of this issuer, whose endpoints may be in these networks.
+    """Read the metadata of this issuer.  `networks`: where its endpoints may be.
 
-    Raises `AuthorizationFailed` where it must not be used.
-
-    `legacy`: by the rules of 2025-03-26, where `issuer` is only the place it was found at.
+    Raises `AuthorizationFailed` if it must not be used.  `legacy`: by the rules of 2025-03-26, in which `issuer` is
+    only the origin where the document was found.
     """
     signs_as = said.get("issuer")
-    # There, nobody has said how the origin is written as an issuer, and some write a slash.  More must not differ:
-    # a server that calls itself by another's name would be sent the codes of that other (a mix-up).
+    # 2025-03-26 does not define how the origin is written as an issuer, and some servers add a slash.  No other
+    # difference is allowed: a server that names another server's issuer would receive that server's codes (a mix-up).
     if signs_as != issuer and not (legacy and signs_as == f"{issuer}/"):
         raise AuthorizationFailed(
             Blame.AUTHORIZATION_SERVER,
-            f"the metadata of {shown(issuer)} is that of another issuer, {shown(signs_as)}",
-            "the two must be the same to the letter, and its operator or that of the MCP server must mend one",
+            f"the metadata of {shown(issuer)} names another issuer, {shown(signs_as)}",
+            "the two must be equal, letter by letter; its operator or the MCP server's must fix one",
         )
     promises_iss = said.get("authorization_response_iss_parameter_supported") is True
     found = {name: _endpoint(said, name, issuer, rules, networks, promises_iss) for name in _ENDPOINTS}
@@ -195,13 +196,14 @@ def read_server(
 
 
 def default_server(server_url: str) -> ServerDocument:
-    """auth-15: the endpoints of a server of 2025-03-26 that publishes nothing."""
+    """auth-15: the default endpoints of a 2025-03-26 server that publishes no metadata."""
     base = origin_of(server_url)
     return ServerDocument(base, base, f"{base}/token", f"{base}/authorize", f"{base}/register", legacy=True)
 
 
 _ENDPOINTS = ("token_endpoint", "authorization_endpoint", "registration_endpoint")
-# What we ask the user's page for.  In the URL of the page they could send the answer elsewhere, or say who we are.
+# Our parameters for the authorization page.  In the endpoint's own query they could redirect the answer, or replace our
+# id.
 _ASKED = frozenset(
     {"client_id", "code_challenge", "code_challenge_method", "redirect_uri", "response_mode", "response_type", "state"}
 )
@@ -213,15 +215,15 @@ def _endpoint(
     url = said.get(name)
     if url is None:
         return None
-    endpoint, advice = str(url), "its operator must mend the metadata"
+    endpoint, advice = str(url), "its operator must fix the metadata"
     fault = url_fault(url, rules)  # auth-24
     if fault is None and (twice := _ASKED & {each for each, _ in parse_qsl(urlsplit(endpoint).query)}):
-        fault = f"has {min(twice)} in its query, which is for the client to say"
+        fault = f"has {min(twice)} in its query, a parameter that only the client may set"
     if fault is None and not is_trusted(issuer, rules):
         if (fault := place_fault(endpoint, rules, networks)) is not None:
             advice = trust(endpoint)
         elif not promises_iss and not same_origin(endpoint, issuer):
-            fault = "is at another origin, and its metadata promises no iss, by which answers of others would be told"
+            fault = "is at another origin, and its metadata does not promise iss, which protects from a mix-up"
             advice = trust(issuer)
     if fault is not None:
         raise AuthorizationFailed(

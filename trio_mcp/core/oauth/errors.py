@@ -1,8 +1,8 @@
-"""Why there is no token: who is to blame, and what they can do about it.
+"""The errors of authorization: who is to blame, and what helps.
 
-Every failure of authorization is an `AuthorizationFailed`, whose text is one sentence: what was wrong, then what helps.
-`blame` says to programs who it was.  What a server wrote may be repeated in it, cut and on one line, but never a secret
-of ours: `censored` takes out whatever the server has echoed.
+Every failure of authorization is an `AuthorizationFailed`.  Its text is one sentence: the fault, then the advice.
+`blame` is the same for programs.  The text may repeat the words of a server, cut and on one line, but never a secret of
+the client: `censored` removes secrets that the server has echoed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Blame(enum.Enum):
 
 
 class AuthorizationFailed(McpError):
-    """There is no token for a request, or none that is good enough.
+    """There is no token for a request, or none that suffices.
 
-    `advice` is what the one to blame can do, `code` the error of OAuth that was answered with, if any was.
+    `advice` is what the party to `blame` can do.  `code` is the OAuth error code of the response, or "".
     """
 
     def __init__(self, blame: Blame, why: str, advice: str, code: str = "") -> None:
@@ -40,16 +40,19 @@ class AuthorizationFailed(McpError):
 
     @property
     def passes(self) -> bool:
-        """Whether to try again later may help by itself; else it asks the user once more, or changes nothing."""
+        """True if a later attempt may succeed by itself.  Otherwise it only asks the user again, or changes nothing."""
         return self.blame in (Blame.NETWORK, Blame.AUTHORIZATION_SERVER, Blame.IDENTITY_PROVIDER)
 
 
 def censored(text: object, secrets: Iterable[str | None], limit: int = 200) -> str:
-    """What a server said, as an error of ours may repeat it."""
+    """Return a server's text in the form in which our errors may repeat it."""
     return shown(redacted(text if isinstance(text, str) else repr(text), secrets), limit)
 
 
 def words_of(said: Mapping[str, Json] | None, status: int) -> str:
-    """OAuth's name for a refusal and the words with it.  What is no text could be nested too deep to be shown."""
+    """Return the error code and the description of a refusal.
+
+    Only strings: other values may be nested too deep to show.
+    """
     told = [] if said is None else [said.get(name) for name in ("error", "error_description")]
     return ": ".join(each for each in told if isinstance(each, str) and each) or f"status {status}"

@@ -1,16 +1,16 @@
-"""One attempt at getting a token, from whatever is known at its start to the token or the reason why there is none.
+"""One attempt to get a token: a state machine from the known facts to a token or an error.
 
-A flow is an object of its own: it changes nothing outside of itself, so it may be dropped at any step, and the next one
-begins as if it had never been.  What it has learned that outlives it, it says by `Persist`.
+A flow changes nothing outside of itself.  So it may be dropped at any step, and the next flow starts fresh.  Facts that
+should outlive a flow are reported by `Persist`.
 
-`FLOW` is its life: a row for each step, a column for what is found there, and in the cell the next step.  To enter a
-step is to ask for what belongs to it, so there is one deed outstanding at any time, and one event answers it.  Every
-step can also end the flow, by an error that says who is to blame; that is the same everywhere and needs no column.
+`FLOW` is its state table: a row for each step, a column for each finding, and the next step in the cell.  A step begins
+with an action, so one action is outstanding at any time, and one event answers it.  Every step can also end the flow
+with an error that says who is to blame; this is the same everywhere, and has no column.
 
-Which rules hold follows from what is found, not from the agreed revision, which is not known before there is a token: a
-server with resource metadata is one of 2025-06-18 or later and held to the strictest of them; one without is one of
-2025-03-26, its own authorization server at its own origin.  A reply of 5xx is no sign of that: where a document could
-not be asked for, nothing is concluded from its absence.
+The rules follow from the documents found, not from the negotiated revision, which is unknown before there is a token.
+A server with resource metadata has revision 2025-06-18 or later, and the strictest rules apply.  A server without it
+has 2025-03-26, and is its own authorization server at its own origin.  A 5xx proves nothing: if a document could not be
+fetched, it may still exist.
 """
 
 from __future__ import annotations
@@ -113,11 +113,11 @@ __all__ = ["FLOW", "Flow", "FlowFinding", "FlowSettings", "FlowStep"]
 
 
 class FlowStep(enum.Enum):
-    """What the flow waits for."""
+    """The step whose event the flow waits for."""
 
     START = enum.auto()
-    RESOURCE = enum.auto()  # the document of the MCP server
-    SERVER = enum.auto()  # that of the authorization server
+    RESOURCE = enum.auto()  # the metadata of the MCP server
+    SERVER = enum.auto()  # the metadata of the authorization server
     LISTEN = enum.auto()  # the redirect URI
     REGISTER = enum.auto()
     BROWSER = enum.auto()
@@ -129,19 +129,19 @@ class FlowStep(enum.Enum):
 
 
 class FlowFinding(enum.Enum):
-    GOOD = enum.auto()  # what was asked for
-    ELSEWHERE = enum.auto()  # not here; there is another place to ask
-    NOTHING = enum.auto()  # known before that could be used
+    GOOD = enum.auto()  # success
+    ELSEWHERE = enum.auto()  # not at this URL; try the next one
+    NOTHING = enum.auto()  # no earlier tokens that can be used
     RENEWABLE = enum.auto()  # by a refresh token of the same issuer
-    FOR_USER = enum.auto()  # a user is to be asked
-    BY_ASSERTION = enum.auto()  # somebody vouches for us
-    BY_ITSELF = enum.auto()  # our own credentials are enough
-    KNOWN = enum.auto()  # the client has an id
+    FOR_USER = enum.auto()  # the grant needs a user
+    BY_ASSERTION = enum.auto()  # the grant needs an assertion
+    BY_ITSELF = enum.auto()  # the grant needs only the client's credentials
+    KNOWN = enum.auto()  # the client has an id here
     UNKNOWN = enum.auto()
-    TO_EXCHANGE = enum.auto()  # the assertion is the user's, and the provider makes ours of it
-    NONCE = enum.auto()  # the same again, with the nonce that came
-    STALE = enum.auto()  # the refresh token is no longer good
-    SPENT = enum.auto()  # there is nothing to renew by, and nobody has said what the server demands
+    TO_EXCHANGE = enum.auto()  # the assertion is the user's; the identity provider exchanges it
+    NONCE = enum.auto()  # repeat the request with the new nonce
+    STALE = enum.auto()  # the refresh token is no longer valid
+    SPENT = enum.auto()  # no refresh token, and the demand of the server is unknown
 
 
 FLOW: dict[FlowStep, dict[FlowFinding, FlowStep]] = {
@@ -152,7 +152,7 @@ FLOW: dict[FlowStep, dict[FlowFinding, FlowStep]] = {
         FlowFinding.BY_ITSELF: FlowStep.TOKEN,
         FlowFinding.SPENT: FlowStep.OVER,
     },
-    # A server that refuses a token is asked first whether it still uses the same issuer; only then is one renewed.
+    # If a server refuses a token, check first whether it still uses the same issuer; only then renew the token.
     FlowStep.RESOURCE: {
         FlowFinding.ELSEWHERE: FlowStep.RESOURCE,
         FlowFinding.RENEWABLE: FlowStep.REFRESH,
@@ -200,7 +200,7 @@ _OF_2025_03_26: Final = "2025-03-26"
 
 @record
 class FlowSettings:
-    """What all flows of one MCP server have in common; `used_at` is what those of others have told."""
+    """Settings common to all flows of one MCP server.  `used_at`: see `Authorizer`."""
 
     server_url: str
     application: Application
@@ -211,23 +211,23 @@ class FlowSettings:
 
 
 class Flow:
-    """`start` it, do what it says, and feed it what came of that, until it says `FlowDone` or `FlowFailed`.
+    """Call `start`, carry out the actions, and feed the events to `receive`, until `FlowDone` or `FlowFailed`.
 
-    `demand` is what the server refused a request with; without one the token has only come to its end.  `record` is
-    what is known of the server, and what the flow has made of it.
+    `demand` is the server's refusal of a request; None if the token has only expired.  `record` is the knowledge about
+    the server, which the flow extends.
     """
 
     def __init__(self, setting: FlowSettings, record: ServerRecord, demand: AuthChallenge | None) -> None:
         self.step = FlowStep.START
         self.outcome: FlowDone | FlowFailed | None = None
         self.abandoned = False
-        self.obtained = False  # a token, by its end
-        self.adopted = False  # that token is what another process has got
+        self.obtained = False  # True once the flow has a token
+        self.adopted = False  # True if another process got that token
         self.record = record
         self.demand = demand
         self._setting = setting
         self._application = setting.application
-        self._said: list[Deed] = []  # what goes before the next deed
+        self._said: list[Deed] = []  # actions before the next one
         self._networks = networks_of(setting.server_url, record.network)
         self._search = self._search_resource()
         self._document: ResourceDocument | None = None
@@ -253,29 +253,29 @@ class Flow:
 
     def start(self, now: float) -> tuple[Deed, ...]:
         if self.step is not FlowStep.START or self.over:
-            raise UsageError("a flow is started once")
+            raise UsageError("start() of a flow must be called once")
         return self._step(self._find_beginning, now)
 
     def receive(self, heard: Heard, now: float) -> tuple[Deed, ...]:
-        """What to do next.  What comes after the end is late, and nothing follows from it."""
+        """Return the next actions.  Events after the end are late, and ignored."""
         if self.over:
             return ()
         if not isinstance(heard, (*_ANSWERS[self.step], FlowAbandoned)):
-            raise UsageError(f"a flow that waits for {self.step.name} is not told {type(heard).__name__}")
+            raise UsageError(f"a flow in the step {self.step.name} cannot receive {type(heard).__name__}")
         if isinstance(heard, ReceiverReady) and (fault := redirect_fault(heard.redirect_uri)):
             uri = shown(heard.redirect_uri)
             raise UsageError(f"the redirect URI {uri} {fault}; it must be https, or on loopback")
         return self._step(lambda: self._judge(heard, now), now)
 
     def adopt(self, record: ServerRecord) -> None:
-        """Instead of being started: what it is for is there."""
+        """End the flow before its start, with the tokens of another process."""
         if self.step is not FlowStep.START or self.over:
-            raise UsageError("a flow that was started ends by itself")
+            raise UsageError("adopt() must be called before start()")
         self.step, self.outcome, self.record = FlowStep.OVER, FlowDone(), record
         self.obtained = self.adopted = True
 
     def abandon(self) -> None:
-        """Nobody will feed it any more.  Once it is over, this does nothing."""
+        """Report that no further event will come.  Does nothing if the flow is over."""
         self.abandoned = self.outcome is None
 
     def _step(self, judge: Callable[[], FlowFinding | None], now: float) -> tuple[Deed, ...]:
@@ -299,7 +299,7 @@ class Flow:
             self.record = record
             self._said = [Persist(record)]
 
-    # What each step asks for.
+    # The actions of each step.
 
     def _ask(self, now: float) -> Deed:
         match self.step:
@@ -328,7 +328,7 @@ class Flow:
         return self._sent(request)
 
     def _sent(self, request: SendRequest) -> SendRequest:
-        """The request with the networks that it may lead to: any, if the application has named the place."""
+        """Add the networks to which the request may connect: any network, if the application named the URL."""
         self._asked_at, rules = request.url, self._setting.rules
         of_application = self.step is FlowStep.EXCHANGE or same_origin(request.url, self._setting.server_url)
         if of_application or is_trusted(request.url, rules) or is_trusted(self._issuer, rules):
@@ -363,11 +363,11 @@ class Flow:
         if self._proof_key is not None:
             nonce = self._setting.nonces.of(url)
             headers = (*headers, ("DPoP", dpop_proof(self._proof_key, "POST", url, now, entropy, nonce=nonce)))
-        # auth-42: the same resource as in the authorization request, whatever the server makes of it.
+        # auth-42: the same resource as in the authorization request, even if the server ignores it.
         body = form({**self._grant, "resource": self._resource, **proofs})
         return self._post(url, (*_FORM_HEADERS, *headers), body)
 
-    # What the answers mean.
+    # The meaning of the events.
 
     def _judge(self, heard: Heard, now: float) -> FlowFinding | None:
         match heard:
@@ -379,10 +379,10 @@ class Flow:
                 return self._find_server(heard)
             case RequestFailed(why=why):
                 raise AuthorizationFailed(
-                    Blame.NETWORK, f"{shown(self._asked_at)} could not be asked: {why}", "it may be tried again later"
+                    Blame.NETWORK, f"{shown(self._asked_at)} could not be reached: {why}", "try again later"
                 )
             case ForbiddenAddress() if self.step is FlowStep.REFRESH and self.demand is None:
-                # Of a network that has changed, as by a VPN, the MCP server tells when it is asked: after its refusal.
+                # If the network of the MCP server has changed, as by a VPN, its reply to the request will show that.
                 return FlowFinding.SPENT
             case ForbiddenAddress():
                 raise led_elsewhere(self._asked_at, heard, Blame.AUTHORIZATION_SERVER)
@@ -402,17 +402,19 @@ class Flow:
     def _given_up(self, heard: FlowAbandoned) -> AuthorizationFailed:
         why = heard.why
         if self.step is FlowStep.BROWSER:
-            # A server that has lost the registration shows the user an error, and sends nobody back.
+            # A server that has lost the registration shows an error to the user, and does not redirect the browser.
             if self._reused:
                 self._forget_client()
             if not heard.at_fault:
                 return AuthorizationFailed(
-                    Blame.USER, f"{shown(self._issuer)} was not told to give a token: {why}", "it must be allowed there"
+                    Blame.USER,
+                    f"{shown(self._issuer)} was not allowed to issue a token: {why}",
+                    "the user must allow it there",
                 )
-        return AuthorizationFailed(Blame.APPLICATION, f"the authorization was given up: {why}", "it can be begun anew")
+        return AuthorizationFailed(Blame.APPLICATION, f"the authorization was abandoned: {why}", "start it again")
 
     def _learn_from(self, refusal: AuthorizationFailed) -> None:
-        """What was remembered and is no longer known there must not spoil the next flow too."""
+        """Forget remembered facts that the server refuses, so that the next flow does not fail in the same way."""
         held = self.record.authorization
         if refusal.code in ("invalid_client", "unauthorized_client"):
             self._forget_client()
@@ -425,7 +427,7 @@ class Flow:
         if known is not None and known.client_id == self._client.client_id and known.redirect_uris:
             self._keep(self.record.without_client(known))
 
-    # Where to begin.
+    # The first step.
 
     def _find_beginning(self) -> FlowFinding:
         held = self.record.authorization
@@ -433,7 +435,7 @@ class Flow:
             return FlowFinding.NOTHING
         alone = self._application.needs_no_user
         if not self._is_ours(held) or not (alone or held.tokens.refresh):
-            return FlowFinding.NOTHING if alone else FlowFinding.SPENT  # no user is bothered before the server insists
+            return FlowFinding.NOTHING if alone else FlowFinding.SPENT  # do not ask the user before the server refuses
         self._adopt(held)
         if held.tokens.refresh is not None:
             self._grant = refresh_grant(held.tokens.refresh)
@@ -441,7 +443,7 @@ class Flow:
         return self._present()
 
     def _is_ours(self, held: TokenGrant) -> bool:
-        """Whether the application still is who it was when this was granted, and has the keys that it takes."""
+        """Whether the application is still the one of this grant, and has its keys."""
         app, client = self._application, held.client
         if client.method is ClientAuthMethod.KEY and app.key is None:
             return False
@@ -451,7 +453,7 @@ class Flow:
         if url_fault(endpoint, rules) or not (
             is_trusted(held.issuer, rules) or place_fault(endpoint, rules, self._networks) is None
         ):
-            return False  # the rules were others then
+            return False  # the rules have changed since then
         return not app.clients or any((client.client_id, client.secret) == (c.client_id, c.secret) for c in app.clients)
 
     def _adopt(self, held: TokenGrant) -> None:
@@ -460,7 +462,7 @@ class Flow:
         self._proof_key = self._application.dpop if held.tokens.kind == DPOP else None
 
     def _present(self) -> FlowFinding:
-        """What is presented where no user is."""
+        """Choose the grant without a user."""
         if isinstance(self._application.grant, ClientCredentials):
             self._grant = own_grant(self._asked)
             return FlowFinding.BY_ITSELF
@@ -475,7 +477,7 @@ class Flow:
         if named is not None and url_fault(named, rules) is None:
             fault = place_fault(named, rules, self._networks)
         search = DocumentSearch(resource_places(url, named if fault is None else None, rules), rules, Blame.SERVER)
-        if named is not None and fault is not None:  # what is well known may do
+        if named is not None and fault is not None:  # the well-known URLs may suffice
             why = f"the MCP server names its metadata at {shown(named)}, which {fault}"
             search.pass_over(AuthorizationFailed(Blame.SERVER, why, trust(named)))
         return search
@@ -504,23 +506,26 @@ class Flow:
         return FlowFinding.RENEWABLE if self._can_renew() else FlowFinding.GOOD
 
     def _see(self, heard: Replied | ForbiddenAddress | RequestFailed) -> None:
-        """Where the MCP server is, if this is its reply: at its own origin, so that no name of another tells it."""
+        """Note the MCP server's network, if this reply comes from its own origin.
+
+        Another host's name proves nothing.
+        """
         if isinstance(heard, Replied) and heard.address and same_origin(self._asked_at, self._setting.server_url):
             seen = network_at(heard.address)
-            self.record = attrs.evolve(self.record, network=seen)  # stored with what else there will be
+            self.record = attrs.evolve(self.record, network=seen)  # stored with the next Persist
             self._networks = networks_of(self._setting.server_url, seen)
 
     def _refuse_to_guess(self) -> None:
-        """A server that names its metadata is of a revision that has no default endpoints."""
+        """A server that names its metadata has a revision without default endpoints."""
         if self.demand is not None and self.demand.metadata_url is not None:
             raise AuthorizationFailed(
                 Blame.SERVER,
-                f"the MCP server names its metadata at {shown(self.demand.metadata_url)}, and there is none",
-                "its operator must mend it",
+                f"the MCP server names its metadata at {shown(self.demand.metadata_url)}, but none was found",
+                "its operator must fix it",
             )
 
     def _choose_issuer(self, issuers: tuple[str, ...]) -> str:
-        """auth-118: the application's preference, else where it is known already, else the first."""
+        """auth-118: the application's preference, else an issuer already in use, else the first."""
         held = self.record.authorization
         wanted = [
             *self._application.prefers,
@@ -530,7 +535,7 @@ class Flow:
         return next((each for each in wanted if each in issuers), None) or issuers[0]
 
     def _can_renew(self) -> bool:
-        """Whether the refused token can be renewed: same issuer, same resource, and nothing more is asked for."""
+        """Whether the refused token can be renewed: same issuer, same resource, and no additional scopes."""
         held, demand = self.record.authorization, self.demand
         if held is None or held.tokens.refresh is None or demand is None or demand.status != 401:
             return False
@@ -538,7 +543,7 @@ class Flow:
         if not same or not {*demand.scopes} <= {*held.asked} or not self._is_ours(held):
             return False
         if self._must_prove() and held.tokens.kind != DPOP:
-            return False  # the next one would be no more bound than this
+            return False  # the next token would not be bound either
         self._adopt(held)
         self._grant = refresh_grant(held.tokens.refresh)
         return True
@@ -550,7 +555,7 @@ class Flow:
             try:
                 self._server = read_server(said, self._issuer, setting.rules, self._networks, legacy=self._legacy)
             except AuthorizationFailed as error:
-                self._search.pass_over(error)  # auth-91: not used; another place may have the right one
+                self._search.pass_over(error)  # auth-91: not used; another URL may have the right one
         if self._server is None and not self._search.exhausted:
             return FlowFinding.ELSEWHERE
         if self._server is None:
@@ -559,13 +564,13 @@ class Flow:
                 raise AuthorizationFailed(
                     Blame.AUTHORIZATION_SERVER,
                     f"{shown(self._issuer)} publishes no metadata at {', '.join(self._search.asked)}",
-                    "endpoints are not guessed, so its operator must publish it",
+                    "its operator must publish it, because endpoints are never guessed",
                 )
             self._server = default_server(setting.server_url)
         return self._agree(self._server)
 
     def _agree(self, server: ServerDocument) -> FlowFinding:
-        """What is to be asked for at this server, and by which grant."""
+        """Choose the scopes and the grant for this server."""
         grant = self._application.grant
         self._token_endpoint = server.token_endpoint
         self._asked = self._scopes(server)
@@ -577,14 +582,14 @@ class Flow:
         if server.grants is not None and name not in server.grants:
             raise AuthorizationFailed(
                 Blame.APPLICATION,
-                f"{shown(self._issuer)} does not offer the grant {name}, which the application is set to use",
-                "it must use another, or be allowed this one there",
+                f"{shown(self._issuer)} does not offer the grant {name}, which the application is configured to use",
+                "use another grant, or have this one allowed there",
             )
         self._settle(find_own_client(self._application, server, self._given()))
         return self._present()
 
     def _scopes(self, server: ServerDocument) -> tuple[str, ...]:
-        """auth-66: the challenge's, else all that the resource supports, else none; and those asked for before."""
+        """auth-66: those of the challenge, else all that the resource supports, else none; plus earlier ones."""
         app, held = self._application, self.record.authorization
         if self.demand is not None and self.demand.scopes:
             wanted = self.demand.scopes
@@ -594,7 +599,7 @@ class Flow:
             wanted = (self._document.scopes if self._document else None) or ()
         if held is not None and held.issuer == self._issuer:
             wanted = union(held.asked, wanted)  # auth-99, auth-112
-        # auth-108.  Alone it would not add to what is asked for, but replace the server's default.
+        # auth-108.  offline_access alone would replace the server's default scopes instead of adding to them.
         offline = app.offline and isinstance(app.grant, AuthorizationCode) and OFFLINE in server.scopes
         return union(wanted, (OFFLINE,)) if wanted and offline else wanted
 
@@ -604,11 +609,11 @@ class Flow:
             return key
         if self._must_prove():
             lacks = "has no key for it" if key is None else f"has a key for {key.algorithm}"
-            taken = ", ".join(server.dpop_algorithms) or "nothing"
+            taken = ", ".join(server.dpop_algorithms) or "none"
             raise AuthorizationFailed(
                 Blame.APPLICATION,
-                f"the MCP server takes only tokens that are bound by DPoP, and the application {lacks}",
-                f"it needs a dpop Key; {shown(self._issuer)} lists {shown(taken)}",
+                f"the MCP server accepts only tokens that are bound by DPoP, and the application {lacks}",
+                f"give it a dpop Key; the algorithms of {shown(self._issuer)} are {shown(taken)}",
             )
         return None
 
@@ -616,7 +621,7 @@ class Flow:
         bound = self._document is not None and self._document.wants_dpop
         return bound or (self.demand is not None and self.demand.schemes == (DPOP,))
 
-    # Who we are.
+    # The client's identity.
 
     def _given(self) -> OAuthClient | None:
         bound_to = {**self._setting.used_at, **self.record.issuers}
@@ -648,7 +653,7 @@ class Flow:
         self._settle(client)
         return FlowFinding.GOOD
 
-    # What is presented, and what comes of it.
+    # The grant, and the server's answer.
 
     def _find_code(self, query: str) -> FlowFinding | None:
         assert self._pending is not None
@@ -701,7 +706,7 @@ class Flow:
             self._keep(self.record.without_refresh())
             return FlowFinding.SPENT if self.demand is None else FlowFinding.STALE
         if self.demand is None and not passing:
-            # What was known without discovery is no longer so: the next request finds out anew.
+            # Facts that were used without discovery are out of date: the next request starts with discovery.
             self._keep(attrs.evolve(self.record, authorization=None))
         raise refusal
 
@@ -713,8 +718,8 @@ class Flow:
         if self._must_prove() and tokens.kind != DPOP:
             raise AuthorizationFailed(
                 Blame.AUTHORIZATION_SERVER,
-                f"{shown(self._issuer)} gave a {tokens.kind} token, and the MCP server takes only DPoP",
-                "its operator must have it bind tokens",
+                f"{shown(self._issuer)} issued a {tokens.kind} token, but the MCP server accepts only DPoP",
+                "its operator must enable DPoP",
             )
         if tokens.refresh is None and self.step is FlowStep.REFRESH and held is not None:
             tokens = attrs.evolve(tokens, refresh=held.tokens.refresh)  # not rotated

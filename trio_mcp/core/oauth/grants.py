@@ -1,8 +1,8 @@
-"""Getting tokens: the page that the user is shown, what comes back from it, and what is said at the token endpoint.
+"""The messages of OAuth 2.1: the authorization URL, the browser's return, and the requests at the token endpoint.
 
-Nothing here knows what came before or comes after; each function makes or reads one message of OAuth 2.1.  The rules
-that keep one server's code from another server (state, PKCE, RFC 9207) are in `read_return`, in the order in which they
-must be asked: whose answer this is comes before what it says.
+Each function makes or reads one message, independent of the others.  `read_return` contains the rules that keep one
+server's code from another server (state, PKCE, RFC 9207).  Their order matters: check first to which request an answer
+belongs, then read its content.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ _ID_JAG = "urn:ietf:params:oauth:token-type:id-jag"
 
 
 def form(fields: Mapping[str, str | None]) -> bytes:
-    """The body of a request at the token endpoint; what is None is left out."""
+    """Return the body of a request at the token endpoint, without the fields that are None."""
     return urlencode({name: value for name, value in fields.items() if value is not None}).encode()
 
 
-# The page that the user is shown.
+# The authorization page.
 
 
 @record
 class PendingAuthorization:
-    """auth-100: what the answer to one authorization request will be judged by, recorded before it is made."""
+    """auth-100: the facts to check the answer to one authorization request, recorded before the request is made."""
 
-    issuer: str  # as it will name itself in `iss`
+    issuer: str  # as in the parameter `iss` of the answer
     promises_iss: bool
     redirect_uri: str
     state: str = attrs.field(repr=False)
@@ -59,16 +59,16 @@ class PendingAuthorization:
 
 
 def pending(server: ServerDocument, redirect_uri: str, entropy: Entropy) -> PendingAuthorization:
-    """A new one, with a state and a PKCE verifier of 256 bits each."""
+    """Make one, with a state and a PKCE verifier of 256 bits each."""
     return PendingAuthorization(
         server.signs_as, server.promises_iss, redirect_uri, token_text(entropy), token_text(entropy)
     )
 
 
 def check_pkce(server: ServerDocument) -> None:
-    """auth-85: a server that does not say that it can do PKCE is taken for one that cannot.
+    """auth-85: refuse a server that does not announce PKCE, because it may not support it.
 
-    2025-03-26 demands PKCE and knows no way of saying so: there, silence is consent.
+    2025-03-26 requires PKCE but defines no announcement; such a server is accepted without one.
     """
     if server.challenges is None and server.legacy:
         return
@@ -76,19 +76,19 @@ def check_pkce(server: ServerDocument) -> None:
         raise AuthorizationFailed(
             Blame.AUTHORIZATION_SERVER,
             f"the metadata of {shown(server.issuer)} does not list the PKCE method S256",
-            "without it a stolen code would be as good as the user, so its operator must offer and list it",
+            "its operator must support and list it, because without it a stolen code is enough to get a token",
         )
 
 
 def authorization_url(
     server: ServerDocument, client_id: str, asked: PendingAuthorization, scopes: Collection[str], resource: str
 ) -> str:
-    """The page to open.  Raises `AuthorizationFailed` where the server has none."""
+    """Return the URL of the page to open.  Raises `AuthorizationFailed` if the server has no such page."""
     if server.authorization_endpoint is None:
         raise AuthorizationFailed(
             Blame.AUTHORIZATION_SERVER,
             f"the metadata of {shown(server.issuer)} names no authorization endpoint",
-            "it has no page for users, so the application needs a grant that does without",
+            "use a grant without a user, because this server has no page for users",
         )
     fields = {
         "response_type": "code",
@@ -98,7 +98,7 @@ def authorization_url(
         "code_challenge": base64url(sha256(asked.verifier.encode()).digest()),
         "code_challenge_method": _S256,
         "scope": " ".join(scopes) or None,
-        # OpenID Connect gives no refresh token unless the user is asked.
+        # OpenID Connect issues a refresh token only if the user is asked for consent.
         "prompt": "consent" if OFFLINE in scopes else None,
         "resource": resource,
     }
@@ -107,13 +107,13 @@ def authorization_url(
     return f"{endpoint}{'&' if '?' in endpoint else '?'}{query}"
 
 
-_RETURNED = 50  # fields of one return; a real one has four
+_RETURNED = 50  # fields of one answer; a real one has four
 
 
 def read_return(query: str, asked: PendingAuthorization) -> str | None:
-    """The code in the browser's return, or None where this is no answer to our request: it is to be discarded.
+    """Return the code in the browser's return, or None if it does not answer our request and is to be ignored.
 
-    Raises `AuthorizationFailed` where it is one, and has no code that may be used.
+    Raises `AuthorizationFailed` if it does, but has no code that may be used.
     """
     try:
         pairs = parse_qsl(query.removeprefix("?"), keep_blank_values=True, max_num_fields=_RETURNED)
@@ -121,7 +121,7 @@ def read_return(query: str, asked: PendingAuthorization) -> str | None:
         return None
     said = dict(pairs)
     states = [value for name, value in pairs if name == "state"]
-    # auth-55.  Somebody else's answer must not end the wait for ours, so it is discarded and no failure.
+    # auth-55.  The answer to another request must not end the wait for ours, so it is ignored and raises no error.
     if len(states) != 1 or not compare_digest(states[0].encode(errors="replace"), asked.state.encode()):
         return None
     _check_iss([value for name, value in pairs if name == "iss"], asked)
@@ -130,23 +130,23 @@ def read_return(query: str, asked: PendingAuthorization) -> str | None:
     if not said.get("code"):
         raise AuthorizationFailed(
             Blame.AUTHORIZATION_SERVER,
-            f"{shown(asked.issuer)} sent the browser back with neither a code nor an error",
-            "its operator must mend it",
+            f"{shown(asked.issuer)} redirected the browser with neither a code nor an error",
+            "its operator must fix it",
         )
     return said["code"]
 
 
 def _check_iss(named: list[str], asked: PendingAuthorization) -> None:
-    """auth-103 to auth-105: nothing else in the answer is looked at, or shown, before this holds."""
+    """auth-103 to auth-105: check `iss` before the rest of the answer is read, or shown."""
     if not named and not asked.promises_iss:
         return
-    if named == [asked.issuer]:  # a plain string comparison, of what form decoding gave
+    if named == [asked.issuer]:  # a plain string comparison, after form decoding
         return
-    came = "no issuer, though it promised to" if not named else f"the issuer {shown(named[-1])}"
+    came = "no issuer, although it promised one" if not named else f"the issuer {shown(named[-1])}"
     raise AuthorizationFailed(
         Blame.AUTHORIZATION_SERVER,
         f"the browser was sent to {shown(asked.issuer)} and came back with {came}",
-        "the answer may be another server's and was not used",
+        "the answer may come from another server and was not used",
     )
 
 
@@ -163,7 +163,7 @@ def code_grant(code: str, asked: PendingAuthorization) -> dict[str, str | None]:
 
 
 def refresh_grant(token: str) -> dict[str, str | None]:
-    """Without a scope, which means the same ones as before."""
+    """Omit the scope, so that it stays the same."""
     return {"grant_type": "refresh_token", "refresh_token": token}
 
 
@@ -178,7 +178,7 @@ def jwt_grant(assertion: str, scopes: Collection[str]) -> dict[str, str | None]:
 def exchange_grant(
     grant: IdentityAssertion, assertion: str, issuer: str, resource: str, scopes: Collection[str]
 ) -> dict[str, str | None]:
-    """What the enterprise's identity provider is asked for: an assertion for this issuer and this MCP server."""
+    """Return the request to the enterprise's identity provider: an assertion for this issuer and this MCP server."""
     return {
         "grant_type": _EXCHANGE,
         "requested_token_type": _ID_JAG,
@@ -190,16 +190,16 @@ def exchange_grant(
     }
 
 
-# None blames the server that said it, as what is not in it does.
+# Advice by error code.  None blames the server that sent the code; so do unknown codes.
 _MEANINGS: Mapping[str, tuple[Blame | None, str]] = MappingProxyType(
     {
-        "access_denied": (Blame.USER, "it must be allowed there"),
-        "invalid_client": (Blame.APPLICATION, "its client id, secret or key is not the one that is known there"),
+        "access_denied": (Blame.USER, "the user must allow it there"),
+        "invalid_client": (Blame.APPLICATION, "its client id, secret or key is not the registered one"),
         "unauthorized_client": (Blame.APPLICATION, "its registration there must allow this grant"),
-        "invalid_grant": (Blame.APPLICATION, "what it presented is no longer good, and it must start anew"),
+        "invalid_grant": (Blame.APPLICATION, "its code, token or assertion is no longer valid; start again"),
         "invalid_scope": (None, "the scopes that the MCP server names must be known there"),
-        "temporarily_unavailable": (None, "it may be tried again later"),
-        "server_error": (None, "it may be tried again later"),
+        "temporarily_unavailable": (None, "try again later"),
+        "server_error": (None, "try again later"),
     }
 )
 
@@ -211,26 +211,26 @@ def refused(
     secrets: Collection[str | None],
     blame: Blame = Blame.AUTHORIZATION_SERVER,
 ) -> AuthorizationFailed:
-    """What a server's refusal comes to; `said` is None where it was no JSON object."""
+    """Make the error of a server's refusal; `said` is None if its body was no JSON object."""
     error = said.get("error") if said else None
     code = error if isinstance(error, str) else ""
     blamed, advice = _MEANINGS.get(code, (None, "its operator can say why"))
     return AuthorizationFailed(
-        blamed or blame, f"{shown(issuer)} gave no token: {censored(words_of(said, status), secrets)}", advice, code
+        blamed or blame, f"{shown(issuer)} issued no token: {censored(words_of(said, status), secrets)}", advice, code
     )
 
 
 def read_tokens(
     said: Mapping[str, Json] | None, issuer: str, asked: tuple[str, ...], now: float, *, proven: bool
 ) -> Tokens:
-    """The tokens in a successful answer; `proven`: a DPoP proof went with the request."""
+    """Read the tokens of a successful answer; `proven`: the request had a DPoP proof."""
     access = said.get("access_token") if said else None
     if said is None or not isinstance(access, str) or not re.fullmatch(r"[!-~]{1,32768}", access):
-        raise _bad_answer(issuer, "no access token that a header can carry")
+        raise _bad_answer(issuer, "no access token that fits into a header")
     named = said.get("token_type")
     kind = {each.lower(): each for each in (BEARER, DPOP)}.get(str(named).lower())
     if kind is None or (kind == DPOP and not proven):
-        raise _bad_answer(issuer, f"a token of the type {censored(named, (access,))}, which was not asked for")
+        raise _bad_answer(issuer, f"a token of the type {censored(named, (access,))}, which was not requested")
     refresh = said.get("refresh_token")
     lifetime = read_seconds(said.get("expires_in"))
     granted = said.get("scope")
@@ -244,12 +244,12 @@ def read_tokens(
 
 
 def read_assertion(said: Mapping[str, Json] | None, provider: str) -> str:
-    """The assertion that an identity provider gave in exchange."""
+    """Read the assertion that an identity provider returned from an exchange."""
     assertion = said.get("access_token") if said else None
     if said is None or not is_printable(assertion) or said.get("issued_token_type") != _ID_JAG:
         raise AuthorizationFailed(
             Blame.IDENTITY_PROVIDER,
-            f"{shown(provider)} exchanged the user's assertion for something else than was asked for",
+            f"{shown(provider)} exchanged the user's assertion for another type of token than requested",
             "its operator must allow the exchange for an ID-JAG",
         )
     return str(assertion)
@@ -257,5 +257,5 @@ def read_assertion(said: Mapping[str, Json] | None, provider: str) -> str:
 
 def _bad_answer(issuer: str, what: str) -> AuthorizationFailed:
     return AuthorizationFailed(
-        Blame.AUTHORIZATION_SERVER, f"{shown(issuer)} answered with {what}", "its operator must mend it"
+        Blame.AUTHORIZATION_SERVER, f"{shown(issuer)} answered with {what}", "its operator must fix it"
     )

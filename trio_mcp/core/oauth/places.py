@@ -1,10 +1,11 @@
-"""Which URLs authorization may touch, and in which order it asks for documents.
+"""The rules for URLs: which ones authorization may contact, and in which order documents are searched.
 
-Everything is https; plain http is good enough on loopback, and only where the application says so
-(`UrlRules.loopback`).  The redirect URI of a program that runs beside the browser is the one exception: http on
-loopback is how it is done.
+Every URL must be https.  Plain http is allowed only on loopback, and only if the application says so
+(`UrlRules.loopback`).  The one exception is the redirect URI of a program that runs beside the browser: it is usually
+http on loopback.
 
-A server names URLs for us to follow, and a hostile one would name what it cannot reach itself, but this process can.
+A server names URLs for the client to follow.  A hostile server could name URLs that it cannot reach itself, but this
+process can.
 
 | A URL that a server names is | followed |
 |---|---|
@@ -13,16 +14,16 @@ A server names URLs for us to follow, and a hostile one would name what it canno
 | in another `Network` | if the MCP server is in the same one, or the application lists the origin (`trusted_origins`) |
 | an endpoint at another origin than its issuer's | if the issuer promises `iss` (RFC 9207), or is listed |
 
-A name tells its network only when a connection to it stands: `SendRequest.networks` says which ones are allowed then,
-and a driver whose connection leads elsewhere says `Misplaced`, before it sends anything.  What is behind a proxy is for
-that proxy to judge, and the page that the browser is shown, beyond what its URL tells, for the browser.
+The network of a host name is known only once a connection is open.  `SendRequest.networks` are the allowed ones, and a
+driver whose connection leads to another one reports `ForbiddenAddress` before it sends anything.  Behind a proxy the
+proxy decides.  For the page in the browser only the URL is checked; the rest is up to the browser.
 
-The last line is against a mix-up: an authorization server that names another's page and its own token endpoint would be
-sent the code of the other.  With a promise of `iss` that comes to nothing, as the code is dropped unless it comes with
-the issuer that was asked, which the other server does not say.  The endpoints of a listed issuer may be anywhere.
+The last row prevents a mix-up: an authorization server that names another server's page and its own token endpoint
+would receive the code of the other.  A promise of `iss` makes this useless, because the code is dropped unless it comes
+with the issuer that was asked, which the other server does not send.  The endpoints of a listed issuer may be anywhere.
 
-A resource is compared with the server's URL as RFC 9728 means it: same origin, and a path that contains the server's.
-An issuer is compared nowhere here, for issuers are plain strings: `==` is the rule.
+A resource is compared with the server's URL by the rule of RFC 9728: same origin, and a path that contains the
+server's.  Issuers are plain strings, compared by `==`.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ _DEFAULT_PORTS = {"https": 443, "http": 80}
 
 
 class Network(enum.Enum):
-    """A part of the network that has addresses of its own; the value says where something in it is."""
+    """A part of the network with addresses of its own.  The value describes it in messages."""
 
     PUBLIC = "on a public network"
-    PRIVATE = "on a private network"  # whatever else is not reachable from everywhere
-    LINK_LOCAL = "on the link-local network"  # where clouds tell machines their credentials
+    PRIVATE = "on a private network"  # any other network that is not reachable from everywhere
+    LINK_LOCAL = "on the link-local network"  # where clouds give machines their credentials
     LOOPBACK = "on this machine"
 
 
@@ -59,36 +60,36 @@ PUBLIC = frozenset({Network.PUBLIC})
 
 @record
 class UrlRules:
-    """What an application allows, and the bounds of what others may cost it."""
+    """The URLs that an application allows, and limits on the cost of requests to them."""
 
     # For development: http to an MCP server and to authorization servers, on loopback only.
     loopback: bool = False
-    # Origins that are followed in any network, and whose issuers may have endpoints at other origins.
+    # Origins that are followed in any network.  Their issuers may have endpoints at other origins.
     trusted_origins: tuple[str, ...] = ()
-    # The longest metadata documents seen have some 10 KB; beyond, a reply counts as unreadable.
+    # The longest known metadata documents have some 10 KB.  A longer response counts as unreadable.
     document_bytes: int = 256 * 1024
-    # No document takes a healthy server seconds, and no person half an hour to find a password.
+    # A healthy server sends a document within seconds, and no person looks for a password for half an hour.
     request_seconds: float = 30.0
     user_seconds: float = 600.0
     # Redirects of one search for a document; they stay at the same origin.
     redirects: int = 3
-    # How often more is asked for on behalf of one operation before its refusal is final (auth-83, auth-113).
+    # How often more scopes are requested for one operation before its refusal is final (auth-83, auth-113).
     step_ups: int = 2
-    # Seconds before its end from which on a token is renewed, which a request needs to arrive.
+    # Seconds before its expiry at which a token is renewed, because the request needs time to arrive.
     margin: float = 10.0
 
 
 def url_fault(url: object, rules: UrlRules) -> str | None:
-    """What is wrong with a URL that is to be asked, or None."""
+    """Return the fault of a URL to request, or None."""
     if not isinstance(url, str) or not re.fullmatch(r"[!-\[\]-~]{1,2048}", url):
-        return "is no URL"
+        return "is not a URL"
     parts = _split(url)
     if parts is None or not parts.hostname or not _is_host(parts.hostname):
-        return "is no absolute URL"
+        return "is not an absolute URL"
     if parts.scheme != "https" and not (rules.loopback and parts.scheme == "http" and parts.hostname in _LOOPBACK):
         return "is not https"
     if "@" in parts.netloc:
-        return "holds credentials"
+        return "contains credentials"
     return "has a fragment" if "#" in url else None
 
 
@@ -99,12 +100,12 @@ def issuer_fault(issuer: object, rules: UrlRules) -> str | None:
 
 
 def redirect_fault(uri: str) -> str | None:
-    """auth-26: a redirect URI is on loopback, or https."""
+    """auth-26: a redirect URI must be on loopback, or https."""
     return url_fault(uri, UrlRules(loopback=True))
 
 
 def client_id_fault(url: str) -> str | None:
-    """auth-71: what a URL that is a client id needs beside https."""
+    """auth-71: a URL that is a client id must be https, and have a path."""
     fault = url_fault(url, UrlRules())
     if fault is not None:
         return fault
@@ -123,10 +124,10 @@ _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 
 def _is_host(host: str) -> bool:
-    """Whether this is a name, or an address as addresses are written.
+    """Whether this is a host name, or an address in standard notation.
 
-    What ends in a number is an address to browsers and systems, so that 2130706433 and 0x7f.1 lead to this machine; and
-    what is quoted by "%", only browsers read.
+    Browsers and operating systems take a name that ends in a number for an address, so 2130706433 and 0x7f.1 lead to
+    this machine.  And only browsers decode "%".
     """
     if _address(host) is not None:
         return "%" not in host
@@ -147,7 +148,7 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 
 
 def network_at(address: str) -> Network:
-    """Where the host with this IP address is; an address that holds another one is where that is."""
+    """Return the network of an IP address.  An address that embeds an IPv4 address has that one's network."""
     found = ip_address(address.partition("%")[0])
     if isinstance(found, IPv6Address):
         inner = found.ipv4_mapped or found.sixtofour or (IPv4Address(found.packed[12:]) if found in _NAT64 else None)
@@ -161,7 +162,7 @@ def network_at(address: str) -> Network:
 
 
 def _network_named(url: str) -> Network | None:
-    """Where the host of a URL is, if the URL tells; None for a name, of which only a connection tells."""
+    """The network of a URL's host, if the URL shows it; None for a name, whose network only a connection shows."""
     host = (urlsplit(url).hostname or "").rstrip(".")
     if _address(host) is not None:
         return network_at(host)
@@ -171,17 +172,17 @@ def _network_named(url: str) -> Network | None:
 
 
 def networks_of(server_url: str, seen: Network | None) -> frozenset[Network]:
-    """Where URLs that the MCP server names may lead to; `seen` is where it was when it last answered, if known."""
+    """Return the networks of URLs that the MCP server may name.  `seen`: its network at its last response, if known."""
     return PUBLIC | {each for each in (_network_named(server_url), seen) if each is not None}
 
 
 def is_trusted(url: str, rules: UrlRules) -> bool:
-    """Whether the application trusts what is at the origin of this URL."""
+    """Return whether the application trusts the origin of this URL."""
     return any(same_origin(url, each) for each in rules.trusted_origins)
 
 
 def place_fault(url: str, rules: UrlRules, networks: Collection[Network]) -> str | None:
-    """What is wrong with where a URL leads that a server has named, as far as the URL tells, or None."""
+    """Return the fault in the network of a URL that a server has named, as far as the URL shows it, or None."""
     found = _network_named(url)
     if found is None or found in networks or is_trusted(url, rules):
         return None
@@ -189,19 +190,19 @@ def place_fault(url: str, rules: UrlRules, networks: Collection[Network]) -> str
 
 
 def misplaced(network: Network) -> str:
-    """Why what is there is not followed."""
+    """Return the reason why a URL in this network is not followed."""
     return f"is {network.value}, and the MCP server is not"
 
 
 def trust(url: str) -> str:
-    """What the application can do so that this is followed."""
-    return f"trusted_origins=[{origin_of(url)!r}] allows it, where the application trusts what is there"
+    """Return the advice for allowing this URL."""
+    return f"trusted_origins=[{origin_of(url)!r}] allows it, if the application trusts this origin"
 
 
 def _split(url: str) -> SplitResult | None:
     try:
         parts = urlsplit(url)
-        _ = parts.port  # which raises for what is no port
+        _ = parts.port  # raises if the port is not valid
     except ValueError:
         return None
     return parts
@@ -222,7 +223,7 @@ def origin_of(url: str) -> str:
 
 
 def covers(resource: str, url: str) -> bool:
-    """Whether `resource` names the server at `url`: itself, or something that it is part of."""
+    """Return whether `resource` is the server at `url`, or contains it."""
     if url_fault(resource, UrlRules(loopback=True)) is not None:  # auth-43: absolute, without a fragment
         return False
     if not same_origin(resource, url):  # auth-45: scheme and host are compared in lower case
@@ -230,23 +231,26 @@ def covers(resource: str, url: str) -> bool:
     theirs, ours = urlsplit(resource), urlsplit(url)
     if theirs.query and theirs.query != ours.query:
         return False
-    within = theirs.path.rstrip("/")  # auth-46: the slash at the end makes no other resource
+    within = theirs.path.rstrip("/")  # auth-46: a final slash does not make another resource
     return ours.path == within or ours.path.startswith(f"{within}/")
 
 
 def resource_of(server_url: str) -> str:
-    """auth-43 to auth-46: how a server is named that does not say it itself.  A query may hold a key."""
+    """auth-43 to auth-46: the resource of a server that does not name it.
+
+    Without the query, which may contain a key.
+    """
     return f"{origin_of(server_url)}{urlsplit(server_url).path.rstrip('/')}"
 
 
-# Where documents are, in the order in which they are asked for.
+# The URLs of documents, in the order of the search.
 
 
 def resource_places(server_url: str, named: str | None, rules: UrlRules) -> tuple[str, ...]:
-    """auth-41: where the challenge says; else at the path of the server, else at the root.
+    """auth-41: the URL in the challenge; else at the path of the server, else at the root.
 
-    A place that may not be asked is passed over: servers behind a proxy name themselves http more often than not, and
-    what is well known is theirs too.
+    A URL that breaks the rules is skipped: servers behind a proxy often name themselves http, and the well-known URLs
+    belong to them too.
     """
     parts = urlsplit(server_url)
     root = f"{origin_of(server_url)}/.well-known/oauth-protected-resource"
@@ -259,7 +263,7 @@ def resource_places(server_url: str, named: str | None, rules: UrlRules) -> tupl
 
 
 def server_places(issuer: str) -> tuple[str, ...]:
-    """auth-67, auth-68: where the metadata of this issuer may be, by RFC 8414 and by OpenID Connect."""
+    """auth-67, auth-68: the URLs for the metadata of this issuer, by RFC 8414 and by OpenID Connect."""
     parts = urlsplit(issuer)
     origin, path = f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/")
     oauth, openid = "/.well-known/oauth-authorization-server", "/.well-known/openid-configuration"
@@ -268,12 +272,12 @@ def server_places(issuer: str) -> tuple[str, ...]:
 
 
 def legacy_place(server_url: str) -> str:
-    """auth-14: where 2025-03-26 has the metadata, whatever the server's path."""
+    """auth-14: the metadata URL of 2025-03-26, independent of the server's path."""
     return f"{origin_of(server_url)}/.well-known/oauth-authorization-server"
 
 
 def moved_to(url: str, location: str, rules: UrlRules) -> str | None:
-    """Where a redirect of a document leads; None if that is no place to follow it to."""
+    """Return the target of a document's redirect, or None if it must not be followed."""
     try:
         target = urljoin(url, location)
     except ValueError:

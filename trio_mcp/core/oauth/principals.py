@@ -40,7 +40,8 @@ def _scopes(given: Collection[str]) -> frozenset[str]:
 
 def _name(principal: Principal, field: Any, name: Any) -> None:
     if not isinstance(name, str) or not name:
-        raise UsageError(f"the name of a principal must be a str that is not empty, not {type(name).__name__}")
+        came = "an empty one" if name == "" else type(name).__name__
+        raise UsageError(f"the name of a principal must be a str with at least one character, not {came}")
 
 
 def _expires(principal: Principal, field: Any, expires: Any) -> None:

@@ -1,7 +1,7 @@
-"""What is signed: client assertions (RFC 7523) and DPoP proofs (RFC 9449), but for the signing.
+"""Client assertions (RFC 7523) and DPoP proofs (RFC 9449): their claims and headers.
 
-The core has no cryptography of its own but hashes.  A `Key` brings the function that signs; what is signed, for whom
-and for how long is decided here.  Everything random comes in as bytes.
+The core has no cryptography except hashes.  A `Key` brings the function that signs; this module decides the claims, the
+audience and the lifetime.  Random values come in as bytes.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from trio_mcp.core.records import record
 __all__ = ["Entropy", "Key", "Nonces", "base64url", "client_assertion", "dpop_proof", "token_text"]
 
 Entropy: TypeAlias = Callable[[int], bytes]
-"""So many bytes that nobody can guess, such as `os.urandom`."""
+"""Returns that many unpredictable bytes, like `os.urandom`."""
 
 Sign: TypeAlias = Callable[[Mapping[str, Json], Mapping[str, Json]], str]
-"""Claims and header to a signed JWT."""
+"""Makes a signed JWT of claims and a header."""
 
-# Long enough for clocks that differ, and no use to who steals one tomorrow.
+# Long enough for clocks that differ, and short enough that a stolen assertion is useless tomorrow.
 _ASSERTION_SECONDS = 300
 _SYMMETRIC = ("HS", "none")
 _PRIVATE = frozenset({"d", "p", "q", "dp", "dq", "qi", "k", "oth"})
@@ -37,9 +37,10 @@ _PRIVATE = frozenset({"d", "p", "q", "dp", "dq", "qi", "k", "oth"})
 
 @record
 class Key:
-    """An asymmetric key: its algorithm, such as ``ES256``, and `sign(claims, header)`, which makes a JWT.
+    """An asymmetric key: its algorithm, for example ``ES256``, and `sign(claims, header)`, which makes a JWT.
 
-    `jwk` is its public half, which DPoP needs; `id` is its ``kid``, for servers that know several keys of ours.
+    `jwk` is the public half; DPoP needs it.  `id` is the key's ``kid``, for servers that know several of the client's
+    keys.
     """
 
     algorithm: str
@@ -49,9 +50,9 @@ class Key:
 
     def __attrs_post_init__(self) -> None:
         if self.algorithm.startswith(_SYMMETRIC):
-            raise UsageError(f"a Key is asymmetric, and {self.algorithm} is not")
+            raise UsageError(f"a Key must be asymmetric, and {self.algorithm} is not")
         if _PRIVATE & self.jwk.keys():
-            raise UsageError("the jwk of a Key is its public half; this one holds the private one")
+            raise UsageError("the jwk of a Key must be its public half; this one contains the private half")
 
 
 def base64url(data: bytes) -> str:
@@ -59,12 +60,12 @@ def base64url(data: bytes) -> str:
 
 
 def token_text(entropy: Entropy, size: int = 32) -> str:
-    """A random text that is good in URLs: a state, a verifier, an id of a proof."""
+    """Return a random text that is safe in URLs: for a state, a verifier, the id of a proof."""
     return base64url(entropy(size))
 
 
 def client_assertion(key: Key, client_id: str, audience: str, now: float, entropy: Entropy) -> str:
-    """Who we are, for `audience`, the issuer."""
+    """Make a signed JWT that authenticates the client to `audience`, the issuer."""
     header = {"typ": "JWT", "alg": key.algorithm, **({} if key.id is None else {"kid": key.id})}
     claims = {
         "iss": client_id,
@@ -80,7 +81,7 @@ def client_assertion(key: Key, client_id: str, audience: str, now: float, entrop
 def dpop_proof(
     key: Key, method: str, url: str, now: float, entropy: Entropy, *, nonce: str | None = None, token: str | None = None
 ) -> str:
-    """That whoever makes this one request has the key.  `token` is the one it is made with, at the MCP server."""
+    """Make a proof for one request that the sender has the key.  `token`: the access token, for the MCP server only."""
     parts = urlsplit(url)
     claims: dict[str, Json] = {
         "jti": token_text(entropy, 16),
@@ -95,7 +96,7 @@ def dpop_proof(
     return key.sign(claims, {"typ": "dpop+jwt", "alg": key.algorithm, "jwk": dict(key.jwk)})
 
 
-_NONCE_ORIGINS = 16  # an MCP server and its authorization server make two
+_NONCE_ORIGINS = 16  # an MCP server and its authorization server need two
 
 
 class Nonces:
@@ -105,7 +106,7 @@ class Nonces:
         self._by_origin: dict[str, str] = {}
 
     def note(self, url: str, headers: Headers) -> bool:
-        """Whether these headers of a reply of `url` bring one."""
+        """Store the nonce in these response headers of `url`.  Returns whether there is one."""
         nonce = headers.get("DPoP-Nonce", "")
         if not 0 < len(nonce) <= 1024:
             return False

@@ -1,8 +1,8 @@
-"""What outlives the process: registrations and tokens, as one JSON object for each MCP server.
+"""The stored state of one MCP server: its registrations and tokens, as one JSON object.
 
-It is enough for a cold process to renew its token with no discovery and no browser: the issuer, where its token
-endpoint is, who we are there and how we prove it, what was asked for, and when the token ends, in absolute time.  It is
-also full of secrets: whoever stores it keeps it from other users of the machine (auth-22), and no repr shows any.
+It is enough for a new process to renew a token without discovery and without a browser: the issuer and its token
+endpoint, the client and its authentication, the requested scopes, and the absolute time when the token expires.  It is
+also full of secrets: a store must hide it from other users of the machine (auth-22), and no repr shows a secret.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from trio_mcp.core.records import record
 
 __all__ = ["ServerRecord", "TokenGrant", "Tokens", "as_json", "read_record"]
 
-_FORM = 1  # of the object; another number is from another version of this module
-_REGISTERED = 8  # issuers of one MCP server that are remembered, of which there is one as a rule
+_FORM = 1  # of the object; another version of this module may write another number
+_REGISTERED = 8  # issuers of one MCP server that are remembered; usually there is one
 
 
 @record
 class Tokens:
-    """What an authorization server gave.  `kind` is Bearer or DPoP, `expires_at` in Unix time."""
+    """The tokens that an authorization server issued.  `kind` is Bearer or DPoP; `expires_at` is Unix time."""
 
     access: str = attrs.field(repr=False)
     kind: str
@@ -38,7 +38,7 @@ class Tokens:
 
 @record
 class TokenGrant:
-    """Tokens, and all that it takes to get the next.
+    """Tokens, and the facts that are needed to get the next ones.
 
     `asked` are the scopes requested so far, which may be more than were granted.
     """
@@ -53,10 +53,10 @@ class TokenGrant:
 
 @record
 class ServerRecord:
-    """What is known of one MCP server.
+    """The known facts about one MCP server.
 
-    `registered` are the clients that were registered on the way, by issuer.  `network` is where the server was when it
-    last answered, if that is known: what it names may be there too.
+    `registered` are the clients that a flow has registered, one for each issuer.  `network` is the network of the
+    server at its last response, if known: the URLs that it names may be in the same network.
     """
 
     server_url: str
@@ -66,12 +66,12 @@ class ServerRecord:
 
     @property
     def issuers(self) -> dict[str, str]:
-        """At which issuer each client id was used."""
+        """Maps each client id to the issuer where it was used."""
         used = self.registered if self.authorization is None else (*self.registered, self.authorization.client)
         return {each.client_id: each.issuer for each in used if each.issuer is not None}
 
     def client_at(self, issuer: str, now: float) -> OAuthClient | None:
-        """auth-95: what was registered at this issuer and no other, as long as it is good."""
+        """auth-95: return the client that was registered at this issuer, unless its secret has expired."""
         for each in self.registered:
             if each.issuer == issuer and (each.secret_expires_at is None or now < each.secret_expires_at):
                 return each
@@ -85,7 +85,7 @@ class ServerRecord:
         return attrs.evolve(self, registered=tuple(each for each in self.registered if each != client))
 
     def without_refresh(self) -> ServerRecord:
-        """The same, with nothing to renew it by."""
+        """Return a copy without the refresh token."""
         if self.authorization is None:
             return self
         tokens = attrs.evolve(self.authorization.tokens, refresh=None)
@@ -93,7 +93,7 @@ class ServerRecord:
 
 
 def as_json(record: ServerRecord) -> JsonObject:
-    """The record as a JSON object: secrets in the clear."""
+    """Return the record as a JSON object, with its secrets in plain text."""
     held = record.authorization
     return {
         "form": _FORM,
@@ -127,7 +127,7 @@ def _plain(one: object, *names: str) -> JsonObject:
 
 
 def read_record(said: Json) -> ServerRecord:
-    """The record that `as_json` wrote.  Raises `UsageError`, without a value in its text, for anything else."""
+    """Read a record that `as_json` wrote.  Raises `UsageError` for other values, which the message does not repeat."""
     if not isinstance(said, dict) or said.get("form") != _FORM:
         _damaged("form")
     held = said.get("authorization")
@@ -213,4 +213,4 @@ def _network(said: Mapping[str, Json]) -> Network:
 
 
 def _damaged(name: str) -> NoReturn:
-    raise UsageError(f"what was stored of an authorization cannot be read: {shown(name)} is missing or wrong")
+    raise UsageError(f"the stored authorization cannot be read: {shown(name)} is missing or wrong")

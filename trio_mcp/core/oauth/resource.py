@@ -1,23 +1,22 @@
-"""What a protected server says and asks for: OAuth's resource server, as decisions.
+"""OAuth's resource server, as decisions: the challenges, the checks and the metadata of a protected server.
 
-No token is verified here, and nobody is asked: whoever has a request learns what is wrong with the way its token came,
-which scopes it lacks, and what to answer.  The driver of HTTP
+This module does not verify tokens, and does no I/O.  It finds faults in the way a request carries its token, missing
+scopes, and the response to send.  The HTTP driver
 
-1. answers with `ResourceServer.document` where the metadata of the resource is (RFC 9728), for which nobody needs a
-   token;
-2. takes the `token` of every other request, has it verified by the author's function, and gives what that found to
+1. answers requests for the resource's metadata (RFC 9728) by `ResourceServer.document`; they need no token;
+2. takes the `token` of every other request, has it verified by the author's function, and passes the principal to
    `granted`, or answers with `unauthorized`;
-3. answers with `insufficient` when the principal lacks a scope that the message needs.
+3. answers with `insufficient` if the principal lacks a scope that the message needs.
 
 What surprises:
 
-- Every URL that is told is made of what the author has configured.  What a request says of its scheme and host is what
-  the proxy before us, or an attacker, says of it.
-- The challenge names the metadata where the endpoint itself is reached: below the prefix of a gateway, if there is one.
-  Clients that ignore that look below the root of the host, so the document is served under all names that it may have
-  here; a gateway that forwards the root as well makes these clients happy too.
-- A challenge has all scopes that its request needs, also those which the token has: a client that asks for exactly
-  these gets on, and one that asks for more loses nothing.
+- All published URLs come from the author's configuration.  A proxy, or an attacker, chooses the scheme and host of a
+  request.
+- The challenge names the metadata URL at the endpoint's public URL: below the prefix of a gateway, if there is one.
+  Clients that ignore it look below the root of the host, so the document is served under all its possible paths here.
+  A gateway that also forwards the root serves these clients too.
+- A challenge names all scopes of its request, also those that the token has: a client that requests exactly these
+  succeeds, and a client that requests more loses nothing.
 """
 
 from __future__ import annotations
@@ -47,39 +46,44 @@ __all__ = [
 WELL_KNOWN = "/.well-known/oauth-protected-resource"
 
 Verify: TypeAlias = Callable[[str], Principal | Awaitable[Principal | None] | None]
-"""Who holds this token, or None where it is not accepted."""
+"""Returns the holder of a token, or None if the token is not accepted."""
 
 
 class CannotVerify(McpError):
-    """Raised by `verify` when it cannot tell now whether a token is good.
+    """Raised by `verify` if it cannot decide now whether a token is valid.
 
-    The request is answered with 503: a client that gets 401 throws away a token that may be good.
+    The request is answered with 503, because a client that gets 401 discards a token that may be valid.
     """
 
 
-# What an author declares.
+# The author's settings.
 
 _SITE = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?"
 _URL = re.compile(rf"([Hh][Tt][Tt][Pp][Ss]?)://({_SITE})((?:/[A-Za-z0-9._~%!$&'()*+,;=:@-]*)*)")
 
 
-def _url(what: str, url: object) -> tuple[str, str]:
-    """The site in lower case, with its scheme, and the path (auth-45).
+def _url(label: str, url: object) -> tuple[str, str]:
+    """Return the origin in lower case, and the path (auth-45).
 
-    auth-24, auth-53: "All authorization server endpoints MUST be served over HTTPS", and so must what takes tokens;
-    on loopback, where nobody listens in, http is good enough.
+    auth-24, auth-53: "All authorization server endpoints MUST be served over HTTPS", and so must a server that receives
+    tokens.  On loopback, where the network cannot be read, http is allowed.
     """
     match = _URL.fullmatch(url) if isinstance(url, str) else None
     if match is None:
-        raise UsageError(f"{what} is a URL like 'https://example.com/mcp', without a query; not {url!r}")
+        raise UsageError(f"{label} must be a URL like 'https://example.com/mcp', without a query, not {url!r}")
     scheme, site = match[1].lower(), match[2].lower()
     if scheme == "http" and not is_loopback(f"http://{site}"):
-        raise UsageError(f"{what} must be https, for tokens are sent there; plain http is for loopback: {url}")
+        raise UsageError(
+            f"{label} must be https, because tokens are sent there; plain http is only for loopback: {url}"
+        )
     return f"{scheme}://{site}", match[3]
 
 
 def canonical(uri: str) -> str:
-    """The form in which resources are compared: auth-45, auth-46.  What is no http URL is left as it is."""
+    """Return the canonical form for comparing resources: auth-45, auth-46.
+
+    Other strings than http URLs stay unchanged.
+    """
     match = _URL.fullmatch(uri)
     return uri if match is None else f"{match[1].lower()}://{match[2].lower()}{match[3].rstrip('/')}"
 
@@ -91,19 +95,19 @@ def _scopes(given: Collection[str]) -> tuple[str, ...]:
 def _servers(given: object) -> tuple[str, ...]:
     """auth-37."""
     if isinstance(given, str) or not isinstance(given, Collection) or not given:
-        raise UsageError("authorization_servers is a list with at least one issuer, a URL")
+        raise UsageError("authorization_servers must be a list of at least one issuer, a URL")
     for each in given:
         _url("an authorization server", each)
-    return tuple(given)  # as they are: issuers are compared letter by letter
+    return tuple(given)  # unchanged: issuers are compared letter by letter
 
 
 def _implied(given: Mapping[str, Collection[str]]) -> Mapping[str, tuple[str, ...]]:
-    return MappingProxyType({each: declared_scopes(f"what {each!r} implies", given[each]) for each in given})
+    return MappingProxyType({each: declared_scopes(f"the scopes that {each!r} implies", given[each]) for each in given})
 
 
 @record
 class Protection:
-    """What a server demands of those who ask; see `Server.protect`."""
+    """The demands on clients of a protected server; see `Server.protect`."""
 
     verify: Verify = attrs.field(repr=False)
     authorization_servers: Sequence[str] = attrs.field(converter=_servers)
@@ -113,17 +117,17 @@ class Protection:
 
     def __attrs_post_init__(self) -> None:
         if not callable(self.verify):
-            raise UsageError(f"verify is a function of a token, not {type(self.verify).__name__}")
+            raise UsageError(f"verify must be a function of a token, not {type(self.verify).__name__}")
         if self.resource is not None:
             _url("resource", self.resource)
 
     @property
     def host(self) -> str | None:
-        """The name under which the resource is reached, where it was said."""
+        """The host in the public URL of the resource, if `resource` is set."""
         return None if self.resource is None else _url("resource", self.resource)[0].partition("://")[2]
 
     def granted(self, principal: Principal) -> Principal:
-        """The principal with all that its scopes stand for (auth-111)."""
+        """Return the principal with all scopes that its own imply (auth-111)."""
         scopes: set[str] = set(principal.scopes)
         unseen = list(scopes)
         while unseen:
@@ -134,18 +138,20 @@ class Protection:
         return attrs.evolve(principal, scopes=scopes)
 
 
-# What a server says.
+# Responses.
 
 _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*")  # RFC 6750, 2.1
-_ANYWHERE: Fields = (("Access-Control-Allow-Origin", "*"),)  # the document is for everybody, and says so to browsers
+_ANYWHERE: Fields = (
+    ("Access-Control-Allow-Origin", "*"),
+)  # the document is public, so pages of any origin may read it
 _METHODS = "GET, HEAD, OPTIONS"
 
 
 class ResourceServer:
     """One protected endpoint.
 
-    `path` is that of the endpoint, `public_url` what clients call "/" here.  Raises `UsageError` where it is
-    not said what the resource is.
+    `path` is the path of the endpoint; `public_url` is the public URL of "/".  Raises `UsageError` if neither
+    `Protection.resource` nor `public_url` is set.
     """
 
     def __init__(self, protection: Protection, *, path: str, public_url: str | None) -> None:
@@ -153,12 +159,12 @@ class ResourceServer:
         resource = protection.resource
         if resource is None:
             if public_url is None:
-                raise UsageError("a protected server says where clients reach it: resource=..., or public_url")
+                raise UsageError("a protected server needs its public URL: set resource=... or public_url")
             resource = public_url + path
         site, public_path = _url("resource", resource)
         public_path = public_path.rstrip("/")
         self.resource = site + public_path  # auth-46
-        """The canonical URL of the endpoint, which tokens have for their audience."""
+        """The canonical URL of the endpoint, which is the audience of its tokens."""
         place = WELL_KNOWN + public_path
         self.metadata_url = site + place
         if public_url is not None:
@@ -166,7 +172,7 @@ class ResourceServer:
         elif public_path.endswith(path):
             self.metadata_url = site + public_path.removesuffix(path) + WELL_KNOWN + path
         self.places = frozenset({WELL_KNOWN, WELL_KNOWN + path, place})
-        """Where the document is, here."""
+        """The paths of the document on this server."""
         content: dict[str, Any] = {
             "resource": self.resource,
             "authorization_servers": list(protection.authorization_servers),
@@ -177,44 +183,48 @@ class ResourceServer:
         self._document = json.dumps(content).encode()
 
     def document(self, request: HttpRequest) -> Reply | None:
-        """What is answered where the metadata is; None elsewhere (auth-34, auth-39)."""
+        """Return the response to a request for the metadata; None for other paths (auth-34, auth-39)."""
         if request.target.partition("?")[0].rstrip("/") not in self.places:
             return None
         if "websocket" in request.headers.get("Upgrade", "").lower():
-            return None  # nothing of that kind is here
+            return None  # no WebSocket is served here
         if request.method == "OPTIONS":
             fields = (*_ANYWHERE, ("Access-Control-Allow-Methods", _METHODS), ("Access-Control-Allow-Headers", "*"))
             return Reply(204, (("Allow", _METHODS), *fields))
         if request.method not in ("GET", "HEAD"):
-            error = Error(None, INVALID_REQUEST, f"the metadata of the resource is read by {_METHODS}")
+            error = Error(None, INVALID_REQUEST, f"the metadata of the resource allows only {_METHODS}")
             return refusal(405, error, _ANYWHERE, (("Allow", _METHODS),))
         length = str(len(self._document))
         fields = (("Content-Type", JSON), ("Cache-Control", "max-age=300"), ("Content-Length", length), *_ANYWHERE)
         return Reply(200, fields, b"" if request.method == "HEAD" else self._document)
 
     def token(self, request: HttpRequest, cors: Fields) -> str | Reply:
-        """The token of a request, or why it has none that could be verified (auth-27).  What came is not repeated."""
+        """Return the token of a request, or the refusal if it has no readable token (auth-27).
+
+        It never repeats the token.
+        """
         query = request.target.partition("?")[2]
         if any(unquote_plus(each.partition("=")[0]) == "access_token" for each in query.split("&")):
-            return self._malformed(
-                "a token in the query is read by every log; send it in the Authorization header", cors
-            )
+            return self._malformed("a token in the query ends up in logs; send it in the Authorization header", cors)
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             came = "a token that is bound to a key (DPoP)" if scheme.lower() == "dpop" else "no access token"
-            return self._challenge(401, f"{came} came; send one as Authorization: Bearer", cors)
+            return self._challenge(401, f"the request has {came}; send one as Authorization: Bearer", cors)
         token = token.strip(" ")
         if not _TOKEN.fullmatch(token):
-            return self._malformed("the Authorization header is Bearer, and one token after it", cors)
+            return self._malformed("the Authorization header must be Bearer and one token", cors)
         return token
 
     def unauthorized(self, cors: Fields) -> Reply:
-        """The token was not accepted (auth-20, auth-21): it is expired, revoked, for somebody else, or no token."""
+        """Refuse a token (auth-20, auth-21): it is expired, revoked, for another server, or no token."""
         why = "the access token is not accepted: it is invalid, has expired, or is not for this server"
         return self._challenge(401, why, cors, error="invalid_token")
 
     def insufficient(self, needed: Sequence[str], cors: Fields, id: Id | None = None) -> Reply:
-        """auth-79, auth-80.  `needed` are all scopes of the request, those of the server first (auth-65)."""
+        """auth-79, auth-80: refuse for a missing scope.
+
+        `needed`: all scopes of the request, the server's first (auth-65).
+        """
         why = f"the access token lacks a scope; this request needs {' '.join(needed)}"
         return self._challenge(403, why, cors, error="insufficient_scope", scopes=needed, id=id)
 
@@ -231,7 +241,7 @@ class ResourceServer:
         scopes: Sequence[str] | None = None,
         id: Id | None = None,
     ) -> Reply:
-        """auth-12, auth-38, auth-62.  RFC 6750, 3.1: a request without a token is told of no error."""
+        """auth-12, auth-38, auth-62.  RFC 6750, 3.1: the challenge for a request without a token contains no error."""
         parameters = {"resource_metadata": self.metadata_url}
         if needed := self.protection.scopes if scopes is None else scopes:
             parameters["scope"] = " ".join(needed)
@@ -241,18 +251,18 @@ class ResourceServer:
         return refusal(status, Error(id, INVALID_REQUEST, why), cors, (("WWW-Authenticate", f"Bearer {challenge}"),))
 
 
-# What a token says, where it is a JWT whose signature was found good.
+# The claims of a JWT whose signature is valid.
 
 
 def claims_fault(
     claims: Mapping[str, Any], *, issuer: str, audiences: Collection[str], now: float, leeway: float
 ) -> str | None:
-    """What is wrong with the claims of an access token, or None.  `audiences` are canonical.
+    """Return the fault in the claims of an access token, or None.  `audiences` must be canonical.
 
-    auth-47: only those that were issued by this issuer, for one of these audiences, and for now.
+    auth-47: accept only tokens of this issuer, for one of these audiences, that are valid now.
     """
     if claims.get("iss") != issuer:
-        return "it is of another issuer"
+        return "it has another issuer"
     named = claims.get("aud")
     named = [named] if isinstance(named, str) else named
     if not isinstance(named, list) or not any(isinstance(each, str) and canonical(each) in audiences for each in named):
@@ -260,19 +270,19 @@ def claims_fault(
     expires: Any = claims.get("exp")
     begins: Any = claims.get("nbf", now)
     if not _is_time(expires) or not _is_time(begins):
-        return "it does not say until when it holds, or not by a number"
+        return "its exp or nbf is missing or not a number"
     if now >= expires + leeway:
         return "it has expired"
     if now < begins - leeway:
-        return "it does not hold yet"
+        return "it is not valid yet"
     subject = claims.get("sub")
-    return None if isinstance(subject, str) and subject else "it does not say whose it is"
+    return None if isinstance(subject, str) and subject else "it has no subject"
 
 
 def _is_time(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value < 1e12  # no NaN, which is neither before nor after anything
+    return type(value) in (int, float) and 0 <= value < 1e12  # not NaN: comparisons with it are always false
 
 
 def scopes_in(claims: Mapping[str, Any]) -> frozenset[str]:
-    """RFC 9068 has them in `scope`, with blanks between; other servers in `scp`, as a list or likewise."""
+    """RFC 9068 has the scopes in `scope`, separated by blanks; other servers use `scp`, as a list or a string."""
     return frozenset(scopes_of(claims.get("scope", claims.get("scp"))))

@@ -1,9 +1,8 @@
-"""Looking for one document at several places, in order, until one of them has it.
+"""Search for one document at several URLs, in order, until one of them has it.
 
-A place that answers 4xx, or with something that is no JSON object, does not have it; programs with one page for all
-paths answer 200 to everything.  One that answers 5xx, or not at all, may have it, and so may one in a network where it
-must not be asked: the search goes on, but when it ends with nothing it has failed, instead of having found that there
-is nothing.
+A server that answers 4xx, or without a JSON object, does not have the document; some servers answer every path with 200
+and the same page.  A server that answers 5xx or not at all may have it, and so may a URL in a forbidden network.  The
+search then continues, but if it finds no document it fails, because it cannot conclude that there is none.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _BUSY = (408, 425, 429)
 
 
 class DocumentSearch:
-    """`request` is what to send next; `read` says what came of it.  With `exhausted`, there is nothing to send."""
+    """Call `request` for the next request to send, and `read` with its result.  If `exhausted`, no URL is left."""
 
     def __init__(self, places: Sequence[str], rules: UrlRules, blame: Blame, headers: Fields = ()) -> None:
         self.asked: list[str] = []
@@ -51,13 +50,15 @@ class DocumentSearch:
         )
 
     def read(self, heard: Replied | ForbiddenAddress | RequestFailed) -> JsonObject | None:
-        """The document, if this is one."""
+        """Return the document, or None if this result is none."""
         url = self.asked[-1]
         if isinstance(heard, ForbiddenAddress):
             self.pass_over(led_elsewhere(url, heard, self._blame))
             return None
         if isinstance(heard, RequestFailed):
-            self.pass_over(AuthorizationFailed(Blame.NETWORK, f"{_bare(url)} could not be asked: {heard.why}", _LATER))
+            self.pass_over(
+                AuthorizationFailed(Blame.NETWORK, f"{_bare(url)} could not be reached: {heard.why}", _LATER)
+            )
             return None
         if heard.status in _REDIRECTS:
             self._follow(url, heard.headers.get("Location", ""))
@@ -68,16 +69,16 @@ class DocumentSearch:
         return read_object(heard.body, self._rules.document_bytes) if 200 <= heard.status < 300 else None
 
     def pass_over(self, trouble: AuthorizationFailed) -> None:
-        """What is at this place cannot be used.  The first such trouble is the reason, should nothing else be found."""
+        """Skip a URL because of this error.  If no document is found, the first skipped error is the reason."""
         self._trouble = self._trouble or trouble
 
     def conclude(self) -> None:
-        """There is nothing more to ask.  Raises where nobody can know whether there is such a document."""
+        """End the search without a document.  Raises if one may exist."""
         if self._trouble is not None:
             raise self._trouble
 
     def _follow(self, url: str, location: str) -> None:
-        # Nobody follows redirects but here, where what they lead to is looked at first.
+        # The driver follows no redirects, so that each target is checked here first.
         target = moved_to(url, location, self._rules)
         if target is not None and self._redirects > 0:
             self._redirects -= 1
@@ -93,4 +94,4 @@ def _bare(url: str) -> str:
     return shown(url.partition("?")[0])
 
 
-_LATER = "it may be tried again later"
+_LATER = "try again later"

@@ -1,27 +1,24 @@
-"""The client's side of authorization: which token goes with a request, and what to do when there is none.
+"""The client's side of authorization: which token a request carries, and how to get one.
 
 One `Authorizer` belongs to one MCP server and holds its tokens.  Each HTTP request to the server is an
-`AuthorizedRequest`: it says which headers to send, is told when the server refused them, and is tried again so often
-and no oftener.  What it takes to get a token is a `Flow`, and there is one at a time: the first errand in need is told
-to `StartFlow` it, all others to `WaitForFlow` for it, and its outcome is the outcome of all.  A flow that was abandoned
-has no outcome; then one of those who waited begins a new one.  Nothing is locked meanwhile, and who needs no token does
-not wait.
+`AuthorizedRequest`: it returns the headers to send, is told if the server refused them, and is retried a limited number
+of times.  A `Flow` gets a token, and there is one flow at a time: the first request in need gets `StartFlow`, all
+others get `WaitForFlow`, and the outcome of the flow is the outcome of all.  An abandoned flow has no outcome; then one
+of the waiting requests starts a new one.  Nothing is locked meanwhile, and a request that needs no token does not wait.
 
-A flow is driven by `start` and `receive`, and is to be left by `abandon`, however that comes about::
+Drive a flow by `start` and `receive`.  Call `abandon` when you stop, for any reason::
 
-    deeds = authorizer.start(flow, now)
+    actions = authorizer.start(flow, now)
     while True:
-        for deed in deeds: ...  # store what a Persist has
+        for action in actions: ...  # store the record of a Persist
         if flow.over: break
-        heard = ...  # what came of the last deed, the only one that is answered
-        deeds = authorizer.receive(flow, heard, now)
+        event = ...  # the result of the last action, the only one that has an answer
+        actions = authorizer.receive(flow, event, now)
 
-`now` is Unix time, for tokens outlive processes.  Whoever restarts with the `ServerRecord` that was last persisted goes
-on where the last process ended: a token that has come to its end is renewed at the endpoint that is known, and nobody
-is asked anything.
+`now` is Unix time, because tokens outlive processes.  A program that restarts with the last persisted `ServerRecord`
+continues where the last process ended: an expired token is renewed at the known endpoint, without asking the user.
 
-The token goes to this server alone: to URLs of its origin, in the Authorization header, and nowhere else (auth-18,
-auth-48).
+The token goes to this server only: to URLs of its origin, in the Authorization header (auth-18, auth-48).
 """
 
 from __future__ import annotations
@@ -47,38 +44,38 @@ __all__ = ["Authorized", "AuthorizedRequest", "Authorizer", "StartFlow", "Verdic
 
 @record
 class Authorized:
-    """Send the request with these headers, which are none before the server has asked for any."""
+    """Send the request with these headers; there are none before the server has asked for authorization."""
 
     headers: Fields = attrs.field(default=(), repr=False)
 
 
 @record
 class StartFlow:
-    """Start this flow and drive it to its end, then ask the errand again."""
+    """Start this flow and drive it to its end, then call `go` again."""
 
     flow: Flow
 
 
 @record
 class WaitForFlow:
-    """Somebody drives this flow already: when it is over, ask the errand again."""
+    """Another request started this flow: wait until it is over, then call `go` again."""
 
     flow: Flow
 
 
 Verdict: TypeAlias = Authorized | StartFlow | WaitForFlow | FlowFailed
 
-# Operations whose refusals are remembered; beyond, the oldest is forgotten and may ask the user once more.
+# Operations whose refusals are remembered.  If there are more, the oldest is forgotten, and may ask the user once more.
 _OPERATIONS = 256
 
 
 class Authorizer:
     """The tokens of the MCP server at `server_url`.
 
-    `entropy` gives so many random bytes.  `record` is what was last persisted for this server, if anything was.
-    `used_at`, which all servers of one application share, has the issuer that each client id was first used at
-    (auth-90): a server that the application goes to later must not be able to have it shown elsewhere.  Raises
-    `UsageError` for a URL that tokens may not be sent to, and for a record of another server.
+    `entropy(n)` returns n random bytes.  `record` is the record last persisted for this server, or None.  `used_at`
+    maps each client id to the issuer where it was first used (auth-90).  All servers of an application share it, so
+    that a server visited later cannot have a client id shown to another issuer.  Raises `UsageError` if tokens must not
+    be sent to the URL, or if the record belongs to another server.
     """
 
     def __init__(
@@ -93,9 +90,9 @@ class Authorizer:
     ) -> None:
         self.rules = rules or UrlRules()
         if (fault := url_fault(server_url, self.rules)) is not None:
-            raise UsageError(f"tokens are not sent to {shown(server_url.partition('?')[0])}, which {fault}")
+            raise UsageError(f"tokens cannot be sent to {shown(server_url.partition('?')[0])}, which {fault}")
         if record is not None and record.server_url != server_url:
-            raise UsageError(f"the record is of another server than {origin_of(server_url)}")
+            raise UsageError(f"the record belongs to another server than {origin_of(server_url)}")
         grant = application.grant
         if isinstance(grant, IdentityAssertion) and (fault := url_fault(grant.token_endpoint, self.rules)) is not None:
             raise UsageError(f"the identity provider's token endpoint {shown(grant.token_endpoint)} {fault}")
@@ -104,16 +101,16 @@ class Authorizer:
         self._hold(record or ServerRecord(server_url))
         self.flow: Flow | None = None
         self.generation = 0
-        """Counts the tokens that there have been, so that the refusal of an old one is told from that of the newest."""
+        """The number of tokens so far.  It tells the refusal of an old token from that of the newest."""
         self._nonces = Nonces()
         self._setting = FlowSettings(server_url, application, entropy, self.rules, self._nonces, self._used_at)
         self._stepped_up: dict[tuple[str, frozenset[str]], int] = {}
 
     def errand(self, method: str, url: str | None = None, operation: str = "") -> AuthorizedRequest:
-        """A request that is to be made; `operation` names what it does, such as ``tools/call add``."""
+        """Make an authorized request; `operation` names its purpose, for example ``tools/call add``."""
         url = url or self.server_url
         if not same_origin(url, self.server_url):
-            raise UsageError("the token of an MCP server is not sent to another origin")
+            raise UsageError("the token of an MCP server cannot be sent to another origin")
         return AuthorizedRequest(self, method, url, operation)
 
     @property
@@ -121,7 +118,7 @@ class Authorizer:
         return None if self.record.authorization is None else self.record.authorization.tokens
 
     def replied(self, headers: RawFields) -> None:
-        """The MCP server sent these headers, with whatever status: they may bring the next DPoP nonce."""
+        """Report the headers of a response of the MCP server, of any status: they may contain the next DPoP nonce."""
         self._note_nonce(Headers(headers))
 
     # Flows.
@@ -130,13 +127,14 @@ class Authorizer:
         return self._take(flow, flow.start(now))
 
     def receive(self, flow: Flow, heard: Heard, now: float) -> tuple[Deed, ...]:
-        """What to do next for this flow; nothing if it is over.  Raises for what does not answer its last deed."""
+        """Return the next actions of this flow; none if it is over.  Raises `UsageError` if the event does not fit."""
         return self._take(flow, flow.receive(heard, now))
 
     def adopt(self, flow: Flow, stored: ServerRecord) -> bool:
-        """Before `start`: whether another process has stored other tokens meanwhile, which `flow` is then over by.
+        """Call before `start`: take the tokens that another process has stored meanwhile, and end `flow` with them.
 
-        Such a process may have used up our refresh token; to ask with it again could cost both of them theirs.
+        Returns False if there are none.  The other process may have used up our refresh token; if we used it again,
+        both processes could lose their tokens.
         """
         theirs, ours = stored.authorization, self.record.authorization
         if theirs is None or (ours is not None and theirs.tokens == ours.tokens):
@@ -147,7 +145,7 @@ class Authorizer:
         return True
 
     def abandon(self, flow: Flow) -> None:
-        """Nobody drives this flow any more.  Call it whenever that is so; to a flow that is over it does nothing."""
+        """Report that the flow is no longer driven.  Does nothing if the flow is over."""
         flow.abandon()
         if self.flow is flow:
             self.flow = None
@@ -165,10 +163,10 @@ class Authorizer:
             self.flow = None
             if flow.obtained:
                 self.generation += 1
-                self._stepped_up.clear()  # what was refused then may be granted now
+                self._stepped_up.clear()  # a scope that was refused earlier may be granted now
         return deeds
 
-    # For errands.
+    # For authorized requests.
 
     def _flow_for(self, demand: AuthChallenge | None) -> StartFlow | WaitForFlow:
         if self.flow is not None:
@@ -180,7 +178,7 @@ class Authorizer:
         return self._nonces.note(self.server_url, headers)
 
     def _has_expired(self, now: float) -> bool:
-        """Whether the token is at its end, and there may be a way to the next without asking the server first."""
+        """Whether the token has expired, and a new one may be had without asking the server first."""
         tokens = self.tokens
         if tokens is None or tokens.expires_at is None or now < tokens.expires_at - self.rules.margin:
             return False
@@ -199,11 +197,11 @@ class Authorizer:
         return (authorization, ("DPoP", proof))
 
     def _distrust(self) -> None:
-        """A new token was refused at once, so the next one comes by another way than the last."""
+        """A new token was refused at once, so the next token must not come from the refresh token."""
         self.record = self.record.without_refresh()
 
     def _may_step_up(self, operation: str, scopes: tuple[str, ...]) -> bool:
-        """auth-83: counted for each operation and what it lacks."""
+        """auth-83: counted for each operation and its missing scopes."""
         lacking = (operation, frozenset(scopes))
         count = self._stepped_up.pop(lacking, 0)
         self._stepped_up[lacking] = count + 1
@@ -213,25 +211,28 @@ class Authorizer:
 
 
 class AuthorizedRequest:
-    """One HTTP request's way to an answer.  `go` says how to send it, `refused` what follows from a 401 or 403."""
+    """The steps of one HTTP request to its answer.
+
+    `go` returns how to send it, `refused` the reaction to a 401 or 403.
+    """
 
     def __init__(self, authorizer: Authorizer, method: str, url: str, operation: str) -> None:
         self._authorizer = authorizer
         self._method = method
         self._url = url
         self._operation = operation
-        self._flow: Flow | None = None  # whose end it waits for
-        self._needy = False
+        self._flow: Flow | None = None  # the flow that it waits for
+        self._needs_token = False
         self._demand: AuthChallenge | None = None
         self._sent: int | None = None  # the generation of the token that the request was last sent with
-        self._waiting_since = 0  # likewise, of the one that is not good enough
+        self._waiting_since = 0  # the generation of the insufficient token
         self._renewed = False  # because the token had expired
         self._replaced = False  # because the server had refused it
         self._renonced = False
         self._step_ups = 0
 
     def go(self, now: float) -> Verdict:
-        """How to send the request, or what must come first.  Ask again when that is over."""
+        """Return how to send the request, or the flow to finish first.  Call it again after the flow."""
         if self._flow is not None:
             if not self._flow.over:
                 return WaitForFlow(self._flow)
@@ -239,15 +240,15 @@ class AuthorizedRequest:
             if isinstance(outcome, FlowFailed):
                 return outcome
             if isinstance(outcome, FlowDone):
-                # Another's flow may have ended with nothing gained, for it knew of no demand.
-                self._renewed = True  # a token that lives for seconds is used all the same
+                # The flow of another request may not have solved this demand, because it did not know of it.
+                self._renewed = True  # a token that expires within seconds is used anyway
                 newer = self._authorizer.generation != self._waiting_since
-                self._needy = self._demand is not None and not newer
-                self._replaced = self._replaced and not adopted  # which may be no better than what was refused
-        if not self._needy and not self._renewed and self._authorizer._has_expired(now):
-            self._needy = self._renewed = True
+                self._needs_token = self._demand is not None and not newer
+                self._replaced = self._replaced and not adopted  # an adopted token may be the one that was refused
+        if not self._needs_token and not self._renewed and self._authorizer._has_expired(now):
+            self._needs_token = self._renewed = True
             self._demand = None
-        if self._needy:
+        if self._needs_token:
             verdict = self._authorizer._flow_for(self._demand)
             self._flow = verdict.flow
             return verdict
@@ -255,9 +256,9 @@ class AuthorizedRequest:
         return Authorized(self._authorizer._headers(self._method, self._url, now))
 
     def refused(self, status: int, headers: RawFields, now: float) -> Verdict:
-        """The server answered 401 or 403.  A verdict other than `FlowFailed` is a reason to send the request again."""
+        """React to a 401 or 403.  After any verdict except `FlowFailed`, send the request again."""
         if self._sent is None:
-            raise UsageError("a request that was not sent cannot be refused")
+            raise UsageError("refused() was called before the request was sent; call go() first")
         sent, self._sent = self._sent, None
         fields = Headers(headers)
         demand = read_demand(status, fields.get("WWW-Authenticate"))
@@ -265,15 +266,15 @@ class AuthorizedRequest:
         if demand is None:
             return _failed(
                 Blame.SERVER,
-                f"the MCP server answered {status} and wants neither Bearer nor DPoP",
-                "it, or a proxy before it, must be told in another way who asks",
+                f"the MCP server answered {status} and accepts neither Bearer nor DPoP",
+                "it, or a proxy in front of it, needs another kind of authentication",
             )
         if demand.error == "use_dpop_nonce":
             if not fresh_nonce or self._renonced:
                 return _failed(
                     Blame.SERVER,
-                    "the MCP server wants another DPoP nonce than the one that it has given, or gives none",
-                    "its operator must mend it",
+                    "the MCP server requires a DPoP nonce, but sent none or refused its own",
+                    "its operator must fix it",
                 )
             self._renonced = True
             return self.go(now)
@@ -284,8 +285,8 @@ class AuthorizedRequest:
             self._authorizer._distrust()
             return _failed(
                 Blame.SERVER,
-                "the MCP server refused the token that its authorization server has just given",
-                "the two must agree on what a good token is",
+                "the MCP server refused the token that its authorization server has just issued",
+                "the two must agree on which tokens are valid",
             )
         self._replaced = True
         return self._need(demand, sent, now)
@@ -296,7 +297,7 @@ class AuthorizedRequest:
             return _failed(
                 Blame.SERVER,
                 "the MCP server forbids this request and names no scope that would allow it",
-                "its operator can say who may make it",
+                "its operator can say which users are allowed",
             )
         held = authorizer.record.authorization
         newer = sent != authorizer.generation
@@ -307,13 +308,13 @@ class AuthorizedRequest:
             return self._need(demand, sent, now)
         return _failed(
             Blame.USER,
-            f"this request needs the scopes {shown(' '.join(demand.scopes))}, which were asked for and not given",
-            "whoever may grant them must do so",
+            f"this request needs the scopes {shown(' '.join(demand.scopes))}, which were requested and not granted",
+            "a user who may grant them must do so",
         )
 
     def _need(self, demand: AuthChallenge, sent: int, now: float) -> Verdict:
-        # The refusal of an old token says nothing of the newest, which another errand has got in the meantime.
-        self._needy = sent == self._authorizer.generation
+        # The refusal of an old token says nothing about the newest, which another request may have got meanwhile.
+        self._needs_token = sent == self._authorizer.generation
         self._demand = demand
         self._waiting_since = sent
         return self.go(now)
