@@ -118,7 +118,7 @@ def test_a_change_that_is_not_declared_cannot_be_told() -> None:
 
 @pytest.mark.parametrize("option", ["subscribe", "list_changed"])
 def test_what_is_switched_is_a_bool(option: str) -> None:
-    with pytest.raises(UsageError, match=f"{option} is True or False, not 'no'"):
+    with pytest.raises(UsageError, match=f"{option} must be True or False, got 'no'"):
         Server("mine", **{option: "no"})  # type: ignore[arg-type]
 
 

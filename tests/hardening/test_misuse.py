@@ -79,7 +79,7 @@ SERVER: dict[str, tuple[Callable[[Server], object], str]] = {
     ),
     "middleware that is no list": (
         lambda server: Server("x", middleware=log_calls),  # type: ignore[arg-type]
-        "middleware is a list of functions, async def (ctx, request, call_next); got a function",
+        "middleware must be a list of async def (ctx, request, call_next), got a function",
     ),
     "add_middleware": (
         lambda server: server.add_middleware(log_calls),  # type: ignore[attr-defined]

@@ -179,42 +179,42 @@ class Wrong:
 
 
 MISTAKES: list[tuple[Object, str]] = [
-    ({"name": 3}, "the name of a server is text, not int"),
-    ({"version": 1.0}, "the version of a server is text, not float"),
+    ({"name": 3}, "the name of a server must be text, got int"),
+    ({"version": 1.0}, "the version of a server must be text, got float"),
     ({"version": None}, "at least a name and a version"),
-    ({"title": b"x"}, "the title of a server is text, not bytes"),
-    ({"description": ["x"]}, "the description of a server is text, not list"),
-    ({"website_url": Wrong()}, "the websiteUrl of a server is text, not Wrong"),
-    ({"instructions": 3}, "the instructions of a server is text, not int"),
+    ({"title": b"x"}, "the title of a server must be text, got bytes"),
+    ({"description": ["x"]}, "the description of a server must be text, got list"),
+    ({"website_url": Wrong()}, "the websiteUrl of a server must be text, got Wrong"),
+    ({"instructions": 3}, "the instructions of a server must be text, got int"),
     ({"instructions": "\ud800"}, "half a surrogate pair"),
     ({"icons": ["icon.png"]}, "the icons of a server must be a list of Icon objects"),
-    ({"page_size": 0}, "page_size is a number of items, 1 or more, or None for one page; not 0"),
-    ({"page_size": True}, "not True"),
-    ({"page_size": "10"}, "not '10'"),
-    ({"change_debounce": -0.1}, "change_debounce is a number of seconds, 0 or more; not -0.1"),
-    ({"change_debounce": float("inf")}, "not inf"),
-    ({"change_debounce": float("nan")}, "not nan"),
-    ({"change_debounce": None}, "not None"),
-    ({"threads": 0}, "threads is a number of threads, 1 or more; not 0"),
-    ({"threads": 1.5}, "not 1.5"),
-    ({"middleware": print}, "middleware is a list of functions"),
-    ({"middleware": ["log"]}, "middleware is a list of functions"),
+    ({"page_size": 0}, "page_size must be a number of items, 1 or more, or None for one page, got 0"),
+    ({"page_size": True}, "got True"),
+    ({"page_size": "10"}, "got '10'"),
+    ({"change_debounce": -0.1}, "change_debounce must be a number of seconds, 0 or more, got -0.1"),
+    ({"change_debounce": float("inf")}, "got inf"),
+    ({"change_debounce": float("nan")}, "got nan"),
+    ({"change_debounce": None}, "got None"),
+    ({"threads": 0}, "threads must be a number of threads, 1 or more, got 0"),
+    ({"threads": 1.5}, "got 1.5"),
+    ({"middleware": print}, "middleware must be a list of async def"),
+    ({"middleware": ["log"]}, "middleware must be a list of async def"),
     (
         {"middleware": [lambda ctx, call_next: None]},
-        "middleware is called with (ctx, request, call_next), which <lambda>",
+        "middleware is called with (ctx, request, call_next), but <lambda> has other parameters",
     ),
-    ({"lifespan": lambda: None}, "lifespan is called with (server), which <lambda> does not take: too many positional"),
-    ({"filter": lambda principal: True}, "filter is called with (principal, item), which <lambda> does not take"),
-    ({"filter": "tools"}, "filter is a function, not str"),
-    ({"lifespan": Wrong()}, "lifespan is a function, not Wrong"),
+    ({"lifespan": lambda: None}, "lifespan is called with (server), but <lambda> has other parameters: too many"),
+    ({"filter": lambda principal: True}, "filter is called with (principal, item), but <lambda> has other parameters"),
+    ({"filter": "tools"}, "filter must be a function, got str"),
+    ({"lifespan": Wrong()}, "lifespan must be a function, got Wrong"),
     (
         {"capabilities": ["tool"]},
-        "capabilities: 'tool' is nothing to offer; there are tools, prompts, resources, completions",
+        "unknown capability 'tool'; the capabilities are tools, prompts, resources, completions",
     ),
-    ({"cache": {"tools/call": CacheHints()}}, "cache: 'tools/call' is no list; there are tools/list, prompts/list"),
+    ({"cache": {"tools/call": CacheHints()}}, "cache: unknown list 'tools/call'; the lists are tools/list,"),
     ({"cache": {"tools/list": 60}}, "the hints for tools/list must be CacheHints, not int"),
     ({"revisions": []}, "names at least one revision"),
-    ({"revisions": ["2024-11-05", "latest"]}, "there is no revision 'latest'; there are 2024-11-05, 2025-03-26"),
+    ({"revisions": ["2024-11-05", "latest"]}, "unknown revision 'latest'; the revisions are 2024-11-05, 2025-03-26"),
     ({"revisions": "2024-11-05"}, "revisions must be a list, also of one name: revisions=['2024-11-05']"),
     ({"capabilities": "tools"}, "capabilities must be a list, also of one name: capabilities=['tools']"),
 ]
@@ -244,7 +244,7 @@ def test_a_filter_that_waits_is_told_at_once() -> None:
             return False
 
     for filter in (never, Never()):
-        with pytest.raises(UsageError, match="give a plain function"):
+        with pytest.raises(UsageError, match="filter must be a plain function"):
             Server("filtered", filter=filter)  # type: ignore[arg-type]
 
 
@@ -520,7 +520,7 @@ async def test_a_lifespan_that_is_none_says_what_to_write(lifespan: Any, autojum
 
 
 def test_a_server_has_a_name() -> None:
-    with pytest.raises(UsageError, match="a server has a name"):
+    with pytest.raises(UsageError, match="a server needs a name"):
         Server("")
 
 

@@ -69,11 +69,11 @@ def test_a_handler_that_holds_the_loop_is_told_of_once(
     finally:
         logger.removeHandler(told)
     first, second = (record.getMessage() for record in caplog.records)
-    assert first.startswith("tools/call block holds the event loop")
+    assert first.startswith("tools/call block has blocked the event loop")
     assert "test_watchdog.py" in first
     assert "return told.once.wait(10)" in first
     assert f"{ROOT / 'trio_mcp'}{os.sep}" not in first  # whose checkout may have the same name
-    assert second.startswith("tools/call block_again holds the event loop")
+    assert second.startswith("tools/call block_again has blocked the event loop")
     assert threading.active_count() <= before + 1  # Trio keeps the thread of a plain function for a while
 
 
@@ -111,5 +111,5 @@ def test_a_server_that_runs_tells_of_a_second() -> None:
         process.stdin.flush()
         assert '"result"' in process.stdout.readline()
         process.stdin.close()
-        assert "tools/call block holds the event loop" in process.stderr.read()
+        assert "tools/call block has blocked the event loop" in process.stderr.read()
         assert process.wait() == 0

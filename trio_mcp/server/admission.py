@@ -1,11 +1,11 @@
-"""How many requests run at once, for one connection and for all; and the queue behind them.
+"""Admission: limit how many requests run at once, per connection and in all, and queue the others.
 
-A request is admitted, waits its turn, or is refused at once: nobody hangs because a server is busy, and no queue grows
-without end.  Running and waiting are resources of which each client has a share (see `core.shares`), and turns go round
-by client: one that floods the server waits behind its own requests only, however many connections it has.
+A request starts, waits for its turn, or is refused at once, so a busy server makes no client hang and no queue grows
+without bound.  Running and waiting requests are resources that clients share (see `core.shares`).  Clients take turns:
+a client that floods the server waits only behind its own requests, however many connections it has.
 
-Nothing here knows Trio or the protocol: a `Share` is one connection's part, with a function that starts what it is
-given.
+This module knows neither Trio nor the protocol: a `Share` is the part of one connection, with a function that starts
+work.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ W = TypeVar("W")
 
 
 class Share(Generic[W]):
-    """What one connection of a holder has running and waiting."""
+    """The running and waiting requests of one connection.  `holder` is its client."""
 
     __slots__ = ("_admission", "_start", "_waiting", "holder", "running")
 
@@ -31,14 +31,14 @@ class Share(Generic[W]):
         self.holder = holder
         self._admission = admission
         self._start = start
-        # An ordered dict: from its middle something can be taken, and its first entry is found at once.
+        # An OrderedDict, because it finds its first entry and removes any entry in constant time.
         self._waiting: OrderedDict[Hashable, W] = OrderedDict()
         self.running = 0
 
     def enter(self, key: Hashable, work: W) -> str | None:
-        """Start `work` now, or when its turn comes; or the reason why it is refused."""
+        """Start `work` now or when its turn comes, and return None; or return the reason for refusing it."""
         admission, limits = self._admission, self._admission.limits
-        # Nothing waits for a place that this may take: whenever one is free, what waits has got it.
+        # If a place is free here, no request waits for it: free places always go to waiting requests first.
         if self.running < limits.calls and admission.running.take(self.holder):
             self.running += 1
             self._start(work)
@@ -53,18 +53,18 @@ class Share(Generic[W]):
         return None
 
     def withdraw(self, key: Hashable) -> W | None:
-        """What waits under this key, if anything does; it will not be started."""
+        """Remove the waiting request with this key and return it; None if there is none."""
         return self._take(key) if key in self._waiting else None
 
     def clear(self) -> list[W]:
-        """What waits; it will not be started."""
+        """Remove all waiting requests and return them."""
         return [self._take(key) for key in list(self._waiting)]
 
     def leave(self) -> None:
-        """Something that was started has ended."""
+        """A request that was started has ended."""
         self.running -= 1
         if self.holder is None:
-            self._admission.running.held -= 1  # as `give`, without the price of a call for each request by stdio
+            self._admission.running.held -= 1  # as `give`, without the cost of a call for each request on stdio
         else:
             self._admission.running.give(self.holder)
         if self._waiting:
@@ -73,7 +73,7 @@ class Share(Generic[W]):
             self._admission.serve()
 
     def next(self) -> None:
-        """Start what has waited longest, in a place that has been taken for it, and stand behind the others."""
+        """Start the oldest waiting request, for which a place has been taken, and go to the end of the round."""
         self.running += 1
         self._start(self._take(next(iter(self._waiting))))
         self._queue_up()
@@ -91,19 +91,19 @@ class Share(Generic[W]):
 
 
 class Admission(Generic[W]):
-    """What all connections of a server have running and waiting."""
+    """The running and waiting requests of all connections of a server."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.running = Shares(limits.calls_in_all)
         self.waiting = Shares(limits.waiting_in_all)
-        # Connections that have something waiting, and room to run it.
+        # Connections that have waiting requests and may run one more.
         self.hungry: FairQueue[Share[W]] = FairQueue(self.running)
 
     def share(self, start: Callable[[W], None], holder: Hashable | None = None) -> Share[W]:
         return Share(self, start, holder)
 
     def serve(self) -> None:
-        """Start what there is room for."""
+        """Start waiting requests while there are free places."""
         while (share := self.hungry.next()) is not None:
             share.next()

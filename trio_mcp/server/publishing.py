@@ -1,8 +1,8 @@
-"""Changes, merged into bursts, and told to whoever listens.
+"""Publish changes to subscribers, in batches.
 
-Who hears what is the business of `core.listen`; when, is that of this file.  A change is told one window after it
-happened, together with all others of that time, and once however often it happened: a client reads the list again in
-any case, and the last notice finds everything that came before it.
+`core.subscriptions` decides which listener gets which change; this module decides when.  A change is published one
+window after it happened, together with all other changes of that time.  The same change is published once, however
+often it happened: the client reads the list again in any case, and its reading includes all earlier changes.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ __all__ = ["ListenerKey", "ListeningConnection", "Publisher"]
 
 
 class ListeningConnection(Protocol):
-    """A connection that listens."""
+    """A connection with listeners."""
 
-    def tell_change(self, notification: Notification, about: Id | None) -> None: ...
+    def tell_change(self, notification: Notification, about: Id | None) -> None:
+        """Send the notification for the listen request `about`, or for the session if it is None."""
 
 
 class ListenerKey(NamedTuple):
-    """A listener: a listen request on a connection, or (without an id) the legacy session that the connection is."""
+    """A listener: a listen request on a connection, or (with id None) the legacy session of the connection."""
 
     link: ListeningConnection
     id: Id | None
 
 
 class Publisher:
-    """All listeners of one server, and what they are about to hear."""
+    """All listeners of one running server, and the changes that are not published yet."""
 
     def __init__(self, limits: Limits, window: float) -> None:
         self.listeners: Listeners[ListenerKey] = Listeners(limits)
@@ -44,17 +45,18 @@ class Publisher:
         self._token = trio.lowlevel.current_trio_token()
 
     def publish(self, change: ChangeEvent) -> None:
-        """Tell of a change, from any thread."""
+        """Queue a change; from any thread."""
         if threading.get_ident() != self._thread:
-            with suppress(trio.RunFinishedError):  # with it went all listeners
+            with suppress(trio.RunFinishedError):  # all listeners have ended with the run
                 self._token.run_sync_soon(self.publish, change, idempotent=True)
             return
-        # What nobody listens to now is nobody's loss: who begins to listen later reads the list after that.
+        # Without listeners a change is dropped: a client that subscribes later reads the list after that.
         if self.listeners:
             self._changes[change] = None
             self._changed.set()
 
     async def run(self) -> None:
+        """Publish queued changes, until it is cancelled."""
         while True:
             await self._changed.wait()
             await trio.sleep(self._window)

@@ -1,6 +1,6 @@
-"""How often one client may ask: a bucket of tokens for each, filled at a steady rate.
+"""Rate limits: one token bucket for each client, filled at a steady rate.
 
-HTTP counts requests before it knows what they are, and `Conversation` counts those that reach a handler, on every
+HTTP counts requests before it reads them.  `ServerSession` counts the requests that reach a handler, on every
 transport.  Both count by the holder of `core.shares`.
 """
 
@@ -16,33 +16,33 @@ from trio_mcp.core.errors import UsageError
 __all__ = ["Rates"]
 
 _MOST = 10_000
-"""Clients that are kept in mind.  Beyond: those are forgotten first that have been silent longest."""
+"""The number of clients with a bucket.  If there are more, the clients that have been silent longest are forgotten."""
 
 
 class Rates:
-    """Each client may ask `rate` times a second, and after a pause as often at once."""
+    """Lets each client send `rate` requests a second, and as many at once after a pause."""
 
     def __init__(self, rate: float, name: str = "request_rate") -> None:
         if not rate > 0:
-            raise UsageError(f"Limits.{name} is a number of requests a second, above 0; not {rate!r}")
+            raise UsageError(f"Limits.{name} must be a number of requests a second, above 0, got {rate!r}")
         self._rate = rate
         self.limited = rate != math.inf
-        """Whether there is anything to count."""
+        """Whether requests are counted."""
         self._burst = max(rate, 1.0)
-        self._buckets: dict[Hashable, tuple[float, float]] = {}  # what was in it, and when
+        self._buckets: dict[Hashable, tuple[float, float]] = {}  # the tokens, and the time of the last change
 
     def forget(self, client: Hashable) -> None:
-        """It will not come back."""
+        """Drop the bucket of a client that will not come back."""
         self._buckets.pop(client, None)
 
     def give_back(self, client: Hashable) -> None:
-        """What was counted last is not to count."""
-        if (found := self._buckets.get(client)) is not None:  # else it was forgotten, or nothing is counted
+        """Return the token of the last request."""
+        if (found := self._buckets.get(client)) is not None:  # None: the client was forgotten, or there is no limit
             held, then = found
             self._buckets[client] = (min(self._burst, held + 1), then)
 
     def wait(self, client: Hashable) -> float:
-        """Seconds until this client may ask again; 0: it may now, and that is counted."""
+        """Take a token and return 0, or return the seconds until this client has the next one."""
         if not self.limited:
             return 0.0
         now = trio.current_time()

@@ -1,8 +1,8 @@
-"""What the connections of a running server share.
+"""Runs: the state that all connections of a running server share.
 
-A server is a description; all that moves while it runs is here, or belongs to one connection.  Handlers run in the
-nursery of the run, not in that of their connection: one that waits for the client's answer outlives the connection that
-asked, since the answer may come on another.
+A server is a description.  All state of a running server belongs to its `Run` or to one connection.  Handlers run in
+the nursery of the run and not of their connection: a handler that waits for the client's answer outlives the
+connection that asked, because the answer may come on another one.
 """
 
 from __future__ import annotations
@@ -39,46 +39,46 @@ _OF_CHANGES = ("listChanged", "subscribe")
 
 
 class RunMember(Protocol):
-    """What takes part in a run: one client, or all those of an endpoint.
+    """A member of a run: one client, or all clients of an HTTP endpoint.
 
-    It registers itself in `Run.connections` while it is there.
+    It registers itself in `Run.connections` while it serves.
     """
 
     @property
     def clients(self) -> int:
-        """How many clients are connected by it now."""
+        """The number of connected clients."""
 
     async def drain(self) -> None:
-        """Take nothing new, let what runs finish, end in good order, and return then.  May be called again."""
+        """Refuse new requests, wait for running calls, close, and return.  May be called again."""
 
     def abort_pending(self) -> None:
-        """Answer what has not finished in its time with an error, and have it end; whoever drains goes on with that."""
+        """Answer unfinished calls with an error and cancel them; `drain` then goes on."""
 
     def stop(self) -> None:
-        """The run is over: nobody is served any more."""
+        """Stop serving at once, because the run is over."""
 
 
 @attrs.frozen(eq=False)
 class Statistics:
-    """How much there is of what, now."""
+    """A snapshot of the load of a server, from `Server.statistics`."""
 
     connections: int
-    """Clients: one for each stream and WebSocket; over HTTP one for each session, and each request without one that is
-    being answered."""
+    """Clients: one for each stream and WebSocket; over HTTP, one for each session and for each running request without
+    a session."""
     running: int
-    """Requests that a handler is at work for."""
+    """Requests whose handler runs."""
     waiting: int
-    """Requests that wait their turn."""
+    """Requests that wait for their turn."""
     parked: int
     """Handlers that wait for a client's answer between two requests."""
     listeners: int
-    """Subscriptions, and legacy sessions, that hear of changes."""
+    """Subscriptions and legacy sessions that are notified of changes."""
     bytes: int
-    """What is held for clients (`Limits.bytes_in_all`)."""
+    """Bytes that are held for clients (`Limits.bytes_in_all`)."""
 
 
 class Run:
-    """One run of a server, from its lifespan's beginning to its end."""
+    """One run of a server, from the start of its lifespan to the end."""
 
     def __init__(
         self,
@@ -95,22 +95,22 @@ class Run:
         held: bool,
     ) -> None:
         self.held = held
-        """It ends when somebody says so, and not with its connections."""
+        """True: the run ends explicitly, not with its last connection."""
         self.ended = trio.Event()
-        """Set when its lifespan has ended, too."""
+        """Set when the lifespan has ended, too."""
         self.nursery = nursery
         self.offer = offer
         self._quiet: tuple[Offer, Offer] | None = None
         self.limits = limits
-        self.connections: dict[RunMember, None] = {}  # in order, so that two runs under one seed end them alike
+        self.connections: dict[RunMember, None] = {}  # ordered, so that runs with one seed end them in the same order
         self.draining = False
-        """Nothing new is taken; this is never undone."""
+        """True: new requests and connections are refused.  It is never reset."""
         self.dismissed = False
-        """Nothing at all is taken any more, not even what goes on with what ran."""
+        """True: all requests are refused, even retries of parked calls."""
         self.workers = WorkerPool(nursery)
         self.bytes = ByteBudget(limits)
         self.calls = Rates(limits.call_rate, "call_rate")
-        self.admission: Admission[Any] = Admission(limits)  # each call with its conversation, and what it came with
+        self.admission: Admission[Any] = Admission(limits)  # of calls, with their session and message
         self.publisher = Publisher(limits, window)
         self.parking = Parking(sealer, limits)
         self.dispatcher = Dispatcher(
@@ -125,32 +125,32 @@ class Run:
         nursery.start_soon(self.parking.run, name="handlers whose client did not come back")
 
     def quiet_offer(self) -> Offer:
-        """As `offer`, for who can be told nothing but answers: changes are not promised."""
+        """As `offer`, without change notifications; for clients that can only receive answers."""
         offer = self.offer()
         if self._quiet is None or self._quiet[0] is not offer:
-            kept = {
-                kind: {name: value for name, value in what.items() if name not in _OF_CHANGES}
-                for kind, what in offer.capabilities.items()
+            capabilities = {
+                kind: {name: value for name, value in members.items() if name not in _OF_CHANGES}
+                for kind, members in offer.capabilities.items()
             }
-            self._quiet = offer, attrs.evolve(offer, capabilities=kept)
+            self._quiet = offer, attrs.evolve(offer, capabilities=capabilities)
         return self._quiet[1]
 
     async def drain(self) -> None:
-        """Take nothing new from now on; returns when all connections have ended in good order."""
+        """Refuse new requests from now on, and return when all connections have closed."""
         self.draining = True
         async with trio.open_nursery() as nursery:
             for connection in self.connections:
                 nursery.start_soon(connection.drain)
 
     def abort_pending(self) -> None:
-        """The time of what runs is over, and there is a moment left to say so."""
+        """Answer unfinished calls with an error and cancel them; the time of `drain` is over."""
         self.dismissed = True
         for connection in self.connections:
             connection.abort_pending()
         self.parking.stop()
 
     def stop(self) -> None:
-        """End all connections, before that ends on which their handlers stand."""
+        """End all connections, before the lifespan that their handlers use."""
         for connection in tuple(self.connections):
             connection.stop()
         self.parking.stop()
@@ -168,11 +168,11 @@ class Run:
 
 
 class Runs:
-    """The runs of one server that go on now."""
+    """The current runs of one server."""
 
     def __init__(self) -> None:
         self._runs: set[Run] = set()
-        self._drains = 0  # blocks that drain them
+        self._drains = 0  # the number of `draining` blocks
 
     def add(self, run: Run) -> None:
         self._runs.add(run)
@@ -193,7 +193,7 @@ class Runs:
             run.abort_pending()
 
     def stop(self) -> None:
-        """The end of what `begin_to_drain` began; what runs from now on is served."""
+        """End the drain that `begin_to_drain` began: stop the current runs; later runs serve."""
         self._drains -= 1
         for run in tuple(self._runs):
             run.stop()
@@ -201,12 +201,15 @@ class Runs:
 
 async def _drained(run: Run) -> None:
     await run.drain()
-    if not run.held:  # so that who cancels everything afterwards cuts no lifespan short
+    if not run.held:  # so that a program that cancels its nursery afterwards interrupts no lifespan
         await run.ended.wait()
 
 
 class Draining:
-    """The block of `Server.draining`; a class, as `groups.open_nursery` is one."""
+    """The block of `Server.draining`: drains all runs, and stops them after the deadline.
+
+    A class and not a generator, as `transport.nursery.open_nursery`.
+    """
 
     __slots__ = ("_deadline", "_gone", "_runs", "_seconds", "_stack")
 

@@ -1,8 +1,8 @@
-"""Worker threads for handlers that are plain functions, shared fairly by those whose calls run in them.
+"""Worker threads for handlers that are plain functions, shared fairly between clients.
 
-A thread cannot be stopped: when its call is cancelled, it goes on, and its place stays taken.  So places are a resource
-of which each client has a share (see `core.shares`), and who waits for one waits in a queue of its client.  Trio's own
-limiter has one queue for all: forty calls of one client, each cancelled at once, would make everybody wait for them.
+A thread cannot be stopped: when its call is cancelled, it goes on and keeps its place.  So places are a resource that
+clients share (see `core.shares`), and a call waits for a place in the queue of its client.  Trio's own limiter has one
+queue for all: forty calls of one client, each cancelled at once, would make all other clients wait for them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ _inline = False
 
 @contextlib.contextmanager
 def no_threads() -> Iterator[None]:
-    """Within the block plain functions run in the event loop: the order of threads is the operating system's, and a
-    test that repeats a run has to decide it itself."""
+    """A block in which plain functions run in the event loop.
+
+    The operating system decides the order of threads, and a test that repeats a run must decide it itself.
+    """
     global _inline
     before, _inline = _inline, True
     try:
@@ -39,27 +41,30 @@ def no_threads() -> Iterator[None]:
 
 
 class Threads:
-    """Places for so many threads in one run of a server."""
+    """Places for `total` threads in one run of a server."""
 
     def __init__(self, total: float) -> None:
         self._places = Shares(total)
         self._turns: FairQueue[trio.Event] = FairQueue(self._places)
 
     async def run(self, call: Callable[[], T], holder: Hashable | None, *, abandon_on_cancel: bool) -> T:
-        """What `call` returns, in a thread; `abandon_on_cancel` leaves the thread behind where this is cancelled."""
+        """Run `call` in a thread and return its result.
+
+        If this is cancelled, it waits for the thread, or abandons the thread with `abandon_on_cancel`.
+        """
         if _inline:
             await self.acquire(holder)
             try:
-                return contextvars.copy_context().run(call)  # its variables are its own, as in a thread
+                return contextvars.copy_context().run(call)  # its context variables are a copy, as in a thread
             finally:
                 self.release(holder)
-        # Of a limiter no more than the two methods that this one has is called.
+        # Trio calls only the two methods of the limiter that `_Limiter` has.
         limiter = cast("trio.CapacityLimiter", _Limiter(self, holder))
         return await trio.to_thread.run_sync(call, abandon_on_cancel=abandon_on_cancel, limiter=limiter)
 
     async def acquire(self, holder: Hashable | None) -> None:
         await trio.lowlevel.checkpoint_if_cancelled()
-        # Nothing waits for a place that this may take: whenever one is free, what waits has got it.
+        # If a place is free here, no call waits for it: free places always go to waiting calls first.
         if self._places.take(holder):
             await trio.lowlevel.cancel_shielded_checkpoint()
             return
@@ -67,7 +72,7 @@ class Threads:
         self._turns.add(holder, turn)
         try:
             await turn.wait()
-        except trio.Cancelled:  # and then it had no turn: of both, only one happens
+        except trio.Cancelled:  # then it has no turn: only one of the two happens
             self._turns.discard(holder, turn)
             raise
 

@@ -1,9 +1,9 @@
-"""Tells of a handler that holds the event loop, while `server.run()` serves.
+"""The watchdog: report a handler that blocks the event loop while `server.run()` serves.
 
-Nobody else is served while a handler computes, or calls what blocks, and no error says why.  The loop itself cannot see
-it, and to compare clocks at each step of each task would cost more than the protocol.  So a thread looks four times a
-second what the thread of the loop is doing, for as long as there are calls; it sleeps while there are none.  A loop
-that is in a handler is asked to answer.  If it does not, the handler is reported, once.
+While a handler computes or calls a blocking function, no other call is served, and no error says why.  The loop cannot
+see this itself, and comparing clocks at each step of each task would cost more than the protocol.  So a thread looks at
+the stack of the loop's thread four times a second while there are calls, and sleeps while there are none.  If the loop
+is in a handler, the thread asks the loop to answer.  If no answer comes, the handler is reported, once.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ __all__ = ["watched"]
 _log = logging.getLogger("trio_mcp")
 
 _LOOK = 0.25  # seconds between two looks
-_ANSWER = 0.75  # seconds for an answer: so what holds the loop for a second is found
-_TOLD = 1_000  # names of calls that are remembered: those of resources are chosen by clients
+_ANSWER = 0.75  # seconds for an answer: so a handler that blocks the loop for a second is found
+_REPORTED = 1_000  # names of calls that are remembered: clients choose the URIs in them, so they are bounded
 _OURS = str(Path(__file__).parent)
 
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """In here, and in this run of Trio, a handler is reported that holds the loop."""
+    """A block in which handlers that block the loop of this Trio run are reported."""
     watch = _WatchdogThread()
     before = watchdog.set(watch)
     watch.thread.start()
@@ -46,7 +46,7 @@ def watched() -> Iterator[None]:
 
 
 class _WatchdogThread:
-    """The thread, and what wakes it: see `crew.Watchdog`."""
+    """The thread of the watchdog, and its wake-up; implements `transport.workers.Watchdog`."""
 
     def __init__(self) -> None:
         self.asleep = False
@@ -57,7 +57,7 @@ class _WatchdogThread:
         self._called = threading.Event()
         self._answered = threading.Event()
         self._over = threading.Event()
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def watch(self, pool: WorkerPool) -> None:
         self._pools = [*(each for each in self._pools if not each.ended), pool]
@@ -69,13 +69,13 @@ class _WatchdogThread:
     def end(self) -> None:
         for event in (self._over, self._called, self._answered):
             event.set()
-        self.thread.join(_ANSWER)  # a log may take its time
+        self.thread.join(_ANSWER)  # a log handler may be slow
 
     def _run(self) -> None:
         take_no_signals()
         while not self._over.is_set():
             self._called.clear()
-            self.asleep = True  # before it is looked whether there are calls, or one that begins now might be missed
+            self.asleep = True  # set before looking for calls, or a call that starts now might be missed
             if not any(pool.busy for pool in self._pools):
                 self._called.wait()
             self.asleep = False
@@ -92,19 +92,19 @@ class _WatchdogThread:
             self._token.run_sync_soon(self._answered.set)
         except trio.RunFinishedError:
             return
-        if self._answered.wait(_ANSWER) or name in self._told or len(self._told) >= _TOLD:
+        if self._answered.wait(_ANSWER) or name in self._reported or len(self._reported) >= _REPORTED:
             return
         still, stack = self._handler()
         if still is worker and worker.name == name:
-            self._told.add(name)
+            self._reported.add(name)
             _log.warning(
-                "%s holds the event loop, and nobody else is served for a second now: let it wait by `await`, or make "
-                "it a plain `def`, which runs in a thread. It is at\n%s",
+                "%s has blocked the event loop for a second, and no other call is served meanwhile: make it wait with "
+                "`await`, or make it a plain `def`, which runs in a thread. It is at\n%s",
                 name, "".join(traceback.format_list(stack)).rstrip(),
             )  # fmt: skip
 
     def _handler(self) -> tuple[Worker | None, traceback.StackSummary]:
-        """The worker that the thread of the loop runs now, if it does, and where it is."""
+        """The worker that the loop's thread runs now, or None, and its stack."""
         frame: FrameType | None = sys._current_frames().get(self._loop)
         stack: list[tuple[FrameType, int]] = []
         while frame is not None:
