@@ -197,7 +197,7 @@ def test_what_a_handler_gets_wrong_is_refused_at_the_call_and_can_still_be_put_r
     wrong: Any = [1]
     with pytest.raises(UsageError):
         server.refuse(1, RequestError(wrong, "a code that is none"))
-    with pytest.raises(UsageError, match="is a string, not list"):
+    with pytest.raises(UsageError, match="must be a string, got list"):
         server.progress(1, 1, message=wrong)
     assert server.refuse(1, RequestError(-32603, "put right"))
     assert server.serves(2)
@@ -227,7 +227,7 @@ def test_a_client_session_is_for_one_server() -> None:
 @req("ver-05")
 @pytest.mark.parametrize(
     ("capabilities", "why"),
-    [({"extensions": {"tasks": {}}}, "prefix"), ({"tools": True}, "tools is declared by an object")],
+    [({"extensions": {"tasks": {}}}, "prefix"), ({"tools": True}, "tools must be an object")],
 )
 def test_what_cannot_be_declared_is_not_offered(capabilities: dict[str, Any], why: str) -> None:
     with pytest.raises(UsageError, match=why):

@@ -141,15 +141,15 @@ CASES = [
         B,
         "chose 2025-03-26",
     ),
-    Case("discover, nothing shared", BOTH, (discovered("2030-01-01"),), (PROBE,), None, "we speak 2026-07-28, 2025-"),
-    Case("discover, no version", BOTH, (discovered(),), (PROBE,), None, "no version at all"),
+    Case("discover, nothing shared", BOTH, (discovered("2030-01-01"),), (PROBE,), None, "we support 2026-07-28, 2025-"),
+    Case("discover, no version", BOTH, (discovered(),), (PROBE,), None, "no version"),
     Case(
         "discover names another modern version",
         (E, NEWER),
         (discovered(E.name),),
         ("server/discover 2027-01-01",),
         E,
-        "the server speaks 2026-07-28",
+        "the server supports 2026-07-28",
     ),
     Case(
         "-32022 naming another modern version",
@@ -157,7 +157,7 @@ CASES = [
         (refusal(-32022, [E.name, D.name]), discovered(E.name)),
         ("server/discover 2027-01-01", PROBE),
         E,
-        "the server speaks 2026-07-28",
+        "the server supports 2026-07-28",
     ),
     Case(
         "-32022 naming modern versions in turn",
@@ -184,7 +184,7 @@ CASES = [
         (refusal(-32022, [D.name, E.name]), discovered(E.name)),
         (PROBE, PROBE),
         E,
-        "the server speaks 2026-07-28",
+        "the server supports 2026-07-28",
     ),
     Case(
         "-32022 naming what it refuses, twice",
@@ -229,25 +229,29 @@ CASES = [
         Case(f"modern only, {name}", (E,), (reply,), (PROBE,), None, f"no older revision may be used: {why}")
         for name, reply, why in (
             ("-32601", refusal(-32601), "error -32601: 'no'"),
-            ("garbage", GARBAGE, "no valid answer: this is no answer"),
+            ("garbage", GARBAGE, "a malformed answer: this is no answer"),
             ("{}", {}, "an answer without a protocol version"),
             (
                 "a wish",
                 discovered(E.name, resultType="input_required"),
-                "an answer of the unknown kind 'input_required'",
+                "an answer with the unknown resultType 'input_required'",
             ),
-            ("a novelty", discovered(E.name, resultType="x" * 900), f"an answer of the unknown kind '{'x' * 20}..."),
+            (
+                "a novelty",
+                discovered(E.name, resultType="x" * 900),
+                f"an answer with the unknown resultType '{'x' * 20}...",
+            ),
             ("fall back", FallBack, "HTTP 404"),
         )
     ],
     # Initialize.
     Case("legacy only", (D, A), (chosen(D.name),), (INITIALIZE,), D, "the server chose 2025-11-25"),
     Case("an older one", (D, A), (chosen(A.name),), (INITIALIZE,), A, "the server chose 2024-11-05"),
-    Case("one we lack", (D, A), (chosen(B.name),), (INITIALIZE,), None, "chose '2025-03-26'; we speak 2025-11-25"),
+    Case("one we lack", (D, A), (chosen(B.name),), (INITIALIZE,), None, "chose '2025-03-26'; we support 2025-11-25"),
     Case("one that has no handshake", BOTH, (refusal(1), chosen(E.name)), (PROBE, INITIALIZE), None, "chose"),
     Case("no version", (D,), ({},), (INITIALIZE,), None, "an answer without a protocol version"),
     Case("a version that is no string", (D,), ({"protocolVersion": 1},), (INITIALIZE,), None, "without a protocol"),
-    Case("garbage to initialize", (D,), (GARBAGE,), (INITIALIZE,), None, "no valid answer"),
+    Case("garbage to initialize", (D,), (GARBAGE,), (INITIALIZE,), None, "a malformed answer"),
     Case("modern only, silence", (E,), (Silence,), (PROBE,), None, "no answer in time"),
     Case("silence to initialize", (D,), (Silence,), (INITIALIZE,), None, "no answer in time"),
     Case("silence to both", BOTH, (Silence, Silence), (PROBE, INITIALIZE), None, "no answer in time"),
@@ -260,7 +264,13 @@ CASES = [
         for code in (-32603, -32601, -32602, -32000, -32022, -32021)
     ],
     Case(
-        "-32602 naming none", (D,), (refusal(-32602, ["1.0"]),), (INITIALIZE,), None, "the server speaks '1.0'", -32602
+        "-32602 naming none",
+        (D,),
+        (refusal(-32602, ["1.0"]),),
+        (INITIALIZE,),
+        None,
+        "the server supports '1.0'",
+        -32602,
     ),
     Case(
         "-32602 naming an older one",
@@ -287,7 +297,7 @@ CASES = [
         (Silence, refusal(-32022, [E.name]), discovered(E.name)),
         (PROBE, INITIALIZE, PROBE),
         E,
-        "the server speaks 2026-07-28",
+        "the server supports 2026-07-28",
     ),
     *[
         Case(
@@ -296,7 +306,7 @@ CASES = [
             (Silence, refusal(code), discovered(E.name)),
             (PROBE, INITIALIZE, PROBE),
             E,
-            "the server speaks 2026-07-28",
+            "the server supports 2026-07-28",
         )
         for code in (-32601, -32602, -32600, -32000)
     ],
@@ -313,7 +323,7 @@ CASES = [
         )
         for name, reply, why in (
             ("error", refusal(-32601), "error -32601: 'no'; error -32603: 'no'"),
-            ("garbage", GARBAGE, "no valid answer: this is no answer; error -32603: 'no'"),
+            ("garbage", GARBAGE, "a malformed answer: this is no answer; error -32603: 'no'"),
             ("silence", Silence, "no answer in time; error -32603: 'no'"),
         )
     ],
@@ -409,11 +419,11 @@ def test_the_record_says_what_was_tried_and_what_came_back() -> None:
     assert played.client.negotiation == Negotiation(
         (
             Attempt("server/discover in 2026-07-28", "no answer in time"),
-            Attempt("initialize with 2025-11-25", "error -32022: 'no'; the server speaks 2026-07-28, '2030-01-01'"),
-            Attempt("server/discover in 2026-07-28", "the server speaks 2026-07-28"),
+            Attempt("initialize with 2025-11-25", "error -32022: 'no'; the server supports 2026-07-28, '2030-01-01'"),
+            Attempt("server/discover in 2026-07-28", "the server supports 2026-07-28"),
         ),
         E,
-        "the server speaks 2026-07-28",
+        "the server supports 2026-07-28",
     )
 
 
@@ -561,7 +571,7 @@ def test_what_happens_once_happens_once() -> None:
     with pytest.raises(UsageError, match="being probed"):
         client.fall_back("x")
     client.open()
-    with pytest.raises(UsageError, match="opened once"):
+    with pytest.raises(UsageError, match="open must be called only once"):
         client.open()
     client.fall_back("x")
     with pytest.raises(UsageError, match="being probed"):
@@ -571,7 +581,7 @@ def test_what_happens_once_happens_once() -> None:
         with pytest.raises(UsageError):
             act()
     assert len(client.outgoing()) == 3
-    with pytest.raises(UsageError, match="opened once"):
+    with pytest.raises(UsageError, match="open must be called only once"):
         ClientProtocol(Offer(CLIENT_INFO), terms=Terms(E)).open()
 
 
@@ -589,7 +599,7 @@ def test_a_link_that_is_lost_before_it_is_opened_cannot_be_opened() -> None:
 def test_the_opening_is_not_sent_by_hand(revision: Revision) -> None:
     client = opened(revision).client
     for act in (lambda: client.request("initialize"), lambda: client.notify("notifications/initialized")):
-        with pytest.raises(UsageError, match="by hand"):
+        with pytest.raises(UsageError, match=r"must be sent with ClientProtocol\.open"):
             act()
     assert not client.outgoing()
 
@@ -655,7 +665,7 @@ def test_a_legacy_client_can_show_which_versions_a_modern_server_speaks() -> Non
     made.pump()
     (failed,) = made.client_saw
     assert isinstance(failed, OpeningFailed)
-    assert "the server speaks 2026-07-28" in failed.negotiation.why
+    assert "the server supports 2026-07-28" in failed.negotiation.why
     assert made.methods() == ["initialize"]
 
 
@@ -792,7 +802,7 @@ def test_whatever_led_to_a_revision_its_own_rules_hold(
     assert notes() == told
     id = client.request("tools/list")
     if means is LinkKind.DUPLEX:
-        with pytest.raises(UsageError, match="one stream for everything"):
+        with pytest.raises(UsageError, match="this link is a single stream"):
             client.connection_lost(id)
     else:
         assert client.connection_lost(id, "reset") == (

@@ -183,7 +183,7 @@ def test_what_cannot_be_written_is_refused_at_the_call_and_changes_nothing(send:
     peer.terms = None  # they cannot be pickled
     peer.request("roots/list", about=7, deadline=9)
     before = pickle.dumps(peer)
-    with pytest.raises(UsageError, match=r"cannot be written as JSON|is a string, not"):
+    with pytest.raises(UsageError, match=r"cannot be written as JSON|must be a string, got"):
         send(peer, wrong)
     assert pickle.dumps(peer) == before
 
@@ -518,7 +518,7 @@ def test_no_notification_is_answered(pair: tuple[Peer, Peer], line: bytes) -> No
 @req("cancel-01", "cancel-13", "cancel-19", "prog-05")
 def test_cancellations_and_progress_cannot_be_sent_by_hand(pair: tuple[Peer, Peer], method: str) -> None:
     for peer in pair:
-        with pytest.raises(UsageError, match="not by hand"):
+        with pytest.raises(UsageError, match=r"must be sent with Peer\.cancel or Peer\.progress"):
             peer.notify(method, {"requestId": 99, "progressToken": 99, "progress": 1})
         assert sent(peer) == []
 
@@ -578,7 +578,7 @@ def test_progress_that_nobody_asked_for_is_not_sent() -> None:
 def test_progress_that_falls_is_our_own_mistake(value: Any) -> None:
     peer = serving(Peer(SERVER), token="t")
     assert peer.progress(7, 1)
-    with pytest.raises(UsageError, match="must rise from 1, to a number"):
+    with pytest.raises(UsageError, match="must be a finite number, at least 1, got "):
         peer.progress(7, value)
     assert peer.progress(7, 2)
     assert [message.params["progress"] for message in sent(peer)] == [1, 2]
@@ -611,7 +611,7 @@ def test_progress_that_stands_still_is_not_sent() -> None:
 @pytest.mark.parametrize("total", ["9", True, [9], math.nan, math.inf])
 def test_a_total_that_is_no_number_is_our_own_mistake(total: Any) -> None:
     peer = serving(Peer(SERVER), token="t")
-    with pytest.raises(UsageError, match="a total is a number"):
+    with pytest.raises(UsageError, match="the total of progress must be a finite number"):
         peer.progress(7, 1, total)
     assert peer.progress(7, 1, 9)
 
@@ -631,7 +631,7 @@ def test_progress_that_we_did_not_ask_for_is_dropped(pair: tuple[Peer, Peer]) ->
     for peer in pair:
         peer.request("tools/call")
         peer.outgoing()
-        assert mistakes(peer.receive(progress(1, 1), 0)) == ["progress of request 1 was not asked for"]
+        assert mistakes(peer.receive(progress(1, 1), 0)) == ["progress of request 1 was not requested"]
         for token in (2, "x"):
             assert mistakes(peer.receive(progress(token, 1), 0)) == [f"no request of ours has the id {token!r}"]
         assert (peer.waiting, sent(peer)) == (1, [])
@@ -725,7 +725,7 @@ def test_nothing_is_sent_for_a_request_after_its_cancellation(pair: tuple[Peer, 
     assert not peer.serves(7)
     assert peer.progress(7, 1) is False
     assert peer.notify("notifications/message", {"level": "info"}, about=7) is False
-    with pytest.raises(UsageError, match="is over"):
+    with pytest.raises(UsageError, match="has ended"):
         peer.request("sampling/createMessage", about=7)
     assert peer.serving == 1
     assert peer.answer(7, {}) is False
@@ -1021,7 +1021,7 @@ def test_the_end_of_input_loses_our_requests_and_lets_those_that_we_serve_be_ans
 def test_where_streams_come_and_go_input_has_no_end(link: LinkKind) -> None:
     peer = Peer(CLIENT, link=link)
     peer.request("a")
-    with pytest.raises(UsageError, match="only a link that is one stream"):
+    with pytest.raises(UsageError, match="only a link with a single stream"):
         peer.input_ended()
     assert (peer.half_closed, peer.waiting) == (False, 1)
 
@@ -1031,7 +1031,7 @@ def test_where_streams_come_and_go_input_has_no_end(link: LinkKind) -> None:
 def test_where_there_is_one_stream_it_is_lost_as_a_whole(role: Role, about: int) -> None:
     peer = serving(Peer(role, first_id=7))
     peer.request("a")
-    with pytest.raises(UsageError, match="as a whole"):
+    with pytest.raises(UsageError, match="this link is a single stream"):
         peer.connection_lost(about=about)
     assert (peer.closed, peer.waiting, peer.serves(7)) == (False, 1, True)
 
@@ -1198,7 +1198,7 @@ def test_a_request_is_not_sent_for_one_that_is_over() -> None:
     assert peer.outgoing() == [(Request(1, "roots/list"), 7)]
     peer.answer(7, {})
     for about in (7, 8):
-        with pytest.raises(UsageError, match=f"request {about}, which it belongs to, is over"):
+        with pytest.raises(UsageError, match=f"request {about}, which it belongs to, has ended"):
             peer.request("roots/list", about=about)
     assert peer.waiting == 1
 
@@ -1206,7 +1206,7 @@ def test_a_request_is_not_sent_for_one_that_is_over() -> None:
 def test_a_request_that_nobody_waits_for_can_be_forgotten() -> None:
     class Session(Peer):
         def forget(self, id: Id) -> None:
-            self._forget(id)
+            self._drop(id)
 
     peer = Session(CLIENT)
     serving(peer)
@@ -1589,7 +1589,7 @@ def test_terms_know_which_log_messages_are_wanted(revision: Revision) -> None:
     assert {Terms(revision).wants_log(level) for level in LOG_LEVELS} == {revision.handshake}
     terms = Terms(revision, log_level="error")
     assert [level for level in LOG_LEVELS if terms.wants_log(level)] == ["error", "critical", "alert", "emergency"]
-    with pytest.raises(UsageError, match="^level must be one of debug, "):
+    with pytest.raises(UsageError, match="level must be one of debug, "):
         terms.wants_log("loud")
 
 

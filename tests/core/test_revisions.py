@@ -342,7 +342,7 @@ def test_a_rule_may_stand_on_another_path() -> None:
         (D, "subscriptions/listen", "resources/subscribe and the list_changed notifications"),
         (D, "server/discover", "initialize"),
         (E, "ping", "any other request"),
-        (E, "initialize", "server/discover, or nothing"),
+        (E, "initialize", "server/discover, or no opening request at all"),
         (E, "elicitation/create", "an input request in an input-required result"),
         (E, "no/such", ""),
     ],

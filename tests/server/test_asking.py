@@ -1278,7 +1278,7 @@ async def test_logs_are_sent_from_the_level_that_the_client_set(
             await trio.sleep(0.002)
             with assert_checkpoints():
                 await ctx.log(each, {"at": each}, logger="it" if each == "error" else None)  # type: ignore[arg-type]
-        with pytest.raises(UsageError, match="^level must be one of debug, .*, got 'loud'$"):
+        with pytest.raises(UsageError, match=r"^level must be one of debug, .*, got 'loud'$"):
             await ctx.log("loud", "")  # type: ignore[arg-type]
         return ""
 

@@ -1,15 +1,20 @@
-"""The client's end of a link: finding out what the server speaks, then keeping to it.
+"""The client's end of a link: find out the revision of the server, then use it.
 
-A server of the modern era answers `server/discover`; one of the legacy era answers it with some error, with nonsense,
-or not at all, and wants `initialize`.  So the client probes first, if it speaks a modern revision, and the table
-`OPENING` says what follows from what it hears. "The fallback MUST NOT be keyed to one specific error code": whatever is
-not a recognised modern answer means legacy.  A modern server that only took too long to answer the probe refuses
-`initialize`, in whatever words, and is probed again, for as long as there is time.  No revision that the server has
-refused is tried once more, so the opening ends whatever it is told.  What was tried, what came back, what was chosen
-and why is kept as a `Negotiation`, because that is what every report of a connection that does not open lacks.
+A modern server answers the request `server/discover`, the probe.  A legacy server answers it with an error, with a
+malformed message or not at all, and expects `initialize`.  So a client with a modern revision probes first, and the
+table `OPENING` decides the next step:
 
-To pin a revision, offer only that one.  A modern-only client probes too (ver-13): a legacy server then fails at once
-and for a stated reason, instead of serving a request under rules the client does not know.
+- "The fallback MUST NOT be keyed to one specific error code": every answer that is not a known modern answer means that
+  the server is a legacy one.
+- A modern server that is too slow to answer the probe in time refuses `initialize`, with any error.  It is probed
+  again, until the deadline.
+- A revision that the server has refused is not tried again.  So the opening always ends.
+
+A `Negotiation` records each attempt, each answer, the choice and the reason, because reports of a connection that does
+not open usually lack them.
+
+To pin a revision, offer only that one.  A client with only modern revisions probes too (ver-13).  A legacy server then
+fails at once with a clear reason; otherwise it might serve a request under other rules than the client's.
 """
 
 from __future__ import annotations
@@ -58,11 +63,13 @@ __all__ = [
     "Phase",
 ]
 
-# life-20: -32602 is how the lifecycle pages of the legacy era show it.
+# life-20: the lifecycle pages of the legacy era use -32602 for an unsupported version.
 _ABOUT_VERSIONS: Final = frozenset({UNSUPPORTED_VERSION, INVALID_PARAMS})
 
 
 class Phase(enum.Enum):
+    """The phase of the opening."""
+
     NEW = enum.auto()
     PROBING = enum.auto()
     INITIALIZING = enum.auto()
@@ -71,17 +78,21 @@ class Phase(enum.Enum):
 
 
 class OpeningEvent(enum.Enum):
-    AGREED = enum.auto()  # on a revision that both sides speak, under its own rules
-    OTHER_MODERN = enum.auto()  # what we asked for is not served, a modern revision of ours is
-    OTHER_LEGACY = enum.auto()  # likewise, a legacy one
-    SHARES_NONE = enum.auto()
-    NOT_MODERN = enum.auto()  # the probe got any other error, nonsense, or silence
-    REFUSED = enum.auto()  # for a reason that is not the version
-    REFUSED_LATE = enum.auto()  # likewise, by a server that said nothing to the probe while it was waited for
+    """The meaning of one answer of the server."""
+
+    AGREED = enum.auto()  # both sides support the revision of the request
+    OTHER_MODERN = enum.auto()  # the server does not support that revision, but another modern one of ours
+    OTHER_LEGACY = enum.auto()  # the server does not support that revision, but a legacy one of ours
+    SHARES_NONE = enum.auto()  # the two sides have no revision in common
+    NOT_MODERN = enum.auto()  # the probe got any other error, a malformed answer, or no answer
+    REFUSED = enum.auto()  # for another reason than the version
+    REFUSED_LATE = enum.auto()  # as REFUSED, by a server that did not answer the probe in time
     LOST = enum.auto()
 
 
 class OpeningAction(enum.Enum):
+    """The next step of the opening."""
+
     ADOPT = enum.auto()
     PROBE = enum.auto()
     INITIALIZE = enum.auto()
@@ -95,7 +106,7 @@ OPENING: dict[Phase, dict[OpeningEvent, tuple[Phase, OpeningAction]]] = {
         OpeningEvent.OTHER_LEGACY: (Phase.INITIALIZING, OpeningAction.INITIALIZE),
         OpeningEvent.SHARES_NONE: (Phase.FAILED, OpeningAction.GIVE_UP),
         OpeningEvent.NOT_MODERN: (Phase.INITIALIZING, OpeningAction.INITIALIZE),
-        # ver-14: only a modern server refuses so, and it is not asked to initialize.
+        # ver-14: only a modern server refuses with these codes, so `initialize` is not tried.
         OpeningEvent.REFUSED: (Phase.FAILED, OpeningAction.GIVE_UP),
         OpeningEvent.LOST: (Phase.FAILED, OpeningAction.GIVE_UP),
     },
@@ -109,18 +120,20 @@ OPENING: dict[Phase, dict[OpeningEvent, tuple[Phase, OpeningAction]]] = {
         OpeningEvent.LOST: (Phase.FAILED, OpeningAction.GIVE_UP),
     },
 }
-_BY_HAND_NEVER = frozenset({"initialize", "notifications/initialized"})
+_ONLY_BY_OPEN = frozenset({"initialize", "notifications/initialized"})
 
 
 @record
 class Attempt:
+    """One request of the opening and its answer, in words."""
+
     tried: str
     answered: str
 
 
 @record
 class Negotiation:
-    """What was tried, what came back, what was chosen (None: nothing) and why."""
+    """The record of an opening: the attempts, the chosen revision (None if it failed) and the reason."""
 
     attempts: tuple[Attempt, ...]
     chosen: Revision | None
@@ -129,7 +142,7 @@ class Negotiation:
 
 @record
 class OpeningFailed(Event):
-    """The link did not open, and is closed.  `error` is what the server refused with, if it did."""
+    """The opening has failed, and the link is closed.  `error` is the error of the server, if it refused with one."""
 
     negotiation: Negotiation
     error: RequestError | None
@@ -137,20 +150,20 @@ class OpeningFailed(Event):
 
 @record
 class _AnswerMeaning:
-    """What one answer means: for the table, in words, and what to go on with."""
+    """The meaning of one answer: the event for the table, its description, and the data for the next step."""
 
-    heard: OpeningEvent
-    said: str
+    event: OpeningEvent
+    why: str
     revision: Revision | None = None
     result: JsonObject = attrs.field(factory=dict)
     error: RequestError | None = None
 
 
 class ClientProtocol(SessionProtocol):
-    """The client's end of a link.  `open` starts the negotiation; it ends in `Opened` or `OpeningFailed`.
+    """The client's end of a link.  `open` starts the negotiation; it ends with `Opened` or `OpeningFailed`.
 
-    With `terms` the link is open from the start: that is how one exchange is made with a server already known.  Any
-    `link` but DUPLEX says that this is HTTP; which of the two it is then follows from the revision that is spoken.
+    With `terms` the link is open from the start, for one exchange with a server whose revision is known.  Any `link`
+    except DUPLEX means HTTP; the agreed revision then decides whether it is SESSION or EXCHANGE.
     """
 
     _ROLE = Role.CLIENT
@@ -159,36 +172,38 @@ class ClientProtocol(SessionProtocol):
         self.negotiation: Negotiation | None = None
         self.instructions: str | None = None
         self.log_level: str | None = None
-        """From which level on modern requests ask for log messages, unless they say so themselves; None: for none."""
+        """The lowest level of the log messages that modern requests ask for; None: no log messages.
+
+        The `_meta` of a single request overrides it."""
         self.phase = Phase.NEW
         if self.terms is not None:
             self.phase = Phase.OPEN
-            self._speak(self.terms.revision)
-        self._allowed: set[str] = set()  # methods that may be sent, whatever their params
-        self._ours: dict[tuple[Revision, str | None], CachedResult] = {}  # by revision and log level
+            self._set_link(self.terms.revision)
+        self._allowed: set[str] = set()  # methods that may be sent with any params
+        self._terms_meta: dict[tuple[Revision, str | None], CachedResult] = {}  # by revision and log level
         self._attempts: list[Attempt] = []
         self._trying: Revision | None = None
-        self._refused: set[Revision | None] = set()  # by the server, though it may be asked in another one
-        self._denied: set[Revision | None] = set()  # refused once, by a server that says it speaks them
+        self._refused: set[Revision | None] = set()  # the server refused these; others may be tried
+        self._denied: set[Revision | None] = set()  # refused once, by a server that claims to support them
         self._opening_id: int | None = None
         self._deadline: float | None = None
-        self._last = False  # the probe has all the time that is left
-        self._unheard: Revision | None = None  # the probe that has had no answer in time
-        self._refusal: _AnswerMeaning | None = None  # what became of `initialize` after that
-        self._complained = 0  # of something without an id, when our next request was to have this one
+        self._last = False  # the probe may use all the time until the deadline
+        self._late_probe: Revision | None = None  # the revision of the probe that was not answered in time
+        self._refusal: _AnswerMeaning | None = None  # the refusal of `initialize` after that probe
+        self._complained_at = 0  # the value of `_next_id` when we last sent an error without an id
 
     def open(self, *, probe_until: float | None = None, deadline: float | None = None) -> None:
         """Start the negotiation.
 
-        A server that has not answered the probe by `probe_until` is taken for a legacy one, if it may be one; what has
-        not ended by `deadline` is given up.  Raises `UsageError` when called again.
+        If the server has not answered the probe by `probe_until`, it is treated as a legacy server, if we offer a
+        legacy revision.  The opening fails at `deadline`.  Raises `UsageError` if it is called again.
         """
         if self.phase is not Phase.NEW:
-            raise UsageError("a client session is opened once")
+            raise UsageError("open must be called only once")
         self._deadline = deadline
         if (modern := self.offer.modern) is not None:
-            may_be_older = any(each.handshake for each in self.offer.revisions)
-            until = (each for each in (probe_until if may_be_older else None, deadline) if each is not None)
+            may_fall_back = any(each.handshake for each in self.offer.revisions)
+            until = (each for each in (probe_until if may_fall_back else None, deadline) if each is not None)
             self._probe(modern, min(until, default=None))
             self.phase = Phase.PROBING
         else:
@@ -196,26 +211,30 @@ class ClientProtocol(SessionProtocol):
             self.phase = Phase.INITIALIZING
 
     def put_off(self, probe_until: float) -> None:
-        """The transport has seen that nobody has read the probe yet, so that a legacy server is none by its silence.
+        """Give the server more time for the probe, until `probe_until`.
 
-        It has until then to answer, as `open` has it.  Nothing changes unless it is being probed.
+        The transport calls this if the server has not read the probe yet: its silence then says nothing about its
+        revision.  Has no effect if the server is not being probed.
         """
         if self.phase is Phase.PROBING and not self._last:
             assert self._opening_id is not None
             until = probe_until if self._deadline is None else min(probe_until, self._deadline)
-            self._deadlines.clear()  # while a server is probed, it is asked nothing else
+            self._deadlines.clear()  # the probe is the only open request
             self._schedule(until, self._opening_id)
             self._last = until == self._deadline
 
     def fall_back(self, why: str) -> list[Event]:
-        """The transport has seen that the probed server is not modern.  Raises unless it is being probed."""
+        """Report that the probed server is a legacy one, as the transport found out.
+
+        Raises `UsageError` if the server is not being probed.
+        """
         if self.phase is not Phase.PROBING:
-            raise UsageError("only a server that is being probed can turn out to be a legacy one")
+            raise UsageError("fall_back must be called only while the server is being probed")
         assert self._opening_id is not None
         self.cancel(self._opening_id)
-        return self._go_on(self._not_modern(why))
+        return self._next_step(self._not_modern(why))
 
-    # What we send.
+    # Messages that we send.
 
     def request(
         self,
@@ -227,7 +246,7 @@ class ClientProtocol(SessionProtocol):
         about: Id | None = None,
         undeclared: bool = False,
     ) -> int:
-        """As `SessionProtocol.request`.  What the terms of the link have allowed once, they allow from then on."""
+        """As `SessionProtocol.request`.  A method that passed the checks once is not checked again."""
         terms = self.terms
         if terms is None or method not in self._allowed:
             id = super().request(
@@ -239,63 +258,64 @@ class ClientProtocol(SessionProtocol):
             return id
         params, more = params or {}, None
         if progress or type(params) is not dict or "_meta" in params:
-            params = self._spoken(terms, params)
+            params = self._with_terms(terms, params)
         elif not terms.revision.handshake:
-            more = self._said(terms.revision)
-        return self._ask(method, params, more, deadline, progress, about)
+            more = self._meta_of_terms(terms.revision)
+        return self._send_request(method, params, more, deadline, progress, about)
 
-    def _spoken(self, terms: Terms, params: JsonObject) -> JsonObject:
-        """A modern request says under which terms it is made."""
+    def _with_terms(self, terms: Terms, params: JsonObject) -> JsonObject:
+        """Return the params with the `_meta` of a modern request."""
         return params if terms.revision.handshake else self._with_meta(terms.revision, params)
 
     def notify(self, method: str, params: JsonObject | None = None, *, about: Id | None = None) -> bool:
-        """As `SessionProtocol.notify`; to a server that is being probed nothing is sent either: False."""
-        if self.phase is Phase.PROBING and method not in _BY_HAND_NEVER:
+        """As `SessionProtocol.notify`.  While the server is being probed, no notification is sent: False."""
+        if self.phase is Phase.PROBING and method not in _ONLY_BY_OPEN:
             return False
         return super().notify(method, params, about=about)
 
     def _terms_for(self, method: str, about: Id | None) -> Terms:
-        if method in _BY_HAND_NEVER:
-            raise UsageError(f"{method} is sent by ClientProtocol.open, not by hand")
+        if method in _ONLY_BY_OPEN:
+            raise UsageError(f"{method} must be sent with ClientProtocol.open")
         if self.phase is Phase.INITIALIZING and self._trying is not None:
-            return Terms(self._trying)  # life-05: a ping may be sent, and `SessionProtocol` lets nothing else pass
+            return Terms(self._trying)  # life-05: a ping may be sent; `SessionProtocol` refuses all other methods
         return super()._terms_for(method, about)
 
     def _with_meta(self, revision: Revision, params: JsonObject) -> JsonObject:
-        given, said = meta_of("params", params), self._said(revision)["_meta"]
-        if META_LOG_LEVEL in given:  # of all that is said so, this alone is for the caller to choose
-            said = {**said, META_LOG_LEVEL: given[META_LOG_LEVEL]}
-        return {**params, "_meta": {**given, **said}}
+        """Return the params with the terms in `_meta`."""
+        given, ours = meta_of("params", params), self._meta_of_terms(revision)["_meta"]
+        if META_LOG_LEVEL in given:  # the caller may override only this key
+            ours = {**ours, META_LOG_LEVEL: given[META_LOG_LEVEL]}
+        return {**params, "_meta": {**given, **ours}}
 
-    def _said(self, revision: Revision) -> CachedResult:
-        """What every request of this revision says of its terms, and which is written once."""
-        said = self._ours.get((revision, self.log_level))
-        if said is None:
+    def _meta_of_terms(self, revision: Revision) -> CachedResult:
+        """Return an object with the `_meta` of every request of this revision.  It is written only once."""
+        holder = self._terms_meta.get((revision, self.log_level))
+        if holder is None:
             ours = {
                 META_VERSION: revision.name,
                 META_CLIENT_CAPABILITIES: self.declared(revision),
                 META_CLIENT_INFO: self.offer.info_in(revision),
             }
             level = {} if self.log_level is None else {META_LOG_LEVEL: self.log_level}
-            said = self._ours[revision, self.log_level] = CachedResult({"_meta": {**level, **ours}})
-        return said
+            holder = self._terms_meta[revision, self.log_level] = CachedResult({"_meta": {**level, **ours}})
+        return holder
 
-    def _speak(self, revision: Revision) -> None:
-        """On HTTP it is the revision that says what a cancellation and a lost stream mean."""
+    def _set_link(self, revision: Revision) -> None:
+        """Set the kind of link.  On HTTP the revision decides the meaning of a cancellation and of a lost stream."""
         if self.link is not LinkKind.DUPLEX:
-            # 2024-11-05 was made for HTTP+SSE, which is one stream.  A server that agrees to it on Streamable HTTP all
-            # the same keeps a session, like any other of its era.
+            # 2024-11-05 was made for HTTP+SSE, which is one stream.  A server that agrees to it on Streamable HTTP
+            # keeps a session, as servers of the other legacy revisions do.
             by_stream = revision.http is not None and revision.http.disconnect_cancels
             self.link = LinkKind.EXCHANGE if by_stream else LinkKind.SESSION
 
     def _probe(self, revision: Revision, until: float | None) -> None:
-        self._speak(revision)
+        self._set_link(revision)
         self._opening_id = Peer.request(self, "server/discover", self._with_meta(revision, {}), deadline=until)
         self._trying, self._last = revision, until == self._deadline
 
     def _initialize(self, revision: Revision | None) -> None:
-        assert revision is not None  # the table leads here only where a legacy revision is on offer
-        self._speak(revision)
+        assert revision is not None  # the table leads here only if a legacy revision is offered
+        self._set_link(revision)
         params = {
             "protocolVersion": revision.name,
             "capabilities": self.declared(revision),
@@ -304,7 +324,7 @@ class ClientProtocol(SessionProtocol):
         self._opening_id = Peer.request(self, "initialize", params, deadline=self._deadline)
         self._trying = revision
 
-    # What the server sends.
+    # Messages that the server sends.
 
     def receive(
         self,
@@ -316,60 +336,62 @@ class ClientProtocol(SessionProtocol):
         headers: Mapping[str, str] = NOTHING,
     ) -> list[Event]:
         """As `SessionProtocol.receive`."""
-        if type(message) is Response and self._opening_id is None:  # there is nobody but the caller to judge it
+        if type(message) is Response and self._opening_id is None:  # the fast path: only the caller reads the result
             return Peer.receive(self, message, now, about=about)
         return super().receive(message, now, about=about, principal=principal, headers=headers)
 
     @property
-    def _answers_nothing(self) -> bool:
-        """trans-05: in the modern era the client writes no responses, and nobody can be waiting for one."""
+    def _sends_no_responses(self) -> bool:
+        """trans-05: a modern client writes no responses, because a modern server sends no requests."""
         revision = self.offer.legacy if self.terms is None else self.terms.revision
         return revision is None or not revision.handshake
 
     def _refuse_call(self, request: Request, code: int, why: str, data: Any = None) -> list[Event]:
-        if not self._answers_nothing:
+        if not self._sends_no_responses:
             return super()._refuse_call(request, code, why, data)
-        self._forget(request.id)
+        self._drop(request.id)
         return [PeerMistake(f"{why}; not answered")]
 
     def _refuse_at_once(self, error: Error, events: list[Event], arrival: Any, why: str = "") -> None:
-        if self._answers_nothing:
+        if self._sends_no_responses:
             events.append(PeerMistake(f"{why or error.message}; not answered"))
-        elif error.id is None and self._complained == self._next_id:
-            # It may be our own complaint, which a server repeats that prints whatever it reads: without a request of
-            # ours in between, the two could go on for ever.
-            events.append(PeerMistake(f"{why or error.message}; not answered once more"))
+        elif error.id is None and self._complained_at == self._next_id:
+            # A server that prints its input would send our own error back.  Without a request of ours in between, the
+            # two sides could exchange errors for ever.
+            events.append(PeerMistake(f"{why or error.message}; not answered again"))
         else:
             if error.id is None:
-                self._complained = self._next_id
+                self._complained_at = self._next_id
             super()._refuse_at_once(error, events, arrival, why)
 
-    def _judge_outcome(self, event: Event) -> list[Event]:
+    def _check_outcome(self, event: Event) -> list[Event]:
         if not isinstance(event, Outcome) or event.id != self._opening_id:
             return [event]
-        return self._go_on(self._read_probe(event) if self.phase is Phase.PROBING else self._read_initialize(event))
+        return self._next_step(self._read_probe(event) if self.phase is Phase.PROBING else self._read_initialize(event))
 
-    def _go_on(self, found: _AnswerMeaning) -> list[Event]:
+    def _next_step(self, found: _AnswerMeaning) -> list[Event]:
+        """Record the answer and take the next step of the opening."""
         assert self._trying is not None
-        how = "initialize with" if self._trying.handshake else "server/discover in"
-        self._attempts.append(Attempt(f"{how} {self._trying}", found.said))
+        request = "initialize with" if self._trying.handshake else "server/discover in"
+        self._attempts.append(Attempt(f"{request} {self._trying}", found.why))
         self._opening_id = None
-        self.phase, deed = OPENING[self.phase][found.heard]
-        if deed is OpeningAction.ADOPT:
+        self.phase, action = OPENING[self.phase][found.event]
+        if action is OpeningAction.ADOPT:
             return self._adopt(found)
-        if deed is OpeningAction.GIVE_UP:
-            self.negotiation = Negotiation(tuple(self._attempts), None, found.said)
-            return [*super().connection_lost(why=found.said), OpeningFailed(self.negotiation, found.error)]
-        if deed is OpeningAction.PROBE and found.revision is not None:
+        if action is OpeningAction.GIVE_UP:
+            self.negotiation = Negotiation(tuple(self._attempts), None, found.why)
+            return [*super().connection_lost(why=found.why), OpeningFailed(self.negotiation, found.error)]
+        if action is OpeningAction.PROBE and found.revision is not None:
             self._probe(found.revision, self._deadline)
         else:
             self._initialize(found.revision)
         return []
 
     def _adopt(self, found: _AnswerMeaning) -> list[Event]:
+        """Open the link with the agreed revision."""
         result, revision = found.result, found.revision
-        assert revision is not None  # every finding that leads to OpeningAction.ADOPT names one
-        self._speak(revision)
+        assert revision is not None  # every answer that leads to OpeningAction.ADOPT has a revision
+        self._set_link(revision)
         capabilities, instructions = result.get("capabilities"), result.get("instructions")
         identity = _member(result, "_meta", META_SERVER_INFO) if not revision.handshake else result.get("serverInfo")
         self.instructions = instructions if isinstance(instructions, str) else None
@@ -379,18 +401,19 @@ class ClientProtocol(SessionProtocol):
             identity if isinstance(identity, dict) else None,
         )
         self.opened = True
-        self.negotiation = Negotiation(tuple(self._attempts), revision, found.said)
+        self.negotiation = Negotiation(tuple(self._attempts), revision, found.why)
         if revision.handshake:
             Peer.notify(self, "notifications/initialized")
         return [Opened(self.terms)]
 
     def _read_probe(self, outcome: Outcome) -> _AnswerMeaning:
+        """Return the meaning of the answer to the probe."""
         match outcome:
-            # rtype-03: any kind of result but a complete one is no answer to this.
+            # rtype-03: only a complete result is an answer to the probe.
             case Answered(result={"supportedVersions": [*versions]} as result) if _kind(result) == "complete":
-                found = self._compare(versions, f"the server speaks {_listed(versions)}")
-                heard = OpeningEvent.AGREED if found.heard is OpeningEvent.OTHER_MODERN else found.heard
-                return attrs.evolve(found, heard=heard, result=result)
+                found = self._compare(versions, f"the server supports {_listed(versions)}")
+                event = OpeningEvent.AGREED if found.event is OpeningEvent.OTHER_MODERN else found.event
+                return attrs.evolve(found, event=event, result=result)
             case Refused(error=Error(code=code)) if code in MODERN_ERRORS:
                 return self._read_refusal(outcome.error)
             case ConnectionLost(why=why):
@@ -398,26 +421,28 @@ class ClientProtocol(SessionProtocol):
             case TimedOut() if self._last and self._refusal is None:
                 return _AnswerMeaning(OpeningEvent.REFUSED, _describe(outcome))
             case _:
-                self._unheard = self._trying if isinstance(outcome, TimedOut) else None
+                self._late_probe = self._trying if isinstance(outcome, TimedOut) else None
                 return self._not_modern(_describe(outcome))
 
     def _read_initialize(self, outcome: Outcome) -> _AnswerMeaning:
+        """Return the meaning of the answer to `initialize`."""
         found = self._read_initialized(outcome)
-        if found.heard is OpeningEvent.REFUSED and isinstance(outcome, Refused) and self._unheard is not None:
+        if found.event is OpeningEvent.REFUSED and isinstance(outcome, Refused) and self._late_probe is not None:
             self._refusal = found
-            found = attrs.evolve(found, heard=OpeningEvent.REFUSED_LATE, revision=self._unheard)
-            self._unheard = None
+            found = attrs.evolve(found, event=OpeningEvent.REFUSED_LATE, revision=self._late_probe)
+            self._late_probe = None
         return found
 
     def _read_initialized(self, outcome: Outcome) -> _AnswerMeaning:
+        """As `_read_initialize`, without regard to an earlier probe."""
         match outcome:
             case Answered(result={"protocolVersion": str(version)} as result):
                 revision = self.offer.find(version, handshake=True)
                 if revision is not None:
                     return _AnswerMeaning(OpeningEvent.AGREED, f"the server chose {version}", revision, result)
-                # life-13: a client that cannot speak the version closes the connection.
-                said = f"the server chose {shown(version, 24)}; we speak {_listed(self.offer.versions)}"
-                return _AnswerMeaning(OpeningEvent.SHARES_NONE, said)
+                # life-13: a client that does not support the version closes the connection.
+                why = f"the server chose {shown(version, 24)}; we support {_listed(self.offer.versions)}"
+                return _AnswerMeaning(OpeningEvent.SHARES_NONE, why)
             case Refused(error=error):
                 return self._read_refusal(error)
             case ConnectionLost(why=why):
@@ -426,54 +451,61 @@ class ClientProtocol(SessionProtocol):
                 return _AnswerMeaning(OpeningEvent.REFUSED, _describe(outcome))
 
     def _read_refusal(self, error: Error) -> _AnswerMeaning:
-        said, raised = _describe_error(error), _as_error(error)
+        """Return the meaning of an error that answers the probe or `initialize`."""
+        why, raised = _describe_error(error), _as_error(error)
         versions = _member(error.data, "supported")
         if error.code not in _ABOUT_VERSIONS or not isinstance(versions, list):
-            return _AnswerMeaning(OpeningEvent.REFUSED, said, error=raised)
-        # ver-02: the version to try next may be the one just refused, as while the servers behind one name are being
-        # replaced.  It is asked for a second time, but not a third.
+            return _AnswerMeaning(OpeningEvent.REFUSED, why, error=raised)
+        # ver-02: the list may have the version that was just refused, for example while the servers behind one name are
+        # being replaced.  That version is tried a second time, but not a third.
         if str(self._trying) in versions and self._trying not in self._denied:
             self._denied.add(self._trying)
         else:
             self._refused.add(self._trying)
-        return attrs.evolve(self._compare(versions, f"{said}; the server speaks {_listed(versions)}"), error=raised)
+        return attrs.evolve(self._compare(versions, f"{why}; the server supports {_listed(versions)}"), error=raised)
 
-    def _compare(self, versions: list[Any], said: str) -> _AnswerMeaning:
-        """What to go on with: the newest version that both sides speak."""
+    def _compare(self, versions: list[Any], why: str) -> _AnswerMeaning:
+        """Choose the newest version that both sides support."""
         shared = [each for each in self.offer.revisions if each.name in versions and each not in self._refused]
         if not shared:
-            return _AnswerMeaning(OpeningEvent.SHARES_NONE, f"{said}; we speak {_listed(self.offer.versions)}")
+            return _AnswerMeaning(OpeningEvent.SHARES_NONE, f"{why}; we support {_listed(self.offer.versions)}")
         revision = max(shared, key=str)
         return _AnswerMeaning(
-            OpeningEvent.OTHER_LEGACY if revision.handshake else OpeningEvent.OTHER_MODERN, said, revision
+            OpeningEvent.OTHER_LEGACY if revision.handshake else OpeningEvent.OTHER_MODERN, why, revision
         )
 
-    def _not_modern(self, said: str) -> _AnswerMeaning:
-        if self._refusal is not None:  # it would be refused once more
-            return attrs.evolve(self._refusal, said=f"{said}; {self._refusal.said}")
+    def _not_modern(self, why: str) -> _AnswerMeaning:
+        """Choose the newest legacy revision, if there is one to try."""
+        if self._refusal is not None:  # the server has refused `initialize` already
+            return attrs.evolve(self._refusal, why=f"{why}; {self._refusal.why}")
         older = [each for each in self.offer.revisions if each.handshake and each not in self._refused]
         if older:
-            return _AnswerMeaning(OpeningEvent.NOT_MODERN, said, max(older, key=str))
-        said = f"not a server of {self.offer.modern}, and no older revision may be used: {said}"
-        return _AnswerMeaning(OpeningEvent.SHARES_NONE, said)
+            return _AnswerMeaning(OpeningEvent.NOT_MODERN, why, max(older, key=str))
+        why = f"not a server of {self.offer.modern}, and no older revision may be used: {why}"
+        return _AnswerMeaning(OpeningEvent.SHARES_NONE, why)
 
-    # Outcomes reach `_judge_outcome` from wherever they arise.  What `receive` gets from `tick` is judged twice, which
-    # is harmless: the opening has moved on by then.
+    # Each source of outcomes passes them to `_check_outcome`.  Outcomes that `receive` gets from `tick` pass it twice.
+    # The second pass has no effect, because the opening has left that step.
 
     def tick(self, now: float) -> list[Event]:
-        return [judged for event in super().tick(now) for judged in self._judge_outcome(event)]
+        """As `Peer.tick`; the probe and `initialize` may expire too."""
+        return [checked for event in super().tick(now) for checked in self._check_outcome(event)]
 
     def connection_lost(self, about: Id | None = None, why: str = "the link was lost") -> list[Event]:
-        return [judged for event in super().connection_lost(about, why) for judged in self._judge_outcome(event)]
+        """As `Peer.connection_lost`; the opening may fail."""
+        return [checked for event in super().connection_lost(about, why) for checked in self._check_outcome(event)]
 
     def input_ended(self, why: str = "the other side of the link was closed") -> list[Event]:
-        return [judged for event in super().input_ended(why) for judged in self._judge_outcome(event)]
+        """As `Peer.input_ended`; the opening may fail."""
+        return [checked for event in super().input_ended(why) for checked in self._check_outcome(event)]
 
     def fail(self, id: Id, why: str) -> list[Event]:
-        return [judged for event in super().fail(id, why) for judged in self._judge_outcome(event)]
+        """As `Peer.fail`; the opening may fail."""
+        return [checked for event in super().fail(id, why) for checked in self._check_outcome(event)]
 
 
 def _member(value: Any, *path: str) -> Any:
+    """Return the member at this path, or None if there is none."""
     for step in path:
         value = value.get(step) if isinstance(value, dict) else None
     return value
@@ -485,7 +517,7 @@ def _kind(result: JsonObject) -> Any:
 
 def _listed(versions: list[Any]) -> str:
     names = [each if isinstance(each, str) and each in REVISIONS else shown(each, 24) for each in versions[:10]]
-    return ", ".join(names) or "no version at all"
+    return ", ".join(names) or "no version"
 
 
 def _describe(outcome: Outcome) -> str:
@@ -493,11 +525,11 @@ def _describe(outcome: Outcome) -> str:
         case Refused(error=error):
             return _describe_error(error)
         case InvalidAnswer(why=why):
-            return f"no valid answer: {why}"
+            return f"a malformed answer: {why}"
         case TimedOut():
             return "no answer in time"
         case Answered(result=result) if (kind := _kind(result)) != "complete":
-            return f"an answer of the unknown kind {shown(kind, 24)}"
+            return f"an answer with the unknown resultType {shown(kind, 24)}"
         case _:
             return "an answer without a protocol version"
 

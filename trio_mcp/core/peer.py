@@ -1,17 +1,17 @@
-"""Requests we made, requests we serve, progress, cancellation, deadlines.
+"""Requests in flight, in both directions: ids, progress, cancellation and deadlines.
 
-A `Peer` is one end of a link.  Messages go in by `receive`, which changes all state before it returns and reports what
-happened; what is to be sent comes out of `outgoing`.  It keeps the promises that hold for every request of every
-revision, whichever side we are:
+A `Peer` is one end of a link.  `receive` takes a message, changes all state before it returns, and returns events.
+`outgoing` returns the messages to send.  In this file "our" requests are those that we made, and "their" requests are
+those that the other side made and we serve.  For every request, in every revision and both roles, these rules hold:
 
 - A request has exactly one outcome: answered, refused, garbled, timed out, lost, torn down, or cancelled by us.
-- Nothing is sent for a request of theirs once its cancellation was seen, not even what was queued before.  (A request
-  that we made in its course is one of ours, with an outcome of its own: its maker cancels it.)
-- Our ids only grow.  So an unexpected answer to an id below the next one is late and vanishes, any other is the peer's
-  mistake and is reported; nothing about finished requests has to be remembered.
-- What was due by the time a message arrives has happened before that message.
+- No message is sent for a request of theirs after its cancellation was received, not even a message that was queued
+  before.  (A request that the handler made is one of ours, with an outcome of its own; the handler's side cancels it.)
+- Our ids only grow.  So an unexpected answer with an id below the next one is late, and is dropped.  Any other is a
+  mistake of the peer, and is reported.  Finished requests need no memory.
+- Deadlines that have passed when a message arrives take effect before the message.
 
-Which method may be sent when, and under which terms, is the business of `session`; bytes are that of `jsonrpc`.
+`session` decides which method may be sent when, and under which terms.  `jsonrpc` reads and writes the bytes.
 """
 
 from __future__ import annotations
@@ -86,12 +86,13 @@ __all__ = [
 
 
 Outgoing: TypeAlias = tuple[Request | Notification | Response | Error | Batch, Hashable | None]
-"""A message, and the label of what it belongs to, by which a transport with several streams finds the right one.
+"""A message, and the label of the request that it belongs to.  The label tells a transport which stream to use.
 
-What belongs to a request of theirs has the label that `receive` got with it, as `about`: answers, batches of answers,
-progress, notices, and the requests that we make in its course, with their cancellations.  So have the errors that are
-owed for what came under that label and could not be served, with an id or without.  If `receive` got none, the label
-is the request's id (of a batch: the first one in it; of an error: its own).  None: it belongs to nothing that came in.
+The label is the argument `about` of the `receive` that got the request.  Messages with that label are: the answer, a
+batch of answers, progress, notifications, requests that the handler makes, and their cancellations.  The error for a
+message that could not be served has the label of that message, with or without an id.  If `receive` got no label, the
+label is the id of the request, of the first request in a batch, or of the error.  None: the message belongs to no
+request of theirs.
 """
 
 _CANCELLED = "notifications/cancelled"
@@ -100,17 +101,17 @@ _TEARS_DOWN = Action.WRITE_AND_TEAR_DOWN
 _REPORTS = frozenset({Action.REPORT, Action.SEND_CANCEL_AND_REPORT})
 _ANSWERS = frozenset({RequestEvent.ANSWER, RequestEvent.ERROR, RequestEvent.GARBLED})
 _NO_META: JsonObject = {}
-_UNREAD = "too much waits to be read by the other side"
+_QUEUE_FULL = "the other side does not read fast enough, and too much data is queued"
 _LIMITS = Limits()
 
 
 def charged(message: Message) -> int:
-    """The bytes that a message in the queue is charged for: all of one that is not short, but for errors."""
+    """Return the bytes that a queued message is charged: its size, or 0 for a short message and for an error."""
     if isinstance(message, Batch):
         return sum(map(charged, message.items))
     if isinstance(message, Error | InvalidMessage):
         return 0
-    size = len(getattr(message, "_bytes", b""))  # what is not prepared has not been charged
+    size = len(getattr(message, "_bytes", b""))  # a message that is not prepared was not charged
     return size if size > FEW else 0
 
 
@@ -119,8 +120,8 @@ def _is_id(value: object) -> TypeGuard[Id]:
 
 
 def _number(value: object) -> float | None:
-    """`value` as nothing but a number, if progress can be measured by it: not by a bool, nor by infinity, above which
-    nothing can rise."""
+    """Return `value` as an int or float, or None if it cannot measure progress: a bool, or infinity, which no value
+    can exceed."""
     if type(value) is int:
         return value
     if isinstance(value, float):
@@ -129,7 +130,7 @@ def _number(value: object) -> float | None:
 
 
 def _answers(message: Message) -> Id | None:
-    """The id of the request of ours that this is the answer to, or was meant to be."""
+    """Return the id of our request that this message answers, or was meant to answer."""
     if isinstance(message, Response | Error):
         return message.id
     return message.answers if isinstance(message, InvalidMessage) else None
@@ -137,7 +138,7 @@ def _answers(message: Message) -> Id | None:
 
 @attrs.define(eq=False, repr=False)
 class _OutgoingRequest:
-    """A request that we made.  `progress`: the highest value heard, or None if we did not ask for it."""
+    """A request that we made.  `progress`: the highest value received, or None if we did not ask for progress."""
 
     id: int
     method: str
@@ -149,7 +150,7 @@ class _OutgoingRequest:
 
 @attrs.define(eq=False, repr=False)
 class _BatchReply:
-    """Answers that leave together, once all members are received and none is awaited any more."""
+    """The answers to a batch.  They are sent together, after all members were received and no answer is missing."""
 
     label: Hashable | None = None
     receiving: bool = True
@@ -159,7 +160,7 @@ class _BatchReply:
 
 @attrs.define(eq=False, repr=False)
 class _Arrival:
-    """How a message came: under which label, and in which batch, if in one."""
+    """The label of a received message, and its batch if it came in one."""
 
     label: Hashable | None = None
     batch: _BatchReply | None = None
@@ -169,8 +170,8 @@ class _Arrival:
 class _IncomingRequest:
     """A request that we serve.
 
-    `token`: the name they want progress under; `progress`: the last value sent; `queued`: how often the queue had been
-    handed out when something of it was last added.
+    `token`: its progress token, if the peer wants progress.  `progress`: the last value sent.  `queued`: the value of
+    `Peer._handed_out` when a message of this request was last queued.
     """
 
     method: str
@@ -186,9 +187,9 @@ class _IncomingRequest:
 class Peer:
     """One end of a link; see the head of this file.
 
-    `terms` are those of the whole link, once agreed (None before, and where each request brings its own).  Threads that
-    share a peer need one lock, held round each call together with draining `outgoing` and writing what came out: two
-    that drain by turns could write in the wrong order.
+    `terms` are the terms of the whole link.  They are None before the handshake, and if each request brings its own.
+    Threads that share a peer need one lock.  Hold it around each call together with `outgoing` and the write;
+    otherwise two threads could write in the wrong order.
     """
 
     def __init__(
@@ -200,32 +201,35 @@ class Peer:
         self.terms: Terms | None = None
         self.closed = False
         self.half_closed = False
-        """The other side sends nothing more: no request of ours can be answered.  What is sent may still be read."""
+        """The other side sends no more messages, so no request of ours can be answered.  It may still read."""
         self._first_id = self._next_id = first_id
         self._calling: dict[Id, _OutgoingRequest] = {}
         self._serving: dict[Id, _IncomingRequest] = {}
         self._deadlines: list[tuple[float, int]] = []
-        # Not bounded here: one message for each that was received, one cancel for each request of ours, and what the
-        # caller queues.  Whoever drives the peer stops reading, and queueing, while it cannot write.
-        # Each with its label, and the request of theirs with which it would be withdrawn.
+        # The queue: each message with its label, and the request of theirs whose cancellation withdraws the message.
+        # The queue has no limit here.  It holds one message for each received one, one cancellation for each request of
+        # ours, and the messages of the caller.  The owner of the peer must stop to read and to queue while it cannot
+        # write.
         self._outgoing: list[tuple[Request | Notification | Response | Error | Batch, Hashable | None, Id | None]] = []
-        self._handed_out = 0  # times
-        self._arrival = _Arrival()  # of the message before
-        # The next id when we last sent what has no answer, or gave up what has one; 0 once a later request is answered.
-        self._doubtful = 0
+        self._handed_out = 0  # how many times `outgoing` was called
+        self._arrival = _Arrival()  # of the previous message
+        # An answer without an id may be for an older message than our only open request.  This is the next id at the
+        # time when we last sent a message that has no answer, or gave up a request.  0 after a later request was
+        # answered.  See `_request_without_id`.
+        self._ambiguous_before = 0
         self.account: Account | None = None
-        """What is not short in the queue is charged here, if it is set; whoever takes the queue out takes that over."""
+        """If set, queued messages that are not short are charged here.  See `take_charge`."""
         self._charged = 0
-        # Requests of theirs that were cancelled with something in the queue, and how much of that is older.  So it is
-        # never longer than the queue, whatever a peer that does not read cancels.
+        # Cancelled requests of theirs that had messages in the queue, and the length of the queue at that time.  It is
+        # never longer than the queue, however many requests the peer cancels without reading.
         self._withdrawn: dict[Id | None, int] = {}
 
     @property
     def unreadable_id_is_null(self) -> bool:
-        """Whether an error for a message whose id could not be read has a null id.  Otherwise it has no id."""
+        """Whether an error for a message with an unreadable id has a null id.  Otherwise the id is missing."""
         return self.terms is None or self.terms.revision.unreadable_id_is_null
 
-    # What we do.
+    # Messages that we send.
 
     def request(
         self,
@@ -236,16 +240,16 @@ class Peer:
         progress: bool = False,
         about: Id | None = None,
     ) -> int:
-        """Queue a request and return its id, which comes back in exactly one outcome.
+        """Queue a request and return its id.  Exactly one outcome will have this id.
 
-        `deadline` is a time as `tick` gets it; `progress` asks for progress reports; `about` is the request of theirs
-        in whose course this one is made.  Raises `SessionClosed` when the link is lost and `UsageError` when
-        `about` is over, too many requests are open, or `params` cannot be written or bring a progress token (prog-02:
-        ours are unique).
+        `deadline` is a time of the clock that `tick` gets.  `progress` asks for progress events.  `about` is the
+        request of theirs whose handler makes this request.  Raises `SessionClosed` if the link is lost.  Raises
+        `UsageError` if `about` has ended, if too many requests are open, if `params` cannot be written, or if they have
+        a progress token (prog-02: tokens must be unique, so we choose them).
         """
-        return self._ask(method, params or {}, None, deadline, progress, about)
+        return self._send_request(method, params or {}, None, deadline, progress, about)
 
-    def _ask(
+    def _send_request(
         self,
         method: str,
         params: JsonObject,
@@ -254,29 +258,29 @@ class Peer:
         progress: bool = False,
         about: Id | None = None,
     ) -> int:
-        """As `request`; `more` goes along with plain params that have none of its members, and no progress with it."""
+        """As `request`.  `more` has further members of the params, which must not overlap; then `progress` is False."""
         if self.closed:
             raise SessionClosed(f"{method} was not sent: the link is closed")
         if self.half_closed:
             raise SessionClosed(f"{method} was not sent: the {self.role.other.value} has closed its side of the link")
         if len(self._calling) >= self.limits.requests:
-            raise UsageError(f"{method} was not sent: {self.limits.requests} requests are waiting for answers")
+            limit_text = f"{self.limits.requests} requests are waiting for answers (Limits.requests)"
+            raise UsageError(f"{method} was not sent: {limit_text}")
         label = None if about is None else self.label_of(about)
         if about is not None and label is None:
-            raise UsageError(f"{method} was not sent: request {shown(about)}, which it belongs to, is over")
+            raise UsageError(f"{method} was not sent: request {shown(about)}, which it belongs to, has ended")
         id = self._next_id
         if more is not None or (type(params) is dict and "_meta" not in params and not progress):
             request = prepared_request(id, method, params, more)
         else:
-            meta = meta_of(f"what {method} is sent with", params)
-            if progress:  # The id is unique among our requests for ever, so it is a unique token too.
+            meta = meta_of(f"the params of {method}", params)
+            if progress:  # the id is never used again, so it is a unique token too
                 params = {**params, "_meta": {**meta, "progressToken": id}}
             elif "progressToken" in meta:
-                why = "say progress=True instead of choosing a progressToken"
-                raise UsageError(f"{method} was not sent: {why}")
+                raise UsageError(f"{method} was not sent: use progress=True instead of a progressToken in _meta")
             request = prepare(Request(id, method, params))
         if (limit := self._charge(request)) is not None:
-            raise RequestError(errors.INTERNAL_ERROR, f"{method} was not sent: {_UNREAD} (Limits.{limit})")
+            raise RequestError(errors.INTERNAL_ERROR, f"{method} was not sent: {_QUEUE_FULL} (Limits.{limit})")
         self._next_id += 1
         state = first_state(CALLING[self.link], method)
         self._calling[id] = _OutgoingRequest(id, method, state, about, label, -math.inf if progress else None)
@@ -286,56 +290,58 @@ class Peer:
         return id
 
     def notify(self, method: str, params: JsonObject | None = None, *, about: Id | None = None) -> bool:
-        """Queue a notification.  False if nothing was sent: the link, or the request that it belongs to, is over, or it
-        is long and the other side has too much to read already.
+        """Queue a notification.
 
-        Raises `UsageError` for what cannot be written, and for cancellations and progress, which only `cancel`
-        and `progress` keep in step.
+        False: it is not sent.  The link is lost, the request `about` has ended, or the notification is long and too
+        much data is queued.  Raises `UsageError` if it cannot be written, and for cancellations and progress: use
+        `cancel` and `progress`, which update the request.
         """
         if method in (_CANCELLED, PROGRESS):
-            raise UsageError(f"{method} is sent by Peer.cancel or Peer.progress, not by hand")
+            raise UsageError(f"{method} must be sent with Peer.cancel or Peer.progress")
         note = Notification(method, params or {})
-        meta_of(f"what {method} is sent with", note.params)
+        meta_of(f"the params of {method}", note.params)
         if about is not None:
             serving = self._serving.get(about)
-            return serving is not None and self._note(about, serving, note)
+            return serving is not None and self._notify_about(about, serving, note)
         if self.closed or self._charge(prepare(note)) is not None:
             return False
-        self._tell(note, None)
+        self._queue(note, None)
         return True
 
     def progress(self, id: Id, progress: float, total: float | None = None, message: str | None = None) -> bool:
-        """Report progress of a request that we serve.  False if nothing was sent: nobody wants it (any more), there is
-        no room as in `notify`, or `progress` is the last value again ("The progress value MUST increase").
+        """Report progress of a request that we serve.
 
-        Raises `UsageError` when `progress` is no number or falls, and for what cannot be written.
+        False: it is not sent.  The request has ended, the peer did not ask for progress, the queue is full as in
+        `notify`, or `progress` equals the last value ("The progress value MUST increase").  Raises `UsageError` if
+        `progress` is not a number or is less than the last value, and if the message cannot be written.
         """
         serving = self._serving.get(id)
         if serving is None or serving.token is None:
             return False
-        reached, of = _number(progress), _number(total)
-        if reached is None or reached < serving.progress or (total is not None and of is None):
-            why = f"from {shown(serving.progress)}, to a number; a total is a number too"
-            raise UsageError(f"progress of request {shown(id)} must rise {why}")
+        new_value, new_total = _number(progress), _number(total)
+        if total is not None and new_total is None:
+            raise UsageError(f"the total of progress must be a finite number, got {shown(total)}")
+        if new_value is None or new_value < serving.progress:
+            last = "" if serving.progress == -math.inf else f", at least {shown(serving.progress)}"
+            raise UsageError(f"progress of request {shown(id)} must be a finite number{last}, got {shown(progress)}")
         if not (message is None or isinstance(message, str)):
-            raise UsageError(f"the message with progress is a string, not {type(message).__name__}")
-        # A loop that reports how many items it has done says the same twice where one was skipped.
-        if reached == serving.progress:
+            raise UsageError(f"the message of progress must be a string, got {type(message).__name__}")
+        # A loop that reports how many items are done reports the same number twice if it skips an item.
+        if new_value == serving.progress:
             return False
         terms = serving.terms or self.terms
         if terms is not None and not terms.revision.progress_message:
             message = None
-        if not self._note(id, serving, prepared_progress(serving.token, reached, of, message)):
+        if not self._notify_about(id, serving, prepared_progress(serving.token, new_value, new_total, message)):
             return False
-        serving.progress = reached
+        serving.progress = new_value
         return True
 
     def answer(self, id: Id, result: JsonObject) -> bool:
-        """Answer a request that we serve.  False if nobody waits for it any more: nothing was sent.
+        """Answer a request that we serve.  False: the request has ended or was cancelled, and no message is sent.
 
-        The result is written here and now: what becomes of the dict later does not matter.  Raises
-        `UsageError` for one that cannot be written, and `RequestError` for a long one when the other side has
-        too much to read already; the request then still waits for its answer.
+        The result is written now; later changes of the dict have no effect.  Raises `UsageError` if it cannot be
+        written, and `RequestError` if it is long and too much data is queued.  The request then still waits.
         """
         return self._finish(id, Response(id, result), ANSWER)
 
@@ -345,9 +351,9 @@ class Peer:
         return self._finish(id, Error(id, error.code, error.message, data), RequestEvent.ERROR)
 
     def cancel(self, id: Id, reason: str = "") -> bool:
-        """Give up a request of ours, telling the peer where the link wants that.  False if it had already ended.
+        """Cancel a request of ours.  The peer is told if the kind of link requires it.  False: it had ended already.
 
-        Raises `UsageError` for a reason that cannot be written.
+        Raises `UsageError` if the reason cannot be written.
         """
         calling = self._calling.get(id)
         if calling is None:
@@ -356,11 +362,11 @@ class Peer:
         return True
 
     def connection_lost(self, about: Id | None = None, why: str = "the link was lost") -> list[Event]:
-        """The link is gone, or (with `about`) the stream that carries the client's request with this id.
+        """Report that the link is lost, or (with `about`) only the stream of the client's request with this id.
 
-        What the loss of a stream means depends on the link: in a session the answer can still come by another, so
-        nothing ends, and when no other is to be expected, `fail` says so.  Losing the link again changes nothing.
-        Raises `UsageError` for a stream on a link that has none.
+        The effect of a lost stream depends on the kind of link.  In a session the answer can still come on another
+        stream, so the request goes on; call `fail` if no other stream is expected.  A second loss of the link changes
+        nothing.  Raises `UsageError` for a lost stream if the link has no streams.
         """
         if about is not None:
             return self._lose_stream(about, why)
@@ -371,32 +377,33 @@ class Peer:
             self.account.give(self.take_charge())
         return events
 
-    def _end_all(self, seen: RequestEvent, why: str) -> list[Event]:
-        """Let all requests, of both sides, see the end of the link, or of half of it."""
+    def _end_all(self, event: RequestEvent, why: str) -> list[Event]:
+        """Apply the end of the link, or of half of it, to all requests of both sides."""
         events: list[Event] = [
             ConnectionLost(calling.id, calling.method, why)
             for calling in list(self._calling.values())
-            if self._call_step(calling, seen)
+            if self._call_step(calling, event)
         ]
         for id, serving in list(self._serving.items()):
-            self._stop(id, serving, seen, why, events)
+            self._stop(id, serving, event, why, events)
         return events
 
     def input_ended(self, why: str = "the other side of the link was closed") -> list[Event]:
-        """The other side has ended its half of the link: nothing more comes, and what is sent may still be read.
+        """Report that the other side has closed its half of the link.  It sends no more messages, but may still read.
 
-        Requests of ours are `ConnectionLost`, and no other can be made.  Those that we serve go on, and their answers
-        are sent.  Raises `UsageError` on a link that is no single stream.
+        Our requests end with `ConnectionLost`, and no new one can be made.  Their requests go on, and the answers are
+        sent.  Raises `UsageError` if the link is not one single stream.
         """
         if RequestEvent.INPUT_ENDED not in CALLING[self.link][State.OPEN]:
-            raise UsageError("only a link that is one stream for everything has an end of input")
+            raise UsageError("only a link with a single stream has an end of input (LinkKind.DUPLEX)")
         self.half_closed = True
         return self._end_all(RequestEvent.INPUT_ENDED, why)
 
     def fail(self, id: Id, why: str) -> list[Event]:
-        """A request of ours can never be answered: its POST was refused, or its stream given up.  Nothing is sent.
+        """Report that a request of ours can never be answered: its POST was refused, or its stream is given up.
 
-        On every kind of link it is `ConnectionLost`, and the others go on.  No event if it had already ended.
+        It ends with `ConnectionLost` on every kind of link; no cancellation is sent, and other requests go on.  Returns
+        no event if it had ended already.
         """
         calling = self._calling.get(id)
         if calling is None or not self._call_step(calling, RequestEvent.FAILED):
@@ -404,57 +411,60 @@ class Peer:
         return [ConnectionLost(calling.id, calling.method, why)]
 
     def serves(self, id: Id) -> bool:
-        """Whether a request of theirs still waits for its answer."""
+        """Return whether a request of theirs still waits for its answer."""
         serving = self._serving.get(id)
         return serving is not None and serving.state is not CANCELLED
 
     def label_of(self, id: Id | None) -> Hashable | None:
-        """The label of a request of theirs that still waits for its answer; None for every other."""
+        """Return the label of a request of theirs that still waits for its answer, otherwise None."""
         serving = None if id is None else self._serving.get(id)
         return None if serving is None or serving.state is CANCELLED else serving.label
 
     def method_of(self, id: Id) -> str | None:
-        """What a request of theirs asks for, while it is served."""
+        """Return the method of a request of theirs, or None if it is not being served."""
         serving = self._serving.get(id)
         return None if serving is None else serving.method
 
     def terms_of(self, id: Id) -> Terms | None:
-        """The terms that a request of theirs is served under, while it is."""
+        """Return the terms of a request of theirs, or None if it is not being served."""
         serving = self._serving.get(id)
         return None if serving is None else serving.terms or self.terms
 
     @property
     def waiting(self) -> int:
-        """How many requests of ours have no outcome yet."""
+        """The number of our requests that have no outcome yet."""
         return len(self._calling)
 
     @property
     def serving(self) -> int:
-        """How many of their requests have a handler that has not ended."""
+        """The number of their requests whose handler has not ended."""
         return len(self._serving)
 
     @property
     def queued(self) -> int:
-        """How many messages wait to be handed out."""
+        """The number of messages in the queue."""
         return len(self._outgoing)
 
     def outgoing(self) -> list[Outgoing]:
-        """What is to be sent, in order; each message is handed out once."""
+        """Return the messages to send, in order, and empty the queue."""
         out, self._outgoing = self._outgoing, []
         self._handed_out += 1
         if not self._withdrawn:
             return [(message, label) for message, label, _ in out]
         withdrawn, self._withdrawn = self._withdrawn, {}
-        # cancel-18: what was queued for a request before its cancellation stays here.
+        # cancel-18: messages that were queued for a request before its cancellation are dropped here.
         return [(message, label) for at, (message, label, id) in enumerate(out) if at >= withdrawn.get(id, 0)]
 
     def take_charge(self) -> int:
-        """The bytes in `account` of what `outgoing` has just handed out; to be given back when they are written."""
+        """Return the bytes that `account` was charged for the messages that `outgoing` has just returned.
+
+        The caller gives them back to the account when the messages are written.
+        """
         charged, self._charged = self._charged, 0
         return charged
 
     def _charge(self, message: Request | Notification | Response | Error) -> str | None:
-        """Charge a message that is prepared and about to be queued; or the name of the limit that does not allow it."""
+        """Charge a prepared message before it is queued.  Returns the name of the limit that is exceeded, or None."""
         size = len(message._bytes)
         if size <= FEW or self.account is None:
             return None
@@ -466,13 +476,13 @@ class Peer:
     # Time.
 
     def next_deadline(self) -> float | None:
-        """When `tick` should be called next, if nothing else happens."""
+        """Return the time for the next `tick`, or None if there is no deadline."""
         while self._deadlines and self._deadlines[0][1] not in self._calling:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
     def tick(self, now: float) -> list[Event]:
-        """Let everything happen that is due by `now`."""
+        """End our requests whose deadline has passed: each gets the event `TimedOut`."""
         events: list[Event] = []
         while self._deadlines and self._deadlines[0][0] <= now:
             calling = self._calling.get(heapq.heappop(self._deadlines)[1])
@@ -482,26 +492,27 @@ class Peer:
 
     def _schedule(self, deadline: float, id: int) -> None:
         heapq.heappush(self._deadlines, (deadline, id))
-        # Answered requests leave their entry behind; sweep when those outnumber the live ones.
+        # Entries of answered requests stay in the heap.  They are removed when there are more of them than live ones.
         if len(self._deadlines) > 2 * len(self._calling) + 16:
             self._deadlines = [entry for entry in self._deadlines if entry[1] in self._calling]
             heapq.heapify(self._deadlines)
 
-    # What the peer does.
+    # Messages that the peer sends.
 
     def receive(self, message: Message, now: float, *, about: Hashable | None = None) -> list[Event]:
-        """Take one message in.  Never raises for what the peer did: mistakes are answered, reported, or both.
+        """Process one received message and return its events.
 
-        `about` is what the transport calls the stream or exchange that the message came on; see `Outgoing`.
+        Never raises for a mistake of the peer; mistakes are answered, reported, or both.  `about` is the transport's
+        label for the stream or exchange that the message came on; see `Outgoing`.
         """
         events = self.tick(now) if self._deadlines and self._deadlines[0][0] <= now else []
         if not self.closed:
             arrival = self._arrival
             if about is not arrival.label:
                 arrival = _Arrival(about)
-                if (
-                    self.link is LinkKind.DUPLEX
-                ):  # where as a rule all have the same; an exchange is not to outlast its end
+                # A cache: on one stream nearly all messages have the same label.  On other links it would keep the
+                # label, which may be a whole exchange, alive after its end.
+                if self.link is LinkKind.DUPLEX:
                     self._arrival = arrival
             self._RECEIVERS[type(message)](self, message, events, arrival)
         return events
@@ -514,7 +525,7 @@ class Peer:
             why = f"id {shown(id)} belongs to a request that is still being served"
             self._refuse_at_once(Error(id, errors.INVALID_REQUEST, why), events, arrival)
         elif len(self._serving) >= self.limits.requests:
-            why = f"{self.limits.requests} requests are being served, which is the limit; try again later"
+            why = f"{self.limits.requests} requests are being served (Limits.requests); try again later"
             self._refuse_at_once(Error(id, errors.INTERNAL_ERROR, why), events, arrival)
         elif type(meta) is not dict or not (token is None or _is_id(token)):
             why = "params._meta must be an object, and its progressToken a string or an integer"
@@ -540,39 +551,43 @@ class Peer:
             events.append(note)
 
     def _receive_result(self, message: Response, events: list[Event], arrival: _Arrival) -> None:
-        calling = self._calling.get(message.id) or self._find(message.id, events)
+        calling = self._calling.get(message.id) or self._find_request(message.id, events)
         if calling is not None and self._call_step(calling, ANSWER):
             events.append(answered(calling.id, calling.method, message.result))
 
     def _receive_error(self, message: Error, events: list[Event], arrival: _Arrival) -> None:
-        id = self._meant() if message.id is None else message.id
+        id = self._request_without_id() if message.id is None else message.id
         if id is None:
             events.append(PeerComplaint(message))
-        elif (calling := self._find(id, events)) is not None and self._call_step(calling, RequestEvent.ERROR):
+        elif (calling := self._find_request(id, events)) is not None and self._call_step(calling, RequestEvent.ERROR):
             events.append(Refused(calling.id, calling.method, message))
 
     def _receive_invalid(self, message: InvalidMessage, events: list[Event], arrival: _Arrival) -> None:
         if message.reply is not None:
             self._refuse_at_once(message.reply, events, arrival, message.why)
-        elif (id := self._meant() if message.response and message.answers is None else message.answers) is not None:
-            self._garble(id, message.why, events)
         else:
-            events.append(PeerMistake(message.why))
+            id = message.answers
+            if id is None and message.response:
+                id = self._request_without_id()
+            if id is not None:
+                self._fail_garbled(id, message.why, events)
+            else:
+                events.append(PeerMistake(message.why))
 
     def _receive_batch(self, message: Batch, events: list[Event], arrival: _Arrival) -> None:
         why = self._why_no_batch(message)
         if why:
             self._refuse_at_once(Error(None, errors.INVALID_REQUEST, why), events, arrival)
             for item in message.items:
-                if (id := _answers(item)) is not None:  # whoever waits for it is told, rather than left waiting
-                    self._garble(id, why, events)
+                if (id := _answers(item)) is not None:  # its caller would wait for ever
+                    self._fail_garbled(id, why, events)
             return
-        together = _BatchReply()
-        arrival = _Arrival(arrival.label, together)
+        reply = _BatchReply()
+        arrival = _Arrival(arrival.label, reply)
         for item in message.items:
             self._RECEIVERS[type(item)](self, item, events, arrival)
-        together.receiving = False
-        self._settle(together)
+        reply.receiving = False
+        self._send_if_complete(reply)
 
     _RECEIVERS: ClassVar[dict[type, Callable[[Peer, Any, list[Event], _Arrival], None]]] = {
         Request: _receive_request,
@@ -586,18 +601,18 @@ class Peer:
     def _why_no_batch(self, message: Batch) -> str:
         if self.terms is None or not self.terms.revision.batches:
             agreed = self.terms.revision if self.terms else "no revision agreed yet"
-            return f"a JSON array is a message in 2025-03-26 only (here: {agreed}); send its members one by one"
+            return f"only 2025-03-26 has batches (here: {agreed}); send the messages one by one"
         if any(isinstance(item, Request) and item.method == "initialize" for item in message.items):
             return "initialize must not be part of a batch"
         return ""
 
     def _cancelled(self, params: JsonObject, events: list[Event]) -> None:
-        # cancel-08: "Receivers MAY ignore": what is unknown, finished or malformed costs nothing.
+        # cancel-08: "Receivers MAY ignore" a cancellation that is malformed, or whose request is unknown or finished.
         id = params.get("requestId")
         reason = params.get("reason")
         reason = reason if isinstance(reason, str) else ""
         if not _is_id(id):
-            events.append(PeerMistake("notifications/cancelled without a requestId"))
+            events.append(PeerMistake("notifications/cancelled without a valid requestId"))
         elif (serving := self._serving.get(id)) is not None:
             self._stop(id, serving, RequestEvent.CANCEL, reason, events)
         elif (calling := self._calling.get(id)) is not None and self._call_step(calling, RequestEvent.TEARDOWN):
@@ -607,38 +622,40 @@ class Peer:
         token, progress = params.get("progressToken"), _number(params.get("progress"))
         total, message = _number(params.get("total")), params.get("message")
         if not _is_id(token) or progress is None:
-            events.append(PeerMistake("notifications/progress without a token and a number"))
+            events.append(PeerMistake("notifications/progress without a valid progressToken and progress"))
             return
-        calling = self._find(token, events)
+        calling = self._find_request(token, events)
         if calling is None or not self._call_step(calling, NOTE):
             return
         if calling.progress is None or progress <= calling.progress:
-            why = "was not asked for" if calling.progress is None else f"did not rise above {shown(calling.progress)}"
+            why = "was not requested" if calling.progress is None else f"did not rise above {shown(calling.progress)}"
             events.append(PeerMistake(f"progress of request {calling.id} {why}"))
             return
         calling.progress = progress
         message = message if isinstance(message, str) else None
         events.append(ProgressReported(calling.id, progress, total, message))
 
-    # Shared by both halves.
+    # Shared by both directions.
 
-    def _meant(self) -> Id | None:
-        """The request of ours that an answer without a readable id is for, if it can be for no other.
+    def _request_without_id(self) -> Id | None:
+        """Return the id of our request that an answer without a readable id belongs to, or None if that is not certain.
 
-        It must be the only one that waits.  An exchange is about one request, so that is enough there.  On one stream
-        for everything the answer may also be a late one, for a request that was given up, or a complaint about what has
-        no answer: some servers refuse notifications, that which ends the handshake above all.  But a stream is read in
-        order: who has answered a later request has said what there was to say of anything before.  In a session, where
-        every exchange may overtake the others, nothing tells.
+        It must be our only open request.  The rest depends on the kind of link:
+
+        - An exchange has one request, so the answer is certain.
+        - On a duplex link the answer may also be late, for a request that was given up, or a complaint about a
+          notification: some servers refuse notifications, most often `notifications/initialized`.  But the peer reads
+          in order.  If it has answered a later request, it has no more answers to earlier messages.
+        - In a session the exchanges may overtake each other, so it is never certain.
         """
-        sure = self.link is LinkKind.EXCHANGE or (self.link is LinkKind.DUPLEX and not self._doubtful)
-        return next(iter(self._calling)) if sure and len(self._calling) == 1 else None
+        certain = self.link is LinkKind.EXCHANGE or (self.link is LinkKind.DUPLEX and not self._ambiguous_before)
+        return next(iter(self._calling)) if certain and len(self._calling) == 1 else None
 
-    def _find(self, id: Id, events: list[Event]) -> _OutgoingRequest | None:
-        """Our request that an answer or a token names.  A late one is nothing; an unknown one is a mistake."""
+    def _find_request(self, id: Id, events: list[Event]) -> _OutgoingRequest | None:
+        """Return our request with this id or token.  None if it has ended; an id that we never used is a mistake."""
         number = id
         if isinstance(id, str) and id.isascii() and id.isdecimal() and len(id) < 20:
-            number = int(id)  # Some peers echo our integer as a string.  Put right, and reported.
+            number = int(id)  # some peers echo our integer as a string: it is corrected and reported
         if isinstance(number, str) or not self._first_id <= number < self._next_id:
             events.append(PeerMistake(f"no request of ours has the id {shown(id)}"))
             return None
@@ -646,128 +663,131 @@ class Peer:
             events.append(PeerMistake(f"id {number} came back as the string {shown(id)}"))
         return self._calling.get(number)
 
-    def _garble(self, id: Id, why: str, events: list[Event]) -> None:
-        calling = self._find(id, events)
+    def _fail_garbled(self, id: Id, why: str, events: list[Event]) -> None:
+        """End our request whose answer is not a valid message."""
+        calling = self._find_request(id, events)
         if calling is not None and self._call_step(calling, RequestEvent.GARBLED):
             events.append(InvalidAnswer(calling.id, calling.method, why))
 
-    def _call_step(self, calling: _OutgoingRequest, seen: RequestEvent, reason: str = "") -> bool:
-        """Let a request of ours see this; whether it is to be reported."""
-        state, deed = step(CALLING[self.link], calling.state, seen)
-        if deed in _SENDS_CANCEL:  # first of all, for a reason that cannot be written raises
-            # Not on the stream of a request of theirs that is over: nothing more is sent for that one.
+    def _call_step(self, calling: _OutgoingRequest, event: RequestEvent, reason: str = "") -> bool:
+        """Apply an event to a request of ours.  Returns whether the event is to be reported."""
+        state, action = step(CALLING[self.link], calling.state, event)
+        if action in _SENDS_CANCEL:  # before any state changes, because a reason that cannot be written raises
+            # Not with the label of a request of theirs that has ended: no message is sent for that one.
             label = calling.label if calling.label == self.label_of(calling.about) else None
             self._send_cancelled(calling.id, reason, label)
         calling.state = state
         if state is GONE:
             del self._calling[calling.id]
-            if seen not in _ANSWERS:
-                self._doubtful = self._next_id
-            elif calling.id >= self._doubtful:
-                self._doubtful = 0
-        return deed in _REPORTS
+            if event not in _ANSWERS:
+                self._ambiguous_before = self._next_id
+            elif calling.id >= self._ambiguous_before:
+                self._ambiguous_before = 0
+        return action in _REPORTS
 
     def _serve_step(
         self,
         id: Id,
         serving: _IncomingRequest,
-        seen: RequestEvent,
+        event: RequestEvent,
         message: Notification | Response | Error | None = None,
     ) -> Action:
-        """Let a request of theirs see this; `message` is what is to be sent then, if anything is."""
-        state, deed = step(SERVING[self.link], serving.state, seen)
-        if message is not None and deed is not NOTHING:
+        """Apply an event to a request of theirs.  `message` is the message to send, if the action allows it."""
+        state, action = step(SERVING[self.link], serving.state, event)
+        if message is not None and action is not NOTHING:
             if not is_prepared(message):
-                prepare(message)  # before anything changes: it raises for what cannot be written
-            # Errors are not charged, or nothing could be said of what finds no room.
+                prepare(message)  # before any state changes, because it raises if the message cannot be written
+            # Errors are not charged; otherwise an answer for which there is no room could not even be refused.
             if len(message._bytes) > FEW and type(message) is not Error and (limit := self._charge(message)):
-                if seen is NOTE:
+                if event is NOTE:
                     return NOTHING
-                raise RequestError(errors.INTERNAL_ERROR, f"the answer was not sent: {_UNREAD} (Limits.{limit})")
+                raise RequestError(errors.INTERNAL_ERROR, f"the answer was not sent: {_QUEUE_FULL} (Limits.{limit})")
         serving.state = state
         if state is GONE:
             del self._serving[id]
-        return deed
+        return action
 
-    def _stop(self, id: Id, serving: _IncomingRequest, seen: RequestEvent, why: str, events: list[Event]) -> None:
-        """Let a request of theirs see what may end it from outside."""
-        if self._serve_step(id, serving, seen) is not Action.STOP_HANDLER:
+    def _stop(self, id: Id, serving: _IncomingRequest, event: RequestEvent, why: str, events: list[Event]) -> None:
+        """Apply an event that may cancel a request of theirs."""
+        if self._serve_step(id, serving, event) is not Action.STOP_HANDLER:
             return
         events.append(RequestCancelled(id, serving.method, why))
         if serving.queued == self._handed_out:
             self._withdrawn[id] = len(self._outgoing)
         if (batch := serving.batch) is not None:
-            # The others of its batch do not wait for a handler that is winding down.
+            # The other answers of the batch do not wait for the handler that is being cancelled.
             batch.waiting.discard(id)
-            self._settle(batch)
+            self._send_if_complete(batch)
 
-    def _forget(self, id: Id) -> None:
-        """A request of theirs is over without an answer: nobody can be waiting for one."""
+    def _drop(self, id: Id) -> None:
+        """End a request of theirs without an answer, because the peer cannot be waiting for one."""
         del self._serving[id]
 
-    def _note(self, about: Id, serving: _IncomingRequest, note: Notification) -> bool:
-        """Queue something that belongs to this request of theirs, if it may still be sent."""
+    def _notify_about(self, about: Id, serving: _IncomingRequest, note: Notification) -> bool:
+        """Queue a notification that belongs to this request of theirs, if it may still be sent."""
         if self._serve_step(about, serving, NOTE, note) is NOTHING:
             return False
-        self._tell(note, serving.label, about)
+        self._queue(note, serving.label, about)
         serving.queued = self._handed_out
         return True
 
-    def _finish(self, id: Id, message: Response | Error, seen: RequestEvent) -> bool:
+    def _finish(self, id: Id, message: Response | Error, event: RequestEvent) -> bool:
+        """Queue the answer to a request of theirs.  False: it is not sent."""
         serving = self._serving.get(id)
         if serving is None:
             return False
-        deed = self._serve_step(id, serving, seen, message)
-        if deed is NOTHING:
+        action = self._serve_step(id, serving, event, message)
+        if action is NOTHING:
             return False
         if len(message._bytes) > FEW and type(message) is Response:
             message = bare(message)
         if serving.batch is not None:
             serving.batch.answers.append(message)
             serving.batch.waiting.discard(id)
-            self._settle(serving.batch)
+            self._send_if_complete(serving.batch)
         else:
-            self._tell(message, serving.label)
-        if deed is _TEARS_DOWN:
+            self._queue(message, serving.label)
+        if action is _TEARS_DOWN:
             self._send_cancelled(id, "", serving.label)
         return True
 
-    def _settle(self, batch: _BatchReply) -> None:
+    def _send_if_complete(self, batch: _BatchReply) -> None:
         if batch.answers and not batch.waiting and not batch.receiving:
-            self._tell(Batch(tuple(batch.answers)), batch.label)
+            self._queue(Batch(tuple(batch.answers)), batch.label)
 
     def _refuse_at_once(self, error: Error, events: list[Event], arrival: _Arrival, why: str = "") -> None:
+        """Queue an error for a message that is not served, and report it."""
         events.append(PeerMistake(why or error.message))
         if error.id is not None and self.serves(error.id):
-            # Under this id it would be taken for the answer to the request that is still running.
+            # With this id the error would be taken for the answer to the request that is still running.
             error = attrs.evolve(error, id=None)
         if error.id is None:
-            # Written here: a later message may agree another revision before the queue is sent.
+            # Written now, because a later message may agree on another revision before the queue is sent.
             prepare(error, null_id=self.unreadable_id_is_null)
         label = error.id if arrival.label is None else arrival.label
         if (batch := arrival.batch) is not None:
             batch.label = label if batch.label is None else batch.label
             batch.answers.append(error)
         else:
-            self._tell(error, label)
+            self._queue(error, label)
 
-    def _tell(
+    def _queue(
         self, message: Notification | Response | Error | Batch, label: Hashable | None, withdrawn_with: Id | None = None
     ) -> None:
-        """Queue what has no answer."""
+        """Queue a message that has no answer."""
         self._outgoing.append((message, label, withdrawn_with))
-        self._doubtful = self._next_id
+        self._ambiguous_before = self._next_id
 
     def _send_cancelled(self, id: Id, reason: str, label: Hashable | None) -> None:
         params: JsonObject = {"requestId": id}
         if reason:
             params["reason"] = reason
-        self._tell(prepare(Notification(_CANCELLED, params)), label)
+        self._queue(prepare(Notification(_CANCELLED, params)), label)
 
     def _lose_stream(self, about: Id, why: str) -> list[Event]:
-        """A stream always carries a request of the client: ours if we are the client, else one that we serve."""
+        """Apply the loss of a stream.  Its request is the client's: ours on a client, theirs on a server."""
         if RequestEvent.STREAM_LOST not in CALLING[self.link][State.OPEN]:
-            raise UsageError("this link is one stream for everything: lose it as a whole, without `about`")
+            raise UsageError("this link is a single stream: call connection_lost without `about`")
         events: list[Event] = []
         if self.role is Role.SERVER:
             if (serving := self._serving.get(about)) is not None:

@@ -1,11 +1,11 @@
 """The five revisions of the protocol, as data.
 
-Everything that differs between revisions and can be said as a table is said here, and read from here: which methods
-and notifications exist, who may send them, which capability they stand on, what a result must carry, which codes may
-leave, how a request is cancelled, what HTTP looks like.  The rest of the core asks a `Revision`; it does not compare
-names.  (The *fields* of the protocol's objects differ too; those stand on the fields themselves, in `models`.)
+The differences between revisions are tables in this file: the methods and notifications, the side that may send them,
+the capability that each one needs, the members of results, the error codes, cancellation, and the rules of HTTP.  The
+rest of the core asks a `Revision`, and does not compare names of revisions.  (The *fields* of the protocol's objects
+differ too.  `models` marks them at the fields themselves.)
 
-A new revision is one more row at the end of this file.
+A new revision is one more entry at the end of this file.
 """
 
 from __future__ import annotations
@@ -57,10 +57,11 @@ class Role(enum.Enum):
     CLIENT = "client"
     SERVER = "server"
 
-    __hash__ = object.__hash__  # looked up several times for each message, and enum's own is four times as slow
+    __hash__ = object.__hash__  # each message looks up several roles, and the hash of Enum is four times as slow
 
     @property
     def other(self) -> Role:
+        """The role of the peer."""
         return Role.SERVER if self is Role.CLIENT else Role.CLIENT
 
 
@@ -72,33 +73,33 @@ Capability = tuple[str, ...]
 
 @record
 class MethodRule:
-    """One request or notification as one revision has it.
+    """The rule of one revision for one request or notification.
 
-    `needs` is the capability it stands on.  A request stands on what its receiver declared, a notification on what
-    its sender declared; `owner` says which of the two that is.
+    `needs` is the capability that it needs, and `owner` is the side that must declare it: the receiver of a request,
+    the sender of a notification.
     """
 
     name: str
     owner: Role
     needs: Capability = ()
-    early: bool = False  # may be sent before the handshake has ended
+    early: bool = False  # may be sent before the end of the handshake
 
 
 @record
 class HttpRules:
-    """What a revision says about Streamable HTTP."""
+    """The rules of one revision for Streamable HTTP."""
 
-    version_header: bool  # MCP-Protocol-Version is required (after initialize, where there is one)
+    version_header: bool  # MCP-Protocol-Version is required (after initialize, if the revision has it)
     standard_headers: bool  # Mcp-Method, Mcp-Name and Mcp-Param-* are required
-    disconnect_cancels: bool  # closing the response stream is the cancellation, and no notification is posted
-    statuses: Mapping[int, int]  # JSON-RPC error code -> HTTP status; anything else is 200
+    disconnect_cancels: bool  # closing the response stream cancels the request; no notification is posted
+    statuses: Mapping[int, int]  # JSON-RPC error code -> HTTP status; 200 for all other codes
     sse_fallback: frozenset[int]  # statuses of the first POST after which HTTP+SSE is tried
-    priming: bool  # a stream begins with an id and no data, and may be left early for the client to come back
+    priming: bool  # a stream begins with an event that has only an id; the server may close it and the client resumes
 
 
 _NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 _COMPLETE: Mapping[str, Any] = MappingProxyType({"resultType": "complete"})
-_KEPT_FOR_NO_TIME: Mapping[str, Any] = MappingProxyType({**_COMPLETE, "ttlMs": 0, "cacheScope": "private"})
+_COMPLETE_UNCACHED: Mapping[str, Any] = MappingProxyType({**_COMPLETE, "ttlMs": 0, "cacheScope": "private"})
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -106,28 +107,28 @@ class Revision:
     """One revision.  Compared by identity: there is exactly one object for each name."""
 
     name: str
-    handshake: bool  # opens with initialize; otherwise every request carries its terms in _meta
+    handshake: bool  # starts with initialize; otherwise every request carries its terms in _meta
     requests: Mapping[Role, Mapping[str, MethodRule]]  # by sender
     notifications: Mapping[Role, Mapping[str, MethodRule]]  # by sender
     capabilities: Mapping[Role, Mapping[str, CapabilityRule]]  # that each side may declare
     info_fields: frozenset[str]  # of Implementation
-    input_requests: Mapping[str, MethodRule]  # asked for inside an input-required result
-    input_required: frozenset[str]  # methods that may be answered so
+    input_requests: Mapping[str, MethodRule]  # requests inside an input-required result
+    input_required: frozenset[str]  # methods that may be answered with an input-required result
     batches: bool  # JSON arrays of messages
-    unreadable_id_is_null: bool  # else the id is left out of an error whose request could not be read
+    unreadable_id_is_null: bool  # the id of an error is null if that of the request is unreadable; False: it is missing
     result_type: bool  # every result has a resultType
-    on_subscriptions: frozenset[str]  # notifications that travel on subscriptions only, and nothing else does there
+    on_subscriptions: frozenset[str]  # notifications that are sent on subscriptions; no others are sent there
     cacheable: frozenset[str]  # methods whose complete results carry ttlMs and cacheScope
-    required_meta: Mapping[str, type]  # what every client request carries in params._meta
-    reserved_labels: slice | None  # a _meta prefix with "mcp" among these is the protocol's; None: keys have no rules
-    teardown: frozenset[str]  # the client's requests that a server may end by notifications/cancelled
+    required_meta: Mapping[str, type]  # members of params._meta in every request of a client
+    reserved_labels: slice | None  # a _meta prefix with "mcp" among these labels is reserved; None: keys have no rules
+    teardown: frozenset[str]  # requests of the client that a server may end with notifications/cancelled
     uncancellable: frozenset[str]
     progress_message: bool  # notifications/progress may carry a message
     resource_not_found: int
-    invalid_arguments_are_results: bool  # a tool's bad arguments give isError, not a JSON-RPC error
+    invalid_arguments_are_results: bool  # invalid arguments of a tool give isError, not a JSON-RPC error
     forbidden_codes: frozenset[int]  # error codes that must not be sent
     conditional_needs: tuple[ConditionalNeed, ...]
-    http: HttpRules | None  # None: this revision knows only HTTP+SSE
+    http: HttpRules | None  # None: this revision has only HTTP+SSE
 
     def __str__(self) -> str:
         return self.name
@@ -136,13 +137,15 @@ class Revision:
         return f"<Revision {self.name}>"
 
     def request(self, sender: Role, name: str) -> MethodRule | None:
+        """Return the rule for a request, or None if it does not exist."""
         return self.requests[sender].get(name)
 
     def notification(self, sender: Role, name: str) -> MethodRule | None:
+        """Return the rule for a notification, or None if it does not exist."""
         return self.notifications[sender].get(name)
 
     def declarable(self, role: Role, capabilities: Mapping[str, Any]) -> dict[str, Any]:
-        """The part of `capabilities` that this revision knows how to declare."""
+        """Return the part of `capabilities` that exists in this revision."""
         declared: dict[str, Any] = {}
         for name, rule in self.capabilities[role].items():
             value = capabilities.get(name)
@@ -153,34 +156,34 @@ class Revision:
         return declared
 
     def instead_of(self, method: str) -> str:
-        """What to use where this revision lacks a method; empty if nothing."""
+        """Return the alternative to a method that this revision does not have, or "" if there is none."""
         if method in self.input_requests:
             return "an input request in an input-required result"
         return INSTEAD.get(method, "")
 
     def error_code(self, code: int) -> int:
-        """The code to send for an error, which may have been raised without this revision in mind."""
+        """Return the error code to send.  Handlers raise codes without knowing the revision."""
         if code == errors.RESOURCE_NOT_FOUND:
             return self.resource_not_found
         return errors.INTERNAL_ERROR if code in self.forbidden_codes else code
 
     def result_defaults(self, method: str) -> Mapping[str, Any]:
-        """What every complete result of this method has, beside what the method says."""
+        """Return the members that every complete result of this method has, in addition to its own."""
         return self.complete(method in self.cacheable)
 
     def complete(self, cacheable: bool) -> Mapping[str, Any]:
-        """What complete results have, those that may be kept and others."""
+        """Return the members that every complete result has, of cacheable methods or of others."""
         if not self.result_type:
             return _NO_DEFAULTS
-        return _KEPT_FOR_NO_TIME if cacheable else _COMPLETE
+        return _COMPLETE_UNCACHED if cacheable else _COMPLETE
 
 
 @record
 class CapabilityRule:
-    """How a capability is declared in one revision.
+    """The rule of one revision for declaring a capability.
 
-    `keys`: the members it may have (None: anything).  `only_with`: declared only if this path is, because in this
-    revision the bare capability already promises it.
+    `keys`: the members it may have (None: any).  `only_with`: the capability is declared only if this path is, because
+    in this revision the capability without members already includes the path.
     """
 
     keys: frozenset[str] | None = None
@@ -189,24 +192,25 @@ class CapabilityRule:
 
 @record
 class ConditionalNeed:
-    """A parameter that stands on a capability of its own: `param` present (and one of `values`, if given)."""
+    """A parameter that needs a capability: `param` is present, and has one of `values` if there are any."""
 
     method: str
     param: str
-    values: tuple[str, ...]  # no set: what the peer sends need not be hashable
+    values: tuple[str, ...]  # not a set: a value of the peer may be unhashable
     needs: Capability
 
     def applies(self, method: str, params: Mapping[str, Any]) -> bool:
+        """Return whether a request with these params needs the capability."""
         if method != self.method or self.param not in params:
             return False
         return not self.values or params[self.param] in self.values
 
 
 def declares(capabilities: Mapping[str, Any], needs: Capability) -> bool:
-    """Whether a capabilities object, as it came from the wire, has what `needs` names.
+    """Return whether a capabilities object, as it came from the wire, declares the capability `needs`.
 
-    A capability is on when it is there and not false or null: `{}` is on.  Elicitation alone means form mode, so
-    ``("elicitation", "form")`` holds for an empty object too, but not beside another mode.
+    A capability is declared if it is present and neither false nor null; `{}` declares it.  ``{"elicitation": {}}``
+    means form mode, so it declares ``("elicitation", "form")`` too; an object with only another mode does not.
     """
     at: Any = capabilities
     for step in needs:
@@ -221,14 +225,14 @@ def declares(capabilities: Mapping[str, Any], needs: Capability) -> bool:
 def missing_capabilities(
     revision: Revision, method: MethodRule, params: Mapping[str, Any], declared: Mapping[str, Any]
 ) -> list[Capability]:
-    """What `declared` lacks for this request: the method's own capability, and those of its parameters."""
+    """Return the capabilities that the request needs and `declared` lacks: for the method and for its parameters."""
     needs = [method.needs] if method.needs else []
     needs += [need.needs for need in revision.conditional_needs if need.applies(method.name, params)]
     return [need for need in needs if not declares(declared, need)]
 
 
 def capability_object(needs: Iterable[Capability]) -> dict[str, Any]:
-    """The smallest capabilities object that declares all of `needs`, as an error says what it is about."""
+    """Return the smallest capabilities object that declares all of `needs`.  It is the data of an error."""
     whole: dict[str, Any] = {}
     for need in needs:
         at = whole
@@ -237,7 +241,7 @@ def capability_object(needs: Iterable[Capability]) -> dict[str, Any]:
     return whole
 
 
-# What exists, by first revision.  Requests stand on what the receiver declared.
+# Methods and notifications, with the capability that each one needs.
 
 
 def _requests(sender: Role, rows: Mapping[str, Capability], early: Iterable[str] = ()) -> Mapping[str, MethodRule]:
@@ -283,9 +287,9 @@ _CHANGES: dict[str, Capability] = {
 _BOTH_WAYS: dict[str, Capability] = {"notifications/cancelled": (), "notifications/progress": ()}
 _LOGGING: dict[str, Capability] = {"notifications/message": ("logging",)}
 
-# "The client SHOULD NOT send requests other than pings before the server has responded to the initialize request";
-# the server, before `initialized`, none but pings, and no notifications but logging.  Cancelling and reporting the
-# progress of what may be sent early is early too.
+# "The client SHOULD NOT send requests other than pings before the server has responded to the initialize request".
+# Before `initialized` the server may send only pings and log messages.  The cancellation and progress of an early
+# request are early too.
 _EARLY = frozenset({"initialize", "ping", "notifications/initialized", *_BOTH_WAYS, *_LOGGING})
 
 
@@ -328,7 +332,7 @@ _SERVER_A = {
 }
 _SERVER_B = {**_SERVER_A, "completions": _FLAG}
 _CLIENT_A = {"experimental": _ANY, "roots": _LISTS, "sampling": _FLAG}
-# Before there were modes, elicitation meant a form: who offers only urls must not declare it there.
+# In this revision elicitation has no modes and means a form.  A client that offers only URLs must not declare it.
 _CLIENT_C = {**_CLIENT_A, "elicitation": CapabilityRule(frozenset(), only_with=("elicitation", "form"))}
 _CLIENT_D = {
     **_CLIENT_A,
@@ -367,7 +371,7 @@ _HTTP_E = HttpRules(
 _A = Revision(
     name="2024-11-05",
     handshake=True,
-    # Completion exists here, but the capability that would declare it does not.
+    # Completion exists in this revision, but its capability does not.
     requests=_legacy_requests({**_LEGACY_CLIENT, "completion/complete": ()}, {}),
     notifications=_legacy_notifications({}),
     capabilities=MappingProxyType({CLIENT: _CLIENT_A, SERVER: _SERVER_A}),
@@ -406,7 +410,7 @@ _C = attrs.evolve(
     info_fields=frozenset({"name", "version", "title"}),
     requests=_legacy_requests(_LEGACY_CLIENT, _ELICITATION),
     batches=False,
-    reserved_labels=slice(None, -1),  # with "any valid label" behind: mcp.dev/, api.mcp.dev/
+    reserved_labels=slice(None, -1),  # "any valid label" follows: mcp.dev/, api.mcp.dev/
     http=_HTTP_C,
 )
 _D = attrs.evolve(
@@ -452,17 +456,17 @@ _E = attrs.evolve(
     cacheable=frozenset({"server/discover", *_LIST_METHODS, "resources/read"}),
     required_meta=MappingProxyType({META_VERSION: str, META_CLIENT_CAPABILITIES: dict}),
     teardown=frozenset({"subscriptions/listen"}),
-    # The probe may reach a legacy server, which must see nothing before initialize; it is never cancelled either.
+    # The probe may reach a legacy server, which must get no other message before initialize.  So it is never cancelled.
     uncancellable=frozenset({"server/discover"}),
     resource_not_found=errors.INVALID_PARAMS,
-    # core-20..24: the old server range is not to be used any more, and of the reserved one only these three.
+    # core-20..24: codes of the old server range must no longer be sent; of the reserved range only these three may.
     forbidden_codes=frozenset(range(-32099, -31999)) - errors.MODERN_ERRORS,
     http=_HTTP_E,
 )
 
 INSTEAD: Mapping[str, str] = MappingProxyType(
     {
-        "initialize": "server/discover, or nothing",
+        "initialize": "server/discover, or no opening request at all",
         "ping": "any other request",
         "logging/setLevel": f"_meta {META_LOG_LEVEL} on each request",
         "resources/subscribe": "subscriptions/listen",
@@ -471,7 +475,7 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
         "server/discover": "initialize",
     }
 )
-"""What to use where a revision lacks a method, whichever side would have sent it."""
+"""The alternative to each method that some revision does not have, for both sides."""
 
 REVISIONS: Mapping[str, Revision] = MappingProxyType({each.name: each for each in (_A, _B, _C, _D, _E)})
 """Every revision by name, oldest first."""
