@@ -20,7 +20,7 @@ from trio_mcp.core.schema.validation import (
     DIALECTS,
     InvalidSchema,
     Problem,
-    _places,
+    _states,
     check_input_schema,
     compile_schema,
 )
@@ -279,7 +279,7 @@ def test_a_problem_names_the_place_the_keyword_and_what_the_schema_wants() -> No
         Problem("/a~1b", "type", "must be of type null or string, not an integer"),
         Problem("/n", "maximum", "must be at most 3"),
         Problem("/e", "enum", 'must be one of ["x", 1]'),
-        Problem("/~0other", "additionalProperties", 'is not allowed; there are "a/b", "n", "e"'),
+        Problem("/~0other", "additionalProperties", 'is not allowed; the allowed names are "a/b", "n", "e"'),
     }
 
 
@@ -302,13 +302,13 @@ CLOSED = {"additionalProperties": False}
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
-        ({**CLOSED, "properties": {"a": {}, "b": {}}}, '; there are "a", "b"'),
-        ({**CLOSED, "properties": {}}, ", nor is any other"),
+        ({**CLOSED, "properties": {"a": {}, "b": {}}}, '; the allowed names are "a", "b"'),
+        ({**CLOSED, "properties": {}}, "; no members are allowed"),
         ({**CLOSED, "properties": {"a": {}}, "patternProperties": {"^b": {}}}, ""),
         ({"unevaluatedProperties": False, "properties": {"a": {}}}, ""),
-        ({"$ref": "#/$defs/b", "$defs": {"b": {**CLOSED, "properties": {"c": {}}}}}, '; there are "c"'),
-        ({"anyOf": [{"type": "null"}, {**CLOSED, "properties": {"a": {}}}]}, '; there are "a"'),
-        ({"allOf": [{**CLOSED, "properties": {"a": {}}}]}, '; there are "a"'),
+        ({"$ref": "#/$defs/b", "$defs": {"b": {**CLOSED, "properties": {"c": {}}}}}, '; the allowed names are "c"'),
+        ({"anyOf": [{"type": "null"}, {**CLOSED, "properties": {"a": {}}}]}, '; the allowed names are "a"'),
+        ({"allOf": [{**CLOSED, "properties": {"a": {}}}]}, '; the allowed names are "a"'),
         ({"$id": "https://e.com/", "$ref": "x", "$defs": {"x": {"$id": "x", **CLOSED, "properties": {"a": {}}}}}, ""),
         ({**CLOSED, "properties": {str(number): {} for number in range(100)}}, '"18", "19"…'),
     ],
@@ -771,7 +771,7 @@ SLOW = "a[ab]{4000}[cde]"  # 14 µs for each character
 def test_a_text_that_would_take_its_patterns_too_long_is_not_judged(schema: Any, value: Any) -> None:
     compiled = compile_schema(schema)
     assert compiled.errors(value) == TOO_MUCH
-    assert not compiled.judges(value)
+    assert not compiled.can_check(value)
 
 
 @pytest.mark.parametrize(
@@ -784,7 +784,7 @@ def test_a_text_that_would_take_its_patterns_too_long_is_not_judged(schema: Any,
 )  # fmt: skip
 def test_patterns_as_they_are_written_are_judged_on_texts_as_they_are(pattern: str, text: str) -> None:
     compiled = compile_schema({"items": {"pattern": pattern}})
-    assert compiled.judges([text, "b" * 100, 1])
+    assert compiled.can_check([text, "b" * 100, 1])
     assert compiled.errors([text]) in ([], [Problem("/0", "pattern", f"must match the pattern {json.dumps(pattern)}")])
 
 
@@ -792,7 +792,7 @@ def test_reasons_are_not_worked_out_where_patterns_would_be_tried_again_and_agai
     branch = {"type": "object", "additionalProperties": {"$ref": "#"}}
     compiled = compile_schema({"anyOf": [branch, {"type": "string", "pattern": "a[ab]{400}c"}, branch]})
     value = deep(10, {"n": "ab" * 3000})
-    assert compiled.judges(value)
+    assert compiled.can_check(value)
     assert compiled.errors(value) == [Problem("", "", "breaks the schema; it would take too much work to say where")]
 
 
@@ -806,13 +806,13 @@ def test_reasons_are_not_worked_out_where_patterns_would_be_tried_again_and_agai
         ("a{1000}{1000}{1000}{1000}", 10**9), ("(?:a{1000}){1000}" * 2000, 10**9),
     ],
 )  # fmt: skip
-def test_the_places_of_a_pattern_are_counted(pattern: str, places: int) -> None:
-    assert _places(pattern) == (places if places > 10 else 1 / 4)
+def test_the_states_of_a_pattern_are_counted(pattern: str, places: int) -> None:
+    assert _states(pattern) == (places if places > 10 else 1 / 4)
 
 
 @given(st.text("a[]{}()|*+?\\^1,0{2,3}", max_size=20))
-def test_any_pattern_has_its_places(pattern: str) -> None:
-    assert 0 < _places(pattern) <= 10**9
+def test_any_pattern_has_its_states(pattern: str) -> None:
+    assert 0 < _states(pattern) <= 10**9
 
 
 @req("schema-12")

@@ -176,7 +176,7 @@ def test_arguments_become_what_the_function_takes() -> None:
         ({"city": 1}, ["/city: must be of type string, not an integer"]),
         ({"city": "Oslo", "days": "3"}, ["/days: must be of type integer, not a string"]),
         ({"city": "Oslo", "days": True}, ["/days: must be of type integer, not a boolean"]),
-        ({"city": "Oslo", "dayz": 1}, ['/dayz: is not allowed; there are "city", "days", "since", "size"']),
+        ({"city": "Oslo", "dayz": 1}, ['/dayz: is not allowed; the allowed names are "city", "days", "since", "size"']),
         ({"city": None, "size": "m"}, ["/city: must be of type string, not null", '/size: must be one of ["s", "l"]']),
         # What no schema says.
         ({"city": "Oslo", "since": "yesterday"}, ["/since: must be a date, such as 2025-06-18"]),

@@ -264,7 +264,7 @@ def test_a_prompt_is_what_its_function_says() -> None:
         ({}, 'arguments: lacks the member "code"'),
         ({"code": 1}, "/code: must be of type string, not an integer"),
         ({"code": None}, "/code: must be of type string, not null"),
-        ({"code": "x", "more": "y"}, '/more: is not allowed; there are "code", "size"'),
+        ({"code": "x", "more": "y"}, '/more: is not allowed; the allowed names are "code", "size"'),
     ],
 )
 def test_the_arguments_of_a_prompt_are_checked(arguments: Any, problem: str) -> None:
@@ -281,7 +281,7 @@ def test_the_arguments_of_a_prompt_are_checked(arguments: Any, problem: str) -> 
 def test_a_raw_prompt_without_arguments_takes_none() -> None:
     prompt = entries.raw_prompt(Prompt("hello"), given)
     assert prompt.prepare(CTX, {})() == (CTX, {})
-    with pytest.raises(BadArguments, match=r"^/a: is not allowed, nor is any other$"):
+    with pytest.raises(BadArguments, match=r"^/a: is not allowed; no members are allowed$"):
         prompt.prepare(CTX, {"a": "b"})
 
 
