@@ -123,7 +123,7 @@ class _SingleRequest(StreamOwner):
     ) -> None:
         revision = verdict.revision
         self._modern = revision is not None and not revision.handshake
-        self._all = single_requests
+        self._single_requests = single_requests
         self._detached = detached
         self.stream = ResponseStream(self, ResponseMode(verdict.answer, revision), shared, _ids(verdict.message))
         link = LinkKind.EXCHANGE if self._modern else LinkKind.SESSION
@@ -131,7 +131,7 @@ class _SingleRequest(StreamOwner):
         self.server_session = ServerSession(
             run, self.stream, account=account, link=link, terms=terms, changes=self._modern
         )
-        all.add(self.server_session)
+        single_requests.add(self.server_session)
 
     def pull(self, stream: ResponseStream) -> None:
         pull_all(self.server_session, stream)
@@ -143,7 +143,7 @@ class _SingleRequest(StreamOwner):
             self._detached.touch(self.server_session)
 
     def ended(self, stream: ResponseStream) -> None:
-        self._all.discard(self.server_session)
+        self._single_requests.discard(self.server_session)
         if not self._modern:
             self._detached.forget(self.server_session)
             self.server_session.connection_lost("the response has ended")
