@@ -145,7 +145,7 @@ def _defaults(properties: Mapping[str, Json], schema: CompiledSchema) -> dict[st
     """Return the valid defaults.  A default that does not fit the schema of its own field is ignored."""
     defaults = {name: each.get("default") for name, each in properties.items() if isinstance(each, dict)}
     plain = {name: value for name, value in defaults.items() if _is_plain(value)}
-    if not schema.judges(plain):  # the check of each is cheap, but the check of all together may not be
+    if not schema.can_check(plain):  # the check of each is cheap, but the check of all together may not be
         return {}
     return {name: value for name, value in plain.items() if not schema.errors({name: value})}
 
