@@ -274,11 +274,11 @@ async def test_call_next_passes_the_same_request_on(revision: str) -> None:
         (lambda ctx, call_next: call_next(ctx), "call_next takes a Request, got Context; write await call_next()"),
         (
             lambda ctx, call_next: call_next,
-            "a middleware returned partial, and no result; write return await call_next()",
+            "a middleware must return a result, got partial; write return await call_next()",
         ),
         (
             lambda ctx, call_next: call_next(),
-            "a middleware returned coroutine, and no result; write return await call_next()",
+            "a middleware must return a result, got coroutine; write return await call_next()",
         ),
     ],
 )

@@ -299,7 +299,7 @@ async def test_what_is_mounted_keeps_its_scopes(autojump_clock: MockClock) -> No
 async def test_what_is_protected_by_itself_is_not_served_openly_by_another(autojump_clock: MockClock) -> None:
     whole = Server("whole")
     whole.mount(protected(), prefix="o_")
-    with pytest.raises(UsageError, match="call protect of that which is served"):
+    with pytest.raises(UsageError, match="call protect of the outer server"):
         async with served(whole):
             raise AssertionError("it is served")
 

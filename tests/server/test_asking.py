@@ -1195,7 +1195,7 @@ async def test_what_is_no_question_is_said_to_be_none(
     revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def it(ctx: Context) -> str:
-        with pytest.raises(UsageError, match=r"'size' is no question; ask by Elicit\(\.\.\.\)"):
+        with pytest.raises(UsageError, match=r"'size' must be a question, got str; write Elicit\(\.\.\.\)"):
             await ctx.ask(size="Which size?")  # type: ignore[arg-type]
         return "went on"
 

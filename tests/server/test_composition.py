@@ -328,7 +328,7 @@ async def test_middleware_that_returns_no_result_fails_its_own_call_only(
         assert "the server's log says why" in text_of(result)
         (record,) = caplog.records
         if not isinstance(NO_RESULTS[what], dict):  # most often a forgotten `return`
-            assert f"a middleware returned {type(NO_RESULTS[what]).__name__}" in str(record.exc_info)
+            assert f"a middleware must return a result, got {type(NO_RESULTS[what]).__name__}" in str(record.exc_info)
         assert await wire.about()
 
 

@@ -538,7 +538,7 @@ async def test_an_author_hears_that_a_code_is_not_his_to_choose(
         with pytest.raises(WireError) as refused:
             await wire.call("tools/call", {"name": "fail"})
     assert refused.value.code == -32603
-    assert "2026-07-28 keeps -32001 to itself" in caplog.text
+    assert "2026-07-28 reserves -32001" in caplog.text
 
 
 MISTAKES: list[tuple[str, Object]] = [

@@ -92,14 +92,14 @@ def _kept_bytes() -> AbstractContextManager[Any]:
 
 def _answer_of_another() -> AbstractContextManager[Any]:
     """Now and then a call gets the result of the one before."""
-    call, last, count = Dispatcher._handled, list[Any](), itertools.count(1)
+    call, last, count = Dispatcher._run_handler, list[Any](), itertools.count(1)
 
     async def mix_up(self: Dispatcher, *args: Any) -> Any:
         result = await call(self, *args)
         last.append(result)
         return last[-2] if next(count) % 50 == 0 else result
 
-    return mock.patch.object(Dispatcher, "_handled", mix_up)
+    return mock.patch.object(Dispatcher, "_run_handler", mix_up)
 
 
 def _stranger() -> AbstractContextManager[Any]:

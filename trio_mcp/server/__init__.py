@@ -46,7 +46,7 @@ else:
             "driver": "address_of converse serve_stream socket_of",
             "entries": "Completer Completing Entry PromptEntry ResourceEntry TemplateEntry ToolEntry check_tool_name",
             "handlers": "Handler RunMode raw typed",
-            "parking": "ParkedCall Parking next_round read_answer volunteered worded",
+            "parking": "ParkedCall Parking early_answers next_round read_answer write_questions",
             "process": "ProcessLife live place",
             "publishing": "ListenerKey ListeningConnection Publisher",
             "questions": "Elicit ElicitUrl Inquiry ListRoots Sample UrlElicitationRequired",

@@ -59,7 +59,7 @@ from trio_mcp.core.state import LinkKind
 from trio_mcp.core.subscriptions import ChangeKind
 from trio_mcp.core.terms import NOTHING, Terms
 from trio_mcp.server.context import LOG, ClientError, ClientGone, Context
-from trio_mcp.server.parking import ParkedCall, next_round, read_answer, volunteered, worded
+from trio_mcp.server.parking import ParkedCall, early_answers, next_round, read_answer, write_questions
 from trio_mcp.server.publishing import ListenerKey
 from trio_mcp.server.run import Run
 from trio_mcp.transport.nursery import sole
@@ -159,7 +159,7 @@ class _HeldReports:
             session.progress(id, *report)
         else:
             return False
-        self.ctx.told = self.ctx.wire.mark
+        self.ctx._last_write = self.ctx._wire.mark
         return True
 
 
@@ -296,14 +296,14 @@ class ServerSession:
     def abort_pending(self, why: str) -> None:
         """What runs and what waits is ended, and the client, which is here, is told so."""
         error = RequestError(INTERNAL_ERROR, why)
-        wires = self._waiting | {id: ctx.wire for id, ctx in self._contexts.items()}
+        wires = self._waiting | {id: ctx._wire for id, ctx in self._contexts.items()}
         for id in wires:
             self.session.refuse(id, error)
             self._withdraw(id)
         self._waiting.clear()
         self._quiet.unpark_all()
         for ctx in self._contexts.values():
-            ctx.cancel(why)
+            ctx._cancel(why)
         for wire in wires.values():
             wire.wake()
 
@@ -320,7 +320,7 @@ class ServerSession:
     @property
     def at_work(self) -> bool:
         """Whether a handler runs that is not waiting for its client."""
-        return any(not ctx.asking for ctx in self._contexts.values())
+        return any(not ctx._asking for ctx in self._contexts.values())
 
     def undeliverable(self, id: Id) -> None:
         """A question of ours, which was to be sent, cannot reach the client."""
@@ -368,7 +368,7 @@ class ServerSession:
         id = event.id
         ctx = self._contexts.get(id)
         if ctx is not None:
-            ctx.cancel(event.reason or "the client cancelled the request")
+            ctx._cancel(event.reason or "the client cancelled the request")
             return
         # It waited its turn, or was a subscription; nobody else will say that it has ended.
         wire = self._waiting.pop(id, None) or self._listening.pop(id, None)
@@ -396,7 +396,7 @@ class ServerSession:
         worker = self._run.workers.hire()
         ctx = self._contexts[request.id] = Context(self, request, call.terms, wire, worker.scope)
         if received is not None:
-            ctx.received = received
+            ctx._received = received
         name = request.params.get("name", request.params.get("uri"))
         if not isinstance(name, str):
             name = ""
@@ -430,25 +430,25 @@ class ServerSession:
                     outcome = result
                     self._end_now(ctx, outcome)
                     return
-                link: Any = ctx.link
+                link: Any = ctx._link
                 if link is not None:
                     if link._kept:
                         await link._send_kept(ctx)
-                    if ctx.told:
+                    if ctx._last_write:
                         await link._part(ctx)
                 outcome = result
             finally:
-                ctx.over()
-                if outcome is None and ctx.cancelled and (link := _of(ctx)) is not None:
+                ctx._finish()
+                if outcome is None and ctx._is_cancelled and (link := _of(ctx)) is not None:
                     link._close(ctx, _TO_NOBODY)
-                    ctx.wire.wake()
-            if ctx.place is not None:  # it did not wait for the client's answer; the retry gets what has come of it
-                await ctx.place.resumed.wait()
-            at: Any = ctx.link
+                    ctx._wire.wake()
+            if ctx._parked is not None:  # it did not wait for the client's answer; the retry gets what has come of it
+                await ctx._parked.resumed.wait()
+            at: Any = ctx._link
             if at is not None:  # None: the client never came back
-                received = ctx.received
+                received = ctx._received
                 if received is not None:
-                    ctx.received = None
+                    ctx._received = None
                     received.drop()  # its room is for the answer now
                 said = at._close(ctx, outcome)
                 if received is not None:
@@ -456,16 +456,16 @@ class ServerSession:
                 del result, outcome  # while a client reads slowly, its answer is there once, as bytes
                 await at._end(ctx, said)
         finally:  # also when it was cancelled together with the server; then nobody is told
-            if ctx.received is not None:
-                ctx.received.drop()
-            at = ctx.link
+            if ctx._received is not None:
+                ctx._received.drop()
+            at = ctx._link
             if at is not None:
                 at._forget(ctx)
 
     async def _result(self, worker: Worker, ctx: Context) -> JsonObject | RequestError:
         # By itself: an error that is returned here is held by no frame of its own traceback, nor is a cancellation.
         try:
-            if _goes_on(ctx.request, ctx.terms):
+            if _goes_on(ctx.request, ctx._terms):
                 back = self._run.parking.retry(ctx)
                 if isinstance(back, ParkedCall):
                     self._hand_over(ctx, back)
@@ -489,31 +489,31 @@ class ServerSession:
             finally:
                 del stopped, failed  # or they would hold this frame, which holds them
 
-    def _hand_over(self, ctx: Context, place: ParkedCall) -> None:
+    def _hand_over(self, ctx: Context, parked: ParkedCall) -> None:
         """From now on this request, and its place among the running ones, are those of the handler that waited."""
-        ctx.detach(place)
-        ctx.received, place.ctx.received = place.ctx.received, ctx.received  # each keeps one of them for as long
-        place.ctx.attach(self, ctx.request, ctx.terms, ctx.wire)
-        self._contexts[ctx.request.id] = place.ctx
-        place.resumed.set()
+        ctx._detach(parked)
+        ctx._received, parked.ctx._received = parked.ctx._received, ctx._received  # each keeps one of them for as long
+        parked.ctx._attach(self, ctx.request, ctx._terms, ctx._wire)
+        self._contexts[ctx.request.id] = parked.ctx
+        parked.resumed.set()
 
     def _end_now(self, ctx: Context, outcome: JsonObject | RequestError) -> None:
         """As `_end`, in a task that must not wait any more."""
-        if ctx.place is not None:  # it did not wait for the client's answer, so that nobody would hear this before
-            self._run.parking.give_up(ctx.place)
-            ctx.place.resumed.set()
+        if ctx._parked is not None:  # it did not wait for the client's answer, so that nobody would hear this before
+            self._run.parking.give_up(ctx._parked)
+            ctx._parked.resumed.set()
         link = _of(ctx)
         if link is not None:
             link._close(ctx, outcome)
-            ctx.wire.wake()
+            ctx._wire.wake()
 
     async def _end(self, ctx: Context, said: bool) -> None:
         if not said:
-            ctx.wire.wake()
+            ctx._wire.wake()
             return
-        await ctx.wire.flush()
-        if ctx.wire.full:
-            await ctx.wire.room()  # so that who does not read is not served without end
+        await ctx._wire.flush()
+        if ctx._wire.full:
+            await ctx._wire.room()  # so that who does not read is not served without end
 
     def _close(self, ctx: Context, outcome: JsonObject | RequestError) -> bool:
         """The call has ended with this; False if nobody hears it."""
@@ -525,7 +525,7 @@ class ServerSession:
 
         Some clients lose progress that they read in one piece with the result.
         """
-        await ctx.wire.written(ctx.told)
+        await ctx._wire.written(ctx._last_write)
 
     def _say(self, ctx: Context, outcome: JsonObject | RequestError) -> bool:
         """Answer the request; False if nobody hears it.  A result that cannot be written costs this call only."""
@@ -559,27 +559,27 @@ class ServerSession:
 
     async def tell(self, ctx: Context) -> None:
         self._tell(ctx)
-        await ctx.wire.room()
+        await ctx._wire.room()
 
     def keeps(self, ctx: Context) -> bool:
-        return ctx.wire.full or (bool(self._kept) and ctx.request.id in self._kept)
+        return ctx._wire.full or (bool(self._kept) and ctx.request.id in self._kept)
 
     async def keep(self, ctx: Context, method: str, *report: Any) -> bool:
-        ctx.wire.wake()
+        ctx._wire.wake()
         for _ in range(2):  # a writer that can write has had its turn then, whatever the order of tasks
             await trio.lowlevel.checkpoint()
         kept = self._kept.get(ctx.request.id)
-        if kept is not None and ctx.wire.full:
+        if kept is not None and ctx._wire.full:
             await trio.sleep_until(kept.at + _APART)
         id = ctx.request.id
         if self._contexts.get(id) is not ctx:
             return True  # meanwhile another task of the call has ended it, or it goes on in another conversation
         kept = self._kept.get(id)
-        while kept is not None and not ctx.wire.full:  # in their order
+        while kept is not None and not ctx._wire.full:  # in their order
             if not kept.send_next(self.session):
                 del self._kept[id]
                 kept = None
-        if kept is None and not ctx.wire.full:
+        if kept is None and not ctx._wire.full:
             return False
         if method == PROGRESS:
             progress, total, message = report
@@ -595,7 +595,7 @@ class ServerSession:
         else:
             (params,) = report
             text = encode(prepare(Notification(method, params)))
-            if not ctx.terms.wants_log(params["level"]):
+            if not ctx._terms.wants_log(params["level"]):
                 return True
             kept = self._kept.setdefault(id, _HeldReports(ctx))
             kept.add_log(text)
@@ -606,13 +606,13 @@ class ServerSession:
         """Send all that is kept of a call that is about to be answered, as fast as its client reads."""
         kept = self._kept.get(ctx.request.id)
         while kept is not None and kept.send_next(self.session):
-            await ctx.wire.room()
+            await ctx._wire.room()
         self._kept.pop(ctx.request.id, None)
 
     def send_kept(self, room: Callable[[Wire], bool]) -> None:
         """Send what calls have reported meanwhile, on wires that have room."""
         for id, kept in tuple(self._kept.items()):
-            while room(kept.ctx.wire):
+            while room(kept.ctx._wire):
                 if not kept.send_next(self.session):
                     del self._kept[id]
                     break
@@ -622,12 +622,12 @@ class ServerSession:
         if trio.current_time() - self._reported < _IN_A_ROW:
             await trio.lowlevel.checkpoint_if_cancelled()
         else:
-            await ctx.wire.room()
+            await ctx._wire.room()
             self._reported = trio.current_time()
 
     def _tell(self, ctx: Context) -> None:
-        ctx.told = ctx.wire.mark
-        ctx.wire.wake()
+        ctx._last_write = ctx._wire.mark
+        ctx._wire.wake()
 
     async def tell_apart(self, method: str, params: JsonObject) -> bool:
         told = self.session.notify(method, params)
@@ -637,15 +637,15 @@ class ServerSession:
 
     async def ask(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, Any]:
         answers = await self.ask_raw(ctx, questions)
-        if ctx.terms.revision.handshake:
+        if ctx._terms.revision.handshake:
             return {key: question.read(answers[key]) for key, question in questions.items()}
         return {key: read_answer(key, question, answers[key]) for key, question in questions.items()}
 
     async def ask_raw(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, JsonObject]:
         """The answers as they came."""
         await trio.lowlevel.checkpoint_if_cancelled()  # that the request is over would be an error
-        with ctx.waiting():
-            if ctx.terms.revision.handshake:
+        with ctx._waiting():
+            if ctx._terms.revision.handshake:
                 return await self._by_requests(ctx, questions)
             return await self._by_rounds(ctx, questions)
 
@@ -653,12 +653,12 @@ class ServerSession:
         """The legacy way: requests of ours, all at once, on the stream of the call that they belong to."""
         asked: dict[str, _PendingQuestion] = {}
         try:
-            asking = worded(ctx, questions)
+            asking = write_questions(ctx, questions)
         except NotDeclared as error:
             if self._alone:  # where `initialize` leaves nothing behind, it is not the client that lacks it
                 error.args = (f"{ctx.method} has a question, and {_NO_SESSION}",)
             raise
-        if ctx.wire.answers_only or self._alone:
+        if ctx._wire.answers_only or self._alone:
             why = f"{ctx.method} has a question, and {_NO_SESSION if self._alone else _JSON_ALONE}"
             _log.warning("%s", why)
             raise RequestError(INTERNAL_ERROR, why)
@@ -667,7 +667,7 @@ class ServerSession:
         if not self.session.opened:
             raise RemoteProtocolError("nothing can be asked before the client has sent notifications/initialized")
         if any("tools" in question.params for question in asking):
-            ctx.rounds = next_round(ctx)  # samp-19; in 2026-07-28 the client counts, whatever it is asked
+            ctx._rounds = next_round(ctx)  # samp-19; in 2026-07-28 the client counts, whatever it is asked
         try:
             for question in asking:
                 id = self.session.request(question.method, question.params, about=ctx.request.id)
@@ -678,59 +678,59 @@ class ServerSession:
             for each in asked.values():
                 if self._asked.pop(each.id, None) is not None:
                     self.session.cancel(each.id, "the call that asked has ended")
-                    ctx.wire.wake()
+                    ctx._wire.wake()
                     self._wire.wake()  # the notice goes there when nothing more is sent for the call
 
     async def _by_rounds(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, JsonObject]:
         """The modern way: the question answers the request at hand, and the next request brings the answers."""
-        ctx.recorded = {**ctx.recorded, **volunteered(ctx, questions)}
-        unknown = {key: question for key, question in questions.items() if key not in ctx.recorded}
+        ctx._recorded = {**ctx._recorded, **early_answers(ctx, questions)}
+        unknown = {key: question for key, question in questions.items() if key not in ctx._recorded}
         if not unknown:  # a handler that is run again, or a client that knew what it would be asked
             await trio.lowlevel.checkpoint()
-            return ctx.recorded
+            return ctx._recorded
         # The answer may come on another connection of the run, or to another process.
-        if self.session.half_closed and not (self._run.held or ctx.replay):
+        if self.session.half_closed and not (self._run.held or ctx._replay):
             raise ClientGone(_NOT_ASKED)
-        if ctx.told:
+        if ctx._last_write:
             await self._part(ctx)
         # Meanwhile it may have been cancelled; and another task of it may have asked, and go on elsewhere.
         await trio.lowlevel.checkpoint_if_cancelled()
-        place = cast("ServerSession", ctx.opened("a question"))._park(ctx, unknown)
+        parked = cast("ServerSession", ctx._open_link("a question"))._park(ctx, unknown)
         try:
-            await place.resumed.wait()
+            await parked.resumed.wait()
         except trio.Cancelled:
-            place.left = True
+            parked.abandoned = True
             raise
-        answers = {**ctx.recorded, **place.answers}
-        if ctx.replay:
-            ctx.recorded = answers
+        answers = {**ctx._recorded, **parked.answers}
+        if ctx._replay:
+            ctx._recorded = answers
         return answers
 
     def _park(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> ParkedCall:
-        place, asking = self._run.parking.park(ctx, questions)
+        parked, asking = self._run.parking.park(ctx, questions)
         try:
             self._write_answer(ctx.request.id, asking)
         except Exception:  # what is asked cannot be written, as in `_say`
-            self._run.parking.give_up(place)
+            self._run.parking.give_up(parked)
             raise
         self._forget(ctx)
-        ctx.detach(place)
-        ctx.wire.wake()
-        return place
+        ctx._detach(parked)
+        ctx._wire.wake()
+        return parked
 
     async def roots(self, ctx: Context) -> Roots:
         """root-12, root-13: kept for as long as the client would tell of changes, or else for this call."""
         from trio_mcp.server.questions import ListRoots
 
-        told = ctx.terms.revision.notification(Role.CLIENT, _ROOTS_CHANGED) is not None
-        told = told and ctx.terms.declares("roots", "listChanged")
+        told = ctx._terms.revision.notification(Role.CLIENT, _ROOTS_CHANGED) is not None
+        told = told and ctx._terms.declares("roots", "listChanged")
         kept, changes = self._roots if told else None, self._roots_changes
         if kept is not None:
             await trio.lowlevel.checkpoint()
             return kept
         roots: Roots = (await ctx.ask(roots=ListRoots()))["roots"]
         if not told:
-            ctx.kept_roots = roots
+            ctx._kept_roots = roots
         elif changes == self._roots_changes and len(repr(roots)) <= _ROOTS:
             self._roots = roots
         return roots
@@ -748,7 +748,7 @@ class ServerSession:
             self._say(ctx, self._run.dispatcher.failure(ctx, error))
         else:
             if self.session.notify(acknowledged.method, acknowledged.params, about=id):
-                self._listening[id] = ctx.wire
+                self._listening[id] = ctx._wire
                 return
             self._run.publisher.listeners.forget(ListenerKey(self, id))
             why = (
@@ -766,7 +766,7 @@ class ServerSession:
         uris = list(dict.fromkeys(uris))
         if len(uris) > self._run.limits.listener_changes:
             return ctx.request  # to be refused, before the filter is asked a million times
-        kept = [uri for uri in uris if self._run.dispatcher.may_hear(ctx, uri)]
+        kept = [uri for uri in uris if self._run.dispatcher.may_subscribe(ctx, uri)]
         params = {**ctx.request.params, "notifications": {**asked, ChangeKind.RESOURCE.field: kept}}
         return Request(ctx.request.id, ctx.request.method, params)
 
@@ -799,9 +799,9 @@ class ServerSession:
             if received is not None:
                 received.drop()
         self._end_subscriptions()
-        while self._contexts or self._run.parking.waits_for(self):
+        while self._contexts or self._run.parking.parked_by(self):
             await self.quiet()
-            await self._run.parking.come_back(self)
+            await self._run.parking.wait_for(self)
 
     def _end_subscriptions(self) -> None:
         listening, self._listening = self._listening, {}
@@ -813,7 +813,7 @@ class ServerSession:
 
     def stop(self) -> None:
         """The server has stopped: so have all handlers, and nothing more goes out on any wire."""
-        wires = {self._wire, *(ctx.wire for ctx in self._contexts.values())}
+        wires = {self._wire, *(ctx._wire for ctx in self._contexts.values())}
         self.connection_lost("the server has stopped")
         for wire in wires:
             wire.close()
@@ -821,7 +821,7 @@ class ServerSession:
 
 def _of(ctx: Context) -> ServerSession | None:
     """The conversation that the request at hand belongs to, if there is one."""
-    link: Any = ctx.link
+    link: Any = ctx._link
     return link  # type: ignore[no-any-return]
 
 

@@ -1,23 +1,23 @@
-"""From a request to its result.
+"""Dispatch: turn a request into its result.
 
-The session has judged a request already: its method exists, its capability was declared, its metadata is sound.  Here
-its params are looked at, what it names is found, middleware and filters have their say, the handler is run, and what it
-returns or raises becomes the answer.  What may be raised, and what the client gets to see:
+The session has checked the request already: its method exists, its capability was declared, and its metadata is valid.
+The dispatcher reads the params, finds the entry, calls middleware and filters, runs the handler, and turns its return
+value or exception into the answer:
 
-| Raised by a handler | tools/call | everything else |
+| Raised by a handler | tools/call | other methods |
 |---|---|---|
 | ToolError | a result with isError and its text | -32603, with its text |
 | PathRefused | a result with isError and its text | -32602 |
 | RequestError | that JSON-RPC error | that JSON-RPC error |
-| NotDeclared (the client cannot be asked) | modern: -32021; legacy: isError, saying so | the same; legacy: -32603 |
-| NotInThisRevision, RemoteProtocolError | isError, saying so | -32603, saying so |
-| an error that the client answered a question with | the same | the same |
-| anything else | isError, generic; traceback to the log | -32603, generic; traceback to the log |
+| NotDeclared (the client cannot be asked) | modern: -32021; legacy: isError, with its text | the same; legacy: -32603 |
+| NotInThisRevision, RemoteProtocolError | isError, with its text | -32603, with its text |
+| ClientError: the client answered a question with an error | isError, with its text | -32603, with its text |
+| another exception | isError, generic; traceback to the log | -32603, generic; traceback to the log |
 
-KeyboardInterrupt and cancellation are nobody's failure and pass through.
+KeyboardInterrupt and cancellation pass through.
 
-What a mounted server has, that server serves, as if it were alone: the request goes on to it under the name that it
-knows, through its middleware and its filter, with its lifespan.
+A mounted server serves its own entries as if it were alone: the request goes to it under its own name for the entry,
+through its middleware and its filter, with its lifespan.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from trio_mcp.server.catalog import LISTS, Catalog
 from trio_mcp.server.context import ClientError, ClientGone, Context
 from trio_mcp.server.entries import Entry, ToolEntry
 from trio_mcp.server.handlers import Handler, RunMode
-from trio_mcp.server.parking import Parking, next_round, worded
+from trio_mcp.server.parking import Parking, next_round, write_questions
 from trio_mcp.server.publishing import ListenerKey, Publisher
 from trio_mcp.server.results import (
     BadResult,
@@ -82,9 +82,9 @@ __all__ = ["CallNext", "Dispatcher", "Middleware", "ServerFeatures"]
 
 
 class CallNext(Protocol):
-    """What comes after a middleware: gives the result of a request, or raises what the handler did.
+    """The rest of the chain after a middleware.  Returns the result of the request, or raises as the handler.
 
-    Without an argument the request is the one that the middleware was given.
+    The default `request` is the one that the middleware got.
     """
 
     def __call__(self, request: Request | None = None, /) -> Awaitable[JsonObject]: ...
@@ -131,58 +131,58 @@ class Dispatcher:
         self._threads = threads
 
     def protection(self) -> Protection | None:
-        """That of the server which runs: who gets through to it gets through to all that is mounted in it.
+        """The protection of the running server.  Clients with access to it have access to all mounted servers.
 
-        Raises UsageError where only something mounted has any, which would be open to everybody.
+        Raises UsageError if only a mounted server is protected, because it would be open to all clients.
         """
         if self._features.protection is None and any(part.protection is not None for part in self._parts.values()):
             raise UsageError(
-                "a server that is mounted here is protected, and the whole is not; call protect of that which is served"
+                "a mounted server is protected, but the server that is served is not; call protect of the outer server"
             )
         return self._features.protection
 
     def __call__(self, ctx: Context) -> Awaitable[JsonObject]:
-        """The result of the request of `ctx`.  Raises whatever the handler does; see `failure`."""
+        """Return the result of the request of `ctx`.  Raises the exception of the handler; see `failure`."""
         return self._served_by(self._features, self._METHODS[ctx.request.method], ctx, ctx.request)
 
-    async def _served_by(self, at: ServerFeatures, serve: Serve, ctx: Context, request: Request) -> JsonObject:
-        """As this server, the running one or one that is mounted in it, serves a request."""
-        outer, ctx.lifespan = ctx.lifespan, self._lifespans.get(at.catalog)
+    async def _served_by(self, server: ServerFeatures, serve: Serve, ctx: Context, request: Request) -> JsonObject:
+        """Serve a request as `server` does: the running server, or a server that is mounted in it."""
+        outer, ctx.lifespan = ctx.lifespan, self._lifespans.get(server.catalog)
         try:
-            if not at.middleware:
-                return await serve(self, at, ctx, request)
-            call_next: _Serve = functools.partial(serve, self, at, ctx)
-            for middleware in reversed(at.middleware):
+            if not server.middleware:
+                return await serve(self, server, ctx, request)
+            call_next: _Serve = functools.partial(serve, self, server, ctx)
+            for middleware in reversed(server.middleware):
                 call_next = functools.partial(_pass, middleware, ctx, call_next)
             result = await call_next(request)
         finally:
             ctx.lifespan = outer
         if not isinstance(result, dict):
             if inspect.iscoroutine(result):
-                result.close()  # or Python would complain as well
+                result.close()  # or Python would warn as well
             raise UsageError(
-                f"a middleware returned {type(result).__name__}, and no result; write return await call_next()"
+                f"a middleware must return a result, got {type(result).__name__}; write return await call_next()"
             )
         return result
 
     def failure(self, ctx: Context, error: BaseException) -> JsonObject | RequestError:
-        """What the client is told about a request that ended with `error`; the log hears what it must not be told."""
+        """Make the answer to a request whose handler raised `error`.  Details for the operator go to the log."""
         try:
-            return self._told(ctx, sole(error))
-        except Exception as second:  # noqa: BLE001  # an author's exception may fail to say what it is
+            return self._answer_for(ctx, sole(error))
+        except Exception as second:  # noqa: BLE001  # `str` of an author's exception may raise
             return self.broken(ctx, second)
 
     def broken(self, ctx: Context, error: BaseException) -> JsonObject | RequestError:
-        """What the client is told when nothing can be said of `error` but to the log."""
-        # log-06: what went wrong may be anybody's secret; it is for the server's own log.
-        what = _called(ctx)
+        """Log `error`, and make a generic answer that does not show it."""
+        # log-06: the text of the exception may be a secret, so it goes only to the server's own log.
+        name = _described(ctx)
         if isinstance(error, BadResult) and isinstance(error.__cause__, McpError):
-            _log.error("%s failed: %s", what, error)  # none of the frames that led here is the author's
+            _log.error("%s failed: %s", name, error)  # no frame of the traceback is the author's
         else:
-            _log.error("%s failed", what, exc_info=error)
-        return _failed(ctx, f"{what} failed; the server's log says why")
+            _log.error("%s failed", name, exc_info=error)
+        return _error_answer(ctx, f"{name} failed; the server's log says why")
 
-    def _told(self, ctx: Context, error: BaseException) -> JsonObject | RequestError:
+    def _answer_for(self, ctx: Context, error: BaseException) -> JsonObject | RequestError:
         tool = ctx.method == "tools/call"
         if tool and isinstance(error, PathRefused):  # the model chose the path, and may choose another
             return tool_failure(str(error.message), ctx._terms.revision)
@@ -190,38 +190,38 @@ class Dispatcher:
             code = ctx._terms.revision.error_code(error.code)
             if code == INTERNAL_ERROR != error.code:
                 _log.warning(
-                    "%s was answered with %d, for %s keeps %d to itself; choose one outside of -32768 to -32000",
-                    _called(ctx), code, ctx.revision, error.code,
+                    "%s was answered with error %d, because %s reserves %d; use a code outside of -32768 to -32000",
+                    _described(ctx), code, ctx.revision, error.code,
                 )  # fmt: skip
             return error
         if isinstance(error, ToolError):
             try:
-                said = tool_failure(error, ctx._terms.revision)
+                failed = tool_failure(error, ctx._terms.revision)
             except (BadResult, NotInThisRevision) as unwritable:
                 error = unwritable
             else:
                 if tool:
-                    return said
-                texts = [block["text"] for block in said["content"] if block.get("type") == "text"]
-                if any(texts):  # a picture is nothing that an error could show
+                    return failed
+                texts = [block["text"] for block in failed["content"] if block.get("type") == "text"]
+                if any(texts):  # an error can carry only text
                     return RequestError(INTERNAL_ERROR, "\n".join(texts))
         if isinstance(error, NotDeclared) and not ctx._terms.revision.handshake:
             needed = {"requiredCapabilities": capability_object([error.capability])}
             return RequestError(MISSING_CLIENT_CAPABILITY, str(error), needed)
         if isinstance(error, NotDeclared | NotInThisRevision | RemoteProtocolError | ClientError | ClientGone):
-            return _failed(ctx, f"{_called(ctx)}: {error}")
+            return _error_answer(ctx, f"{_described(ctx)}: {error}")
         return self.broken(ctx, error)
 
     # Lists.
 
-    async def _list(self, at: ServerFeatures, ctx: Context, request: Request) -> JsonObject:
+    async def _list(self, server: ServerFeatures, ctx: Context, request: Request) -> JsonObject:
         cursor = request.params.get("cursor")
-        allowed = functools.partial(self._allows, at, ctx.principal) if self._filters else None
+        allowed = functools.partial(self._allows, server, ctx.principal) if self._filters else None
         revision, method = ctx._terms.revision, request.method
-        page = at.catalog.list(method, revision, cursor, at.page_size, allowed)
-        if at.middleware:
-            page = _own(page)
-        hints = at.cache.get(method)
+        page = server.catalog.list(method, revision, cursor, server.page_size, allowed)
+        if server.middleware:
+            page = _copy_of(page)
+        hints = server.cache.get(method)
         if hints is None or method not in revision.cacheable:
             return page
         members = hints.members
@@ -235,112 +235,112 @@ class Dispatcher:
     def _filters(self) -> bool:
         return any(each.filter is not None for each in (self._features, *self._parts.values()))
 
-    def _allows(self, at: ServerFeatures, principal: Any, entry: Entry) -> bool:
-        """tool-24: what there is may depend on who asks, and on nothing else (tool-23)."""
-        if at.filter is not None and called(at.filter, principal, entry.model) is not True:
-            return False  # also for anything that is no answer
+    def _allows(self, server: ServerFeatures, principal: Any, entry: Entry) -> bool:
+        """tool-24: the entries that a client sees may depend on its principal, and on no other thing (tool-23)."""
+        if server.filter is not None and called(server.filter, principal, entry.model) is not True:
+            return False  # also if the filter did not return a bool
         return not entry.owners or self._allows(self._parts[entry.owners[0]], principal, entry.inner)
 
-    # Scopes.  Lists show tools also to those who lack them: who does not see a tool will never ask for its scope.
+    # Scopes.  Lists also show tools that need other scopes: a client that does not see a tool never asks for its scope.
 
     @property
     def scopes(self) -> Sequence[str]:
-        """Those of every request."""
-        return self._needed(())
+        """The scopes that every request needs."""
+        return self._required_scopes(())
 
     def scopes_for(self, request: Request, principal: Any) -> Sequence[str]:
-        """All scopes that whoever asks needs for this request, by HTTP."""
+        """All scopes that this request needs over HTTP."""
         name = request.params.get("name") if request.method == "tools/call" else None
         entry = self._features.catalog.tool(name) if isinstance(name, str) else None
         if entry is not None and entry.scopes and not self._allows(self._features, principal, entry):
-            entry = None  # or its scopes would tell that it is there
-        return self._needed(() if entry is None else entry.scopes)
+            entry = None  # or its scopes would show that it exists
+        return self._required_scopes(() if entry is None else entry.scopes)
 
-    def _needed(self, scopes: Sequence[str]) -> Sequence[str]:
+    def _required_scopes(self, scopes: Sequence[str]) -> Sequence[str]:
         protection = self._features.protection
         return scopes if protection is None else tuple(dict.fromkeys((*protection.scopes, *scopes)))
 
     def _check_scopes(self, ctx: Context, entry: ToolEntry) -> None:
-        """Where HTTP itself could not refuse, as on a WebSocket (auth-80).
+        """Raise RequestError for a missing scope, if HTTP itself could not refuse, as on a WebSocket (auth-80).
 
-        Scopes are an affair of HTTP: on a stream, which has no headers, whoever is at its other end has them all.  But
-        by HTTP nobody has any where the server is not protected.
+        Scopes exist only over HTTP: the client of a stream, which has no headers, may call all tools.  Over HTTP a
+        client has no scopes if the server is not protected.
         """
-        who = ctx._terms.principal
-        if not (isinstance(who, Principal) or ctx.headers):
+        principal = ctx._terms.principal
+        if not (isinstance(principal, Principal) or ctx.headers):
             return
-        needed = self._needed(entry.scopes)
-        if not has_scopes(who, needed):
-            told = " ".join(needed)
-            data = {"error": "insufficient_scope", "scope": told}
-            raise RequestError(INVALID_REQUEST, f"the access token lacks a scope; this request needs {told}", data)
+        needed = self._required_scopes(entry.scopes)
+        if not has_scopes(principal, needed):
+            scope = " ".join(needed)
+            data = {"error": "insufficient_scope", "scope": scope}
+            raise RequestError(INVALID_REQUEST, f"the access token lacks a scope; this request needs {scope}", data)
 
     # Calls.
 
-    async def _call_tool(self, at: ServerFeatures, ctx: Context, request: Request) -> JsonObject:
-        name, arguments = _named(request.params)
-        entry, revision = at.catalog.tool(name), ctx._terms.revision
-        if entry is None or (self._filters and not self._allows(at, ctx.principal, entry)):
-            # tool-31: no tool, so no tool result.
+    async def _call_tool(self, server: ServerFeatures, ctx: Context, request: Request) -> JsonObject:
+        name, arguments = _call_params(request.params)
+        entry, revision = server.catalog.tool(name), ctx._terms.revision
+        if entry is None or (self._filters and not self._allows(server, ctx.principal, entry)):
+            # tool-31: an unknown tool is an error, not a tool result.
             raise RequestError(INVALID_PARAMS, f"there is no tool {shown(name)}; tools/list names those there are")
         if entry.scopes:
             self._check_scopes(ctx, entry)
         if entry.owners:
-            return await self._under(entry, Dispatcher._call_tool, ctx, _renamed(request, entry))
+            return await self._serve_mounted(entry, Dispatcher._call_tool, ctx, _renamed(request, entry))
         try:
             call = entry.prepare(ctx, arguments)
         except BadArguments as bad:
-            if revision.invalid_arguments_are_results:  # tool-33: so that the model can mend them
+            if revision.invalid_arguments_are_results:  # tool-33: so that the model can correct them
                 return tool_failure(str(bad), revision)
             raise RequestError(INVALID_PARAMS, str(bad)) from None  # tool-32
-        return await self._handled(ctx, entry, call, tool_result, entry.output, name, revision)
+        return await self._run_handler(ctx, entry, call, tool_result, entry.output, name, revision)
 
-    async def _get_prompt(self, at: ServerFeatures, ctx: Context, request: Request) -> JsonObject:
-        name, arguments = _named(request.params)
-        entry, revision = at.catalog.prompt(name), ctx._terms.revision
-        if entry is None or not self._allows(at, ctx.principal, entry):  # prm-08
+    async def _get_prompt(self, server: ServerFeatures, ctx: Context, request: Request) -> JsonObject:
+        name, arguments = _call_params(request.params)
+        entry, revision = server.catalog.prompt(name), ctx._terms.revision
+        if entry is None or not self._allows(server, ctx.principal, entry):  # prm-08
             raise RequestError(INVALID_PARAMS, f"there is no prompt {shown(name)}; prompts/list names those there are")
         if entry.owners:
-            return await self._under(entry, Dispatcher._get_prompt, ctx, _renamed(request, entry))
+            return await self._serve_mounted(entry, Dispatcher._get_prompt, ctx, _renamed(request, entry))
         try:
             call = entry.prepare(ctx, arguments)
         except BadArguments as bad:  # prm-08, prm-09, prm-17
             raise RequestError(INVALID_PARAMS, str(bad)) from None
-        return await self._handled(ctx, entry, call, prompt_result, entry.description, revision)
+        return await self._run_handler(ctx, entry, call, prompt_result, entry.description, revision)
 
-    async def _read_resource(self, at: ServerFeatures, ctx: Context, request: Request) -> JsonObject:
+    async def _read_resource(self, server: ServerFeatures, ctx: Context, request: Request) -> JsonObject:
         uri, revision = request.params.get("uri"), ctx._terms.revision
         if not isinstance(uri, str):
             raise RequestError(INVALID_PARAMS, "resources/read needs a uri, a string")
-        found = at.catalog.resource(uri)
-        if found is None or not self._allows(at, ctx.principal, found[0]):
+        found = server.catalog.resource(uri)
+        if found is None or not self._allows(server, ctx.principal, found[0]):
             raise ResourceNotFound(uri)
         entry, variables = found
         if entry.owners:
-            return await self._under(entry, Dispatcher._read_resource, ctx, request)
-        call = entry.prepare(ctx, uri, variables)  # res-10: what was found in the URI has been checked
-        result = await self._handled(ctx, entry, call, resource_result, uri, entry.mime_type, revision)
+            return await self._serve_mounted(entry, Dispatcher._read_resource, ctx, request)
+        call = entry.prepare(ctx, uri, variables)  # res-10: the variables of the URI are checked already
+        result = await self._run_handler(ctx, entry, call, resource_result, uri, entry.mime_type, revision)
         complete = result.get("resultType", "complete") == "complete"
         if entry.cache is not None and complete and request.method in revision.cacheable:
             return {**entry.cache.members(), **result}
         return result
 
-    async def _under(self, entry: Entry, serve: Serve, ctx: Context, request: Request) -> JsonObject:
-        """As the mounted server serves it that `entry` belongs to."""
+    async def _serve_mounted(self, entry: Entry, serve: Serve, ctx: Context, request: Request) -> JsonObject:
+        """Serve a request as the mounted server does that `entry` belongs to."""
         return await self._served_by(self._parts[entry.owners[0]], serve, ctx, request)
 
-    async def _handled(
+    async def _run_handler(
         self, ctx: Context, entry: Entry, call: Callable[[], Any], finish: Callable[..., JsonObject], *options: Any
     ) -> JsonObject:
-        """Run a handler until it returns something else than questions; of that, `finish` makes the result."""
+        """Run a handler, again after each `InputRequired`, and make the result of its value with `finish`."""
         ctx._replay = entry.replay
-        if ctx._elsewhere is not None and not entry.replay:
-            raise ctx._elsewhere
+        if ctx._refusal is not None and not entry.replay:
+            raise ctx._refusal
         while True:
             try:
                 value = await (call() if entry.handler.how is RunMode.ASYNC else self._run(entry.handler, call, ctx))
             except RequestError as error:
-                value = _pages(ctx, error)
+                value = _url_questions(ctx, error)
                 if value is None:
                     raise
             if not isinstance(value, InputRequired):
@@ -348,7 +348,7 @@ class Dispatcher:
             if not ctx._terms.revision.handshake:
                 return self._parking.ask_again(ctx, value.questions, value.state)
             ctx._rounds = next_round(ctx)
-            assert ctx._link is not None  # only modern calls are ever without one
+            assert ctx._link is not None  # only modern calls are without a connection at times
             ctx.answers = {**ctx.answers, **await ctx._link.ask_raw(ctx, value.questions)}
             ctx.state = value.state
 
@@ -361,47 +361,47 @@ class Dispatcher:
 
     # Completion.
 
-    async def _complete(self, at: ServerFeatures, ctx: Context, request: Request) -> JsonObject:
+    async def _complete(self, server: ServerFeatures, ctx: Context, request: Request) -> JsonObject:
         kind, name, argument, value, arguments = _completion_params(request.params)
-        # cmpl-04: access to suggestions is that to what they are for.
-        found = at.catalog.completer(kind, name, argument, functools.partial(self._allows, at, ctx.principal))
+        # cmpl-04: a client may complete the arguments of the entries that it may use.
+        found = server.catalog.completer(kind, name, argument, functools.partial(self._allows, server, ctx.principal))
         if found is None:
             return completion_result([])
         if found.owners:
-            if kind == "ref/prompt":  # URIs stay as they are
+            if kind == "ref/prompt":  # URIs have no prefix
                 ref = {**request.params["ref"], "name": found.entry.inner.key}
                 request = Request(request.id, request.method, {**request.params, "ref": ref})
-            return await self._under(found.entry, Dispatcher._complete, ctx, request)
+            return await self._serve_mounted(found.entry, Dispatcher._complete, ctx, request)
         return completion_result(
             await self._run(found.handler, found.prepare(ctx, kind, name, argument, value, arguments), ctx)
         )
 
-    # Legacy subscriptions; the modern ones are no requests that anything runs for.
+    # Legacy subscriptions.  Modern ones do not come here, because no handler runs for them.
 
-    async def _subscribe(self, at: ServerFeatures, ctx: Context, request: Request) -> JsonObject:
+    async def _subscribe(self, server: ServerFeatures, ctx: Context, request: Request) -> JsonObject:
         uri = request.params.get("uri")
-        if isinstance(uri, str) and not self.may_hear(ctx, uri):
+        if isinstance(uri, str) and not self.may_subscribe(ctx, uri):
             raise ResourceNotFound(uri)
         return self._in_session(ctx, self._publisher.listeners.subscribe)
 
-    async def _unsubscribe(self, at: ServerFeatures, ctx: Context, request: Request) -> JsonObject:
+    async def _unsubscribe(self, server: ServerFeatures, ctx: Context, request: Request) -> JsonObject:
         return self._in_session(ctx, self._publisher.listeners.unsubscribe)
 
     def _in_session(self, ctx: Context, change: Callable[[ListenerKey, JsonObject], JsonObject]) -> JsonObject:
-        """Change what a legacy session listens to.  A client that has ended its input listens to nothing any more."""
+        """Change the subscriptions of a legacy session; does nothing if the client has closed its side."""
         key = _session_of(ctx)
         return change(key, ctx.request.params) if key in self._publisher.listeners else {}
 
     def mirrors(self, tool: str) -> Sequence[Mirror]:
-        """Which arguments of a tool are repeated in headers."""
+        """The arguments of a tool that are repeated in HTTP headers."""
         entry = self._features.catalog.tool(tool)
         return () if entry is None else entry.mirrors
 
-    def may_hear(self, ctx: Context, uri: str) -> bool:
-        """Whether updates of this resource may be told to who asks for them.
+    def may_subscribe(self, ctx: Context, uri: str) -> bool:
+        """Whether this client may subscribe to updates of a resource.
 
-        A resource may be waited for that is not there yet.  But not where the filter would then have a say: nobody
-        would ask it again, and what is hidden must not be told from what is not there.
+        Without a filter it may subscribe to a resource that does not exist yet.  With a filter it may not: the filter
+        would not be called again when the resource appears, and hidden resources must look like missing ones.
         """
         if not self._filters:
             return True
@@ -431,24 +431,25 @@ def _next(call_next: _Serve, request: Request, other: Request | None = None, /) 
     return call_next(other)
 
 
-def _own(page: JsonObject) -> JsonObject:
-    """A copy that a middleware may change, for what is kept is shown to others too."""
+def _copy_of(page: JsonObject) -> JsonObject:
+    """Copy a page, so that a middleware may change it; the cached page is shown to other clients."""
     copy: JsonObject = parse(page.text if isinstance(page, CachedResult) else to_text(page))[0]
     return copy
 
 
 def _renamed(request: Request, entry: Entry) -> Request:
-    """The request as the mounted server knows it."""
+    """The request with the name that the mounted server uses for the entry."""
     return Request(request.id, request.method, {**request.params, "name": entry.inner.key})
 
 
-def _called(ctx: Context) -> str:
-    """The request, for people."""
+def _described(ctx: Context) -> str:
+    """Describe the request for messages and logs."""
     name = ctx.request.params.get("name", ctx.request.params.get("uri"))
     return f"{ctx.method} {shown(name)}" if isinstance(name, str) else ctx.method
 
 
-def _failed(ctx: Context, text: str) -> JsonObject | RequestError:
+def _error_answer(ctx: Context, text: str) -> JsonObject | RequestError:
+    """Make the answer of a failed call: a result with isError for a tool, or else an error."""
     tool = ctx.method == "tools/call"
     return tool_failure(text, ctx._terms.revision) if tool else RequestError(INTERNAL_ERROR, text)
 
@@ -457,9 +458,12 @@ def _session_of(ctx: Context) -> ListenerKey:
     return ListenerKey(ctx._link, None)  # type: ignore[arg-type]
 
 
-def _pages(ctx: Context, error: RequestError) -> InputRequired | None:
-    """What `UrlElicitationRequired` asks where there is no such error (elic-56).  None where there is, and for every
-    other error.  Raises what the same question would raise if it were asked by `ctx.elicit_url`."""
+def _url_questions(ctx: Context, error: RequestError) -> InputRequired | None:
+    """Turn `UrlElicitationRequired` into questions, for revisions without this error code (elic-56).
+
+    Returns None in revisions that have the code, and for other errors.  Raises as `ctx.elicit_url`, for a client that
+    cannot be asked.
+    """
     if error.code != URL_ELICITATION_REQUIRED:
         return None
     from trio_mcp.server.questions import UrlElicitationRequired
@@ -467,19 +471,19 @@ def _pages(ctx: Context, error: RequestError) -> InputRequired | None:
     if not isinstance(error, UrlElicitationRequired):
         return None
     pages = {f"url-{number}": question for number, question in enumerate(error.questions, 1)}
-    worded(ctx, pages)  # elic-12
+    write_questions(ctx, pages)  # elic-12
     if ctx._terms.revision.handshake:
         return None
     if any(ctx.answers.get(key, NOTHING).get("action") in ("decline", "cancel") for key in pages):
-        raise RequestError(INTERNAL_ERROR, error.message)  # elic-50: asked again, the user would say no again
+        raise RequestError(INTERNAL_ERROR, error.message)  # elic-50: the user has said no already
     return InputRequired(pages, ctx.state)
 
 
 # Params.
 
 
-def _named(params: JsonObject) -> tuple[str, JsonObject]:
-    """The name and the arguments of a call."""
+def _call_params(params: JsonObject) -> tuple[str, JsonObject]:
+    """Read the name and the arguments of a call."""
     name, arguments = params.get("name"), params.get("arguments")
     if not isinstance(name, str):
         raise RequestError(INVALID_PARAMS, "name must be a string")
@@ -494,7 +498,7 @@ _REFERENCES = {"ref/prompt": "name", "ref/resource": "uri"}
 
 
 def _completion_params(params: JsonObject) -> tuple[str, str, str, str, Mapping[str, str]]:
-    """cmpl-04, cmpl-08: what is to be completed, checked."""
+    """Read the params of a completion: kind, name, argument, value, other arguments (cmpl-04, cmpl-08)."""
     ref, argument = params.get("ref"), params.get("argument")
     context = params.get("context") or NOTHING
     kind = ref.get("type") if isinstance(ref, dict) else None

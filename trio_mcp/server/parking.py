@@ -1,18 +1,18 @@
-"""Handlers that wait for a retry: how a handler asks straight through where a server cannot send requests.
+"""Parking: keep handlers that wait for a retry, so that `ctx.ask` works in revisions without server requests.
 
-A question of a handler answers the request at hand with `input_required` and parks the handler.  The answers come with
-another request, on this connection or another one; that request is checked (seal, age, principal, method and params,
-and the answers themselves) before anything is spent, and then the handler goes on under it.  The middleware that it was
-started through is still round it; the retry passes through none.
+A question of a handler answers the current request with `input_required` and parks the handler.  The answers come with
+another request, a retry, on this connection or another one.  The retry is checked first (seal, age, principal, method,
+params and answers), and a refused retry changes nothing.  Then the handler goes on under the retry.  It is still inside
+the middleware that it was started through; the retry passes through no middleware.
 
-A handler need not wait: one that gives up after a time of its own, or fails meanwhile, goes on without a request, and
-the retry gets its result instead of another question.
+A handler may stop waiting, because of its own timeout or a failure.  It then goes on without a request, and the retry
+gets its result instead of another question.
 
-A retry whose handler is not here, after a restart or on another replica, starts a handler that was declared
-`replay=True` from the beginning, with the answers that its sealed state and the retry carry.  A retry of a handler that
-returned `InputRequired` always starts it from the beginning: that is what it asked for.
+If the handler of a retry is not in this process, after a restart or on another replica, a handler with `replay=True` is
+started again with the answers of the sealed state and of the retry.  A handler that returned `InputRequired` is always
+started again from the beginning.
 
-What waits is bounded in number and time (`core.rounds`), and waiting costs no place among the running requests.
+Parked handlers are limited in number and time (`core.rounds`), and do not count as running requests.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ from trio_mcp.server.context import Context, ContextLink
 if TYPE_CHECKING:
     from trio_mcp.server.questions import Inquiry
 
-__all__ = ["ParkedCall", "Parking", "next_round", "read_answer", "volunteered", "worded"]
+__all__ = ["ParkedCall", "Parking", "early_answers", "next_round", "read_answer", "write_questions"]
 
 T = TypeVar("T")
 
 
-def worded(ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> list[Question]:
-    """The questions as the client of `ctx` is asked them.
+def write_questions(ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> list[Question]:
+    """Write questions for the client of `ctx`.
 
-    Raises `NotInThisRevision` and `NotDeclared` for one that it cannot be asked, so that none of them is sent.
+    Raises `NotInThisRevision` or `NotDeclared` if the client cannot be asked one of them, so that none is sent.
     """
     from trio_mcp.server.questions import ElicitUrl, Inquiry
 
@@ -66,12 +66,12 @@ def worded(ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> list[Question
     for key, question in questions.items():
         if not isinstance(question, Inquiry):
             kinds = "Elicit(...), ElicitUrl(...), Sample(...) or ListRoots()"
-            raise UsageError(f"{key!r} is no question; ask by {kinds}")
+            raise UsageError(f"{key!r} must be a question, got {type(question).__name__}; write {kinds}")
         params = question.params(terms.revision)
         method = terms.revision.request(Role.SERVER, question.method)
         method = method or terms.revision.input_requests[question.method]
-        # What no table has comes last, and so does what says more: a client that lacks all of elicitation reads that it
-        # needs its url mode.
+        # The error names the last one, which is the most specific: a client without elicitation reads that it needs
+        # the url mode.
         lacking = missing_capabilities(terms.revision, method, params, terms.capabilities)
         lacking += [need for need in question.needs(terms.revision) if not terms.declares(*need)]
         if lacking:
@@ -82,18 +82,18 @@ def worded(ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> list[Question
 
 
 def read_answer(key: str, question: Inquiry[T], answer: JsonObject) -> T:
-    """The answer that a retry brought.  Raises RequestError, for the retry, if it does not fit (mrtr-23)."""
+    """Read an answer of a retry.  Raises RequestError, to answer the retry, if it does not fit (mrtr-23)."""
     try:
         return question.read(answer)
     except RemoteProtocolError as error:
         raise RequestError(INVALID_PARAMS, f"inputResponses[{key!r}]: {error}") from None
 
 
-def volunteered(ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, JsonObject]:
-    """Answers to these questions that came with the request that began the call, though nobody had asked yet.
+def early_answers(ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, JsonObject]:
+    """Answers to these questions that the first request of the call carried, before the client was asked.
 
-    The client would say the same when it is asked, so that this saves a round and gives it no more to decide.  Nobody
-    agrees to visit a page of which only the question tells.
+    The client would give the same answers when asked, so this saves a round and gives the client no more power.  Visits
+    to a page are excluded, because a user cannot agree to a page before the question shows it.
     """
     from trio_mcp.server.questions import ElicitUrl
 
@@ -105,32 +105,33 @@ def volunteered(ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[
 
 
 def next_round(ctx: Context) -> int:
-    """The number of the round that is about to begin."""
+    """The number of the next round.  Raises UsageError after `MAX_ROUNDS`."""
     if ctx._rounds >= MAX_ROUNDS:
-        raise UsageError(f"{ctx.method} has asked {MAX_ROUNDS} times; no client goes on for so long")
+        raise UsageError(f"{ctx.method} has asked {MAX_ROUNDS} times; clients stop after as many rounds")
     return ctx._rounds + 1
 
 
 class ParkedCall:
-    """Where one handler waits: for which answers, and what it got so far."""
+    """One parked handler: its questions, and the answers so far."""
 
-    __slots__ = ("answers", "asked", "asker", "ctx", "handle", "left", "questions", "resumed")
+    __slots__ = ("abandoned", "answers", "asked", "ctx", "handle", "link", "questions", "resumed")
 
     def __init__(self, ctx: Context, handle: str, asked: Mapping[str, Inquiry[Any]], questions: list[Question]) -> None:
         self.ctx = ctx
-        self.asker = ctx._link
+        self.link = ctx._link
         self.handle = handle
         self.asked = asked
         self.questions = questions
-        """The same as the client was asked them."""
+        """The questions of `asked`, as they were sent."""
         self.answers: dict[str, JsonObject] = {}
-        self.left = False
-        """The handler does not wait for the answers any more."""
+        self.abandoned = False
+        """True: the handler does not wait for the answers any more."""
         self.resumed = trio.Event()
-        """The call has a request again, or nobody will ever come back."""
+        """Set when the call has a request again, or when no retry can come any more."""
 
     @property
     def open(self) -> list[Question]:
+        """The questions without an answer."""
         return [each for each in self.questions if each.key not in self.answers]
 
 
@@ -143,67 +144,72 @@ class Parking:
         self._parked = ParkedKeys(
             secrets.token_urlsafe(12), ttl=self._ttl, limit=limits.parked, each=limits.parked_each
         )
-        self._places: dict[str, ParkedCall] = {}
-        # A sealed state may outlive the process, so its age is not measured by the loop's clock.
+        self._calls: dict[str, ParkedCall] = {}
+        # A sealed state may outlive the process, so its age is measured by the wall clock.
         self._wall = wall or time.time
         self._more = trio.Event()
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._calls)
 
-    # Out.
+    # Asking.
 
     def park(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> tuple[ParkedCall, JsonObject]:
-        """A place for `ctx`, and the result that asks its client.
+        """Park the call of `ctx`; return it and the result that asks its client.
 
-        Raises what `worded` does, and RequestError when there is no room; then nothing is parked.
+        Raises as `write_questions`, and RequestError if too many calls are parked; then the call is not parked.
         """
-        round, asked = next_round(ctx), worded(ctx, questions)
-        asking = self._asking(ctx, asked)  # before a place is taken: it raises where nothing can be asked
+        round, asked = next_round(ctx), write_questions(ctx, questions)
+        asking = self._question_result(ctx, asked)  # before parking, because it may raise
         handle = self._parked.park(stable_name(ctx.principal), trio.current_time(), ctx._holder)
-        place = self._places[handle] = ParkedCall(ctx, handle, questions, asked)
+        parked = self._calls[handle] = ParkedCall(ctx, handle, questions, asked)
         self._more.set()
         try:
-            asking["requestState"] = self._state_of(place, round)
-        except McpError:  # what it would have to carry is too large
-            self.give_up(place)
+            asking["requestState"] = self._state_of(parked, round)
+        except McpError:  # the state is too large
+            self.give_up(parked)
             raise
-        return place, asking
+        return parked, asking
 
     def ask_again(self, ctx: Context, questions: Mapping[str, Inquiry[Any]], carried: Json) -> JsonObject:
-        """The result for a handler that will be started from the beginning with the answers."""
-        round, asking = next_round(ctx), self._asking(ctx, worded(ctx, questions))
+        """Make the result that asks, for a handler that will be started again with the answers."""
+        round, asking = next_round(ctx), self._question_result(ctx, write_questions(ctx, questions))
         again = [list(questions), dict(ctx.answers), carried]
         return {**asking, "requestState": self._seal(ctx, round, None, ctx._recorded, again)}
 
     @staticmethod
-    def _asking(ctx: Context, questions: Sequence[Question]) -> JsonObject:
+    def _question_result(ctx: Context, questions: Sequence[Question]) -> JsonObject:
         return input_required(ctx._terms.revision, ctx.method, ctx._terms.capabilities, questions, "")
 
-    def _state_of(self, place: ParkedCall, round: int) -> str:
-        ctx = place.ctx
-        if not ctx._replay:  # nothing but where it waits
-            return self._seal(ctx, round, place.handle, NOTHING, None)
-        again = [list(place.asked), dict(ctx.answers), ctx.state]
-        return self._seal(ctx, round, place.handle, {**ctx._recorded, **place.answers}, again)
+    def _state_of(self, parked: ParkedCall, round: int) -> str:
+        ctx = parked.ctx
+        if not ctx._replay:  # the handle is enough
+            return self._seal(ctx, round, parked.handle, NOTHING, None)
+        again = [list(parked.asked), dict(ctx.answers), ctx.state]
+        return self._seal(ctx, round, parked.handle, {**ctx._recorded, **parked.answers}, again)
 
     def _seal(
         self, ctx: Context, round: int, handle: str | None, recorded: Mapping[str, JsonObject], again: Json
     ) -> str:
-        """The request state.  `again` is for a handler that will be started from the beginning: the keys of what is
-        asked, of which alone answers are taken (mrtr-24), and the `answers` and the `state` of its context."""
+        """Seal the request state.
+
+        `again` is for a handler that will be started again: the keys of the questions, because only their answers are
+        accepted (mrtr-24), and the `answers` and the `state` of its context.
+        """
         state = SealedState(round, self._wall() + self._ttl, handle, recorded, again)
         sealed = self._sealer.seal(state, ctx.method, ctx.request.params, stable_name(ctx.principal))
         ctx._rounds = round
         return sealed
 
-    # Back in.
+    # Retries.
 
     def retry(self, ctx: Context) -> ParkedCall | JsonObject | None:
-        """What a request with a `requestState` is about: a handler that goes on now, or (as some answers are still
-        missing) the result that asks for those, or (None) a handler to be started, with what `ctx` has got of it.
+        """Read a request with a `requestState`.
 
-        Raises RequestError, ready to be the answer, for one that is not honoured; then nothing is spent.
+        Returns the parked call that goes on now, or a result that asks for missing answers, or None if the handler must
+        be started; then `ctx` has the answers and the state.
+
+        Raises RequestError, to answer the request, if the retry is refused; then no state has changed.
         """
         request, principal = ctx.request, stable_name(ctx.principal)
         state = self._sealer.open(
@@ -214,26 +220,26 @@ class Parking:
         if state.handle is None:
             self._start_again(ctx, state)
             return None
-        place = self._places.get(state.handle)
-        if place is None:
+        parked = self._calls.get(state.handle)
+        if parked is None:
             refusal = self._parked.take(state.handle)
-            assert refusal is not None  # it knows of those that are here, and of no others
+            assert refusal is not None  # it knows the same handles as `_calls`
             if refusal is not StateRefusal.ELSEWHERE or state.carried is None:
                 raise refusal.error
-            ctx._elsewhere = refusal.error
+            ctx._refusal = refusal.error
             self._start_again(ctx, state)
             return None
-        if not place.left and self._take_answers(place, request.params):
-            return self._ask_for_the_rest(place, ctx)
-        self.give_up(place)
-        return place
+        if not parked.abandoned and self._take_answers(parked, request.params):
+            return self._ask_for_the_rest(parked, ctx)
+        self.give_up(parked)
+        return parked
 
     @staticmethod
     def _start_again(ctx: Context, state: SealedState) -> None:
         asked, answers, carried = state.carried
         responses = ctx.request.params.get("inputResponses", {})
         given = {key: responses[key] for key in asked if key in responses} if isinstance(responses, dict) else None
-        # Who asked reads the answers; here only their shape is looked at (mrtr-22).
+        # The handler reads the answers; here only their type is checked (mrtr-22).
         if given is None or not all(isinstance(answer, dict) for answer in given.values()):
             raise RequestError(INVALID_PARAMS, "inputResponses must be an object of objects")
         ctx._rounds, ctx.state = state.round, carried
@@ -243,43 +249,47 @@ class Parking:
             ctx.answers, ctx._recorded = answers, {**state.answers, **given}
 
     @staticmethod
-    def _take_answers(place: ParkedCall, params: JsonObject) -> bool:
-        """Take what came; whether something is missing.  Each answer is read here, so that a bad one can be mended."""
-        answers = read_answers(place.open, params)
+    def _take_answers(parked: ParkedCall, params: JsonObject) -> bool:
+        """Take the answers of a retry; return whether some are missing.
+
+        Each answer is read here, so that the client can correct a bad one.
+        """
+        answers = read_answers(parked.open, params)
         for key, answer in answers.given.items():
-            read_answer(key, place.asked[key], answer)
-        place.answers.update(answers.given)
+            read_answer(key, parked.asked[key], answer)
+        parked.answers.update(answers.given)
         return bool(answers.missing)
 
-    def _ask_for_the_rest(self, place: ParkedCall, ctx: Context) -> JsonObject:
-        """mrtr-25: what is missing is asked for again, under the terms of this retry; what came is kept."""
-        if place.ctx._rounds >= MAX_ROUNDS:
+    def _ask_for_the_rest(self, parked: ParkedCall, ctx: Context) -> JsonObject:
+        """Ask again for the missing answers, under the terms of this retry; the others are kept (mrtr-25)."""
+        if parked.ctx._rounds >= MAX_ROUNDS:
             raise RequestError(INVALID_PARAMS, f"answers are missing from inputResponses after {MAX_ROUNDS} rounds")
-        asking = self._asking(ctx, place.open)
-        return {**asking, "requestState": self._state_of(place, next_round(place.ctx))}
+        asking = self._question_result(ctx, parked.open)
+        return {**asking, "requestState": self._state_of(parked, next_round(parked.ctx))}
 
-    def give_up(self, place: ParkedCall) -> None:
-        """No retry is about this place any more."""
-        if self._places.pop(place.handle, None) is not None:
-            self._parked.take(place.handle)
+    def give_up(self, parked: ParkedCall) -> None:
+        """Remove a parked call; retries of it are refused from now on."""
+        if self._calls.pop(parked.handle, None) is not None:
+            self._parked.take(parked.handle)
 
-    async def come_back_all(self) -> None:
-        """Wait until every handler that waits now has its answers, or is given up."""
-        for place in list(self._places.values()):
-            await place.resumed.wait()
+    async def wait_for_all(self) -> None:
+        """Wait until every call that is parked now has been resumed or given up."""
+        for parked in list(self._calls.values()):
+            await parked.resumed.wait()
 
-    def waits_for(self, asker: ContextLink) -> list[ParkedCall]:
-        """Where handlers wait for answers to what they asked by this connection."""
-        return [place for place in self._places.values() if place.asker is asker]
+    def parked_by(self, link: ContextLink) -> list[ParkedCall]:
+        """The parked calls that asked through this connection."""
+        return [parked for parked in self._calls.values() if parked.link is link]
 
-    async def come_back(self, asker: ContextLink) -> None:
-        for place in self.waits_for(asker):
-            await place.resumed.wait()
+    async def wait_for(self, link: ContextLink) -> None:
+        """Wait until every call that this connection has parked now has been resumed or given up."""
+        for parked in self.parked_by(link):
+            await parked.resumed.wait()
 
     # Time.
 
     async def run(self) -> None:
-        """Cancel handlers whose client does not come back in time (mrtr-14), and in the end all of them."""
+        """Cancel handlers whose client does not retry in time (mrtr-14), and at the end all of them."""
         try:
             while True:
                 deadline = self._parked.next_deadline()
@@ -291,16 +301,16 @@ class Parking:
                     due = self._parked.expire(trio.current_time())
                     self._cancel(due, "the client did not come back with its answers in time")
         finally:
-            # The tasks are cancelled anyway; but some may wait where that does not reach them.
+            # The tasks are cancelled anyway, but a shielded one would wait for its answer.
             self.stop()
 
     def stop(self) -> None:
-        """Nobody can come back any more."""
-        self._cancel(list(self._places), "the server has stopped")
+        """Cancel all parked handlers, because no retry can come any more."""
+        self._cancel(list(self._calls), "the server has stopped")
 
     def _cancel(self, handles: Collection[str], reason: str) -> None:
         for handle in handles:
-            place = self._places.pop(handle)
+            parked = self._calls.pop(handle)
             self._parked.take(handle)
-            place.ctx._cancel(reason)
-            place.resumed.set()
+            parked.ctx._cancel(reason)
+            parked.resumed.set()

@@ -475,7 +475,7 @@ class Endpoint:
             async with trio.open_nursery() as nursery:
                 for server_session in self._server_sessions:
                     nursery.start_soon(server_session.drain)
-            await self._run.parking.come_back_all()
+            await self._run.parking.wait_for_all()
             await self._sessions.wait_for_clients()
             if not any(server_session.busy for server_session in self._server_sessions) and not self._run.parking:
                 break
