@@ -483,11 +483,11 @@ URIS: dict[str, tuple[Make, str]] = {
     ),
     "no template": (
         lambda: entries.resource_of(other, "notes://{name"),
-        "the URI template 'notes://{name' holds an unpaired brace",
+        "the URI template 'notes://{name' has an unpaired brace",
     ),
     "guesswork": (
         lambda: entries.resource_of(other, "notes://{name}{more}"),
-        "the URI template 'notes://{name}{more}' cannot be matched: nothing tells where the value before {more} ends; "
+        "the URI template 'notes://{name}{more}' cannot be matched: the value before {more} has no delimiter after it; "
         "put one of :/?#[]@!$&'()*+,;= there",
     ),
     "no scheme": (

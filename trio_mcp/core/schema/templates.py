@@ -1,21 +1,21 @@
-"""URI templates (RFC 6570, level 4), both ways.
+"""URI templates (RFC 6570, level 4), in both directions.
 
-`Template` expands: every operator, explode and prefix, strings, lists and maps.  Any valid template can be expanded,
-which is all a client needs of the templates it is given.
+`Template` expands: every operator, explode and prefix, strings, lists and maps.  Any valid template can be expanded; a
+client needs no more for the templates of a server.
 
-`Matcher` goes back from a URI to the values, which the RFC leaves open: some templates cannot be matched ({x:3}), some
-only by guessing ({a}{b}, {a}-{b}).  Those are refused when the matcher is made, with the change that helps.  What is
-left has one answer for every URI made by expansion, found in time linear in the URI:
+`Matcher` reads the values back from a URI, which the RFC leaves open: some templates cannot be matched ({x:3}), others
+only by guessing ({a}{b}, {a}-{b}).  The matcher refuses these templates when it is made, and names the change that
+helps.  For all others, every URI that was made by expansion has one set of values, found in time linear in the URI:
 
-- `{x}`, `{.x}` and `{/x}` stop at / ? # and at the delimiter that the template puts beside them.  Every other character
-  is accepted raw as well as encoded, because people and models type URIs by hand: `user:{mail}` takes `user:a@b`;
-- `{+x}`, `{#x}` and `{/x*}` hold slashes; there may be one of them in a template;
-- `{?x}`, `{&x}` and `{;x}` are named, so they may be absent and come in any order; a name that is not in the
-  template, or comes twice, is no match.  All other variables must be there and not empty.
+- `{x}`, `{.x}` and `{/x}` stop at / ? # and at the delimiter next to them in the template.  Every other character is
+  accepted raw or encoded, because people and models type URIs by hand: `user:{mail}` matches `user:a@b`.
+- `{+x}`, `{#x}` and `{/x*}` can contain slashes; a template may have one of them.
+- `{?x}`, `{&x}` and `{;x}` carry names, so they can be absent and come in any order.  A URI with an unknown or repeated
+  name does not match.  All other variables must be there and not empty.
 
-Values come back decoded once, as strings, and are safe to split at slashes: no NUL, no ".." segment, no backslash and
-no encoded slash outside `{?x}` and `{&x}`, and no value that begins with the slash that already stands before it.
-Literal text is compared as it is written.
+Values are strings, decoded once, and safe to split at slashes: no NUL, no ".." segment, no backslash and no encoded
+slash outside `{?x}` and `{&x}`, and no slash at the beginning of a value if the template has one before it.  Literal
+text is compared without decoding.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from trio_mcp.core.records import record
 __all__ = ["Matcher", "Template", "Value", "in_ascii"]
 
 Value: TypeAlias = str | Sequence[str] | Mapping[str, str] | None
-"""What a variable may stand for; None is the same as not being there."""
+"""The value of a variable; None means absent."""
 
 _RESERVED = ":/?#[]@!$&'()*+,;="
 _ASCII = "".join(map(chr, range(128)))
 _EXPRESSION = r"\{([^{}]*)\}"
 _VARIABLE = r"(?ai)((?:\w|%[0-9A-F]{2})(?:\.?(?:\w|%[0-9A-F]{2}))*)(?:(\*)|:([1-9]\d{0,3}))?"
-# The RFC forbids ' too, by an oversight its errata name (id 6937).
-_NO_LITERAL = r'[\x00-\x20\x7f"<>\\^`{|}\ud800-\udfff]|%(?![0-9A-Fa-f]{2})'
-_NO_URI = r"[\x00-\x1f\x7f]|%(?![0-9A-Fa-f]{2})"
+# The RFC forbids ' too, by an error that its errata list (id 6937).
+_NOT_LITERAL = r'[\x00-\x20\x7f"<>\\^`{|}\ud800-\udfff]|%(?![0-9A-Fa-f]{2})'
+_NOT_URI = r"[\x00-\x1f\x7f]|%(?![0-9A-Fa-f]{2})"
 _ENCODED = r"(%[0-9A-Fa-f]{2})"
-# One character of a value in which what is encoded stays so: prefixes are counted in these.
+# One character of a value that keeps its percent-encoding: a prefix counts these.
 _CHARACTER = r"(?is)%[C-F][0-9A-F](?:%[89AB][0-9A-F])*|%[0-9A-F]{2}|."
 _HIDDEN_SLASH = r"(?i)%2f|%5c|\\"
 _SLASH = r"[/\\]"
@@ -56,20 +56,20 @@ class _Operator:
     first: str
     separator: str
     named: bool = False
-    reserved: bool = False  # reserved characters and what is encoded already stay as they are
+    reserved: bool = False  # keep reserved characters and percent-encoding
     if_empty: str = "="
 
     def encode(self, text: object) -> str:
         if not isinstance(text, str):
-            raise UsageError(f"a template's values are strings, or lists or maps of strings; got {type(text).__name__}")
+            raise UsageError(f"template values must be strings, lists or maps of strings, got {type(text).__name__}")
         try:
             if not self.reserved:
                 return quote(text, safe="")
-            kept = re.split(_ENCODED, text)
-            kept[::2] = [quote(each, safe=_RESERVED) for each in kept[::2]]
+            parts = re.split(_ENCODED, text)
+            parts[::2] = [quote(each, safe=_RESERVED) for each in parts[::2]]
         except UnicodeEncodeError:
-            raise UsageError("a template's value holds half a surrogate pair, which no URI can") from None
-        return "".join(kept)
+            raise UsageError("a template value has half a surrogate pair, which a URI cannot encode") from None
+        return "".join(parts)
 
     def pair(self, name: str, value: str) -> str:
         return f"{name}={value}" if value else name + self.if_empty
@@ -108,7 +108,7 @@ class _Expression:
         return self.operator.first + self.operator.separator.join(pieces) if pieces else ""
 
     def _pieces(self, variable: _Variable, value: Value) -> list[str]:
-        """What stands between the separators; nothing for what is undefined, as empty lists and maps are."""
+        """The texts between the separators; none for an undefined value, an empty list or an empty map."""
         operator = self.operator
         if value is None:
             return []
@@ -124,7 +124,7 @@ class _Expression:
         elif isinstance(value, Sequence):
             items = [operator.encode(each) for each in value]
         else:
-            items = [operator.encode(value)]  # which refuses it
+            items = [operator.encode(value)]  # raises for this type
         if not items:
             return []
         if not variable.explode:
@@ -136,12 +136,12 @@ _Part: TypeAlias = str | _Expression
 
 
 def _parse(text: str) -> Iterator[_Part]:
-    for at, part in enumerate(re.split(_EXPRESSION, text)):
-        if at % 2:
+    for index, part in enumerate(re.split(_EXPRESSION, text)):
+        if index % 2:
             yield _parse_expression(text, part)
-        elif wrong := re.search(_NO_LITERAL, part):
-            what = "an unpaired brace" if wrong[0] in "{}" else f"{wrong[0]!r}, which must be percent-encoded"
-            raise UsageError(f"the URI template {text!r} holds {what}")
+        elif invalid := re.search(_NOT_LITERAL, part):
+            fault = "an unpaired brace" if invalid[0] in "{}" else f"{invalid[0]!r}, which must be percent-encoded"
+            raise UsageError(f"the URI template {text!r} has {fault}")
         elif part:
             yield quote(part, safe=_RESERVED + "%")
 
@@ -153,8 +153,8 @@ def _parse_expression(text: str, inside: str) -> _Expression:
         found = re.fullmatch(_VARIABLE, spec)
         if found is None:
             raise UsageError(
-                f"the URI template {text!r} has an expression {{{inside}}} that cannot be read: expected names of "
-                f"letters, digits, _ and ., with commas between, * or :length after a name, one of +#./;?& in front"
+                f"the URI template {text!r} has an invalid expression {{{inside}}}: expected names of letters, digits, "
+                f"_ and ., with commas between, * or :length after a name, one of +#./;?& in front"
             )
         variables.append(_Variable(found[1], found[2] is not None, int(found[3]) if found[3] else None))
     return _Expression(inside, _OPERATORS[symbol], tuple(variables))
@@ -162,7 +162,7 @@ def _parse_expression(text: str, inside: str) -> _Expression:
 
 @record
 class Template:
-    """A template to be expanded.  Raises UsageError for a text that is no template."""
+    """A URI template that can be expanded.  Raises UsageError if the text is not a valid template."""
 
     text: str
     _parts: tuple[_Part, ...] = attrs.field(
@@ -174,29 +174,29 @@ class Template:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """The names, each once, in the order of the text."""
+        """The names of the variables, without duplicates, in the order of the text."""
         expressions = [part for part in self._parts if isinstance(part, _Expression)]
         return tuple(dict.fromkeys(each.name for expression in expressions for each in expression.variables))
 
     def expand(self, values: Mapping[str, Value]) -> str:
-        """The URI.  Variables that are absent are left out, as the RFC has it.
+        """Return the URI.  Absent variables are left out, as in the RFC.
 
-        Raises UsageError for values that are not strings, and for a prefix of a list or map.
+        Raises UsageError if a value is not a string, list or map of strings, or if a list or map needs a prefix.
         """
         return "".join([part if isinstance(part, str) else part.expand(values) for part in self._parts])
 
 
-# Matching.  Each expression without names becomes literals and slots, each one with names an optional group; between
-# them the order of the template is kept, and each slot or group is one group of one regular expression.
+# Matching.  An expression without names becomes literals and slots; an expression with names becomes an optional group.
+# They keep the order of the template, and each slot or group is one group of one regular expression.
 
 
 @record
 class _Slot:
-    """A variable whose value stands at a place of its own."""
+    """A variable without a name in the URI: its place identifies it."""
 
     source: str  # the expression, for messages
     name: str
-    slashes: bool  # the value may hold them
+    slashes: bool  # the value can contain slashes
 
     def read(self, raw: str) -> dict[str, str] | None:
         value = None if re.search(_HIDDEN_SLASH, raw) else _decoded(raw)
@@ -205,7 +205,7 @@ class _Slot:
 
 @record
 class _Group:
-    """The variables of an expression with names."""
+    """The variables of an expression with names in the URI, such as {?x,y}."""
 
     source: str
     first: str
@@ -231,7 +231,7 @@ _Item: TypeAlias = str | _Slot | _Group
 
 
 def _decoded(raw: str) -> str | None:
-    """The value, decoded once, unless it could lead out of where it belongs."""
+    """Decode a value once; None if it is not UTF-8, or could escape from its path."""
     try:
         value = unquote(raw, errors="strict")  # refuses overlong forms, such as %C0%AF for a slash
     except UnicodeDecodeError:
@@ -240,18 +240,18 @@ def _decoded(raw: str) -> str | None:
 
 
 def in_ascii(uri: str) -> str | None:
-    """The URI with all beyond ASCII encoded, as `Matcher.match_ascii` takes it; None for what is no URI."""
+    """Percent-encode the characters beyond ASCII, for `Matcher.match_ascii`; None if the text is not a URI."""
     try:
         ascii = quote(uri, safe=_ASCII)
     except UnicodeEncodeError:  # half a surrogate pair
         return None
-    return None if re.search(_NO_URI, ascii) else ascii
+    return None if re.search(_NOT_URI, ascii) else ascii
 
 
 class Matcher:
-    """A template to be matched.
+    """A URI template that can be matched with URIs.
 
-    Raises UsageError for a text that is no template, and for one that cannot be matched without guessing.
+    Raises UsageError if the text is not a valid template, or cannot be matched without guessing.
     """
 
     def __init__(self, text: str) -> None:
@@ -262,16 +262,16 @@ class Matcher:
 
     @property
     def optional(self) -> frozenset[str]:
-        """The variables that a match may be without: those of {?x}, {&x} and {;x}."""
+        """The variables that can be absent from a match: those of {?x}, {&x} and {;x}."""
         return frozenset(name for each in self._readers if isinstance(each, _Group) for name in each.names)
 
     def match(self, uri: str) -> dict[str, str] | None:
-        """The values, or None where the URI is not of this template or is not safe."""
+        """Return the values, or None if the URI does not match or has an unsafe value."""
         ascii = in_ascii(uri)
         return None if ascii is None else self.match_ascii(ascii)
 
     def match_ascii(self, ascii: str) -> dict[str, str] | None:
-        """The same for what `in_ascii` gave, which who has many templates asks once."""
+        """Match the result of `in_ascii`; a caller with many templates calls `in_ascii` once."""
         found = self._regex.fullmatch(ascii)
         if found is None:
             return None
@@ -298,8 +298,8 @@ def _flatten(template: Template) -> list[_Item]:
             names = tuple(each.name for each in part.variables)
             items.append(_Group(part.text, operator.first, operator.separator, names))
             continue
-        for at, each in enumerate(part.variables):
-            _add_literal(items, operator.separator if at else operator.first)
+        for index, each in enumerate(part.variables):
+            _add_literal(items, operator.separator if index else operator.first)
             items.append(_Slot(part.text, each.name, operator.reserved or each.explode))
     return items
 
@@ -314,12 +314,12 @@ def _add_literal(items: list[_Item], text: str) -> None:
 def _check_variable(text: str, expression: _Expression, variable: _Variable, seen: set[str]) -> None:
     name = variable.name
     if name in seen:
-        raise _unmatchable(text, f"{name} stands in it twice; give it another name at one place")
+        raise _unmatchable(text, f"it has two variables {name}; rename one of them")
     seen.add(name)
     if variable.prefix is not None:
         raise _unmatchable(text, f"{{{expression.text}}} is only the beginning of {name}; drop the :{variable.prefix}")
     if variable.explode and expression.operator is not _OPERATORS["/"]:
-        raise _unmatchable(text, f"{name}* is a list; for a path write {{+{name}}} or {{/{name}*}}, else drop the *")
+        raise _unmatchable(text, f"{name}* is a list; write {{+{name}}} or {{/{name}*}} for a path, or drop the *")
 
 
 def _unmatchable(text: str, why: str) -> UsageError:
@@ -327,29 +327,29 @@ def _unmatchable(text: str, why: str) -> UsageError:
 
 
 def _regex(text: str, items: list[_Item]) -> Iterator[str]:
-    """One group for each reader; raises for what could be read in two ways.
+    """The parts of the regular expression, with one group for each reader.  Raises UsageError if they are ambiguous.
 
-    Linear: a slot without slashes never reaches past a delimiter, so what it gives back is looked at once.  The one
-    slot with slashes gives back a character at a time, and whatever follows it stops at the next delimiter.
+    The match is linear: a slot without slashes never passes a delimiter, so backtracking looks at its characters once.
+    The one slot with slashes gives up one character at a time, and the part after it stops at the next delimiter.
     """
     if sum(isinstance(each, _Slot) and each.slashes for each in items) > 1:
-        raise _unmatchable(text, "only one of {+x}, {#x} and {/x*} can be told from the rest; use {x} for the others")
-    for at, item in enumerate(items):
-        after = items[at + 1 :]
+        raise _unmatchable(text, "it may have only one of {+x}, {#x} and {/x*}; use {x} for the others")
+    for index, item in enumerate(items):
+        after = items[index + 1 :]
         if isinstance(item, str):
             yield re.escape(item)
         elif isinstance(item, _Group):
             if after and _begins(after[0]) not in item.forbidden:
-                raise _unmatchable(text, f"{{{item.source}}} reaches into what follows it; put it last")
+                raise _unmatchable(text, f"{{{item.source}}} would include the text after it; put it last")
             yield f"({re.escape(item.first)}[^{re.escape(item.forbidden)}]*)?"
         else:
-            gap, previous = _gap(items[:at])
+            gap, previous = _gap(items[:index])
             if previous and not _delimiters(gap):
                 raise _unmatchable(
-                    text, f"nothing tells where the value before {{{item.source}}} ends; put one of {_RESERVED} there"
+                    text, f"the value before {{{item.source}}} has no delimiter after it; put one of {_RESERVED} there"
                 )
             stops = _later_stops(after) if item.slashes else _near_stops(gap if previous else "", after)
-            # file:///{+path} takes no second slash, which would make the path absolute; file://{+path} asks for it.
+            # file:///{+path} refuses a second slash, which would make the path absolute; file://{+path} needs it.
             guard = "(?!/)" if gap.endswith("/") and not gap.endswith("://") else ""
             yield f"{guard}([^{re.escape(stops)}]+)"
 
@@ -357,7 +357,7 @@ def _regex(text: str, items: list[_Item]) -> Iterator[str]:
 def _begins(item: _Item) -> str:
     if isinstance(item, str):
         return item[0]
-    return item.first if isinstance(item, _Group) else " "  # a value may begin with anything
+    return item.first if isinstance(item, _Group) else " "  # a value can begin with any character
 
 
 def _gap(before: list[_Item]) -> tuple[str, bool]:
@@ -368,12 +368,12 @@ def _gap(before: list[_Item]) -> tuple[str, bool]:
 
 
 def _delimiters(literal: str) -> str:
-    """What no value can hold when it was expanded as the RFC says."""
+    """The characters of `literal` that are encoded in every expanded value."""
     return "".join(char for char in literal if char in _RESERVED)
 
 
 def _near_stops(gap: str, after: list[_Item]) -> str:
-    """What ends a value without slashes: the delimiters next to it, besides those that end a segment."""
+    """The characters that end a value without slashes: the delimiters next to it, and the ends of a segment."""
     following = _begins(after[0]) if after and isinstance(after[0], _Group) else _delimiters(_literal(after))[:1]
     return "\0/?#" + _delimiters(gap)[-1:] + following
 
@@ -383,6 +383,6 @@ def _literal(after: list[_Item]) -> str:
 
 
 def _later_stops(after: list[_Item]) -> str:
-    """What ends the value with slashes: only what begins another part of the URI further on."""
+    """The characters that end the value with slashes: those that begin a later part of the URI."""
     later = "".join(each if isinstance(each, str) else each.first for each in after if not isinstance(each, _Slot))
     return "\0" + "".join(char for char in "?#;&" if char in later)
