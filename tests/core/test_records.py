@@ -9,7 +9,7 @@ import attrs
 import pytest
 
 from trio_mcp.core.jsonrpc import Request, Response
-from trio_mcp.core.records import record, thawed
+from trio_mcp.core.records import mutable_twin, record
 
 
 @record
@@ -87,8 +87,8 @@ def test_a_record_is_frozen_and_slotted() -> None:
     assert not hasattr(point, "__dict__")
 
 
-def test_what_was_made_thawed_is_a_record_like_any_other() -> None:
-    made = thawed(Place)()
+def test_an_object_of_a_mutable_twin_becomes_a_record_like_any_other() -> None:
+    made = mutable_twin(Place)()
     made.x, made.y, made.seen, made.name = 1, 2.0, 0, "here"
     made.__class__ = Place
     assert made == Place(1, 2.0, name="here")

@@ -103,7 +103,7 @@ else:
             "pace": "Pace",
             "pages": "Pager paginate",
             "peer": "Outgoing Peer charged",
-            "records": "thawed",
+            "records": "mutable_twin",
             "revisions": (
                 "Capability CapabilityRule ConditionalNeed HttpRules INSTEAD LATEST LATEST_LEGACY LEGACY "
                 "META_CLIENT_CAPABILITIES META_CLIENT_INFO META_LOG_LEVEL META_SERVER_INFO META_SUBSCRIPTION_ID "

@@ -54,7 +54,7 @@ from trio_mcp.core.content import (
 )
 from trio_mcp.core.errors import NotInThisRevision, RemoteProtocolError, UsageError
 from trio_mcp.core.jsonrpc import ABSENT, Json, JsonObject
-from trio_mcp.core.records import thawed
+from trio_mcp.core.records import mutable_twin
 from trio_mcp.core.revisions import Revision
 
 __all__ = ["MAX_MALFORMED", "NOTIFICATIONS", "REQUESTS", "Shape", "Shapes", "from_json", "to_json"]
@@ -383,7 +383,7 @@ class _Readers(dict[Any, Callable[..., Any]]):
         return pick
 
 
-_UnfrozenText, _UnfrozenResult = thawed(TextContent), thawed(models.CallToolResult)
+_MutableText, _MutableResult = mutable_twin(TextContent), mutable_twin(models.CallToolResult)
 
 
 def _one_text(data: Json) -> Any:
@@ -400,10 +400,10 @@ def _one_text(data: Json) -> Any:
     kind, meta = data.get("resultType"), data.get("_meta")
     if len(data) != 1 + (kind == "complete") + (type(meta) is dict):  # there are other members
         return None
-    text = _UnfrozenText()
+    text = _MutableText()
     text.raw, text.annotations, text.meta, text.text = block, None, None, block["text"]
     text.__class__ = TextContent
-    result = _UnfrozenResult()
+    result = _MutableResult()
     result.raw, result.meta, result.result_type, result.content = data, meta, "complete", [text]
     result._structured_content, result._is_error = ABSENT, None
     result.__class__ = models.CallToolResult
@@ -498,7 +498,7 @@ class _Writers(dict[type, Write]):
         return write
 
     def any_of(self, annotation: Any) -> Write:
-        """A function that writes a field.  cattrs makes no call for a field whose function is its own `identity`."""
+        """A function that writes a field.  cattrs makes no call for a field with its own function `identity`."""
         from cattrs.fns import identity
 
         members = _members(annotation)
@@ -538,7 +538,7 @@ _writers = functools.cache(_Writers)
 
 
 def _with_object_output(tool: models.Tool, _: str) -> models.Tool:
-    """Leave out an output schema whose root is not an object, as these revisions require (tool-36).
+    """Leave out an output schema if its root is not an object, as these revisions require (tool-36).
 
     The schema only helps to validate.
     """

@@ -83,7 +83,7 @@ class Connection(Generic[S]):
 
         A last line without a newline counts as a line.  Our requests end with the event `ConnectionLost`, and new ones
         raise `SessionClosed`.  Handlers go on, and their answers are sent.  Call `connection_lost` after the last
-        handler has ended, or when there is no more time.  A second call changes nothing.
+        handler has ended, or when there is no more time.  A second call has no effect.
         """
         self._receive(self._framer.close(), now)
         self._events += self.session.input_ended()
@@ -92,7 +92,7 @@ class Connection(Generic[S]):
         """Report that the stream is lost in both directions: a write has failed, or the program has closed the stream.
 
         Our open requests end with `ConnectionLost`, each running handler gets `RequestCancelled`, and no more messages
-        are sent.  A second call changes nothing.
+        are sent.  A second call has no effect.
         """
         self._events += self.session.connection_lost(why=why)
 

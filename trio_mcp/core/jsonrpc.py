@@ -40,7 +40,7 @@ import attrs
 from trio_mcp.core.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, UsageError, shown
 from trio_mcp.core.glimpse import MessageKind, beginning, ending, holds_more_values
 from trio_mcp.core.json_text import Json, UnreadableNumber, parse, plain_text, quoted, to_text, writable
-from trio_mcp.core.records import record, thawed
+from trio_mcp.core.records import mutable_twin, record
 
 __all__ = [
     "ABSENT",
@@ -105,6 +105,8 @@ class _Sendable:
 
 @record
 class Request(Event, _Sendable):
+    """A request: a message with a method and an id, which waits for an answer."""
+
     id: Id
     method: str
     params: JsonObject = attrs.field(factory=dict)
@@ -112,12 +114,16 @@ class Request(Event, _Sendable):
 
 @record
 class Notification(Event, _Sendable):
+    """A notification: a message with a method and without an id, which has no answer."""
+
     method: str
     params: JsonObject = attrs.field(factory=dict)
 
 
 @record
 class Response(_Sendable):
+    """The answer to a request, with a result."""
+
     id: Id
     result: JsonObject
 
@@ -427,18 +433,18 @@ def _check_id(id: Json, limits: Limits) -> str | None:
     return None
 
 
-_thawed_request, _thawed_result = thawed(Request), thawed(Response)
+_MutableRequest, _MutableResponse = mutable_twin(Request), mutable_twin(Response)
 
 
 def _request(id: Id, method: str, params: JsonObject) -> Request:
-    request = _thawed_request()
+    request = _MutableRequest()
     request.id, request.method, request.params = id, method, params
     request.__class__ = Request
     return request  # type: ignore[no-any-return]
 
 
 def _result(id: Id, result: JsonObject) -> Response:
-    response = _thawed_result()
+    response = _MutableResponse()
     response.id, response.result = id, result
     response.__class__ = Response
     return response  # type: ignore[no-any-return]

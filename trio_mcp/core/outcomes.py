@@ -6,7 +6,7 @@ The names are from our point of view.  Our requests are those that we sent; the 
 from __future__ import annotations
 
 from trio_mcp.core.jsonrpc import Error, Event, Id, JsonObject
-from trio_mcp.core.records import record, thawed
+from trio_mcp.core.records import mutable_twin, record
 
 __all__ = [
     "Answered",
@@ -39,12 +39,12 @@ class Answered(Outcome):
     result: JsonObject
 
 
-_thawed_answered = thawed(Answered)
+_MutableAnswered = mutable_twin(Answered)
 
 
 def answered(id: Id, method: str, result: JsonObject) -> Answered:
     """Create an `Answered` in half the time of its `__init__`: there is one for each answer."""
-    event = _thawed_answered()
+    event = _MutableAnswered()
     event.id, event.method, event.result = id, method, result
     event.__class__ = Answered
     return event  # type: ignore[no-any-return]

@@ -37,7 +37,7 @@ class Pace:
         """The time at which to give up the peer; `math.inf` while no data waits for it."""
 
     def begin(self, now: float) -> None:
-        """Start to wait for the peer.  A second call changes nothing."""
+        """Start to wait for the peer.  A second call has no effect."""
         if self.deadline < math.inf:
             return
         if now - self._ended > _SAME_WINDOW:

@@ -365,8 +365,8 @@ class Peer:
         """Report that the link is lost, or (with `about`) only the stream of the client's request with this id.
 
         The effect of a lost stream depends on the kind of link.  In a session the answer can still come on another
-        stream, so the request goes on; call `fail` if no other stream is expected.  A second loss of the link changes
-        nothing.  Raises `UsageError` for a lost stream if the link has no streams.
+        stream, so the request goes on; call `fail` if no other stream is expected.  A second loss of the link has
+        no effect.  Raises `UsageError` for a lost stream if the link has no streams.
         """
         if about is not None:
             return self._lose_stream(about, why)

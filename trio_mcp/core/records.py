@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-__all__ = ["record", "thawed"]
+__all__ = ["mutable_twin", "record"]
 
 if TYPE_CHECKING:
     from attrs import frozen as record
@@ -29,7 +29,7 @@ else:
         return attrs.frozen(cls, eq=False, repr=False, **options)
 
 
-def thawed(cls: type) -> Any:
+def mutable_twin(cls: type) -> Any:
     """Return a mutable subclass of a record, whose objects start without fields.
 
     Create an object of it, set the fields, then set `__class__` to the record.  This takes half as long as the

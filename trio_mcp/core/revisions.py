@@ -54,6 +54,8 @@ META_SUBSCRIPTION_ID = "io.modelcontextprotocol/subscriptionId"
 
 
 class Role(enum.Enum):
+    """The role of one side: client or server."""
+
     CLIENT = "client"
     SERVER = "server"
 

@@ -36,7 +36,7 @@ from trio_mcp.core.jsonrpc import (
 from trio_mcp.core.meta import check_extension, meta_of
 from trio_mcp.core.outcomes import PeerMistake
 from trio_mcp.core.peer import Peer
-from trio_mcp.core.records import record, thawed
+from trio_mcp.core.records import mutable_twin, record
 from trio_mcp.core.revisions import (
     LATEST,
     META_CLIENT_CAPABILITIES,
@@ -66,11 +66,11 @@ class Call(Event):
     terms: Terms
 
 
-_thawed_call = thawed(Call)
+_MutableCall = mutable_twin(Call)
 
 
 def _call(request: Request, terms: Terms) -> Call:
-    call = _thawed_call()
+    call = _MutableCall()
     call.request, call.terms = request, terms
     call.__class__ = Call
     return call  # type: ignore[no-any-return]

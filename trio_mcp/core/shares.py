@@ -237,7 +237,7 @@ class ByteBudget:
         logs.move_to_end(log)
 
     def drop(self, holder: Hashable | None, log: Reclaimable) -> None:
-        """Unregister a log that is empty.  A second call changes nothing."""
+        """Unregister a log that is empty.  A second call has no effect."""
         logs = self._logs.get(holder)
         if logs is not None:
             logs.pop(log, None)

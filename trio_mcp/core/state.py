@@ -37,8 +37,8 @@ class _TableKey(enum.Enum):
 class LinkKind(_TableKey):
     """The kind of transport.  It decides what a lost stream and a cancellation mean."""
 
-    DUPLEX = enum.auto()  # stdio, WebSocket, HTTP+SSE: one stream, and losing it loses everything
-    SESSION = enum.auto()  # a legacy HTTP session: streams come and go, and nothing is lost with one
+    DUPLEX = enum.auto()  # stdio, WebSocket, HTTP+SSE: one stream; if it is lost, all requests are lost
+    SESSION = enum.auto()  # a legacy HTTP session: streams come and go; a lost stream ends no request
     EXCHANGE = enum.auto()  # one modern POST: closing its response stream is the cancellation
 
 
@@ -116,7 +116,8 @@ _OPENING: Row = {
     RequestEvent.CANCEL: (GONE, Action.NOTHING),
     RequestEvent.EXPIRE: (GONE, Action.REPORT),
 }
-# cancel-15: the client closes the response stream and posts nothing; http-114: a broken stream loses its request.
+# cancel-15: the client closes the response stream and posts no cancellation.
+# http-114: a broken stream loses its request.
 _BY_ITS_STREAM: Row = {
     RequestEvent.CANCEL: (GONE, Action.NOTHING),
     RequestEvent.EXPIRE: (GONE, Action.REPORT),
