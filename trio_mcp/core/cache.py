@@ -3,7 +3,7 @@
 A server says for how long a list or resource is likely to stay the same (`ttlMs`) and whether every user may see it
 (`cacheScope`).  `ResponseCache` keeps complete results for that long.  The key is the method, the params that affect
 the result, and the principal; a result with the scope "public" is shared by all principals.  Every page of a list is
-an entry of its own.
+a separate entry.
 
 Completions have no hints in any revision, and a client requests them with each key that a user presses.  They are kept
 for `COMPLETION_SECONDS`, for one principal.
@@ -60,7 +60,7 @@ change within minutes."""
 
 _COMPLETE: Final = "completion/complete"
 
-# The methods whose results are stale after a notification (cache-19).  Completions are for arguments of prompts and of
+# The methods with stale results after a notification (cache-19).  Completions are for arguments of prompts and of
 # templates.
 _STALE: Mapping[str, tuple[str, ...]] = {
     "notifications/tools/list_changed": ("tools/list",),
@@ -253,7 +253,7 @@ class CacheHints:
             raise UsageError(f"scope must be 'private' or 'public', got {self.scope!r}")
 
     def page(self, ttl_ms: int) -> CacheHints:
-        """The hints for one page of the list, with a time of its own.  All pages share one scope."""
+        """The hints for one page of the list, with its own time.  All pages share one scope."""
         # cache-20, cache-23
         return attrs.evolve(self, ttl_ms=ttl_ms)
 

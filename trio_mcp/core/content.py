@@ -6,14 +6,13 @@ see: text, images, sound, resources, icons.
 
 Conventions, for all models:
 
-- None means absent.  Where the protocol gives null a meaning of its own, a property beside the field tells the two
-apart.
+- None means absent.  If null has another meaning in the protocol, a property tells the two apart.
 - Binary data is `bytes`; base64 exists on the wire only.
 - An object from a peer keeps its original mapping in `raw`, so no field is lost.  An object that the program built has
-None there.
+  None there.
 - A list from a peer may hold `MalformedContent` where an element could not be read; `well_formed` leaves those out.
-- An object that the program builds is checked where the protocol sets a limit that types cannot express.  An object
-from a peer is delivered as it came.
+- Limits that types cannot express, such as numbers between 0 and 1, are checked only in objects that the program
+  builds.
 
 The codec knows how an object is written on the wire; this module does not.
 """
@@ -143,7 +142,7 @@ class Model:
 
     def __repr__(self) -> str:
         fields = attrs.fields(type(self))[1:]
-        # None means absent; in a field whose default is `ABSENT`, None means null.
+        # None means absent; in a field with the default `ABSENT`, None means null.
         values = [(field.alias, getattr(self, field.name), field.default is ABSENT) for field in fields]
         shown = [f"{name}={_shown(value)}" for name, value, null in values if value is not (ABSENT if null else None)]
         return f"{type(self).__name__}({', '.join(shown)})"
@@ -175,7 +174,7 @@ def well_formed(items: Iterable[T | MalformedContent]) -> list[T]:
 
 @model
 class Annotations(Model):
-    """Hints for showing content: for whom it is, how important it is (0 to 1), and when it last changed."""
+    """Hints for showing content: its audience, its priority (0 to 1), and its last change."""
 
     audience: Sequence[Speaker] | None = None
     priority: float | None = attrs.field(default=None, validator=fraction)

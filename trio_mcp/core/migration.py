@@ -47,7 +47,7 @@ _ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("list_tools", "call_tool"), _RAW),
         **dict.fromkeys(("list_resources", "read_resource"), '@server.resource("notes://{name}")'),
         **dict.fromkeys(("list_prompts", "get_prompt"), "@server.prompt"),
-        "get_capabilities": "nothing: the server declares what it has",
+        "get_capabilities": "nothing: the server declares its capabilities itself",
         "create_initialization_options": "nothing: serve_stdio(server) takes the server alone",
     },
     "Context": {

@@ -115,7 +115,7 @@ def input_required(
 ) -> JsonObject:
     """Build the result of a request `method` that asks the client for input; `declared` are the client's capabilities.
 
-    Raises `NotInThisRevision` if the revision has no such result for `method`, or no such kind of question;
+    Raises `NotInThisRevision` if the revision does not allow this result for `method`, or a kind of question;
     `UsageError` if two questions have the same key, or if there are neither questions nor a state; and `RequestError`
     (-32021) if a question needs a capability that the client did not declare.  The server can send that error as the
     answer.

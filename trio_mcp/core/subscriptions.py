@@ -516,7 +516,7 @@ class Subscriptions:
         return self._end(id, SubscriptionState.ENDED)
 
     def finish(self, outcome: Outcome) -> OpenSubscription | None:
-        """End the subscription whose request has this outcome, and set its `state`.
+        """End the subscription of the request with this outcome, and set its `state`.
 
         Returns None if the outcome belongs to another request.
         """

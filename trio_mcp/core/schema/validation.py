@@ -1,8 +1,8 @@
 """Validate JSON against a JSON Schema; both may be hostile.
 
-`compile_schema` takes any schema once, checks it, and returns a `CompiledSchema`, whose method `errors` lists where a
-value breaks it.  The engine is jsonschema_rs, which is imported when the first schema is compiled.  This module owns
-the rest: the list of dialects, the rule that nothing is ever fetched, and the limits on the cost of hostile schemas and
+`compile_schema` takes any schema once, checks it, and returns a `CompiledSchema`; its method `errors` lists where a
+value breaks the schema.  The engine is jsonschema_rs, which is imported when the first schema is compiled.  This module
+owns the rest: the list of dialects, the rule that nothing is fetched, and the limits on the cost of hostile schemas and
 values.
 
 Dialects (`DIALECTS`): draft 4, 6, 7, 2019-09 and 2020-12.  A schema without `$schema` is 2020-12; other dialects are
@@ -381,9 +381,7 @@ class _Document:
         """Record the names of `schema`.  Returns the base URI for the references in it."""
         old = self.dialect.startswith("http:")
         name = schema.get("id" if "draft-04" in self.dialect else "$id")
-        if isinstance(name, str) and not (
-            old and "$ref" in schema
-        ):  # up to draft 7, $ref disables its siblings
+        if isinstance(name, str) and not (old and "$ref" in schema):  # up to draft 7, $ref disables its siblings
             base, _, anchor = _join(base, name).partition("#")
             self._named.setdefault((base, anchor), []).append(schema)
         for keyword in ("$anchor", "$dynamicAnchor"):

@@ -5,9 +5,9 @@ head of `schema` says.  They check the rules that no schema expresses: whether a
 whether a set has an item twice, and which alternative of a union a value is.  The other direction, `to_json_value` and
 `writer_of`, is in `writing`.
 
-A hint whose JSON is already the Python value has no reader.  Values are not coerced.  JSON has one kind of number, so
+A hint has no reader if its JSON is already the Python value.  Values are not coerced.  JSON has one kind of number, so
 an `int` is 1 for 1.0, and a `float` is 3.0 for 3.  If JSON types are not enough to choose among the alternatives of a
-union, the first alternative is taken whose schema accepts the value and that can be read.
+union, the first alternative is taken that accepts the value and can read it.
 
 Two things surprise:
 
