@@ -241,10 +241,8 @@ class CacheHints:
     a value is invalid.
     """
 
-    # cache-24: private unless the program says "public"
-
     ttl_ms: int = 0
-    scope: Literal["private", "public"] = "private"
+    scope: Literal["private", "public"] = "private"  # cache-24: public only by explicit choice
 
     def __attrs_post_init__(self) -> None:
         if type(self.ttl_ms) is not int or self.ttl_ms < 0:  # cache-09
