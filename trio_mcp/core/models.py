@@ -162,8 +162,7 @@ class SamplingCapability(Model):
 class ElicitationCapability(Model, since=V2025_06):
     """The client can ask its user: with forms, or with pages to visit (`url`).  Without either mode: forms."""
 
-    # elic-11
-
+    # elic-11: without a mode it means forms.
     form: Meta | None = attrs.field(default=None, metadata=since(V2025_11))
     url: Meta | None = attrs.field(default=None, metadata=since(V2025_11))
 
