@@ -119,3 +119,339 @@ class Context:
         "_recorded", "_refusal", "_replay", "_rounds", "_scope", "_terms", "_waits", "_wire", "answers", "lifespan",
         "request", "state",
     )  # fmt: skip
+
+    def __init__(
+        self, link: ContextLink, request: Request, terms: Terms, wire: Wire, scope: trio.CancelScope | None = None
+    ) -> None:
+        self._scope = scope  # the scope of the handler, until the call is over
+        # The scopes of questions that wait for the client.  A tuple costs nothing for the many calls that ask nothing.
+        self._waits: tuple[trio.CancelScope, ...] = ()
+        self._over = False
+        self._progress = -math.inf
+        self._keys: set[str] | None = None
+        self.request = request
+        """The current request, as it came."""
+        self._terms = terms
+        """The terms of the request: revision, capabilities, identity, principal, headers."""
+        self.lifespan: Any = None
+        """The value of the server's lifespan."""
+        self.answers: Mapping[str, JsonObject] = NOTHING
+        """The client's answers to an `InputRequired` that this handler returned; use `read` of each question."""
+        self.state: Json = None
+        """The state of that `InputRequired`."""
+        self._wire = wire  # where messages of the current request go
+        self._last_write = 0  # the number of the last write to `wire` with a message of this call
+        self._link: ContextLink | None = link  # the connection of the current request; None between two requests
+        self._parked: ParkedCall | None = None  # where the call waits for its next request
+        self._received: Any = None  # the long message that brought the request, which is charged
+        # For questions.
+        self._pages: tuple[ElicitUrl, ...] = ()  # the pages that users were sent to
+        self._rounds = 0
+        self._refusal: RequestError | None = None  # why the call cannot go on here, unless the handler replays
+        self._replay = False
+        self._recorded: Mapping[str, JsonObject] = NOTHING  # the answers that it had before it was run again
+        self._kept_roots: Roots | None = None
+
+    if not TYPE_CHECKING:  # or a type checker would accept any attribute
+
+        def __getattr__(self, name: str) -> Never:
+            from trio_mcp.core.migration import attribute_error
+
+            raise attribute_error(self, name)
+
+    # The request.
+
+    @property
+    def request_id(self) -> Id:
+        """The JSON-RPC id of the request."""
+        return self.request.id
+
+    @property
+    def method(self) -> str:
+        """The method of the request, such as "tools/call"."""
+        return self.request.method
+
+    @property
+    def meta(self) -> Mapping[str, Json]:
+        """The `_meta` object of the request; empty if it has none."""
+        meta: Mapping[str, Json] = self.request.params.get("_meta", NOTHING)
+        return meta
+
+    @property
+    def trace(self) -> Mapping[str, str]:
+        """The W3C trace context of the request: traceparent, tracestate and baggage.  Pass it on to other services."""
+        return {key: self.meta[key] for key in _TRACE if isinstance(self.meta.get(key), str)}
+
+    @property
+    def revision(self) -> str:
+        """The protocol revision of the request, such as "2025-11-25"."""
+        return self._terms.revision.name
+
+    @property
+    def principal(self) -> Any:
+        """The name of the authenticated principal; None without authentication."""
+        principal = self._terms.principal
+        return principal.name if isinstance(principal, Principal) else principal
+
+    @property
+    def scopes(self) -> frozenset[str]:
+        """The scopes of the access token; empty if the server is not protected."""
+        principal = self._terms.principal
+        return principal.scopes if isinstance(principal, Principal) else frozenset()
+
+    @property
+    def claims(self) -> Mapping[str, Any]:
+        """The claims of the access token, as `verify` put them into the `Principal`; empty without one."""
+        principal = self._terms.principal
+        return principal.claims if isinstance(principal, Principal) else {}
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The HTTP headers of the request; empty on other transports."""
+        return self._terms.headers
+
+    @property
+    def client(self) -> Mapping[str, Json] | None:
+        """The name and version that the client claims; None if it gives none.  Use it for display and logs only."""
+        return self._terms.identity
+
+    def supports(self, *capability: str) -> bool:
+        """Whether the client declared a capability, as in ``ctx.supports("elicitation", "url")``."""
+        return self._terms.declares(*capability)
+
+    # Reports to the client.
+
+    async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
+        """Report progress, if the client asked for it.
+
+        `progress` must rise with each report; the same number again is not sent.  Raises `UsageError` if `progress`
+        falls or is not a number, also if the client did not ask.
+
+        If the client reads too slowly, only the last report is kept.  It is sent when there is room, or before the
+        answer, and a call that does nothing but report is slowed down to 20 reports a second.  Each report is a
+        cancellation point; other tasks run when a millisecond has passed since the last report.
+        """
+        number = isinstance(progress, _NUMBERS) and type(progress) is not bool and -math.inf < progress < math.inf
+        if not number or progress < self._progress:
+            before = "" if self._progress == -math.inf else f" from {self._progress}"
+            raise UsageError(f"progress must be a number that rises{before}, got {shown(progress)}")
+        self._progress = progress
+        link = self._heard
+        if (
+            link is not None
+            and not (link.keeps(self) and await link.keep(self, PROGRESS, progress, total, message))
+            and link.session.progress(self.request.id, progress, total, message)
+        ):
+            await link.report(self)
+        else:
+            await trio.lowlevel.checkpoint()
+
+    async def log(self, level: LogLevel, data: Json, *, logger: str | None = None) -> None:
+        """Send the client a log message, if it wants messages of this level.
+
+        `data` is any JSON value.  The client reads it, so it must not contain secrets.  If the client reads too slowly,
+        the first messages are kept, and the client is told how many others were dropped.
+
+        Raises `UsageError` for an unknown level, and for data that JSON cannot express.
+
+        Deprecated in 2026-07-28, where it still works.  Messages for the operator of the server belong in its own log.
+        """
+        link = self._heard
+        if link is None:
+            self._terms.wants_log(level)  # an unknown level is a mistake also if the message is not sent
+            await trio.lowlevel.checkpoint()
+            return
+        params: JsonObject = {"level": level, "data": data}
+        if logger is not None:
+            params["logger"] = logger
+        kept = link.keeps(self) and await link.keep(self, LOG, params)
+        if not kept and link.session.notify(LOG, params, about=self.request.id):
+            await link.report(self)
+        else:
+            await trio.lowlevel.checkpoint()
+
+    async def hang_up(self, *, retry: float = 1.0) -> bool:
+        """Close the HTTP response of a long call, and let the client reconnect after `retry` seconds.
+
+        The client then holds no connection while the call takes long.  Messages that are sent meanwhile wait for it.
+
+        Returns False and does nothing if that is not possible.  It needs a session over HTTP in 2025-11-25 and a client
+        that accepts streams and is connected now.  Raises `UsageError` if `retry` is not a number of seconds.
+        """
+        if type(retry) not in (int, float) or not 0 <= retry < math.inf:
+            raise UsageError(f"retry must be a number of seconds, 0 or more, got {shown(retry)}")
+        await trio.lowlevel.checkpoint()
+        return self._heard is not None and self._wire.hang_up(retry)
+
+    @property
+    def _heard(self) -> ContextLink | None:
+        """The connection, if it can carry messages before the answer; None otherwise."""
+        return None if self._over or self._wire.answers_only else self._link
+
+    async def completed(self, question: ElicitUrl) -> bool:
+        """Tell the client that the user has finished on a page of `elicit_url`.
+
+        It may be called after the handler has ended, because users often finish much later.  Returns False if the
+        client has gone, or if the revision has no such notification; clients find out when they try again.
+
+        Raises `UsageError` if `question` was not asked by this context.
+        """
+        if not any(question is each for each in self._pages):  # elic-22
+            raise UsageError("this call has not asked that question; call completed of the context that asked")
+        if self._terms.revision.notification(Role.SERVER, _COMPLETED) is None:
+            await trio.lowlevel.checkpoint()
+            return False
+        assert self._link is not None  # only modern calls are without a connection at times
+        link, params = self._link, question.completed_params()
+        if self._heard is not None and link.session.notify(_COMPLETED, params, about=self.request.id):
+            await link.tell(self)
+            return True
+        return await link.tell_apart(_COMPLETED, params)
+
+    # Questions to the client.
+
+    @overload
+    async def elicit(self, message: str, form: type[T]) -> Accepted[T] | Declined | Dismissed: ...
+    @overload
+    async def elicit(self, message: str, form: Any) -> Accepted[Any] | Declined | Dismissed: ...
+    async def elicit(self, message: str, form: Any) -> Accepted[Any] | Declined | Dismissed:
+        """Ask the user to fill in a form, and return `Accepted`, `Declined` or `Dismissed`.
+
+        `form` is a dataclass, attrs class, TypedDict or NamedTuple with flat members, a type for a single value such as
+        `bool`, or a JSON Schema; see `Elicit`.  `Accepted.value` is an object of the class, or the value.
+
+        Raises `UsageError` for a form that is not flat or asks for a secret, and the errors of the class docstring.
+        """
+        from trio_mcp.server.questions import Elicit
+
+        return await self._ask_one("form", Elicit(message, form))
+
+    async def elicit_url(self, message: str, url: str) -> Accepted[None] | Declined | Dismissed:
+        """Ask the user to open a web page, for input that the client must not see; see `ElicitUrl`.
+
+        `Accepted` means that the user agreed to open the page, not that the user has finished there.
+
+        Raises `UsageError` if the URL is not https or holds credentials, and the errors of the class docstring.
+        """
+        from trio_mcp.server.questions import ElicitUrl
+
+        return await self._ask_one("url", ElicitUrl(message, url))
+
+    async def sample(
+        self, messages: str | SamplingMessage | Sequence[SamplingMessage], *, max_tokens: int, **options: Any
+    ) -> CreateMessageResult:
+        """Ask the client's model for a message.
+
+        `messages` is a text or a list of messages; see `Sample` for the options.  Raises `UsageError` for invalid
+        messages or options, and the errors of the class docstring.
+        """
+        from trio_mcp.server.questions import Sample
+
+        return await self._ask_one("sample", Sample(messages, max_tokens=max_tokens, **options))
+
+    async def roots(self) -> Roots:
+        """Return the directories that the client exposes.
+
+        The client is asked once in a call.  If it notifies of changes, it is asked once in a session and again after
+        each change.  Raises the errors of the class docstring.
+        """
+        if self._kept_roots is not None:
+            await trio.lowlevel.checkpoint()
+            return self._kept_roots
+        return await (await self._opened("roots/list")).roots(self)
+
+    async def ask(self, **questions: Inquiry[Any]) -> Mapping[str, Any]:
+        """Ask several questions at once: ``await ctx.ask(size=Elicit(...), page=ElicitUrl(...))``
+
+        Returns a mapping from the names to the answers.  Raises the errors of the class docstring.
+
+        A modern client may send answers to known names with the call itself; it is asked only for the others.  In a
+        tool with `replay=True`, recorded answers are found by the names and their order.
+        """
+        link = await self._opened("a question")
+        keys = {self._key(name): name for name in questions}
+        answers = await link.ask(self, {key: questions[name] for key, name in keys.items()})
+        return {name: answers[key] for key, name in keys.items()}
+
+    async def _ask_one(self, name: str, question: Inquiry[T]) -> T:
+        answer: T = (await self.ask(**{name: question}))[name]
+        return answer
+
+    def _key(self, name: str) -> str:
+        """Make a key that is new in this call, and the same at this place if the handler is run again."""
+        if self._keys is None:
+            self._keys = set()
+        key, number = name, 1
+        while key in self._keys:
+            number += 1
+            key = f"{name}-{number}"
+        self._keys.add(key)
+        return key
+
+    async def _opened(self, subject: str) -> ContextLink:
+        """Return the connection; after a question that was given up, wait for the next request first."""
+        if self._parked is not None and self._parked.abandoned:
+            await self._parked.resumed.wait()
+        return self._open_link(subject)
+
+    def _open_link(self, subject: str) -> ContextLink:
+        """Return the connection.  Raises UsageError while another question waits; `subject` names what was not sent."""
+        if self._link is None:
+            raise UsageError(
+                f"{subject} was not sent: another question of this call waits for its answer; "
+                "ask several at once with ctx.ask(a=…, b=…)"
+            )
+        return self._link
+
+    # For other modules of the server.
+
+    @property
+    def _holder(self) -> Any:
+        """The client that is charged for the shared resources of this call."""
+        return None if self._link is None else self._link.account.holder
+
+    def _detach(self, parked: ParkedCall) -> None:
+        """The request was answered with a question: there is no connection until the next request."""
+        self._link, self._parked = None, parked
+
+    def _attach(self, link: ContextLink, request: Request, terms: Terms, wire: Wire) -> None:
+        self._link, self._parked, self.request, self._terms = link, None, request, terms
+        self._wire, self._last_write = wire, 0
+
+    def _cancel(self, reason: str) -> None:
+        if self._scope is not None and not self._over:  # after the end another call may run in this scope
+            self._scope.cancel(reason=reason)
+        self._finish()
+
+    @property
+    def _is_cancelled(self) -> bool:
+        return self._scope is not None and self._scope.cancel_called
+
+    def _finish(self) -> None:
+        """The call has ended, or is about to.
+
+        Questions stop waiting, also under a shield or for an abandoned worker thread, where a cancellation does not
+        arrive.
+        """
+        self._over = True
+        for scope in self._waits:
+            scope.cancel(reason="the call has ended")
+
+    @property
+    def _asking(self) -> bool:
+        """Whether a question of this call waits for the client."""
+        return bool(self._waits)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """A block that waits for the client.  Raises ClientGone if the call ends and the block is not cancelled."""
+        if self._over:
+            raise ClientGone("the question was not asked: the call has ended")
+        with trio.CancelScope() as scope:
+            self._waits += (scope,)
+            try:
+                yield
+            finally:
+                self._waits = tuple(each for each in self._waits if each is not scope)
+        if scope.cancelled_caught:
+            raise ClientGone("the call has ended before the client answered")
