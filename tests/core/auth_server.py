@@ -29,9 +29,9 @@ from trio_mcp.core.oauth.deeds import (
     AskAssertion,
     Asserted,
     BrowserReturned,
-    Deed,
+    FlowAction,
+    FlowEvent,
     FlowFailed,
-    Heard,
     OpenBrowser,
     OpenReceiver,
     Persist,
@@ -377,9 +377,9 @@ class World:
     mcp: McpServer
     servers: list[AuthServer]
     requests: list[SendRequest] = attrs.field(factory=list)
-    broken: Callable[[SendRequest], Heard | None] = lambda request: None
+    broken: Callable[[SendRequest], FlowEvent | None] = lambda request: None
 
-    def send(self, request: SendRequest) -> Heard:
+    def send(self, request: SendRequest) -> FlowEvent:
         self.requests.append(request)
         assert not request.follow_redirects
         if (heard := self.broken(request)) is not None:
@@ -423,7 +423,7 @@ class Visitor:
     assertion: str = "vouched"
     authorizer: Authorizer = attrs.field(init=False)
     persisted: list[ServerRecord] = attrs.field(factory=list)
-    deeds: list[Deed] = attrs.field(factory=list)
+    deeds: list[FlowAction] = attrs.field(factory=list)
 
     def __attrs_post_init__(self) -> None:
         self.authorizer = Authorizer(
@@ -436,7 +436,7 @@ class Visitor:
 
     def call(self, operation: str = "") -> int:
         """Make a request until it is answered; the status.  Raises what the authorization failed with."""
-        errand = self.authorizer.errand("POST", operation=operation)
+        errand = self.authorizer.authorized_request("POST", operation=operation)
         verdict = errand.go(self.now)
         while True:
             if isinstance(verdict, FlowFailed):
@@ -461,7 +461,7 @@ class Visitor:
         finally:
             self.authorizer.abandon(flow)
 
-    def act(self, deeds: tuple[Deed, ...]) -> Heard:
+    def act(self, deeds: tuple[FlowAction, ...]) -> FlowEvent:
         """Do them all; what came of the last."""
         self._note(deeds)
         match deeds[-1]:
@@ -476,7 +476,7 @@ class Visitor:
             case other:
                 raise AssertionError(other)
 
-    def _note(self, deeds: tuple[Deed, ...]) -> None:
+    def _note(self, deeds: tuple[FlowAction, ...]) -> None:
         self.deeds += deeds
         self.persisted += [each.record for each in deeds if isinstance(each, Persist)]
 

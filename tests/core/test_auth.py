@@ -54,10 +54,10 @@ WELL_KNOWN = "/.well-known/oauth-protected-resource/mcp"
 
 @req("auth-01")
 def test_a_server_that_wants_no_token_is_sent_none() -> None:
-    errand = Authorizer(MCP, Application("V"), entropy=entropy).errand("POST")
+    errand = Authorizer(MCP, Application("V"), entropy=entropy).authorized_request("POST")
     assert errand.go(NOW) == Authorized(())
     with pytest.raises(UsageError, match="before the request was sent"):
-        Authorizer(MCP, Application("V"), entropy=entropy).errand("POST").refused(401, CHALLENGE, NOW)
+        Authorizer(MCP, Application("V"), entropy=entropy).authorized_request("POST").refused(401, CHALLENGE, NOW)
 
 
 @req("auth-18", "auth-24", "auth-48", "auth-53")
@@ -69,9 +69,9 @@ def test_tokens_go_to_https_and_to_one_origin_only(url: str) -> None:
         Authorizer(url, Application("V"), entropy=entropy)
     authorizer = Authorizer(MCP, Application("V"), entropy=entropy)
     for same in ("https://mcp.example/sse", "https://MCP.example:443/mcp"):
-        assert authorizer.errand("GET", same).go(NOW) == Authorized()
+        assert authorizer.authorized_request("GET", same).go(NOW) == Authorized()
     with pytest.raises(UsageError, match="another origin"):
-        authorizer.errand("POST", "https://evil.example/mcp")
+        authorizer.authorized_request("POST", "https://evil.example/mcp")
 
 
 def test_loopback_may_do_without_tls_where_the_application_says_so() -> None:
@@ -113,7 +113,7 @@ def test_a_request_is_sent_again_once_and_the_next_one_gets_a_token_in_another_w
     ],
 )
 def test_what_no_token_would_mend_is_the_end(status: int, challenge: str, words: str) -> None:
-    errand = Authorizer(MCP, Application("V"), entropy=entropy).errand("POST")
+    errand = Authorizer(MCP, Application("V"), entropy=entropy).authorized_request("POST")
     errand.go(NOW)
     verdict = errand.refused(status, {"WWW-Authenticate": challenge}, NOW)
     assert isinstance(verdict, FlowFailed)
@@ -122,7 +122,7 @@ def test_what_no_token_would_mend_is_the_end(status: int, challenge: str, words:
 
 
 def test_a_server_that_wants_ever_new_nonces_is_obeyed_once() -> None:
-    errand = Authorizer(MCP, Application("V"), entropy=entropy).errand("POST")
+    errand = Authorizer(MCP, Application("V"), entropy=entropy).authorized_request("POST")
     nonce = {"WWW-Authenticate": "DPoP error=use_dpop_nonce", "DPoP-Nonce": "n"}
     errand.go(NOW)
     assert isinstance(errand.refused(401, nonce, NOW), Authorized)
@@ -131,7 +131,7 @@ def test_a_server_that_wants_ever_new_nonces_is_obeyed_once() -> None:
 
 def test_a_refusal_that_names_no_challenge_is_one_for_the_well_known_places() -> None:
     visitor = Visitor(world())
-    errand = visitor.authorizer.errand("POST")
+    errand = visitor.authorizer.authorized_request("POST")
     errand.go(NOW)
     verdict = errand.refused(401, {}, NOW)
     assert isinstance(verdict, StartFlow)
@@ -167,7 +167,7 @@ def test_steps_up_are_counted_for_each_operation_and_what_it_lacks() -> None:
 def test_one_request_steps_up_twice_at_most() -> None:
     visitor = Visitor(world())
     visitor.call()
-    errand = visitor.authorizer.errand("POST")
+    errand = visitor.authorizer.authorized_request("POST")
     errand.go(NOW)
     for scope in ("a", "b"):
         verdict = errand.refused(403, {"WWW-Authenticate": f"Bearer error=insufficient_scope, scope={scope}"}, NOW)
@@ -183,7 +183,7 @@ def test_one_request_steps_up_twice_at_most() -> None:
 
 
 def two_errands(visitor: Visitor) -> tuple[Any, Any, StartFlow]:
-    first, second = visitor.authorizer.errand("POST"), visitor.authorizer.errand("POST")
+    first, second = visitor.authorizer.authorized_request("POST"), visitor.authorizer.authorized_request("POST")
     for each in (first, second):
         each.go(visitor.now)
     begun = first.refused(401, CHALLENGE, visitor.now)
@@ -196,7 +196,7 @@ def test_of_many_requests_in_need_one_begins_a_flow_and_the_others_wait_for_it()
     visitor = Visitor(world())
     first, second, begun = two_errands(visitor)
     assert second.go(NOW) == first.go(NOW) == WaitForFlow(begun.flow)
-    assert visitor.authorizer.errand("POST").go(NOW) == Authorized()  # who needs no token does not wait
+    assert visitor.authorizer.authorized_request("POST").go(NOW) == Authorized()  # who needs no token does not wait
     visitor.drive(begun.flow)
     assert first.go(NOW) == second.go(NOW)
     assert first.go(NOW).headers[0][0] == "Authorization"
@@ -206,7 +206,7 @@ def test_of_many_requests_in_need_one_begins_a_flow_and_the_others_wait_for_it()
 def test_of_many_requests_whose_token_has_ended_one_renews_it() -> None:
     visitor = Visitor(world())
     visitor.call()
-    errands = [visitor.authorizer.errand("POST") for _ in range(10)]
+    errands = [visitor.authorizer.authorized_request("POST") for _ in range(10)]
     begun, *waiting = [each.go(LATER) for each in errands]
     assert isinstance(begun, StartFlow)
     assert waiting == [WaitForFlow(begun.flow)] * 9
@@ -227,7 +227,7 @@ def test_who_waits_for_a_flow_that_fails_gets_its_error_and_may_try_anew() -> No
 def test_when_a_flow_is_abandoned_one_of_those_who_waited_begins_another() -> None:
     visitor = Visitor(world())
     _, second, begun = two_errands(visitor)
-    third = visitor.authorizer.errand("POST")
+    third = visitor.authorizer.authorized_request("POST")
     third.go(NOW)
     third.refused(401, CHALLENGE, NOW)
     deeds = visitor.authorizer.start(begun.flow, NOW)
@@ -249,7 +249,7 @@ def test_when_a_flow_is_abandoned_one_of_those_who_waited_begins_another() -> No
 def test_the_refusal_of_an_old_token_is_no_reason_to_get_a_third() -> None:
     visitor = Visitor(world())
     visitor.call()
-    slow, quick = visitor.authorizer.errand("POST"), visitor.authorizer.errand("POST")
+    slow, quick = visitor.authorizer.authorized_request("POST"), visitor.authorizer.authorized_request("POST")
     old = slow.go(NOW)
     quick.go(NOW)
     verdict = quick.refused(401, CHALLENGE, NOW)
@@ -258,7 +258,7 @@ def test_the_refusal_of_an_old_token_is_no_reason_to_get_a_third() -> None:
     fresh = slow.refused(401, CHALLENGE, NOW)
     assert isinstance(fresh, Authorized)
     assert fresh != old
-    slow = visitor.authorizer.errand("POST")
+    slow = visitor.authorizer.authorized_request("POST")
     slow._sent = 0
     lacking = {"WWW-Authenticate": 'Bearer error="insufficient_scope", scope="a"'}
     assert slow.refused(403, lacking, NOW) == fresh
@@ -268,7 +268,7 @@ def test_a_flow_that_gained_nothing_does_not_end_the_need_of_who_knows_the_deman
     visitor = Visitor(world())
     visitor.call()
     visitor.world.servers[0].refresh_tokens.clear()
-    early, late = visitor.authorizer.errand("POST"), visitor.authorizer.errand("POST")
+    early, late = visitor.authorizer.authorized_request("POST"), visitor.authorizer.authorized_request("POST")
     early.go(NOW)
     renewal = late.go(LATER)
     assert isinstance(renewal, StartFlow)
@@ -297,7 +297,7 @@ def test_a_nonce_that_comes_with_an_answer_is_used_for_the_next_request() -> Non
     visitor = Visitor(world(dpop=True), Application("V", dpop=key()))
     visitor.call()
     visitor.authorizer.replied([(b"dpop-nonce", b"n9")])
-    verdict = visitor.authorizer.errand("POST").go(NOW)
+    verdict = visitor.authorizer.authorized_request("POST").go(NOW)
     assert isinstance(verdict, Authorized)
     assert unsigned(dict(verdict.headers)["DPoP"])[1]["nonce"] == "n9"
 
@@ -315,7 +315,7 @@ def test_no_secret_is_in_a_repr_or_an_error() -> None:
     redeemed = server.of("token")[0]
     secrets = [page["state"], redeemed["code"], redeemed["code_verifier"], "s3cret", *server.tokens]
     secrets += [*server.refresh_tokens]
-    errand = visitor.authorizer.errand("POST")
+    errand = visitor.authorizer.authorized_request("POST")
     shown: list[object] = [
         *visitor.deeds,
         *visitor.persisted,
@@ -324,11 +324,16 @@ def test_no_secret_is_in_a_repr_or_an_error() -> None:
         visitor.authorizer,
         visitor.application,
     ]
-    shown += [visitor.world.requests, BrowserReturned("code=x"), visitor.authorizer.record, visitor.authorizer._setting]
+    shown += [
+        visitor.world.requests,
+        BrowserReturned("code=x"),
+        visitor.authorizer.record,
+        visitor.authorizer._settings,
+    ]
     for secret in secrets:
         assert secret not in repr(shown)
     visitor.now = LATER
-    flow = visitor.authorizer.errand("POST").go(LATER).flow  # type: ignore[union-attr]
+    flow = visitor.authorizer.authorized_request("POST").go(LATER).flow  # type: ignore[union-attr]
     visitor.authorizer.start(flow, LATER)
     echo = reply(503, {"error": "server_error", "error_description": f"{secrets} and {redeemed}"})
     (last,) = visitor.authorizer.receive(flow, echo, LATER)
@@ -396,7 +401,7 @@ def test_what_another_process_has_renewed_is_used_instead_of_renewing_it_again(r
     """By the token's time, or because the server refuses it."""
     visitor = Visitor(world())
     assert visitor.call() == 200
-    server, errand = visitor.world.servers[0], visitor.authorizer.errand("POST")
+    server, errand = visitor.world.servers[0], visitor.authorizer.authorized_request("POST")
     stored, now = elsewhere(visitor), NOW if revoked else LATER + 1
     verdict = errand.go(now)
     if revoked:
@@ -416,7 +421,7 @@ def test_what_another_process_has_renewed_is_used_instead_of_renewing_it_again(r
 def test_what_another_process_had_may_be_no_better_and_then_a_new_one_is_got() -> None:
     visitor = Visitor(world())
     assert visitor.call() == 200
-    errand, stored = visitor.authorizer.errand("POST"), elsewhere(visitor)
+    errand, stored = visitor.authorizer.authorized_request("POST"), elsewhere(visitor)
     assert isinstance(errand.go(NOW), Authorized)
     verdict = errand.refused(401, CHALLENGE, NOW)
     assert isinstance(verdict, StartFlow)
@@ -432,7 +437,7 @@ def test_what_another_process_had_may_be_no_better_and_then_a_new_one_is_got() -
 
 def test_nothing_is_adopted_that_is_nothing_or_too_late() -> None:
     visitor = Visitor(world())
-    errand = visitor.authorizer.errand("POST")
+    errand = visitor.authorizer.authorized_request("POST")
     assert isinstance(errand.go(NOW), Authorized)
     verdict = errand.refused(401, CHALLENGE, NOW)
     assert isinstance(verdict, StartFlow)

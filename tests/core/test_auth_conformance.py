@@ -32,7 +32,7 @@ from trio_mcp.core.oauth.clients import (
     OAuthClient,
     WorkloadIdentity,
 )
-from trio_mcp.core.oauth.deeds import Heard, SendRequest
+from trio_mcp.core.oauth.deeds import FlowEvent, SendRequest
 from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame
 
 WELL_KNOWN = "/.well-known/oauth-protected-resource"
@@ -419,7 +419,7 @@ class Provider:
             "token_type": "N_A",
         }
 
-    def answer(self, request: SendRequest) -> Heard | None:
+    def answer(self, request: SendRequest) -> FlowEvent | None:
         if not request.url.startswith("https://idp.example/"):
             return None
         assert "DPoP" not in Headers(request.headers)

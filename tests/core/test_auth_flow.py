@@ -46,9 +46,9 @@ from trio_mcp.core.oauth.deeds import (
     BrowserReturned,
     FlowAbandoned,
     FlowDone,
+    FlowEvent,
     FlowFailed,
     ForbiddenAddress,
-    Heard,
     OpenBrowser,
     OpenReceiver,
     Persist,
@@ -89,7 +89,7 @@ def visitor_of(name: str) -> Visitor:
     visitor = Visitor(world(**settings), Application("V", grant=grant, clients=clients))
     visitor.world.servers[0].clients["known"] = {}
 
-    def provider(request: SendRequest) -> Heard | None:
+    def provider(request: SendRequest) -> FlowEvent | None:
         return reply(200, ID_JAG) if request.url.endswith("/idp") else None
 
     visitor.world.broken = provider
@@ -98,7 +98,7 @@ def visitor_of(name: str) -> Visitor:
 
 def upto(visitor: Visitor, number: int) -> tuple[Any, tuple[Any, ...]]:
     """A flow that has said its deed of this number, and that deed."""
-    errand = visitor.authorizer.errand("POST")
+    errand = visitor.authorizer.authorized_request("POST")
     errand.go(visitor.now)
     verdict = errand.refused(401, {}, visitor.now)
     assert isinstance(verdict, StartFlow)
@@ -142,7 +142,9 @@ TROUBLES: list[Any] = [
 
 @pytest.mark.parametrize(("name", "number"), EXCHANGES)
 @pytest.mark.parametrize("trouble", TROUBLES, ids=lambda each: type(each).__name__)
-def test_trouble_anywhere_is_blamed_on_somebody_and_the_next_flow_works(name: str, number: int, trouble: Heard) -> None:
+def test_trouble_anywhere_is_blamed_on_somebody_and_the_next_flow_works(
+    name: str, number: int, trouble: FlowEvent
+) -> None:
     visitor = visitor_of(name)
     flow, deeds = upto(visitor, number)
     if not isinstance(deeds[-1], SendRequest):
@@ -319,7 +321,7 @@ def test_a_refresh_token_that_is_no_longer_good_is_forgotten_and_the_user_asked(
 
 
 @pytest.mark.parametrize("trouble", [RequestFailed("no route"), reply(503), reply(429), reply(200, {})])
-def test_a_refresh_that_could_not_be_made_is_made_later(trouble: Heard) -> None:
+def test_a_refresh_that_could_not_be_made_is_made_later(trouble: FlowEvent) -> None:
     visitor = Visitor(world())
     visitor.call()
     visitor.now = LATER
@@ -395,10 +397,10 @@ def test_scopes_that_are_no_longer_known_are_not_asked_for_for_ever(told_by: str
 def test_a_renewal_that_lost_its_refresh_token_to_another_request_bothers_nobody() -> None:
     visitor = Visitor(world())
     visitor.call()
-    errand = visitor.authorizer.errand("POST")
+    errand = visitor.authorizer.authorized_request("POST")
     first = errand.go(LATER)
     assert isinstance(first, StartFlow)
-    visitor.authorizer._distrust()
+    visitor.authorizer._drop_refresh_token()
     visitor.authorizer.abandon(first.flow)
     second = errand.go(LATER)
     assert isinstance(second, StartFlow)
@@ -493,7 +495,7 @@ def test_a_bound_token_whose_key_is_lost_is_sent_without_a_proof_and_refused() -
     visitor = Visitor(world(dpop=True), Application("V", dpop=key()))
     visitor.call()
     later = Visitor(visitor.world, Application("V"), visitor.persisted[-1])
-    (authorization,) = later.authorizer.errand("POST").go(NOW).headers  # type: ignore[union-attr]
+    (authorization,) = later.authorizer.authorized_request("POST").go(NOW).headers  # type: ignore[union-attr]
     assert authorization[0] == "Authorization"
 
 
@@ -561,7 +563,7 @@ def test_a_token_that_is_not_bound_is_not_enough_for_a_server_that_wants_bound_o
     application = Application("V", dpop=key())
     unbound = Visitor(world(dpop=True, mcp_scheme="DPoP", metadata={"token_endpoint": f"{ISSUER}/other"}), application)
 
-    def answer(request: SendRequest) -> Heard | None:
+    def answer(request: SendRequest) -> FlowEvent | None:
         said = {"access_token": "x", "token_type": "bearer"}
         return reply(200, said) if request.url.endswith("/other") else None
 
@@ -584,7 +586,7 @@ def test_a_token_endpoint_that_wants_ever_new_nonces_is_obeyed_once() -> None:
     visitor = Visitor(world(dpop=True), Application("V", dpop=key()))
     numbers = itertools.count()
 
-    def answer(request: SendRequest) -> Heard | None:
+    def answer(request: SendRequest) -> FlowEvent | None:
         if not request.url.endswith("/token"):
             return None
         return reply(400, {"error": "use_dpop_nonce"}, DPoP_Nonce=f"n{next(numbers)}")
@@ -688,7 +690,7 @@ def test_a_document_may_move_within_its_origin_and_not_for_ever() -> None:
     visitor = Visitor(world())
     sent = iter(range(10))
 
-    def answer(request: SendRequest) -> Heard | None:
+    def answer(request: SendRequest) -> FlowEvent | None:
         return reply(307, None, Location=f"{WELL_KNOWN}?{number}") if (number := next(sent, 99)) < 3 else None
 
     visitor.world.broken = answer
@@ -739,7 +741,7 @@ def test_where_the_mcp_server_is_its_authorization_server_may_be() -> None:
     assert "private network" in str(failed(visitor))
     answer = visitor.world.mcp.answer
 
-    def from_inside(request: SendRequest) -> Heard | None:
+    def from_inside(request: SendRequest) -> FlowEvent | None:
         is_mcp = request.url.startswith(visitor.world.mcp.origin)
         return attrs.evolve(answer(request), address="10.0.0.8") if is_mcp else None
 

@@ -15,7 +15,14 @@ from tests.core.auth_server import CALLBACK, ISSUER, MCP, NOW, Visitor, again, e
 from tests.requirements import req
 from trio_mcp.core.errors import UsageError
 from trio_mcp.core.http.fields import Headers
-from trio_mcp.core.oauth.challenge import AuthChallenge, Challenge, read_challenges, read_demand, scopes_of, union
+from trio_mcp.core.oauth.challenge import (
+    AuthChallenge,
+    Challenge,
+    read_auth_challenge,
+    read_challenges,
+    scopes_of,
+    union,
+)
 from trio_mcp.core.oauth.clients import (
     Application,
     ClientAuthMethod,
@@ -27,7 +34,7 @@ from trio_mcp.core.oauth.clients import (
     registration,
     registration_refused,
 )
-from trio_mcp.core.oauth.deeds import Heard, SendRequest
+from trio_mcp.core.oauth.deeds import FlowEvent, SendRequest
 from trio_mcp.core.oauth.documents import default_server, read_object, read_resource, read_server
 from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame, censored
 from trio_mcp.core.oauth.grants import (
@@ -35,7 +42,7 @@ from trio_mcp.core.oauth.grants import (
     authorization_url,
     check_pkce,
     form,
-    pending,
+    new_authorization,
     read_return,
     read_tokens,
     refused,
@@ -46,11 +53,11 @@ from trio_mcp.core.oauth.places import (
     client_id_fault,
     covers,
     issuer_fault,
-    legacy_place,
-    moved_to,
+    legacy_metadata_url,
     network_at,
-    resource_places,
-    server_places,
+    redirect_target,
+    resource_metadata_urls,
+    server_metadata_urls,
     url_fault,
 )
 from trio_mcp.core.oauth.proofs import Key, Nonces, dpop_proof
@@ -93,7 +100,7 @@ def test_challenges_are_read_as_servers_write_them(value: str, challenges: list[
 
 @given(st.text())
 def test_any_text_is_read_as_some_challenges(value: str) -> None:
-    read_demand(401, value)
+    read_auth_challenge(401, value)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +118,7 @@ def test_any_text_is_read_as_some_challenges(value: str) -> None:
     ],
 )
 def test_a_demand_is_what_our_schemes_say(value: str | None, demand: AuthChallenge | None) -> None:
-    assert read_demand(401, value) == demand
+    assert read_auth_challenge(401, value) == demand
 
 
 @req("auth-63")
@@ -231,22 +238,22 @@ def test_a_resource_is_the_server_or_what_it_is_part_of(resource: str, url: str,
     ],
 )
 def test_where_the_document_of_a_resource_is(url: str, named: str | None, places: list[str]) -> None:
-    found = resource_places(url, named, STRICT)
+    found = resource_metadata_urls(url, named, STRICT)
     assert [each.replace("oauth-protected-resource", "x") for each in found] == places
 
 
 @req("auth-67", "auth-68", "auth-14")
 def test_where_the_document_of_an_issuer_is() -> None:
-    assert server_places("https://h/t/1/") == (
+    assert server_metadata_urls("https://h/t/1/") == (
         "https://h/.well-known/oauth-authorization-server/t/1",
         "https://h/.well-known/openid-configuration/t/1",
         "https://h/t/1/.well-known/openid-configuration",
     )
-    assert server_places("https://h/") == (
+    assert server_metadata_urls("https://h/") == (
         "https://h/.well-known/oauth-authorization-server",
         "https://h/.well-known/openid-configuration",
     )
-    assert legacy_place("https://h:1/v1/mcp") == "https://h:1/.well-known/oauth-authorization-server"
+    assert legacy_metadata_url("https://h:1/v1/mcp") == "https://h:1/.well-known/oauth-authorization-server"
 
 
 @pytest.mark.parametrize(
@@ -264,7 +271,7 @@ def test_where_the_document_of_an_issuer_is() -> None:
     ],
 )
 def test_where_a_redirect_may_lead(location: str, target: str | None) -> None:
-    assert moved_to("https://h/a", location, STRICT) == target
+    assert redirect_target("https://h/a", location, STRICT) == target
 
 
 # Documents.
@@ -340,7 +347,7 @@ def test_what_is_not_said_is_not_assumed() -> None:
 
 def test_an_issuer_of_2025_03_26_may_write_itself_with_a_slash_and_not_as_somebody_else() -> None:
     server = read_server({**METADATA, "issuer": f"{ISSUER}/"}, ISSUER, STRICT, legacy=True)
-    assert (server.issuer, server.signs_as) == (ISSUER, f"{ISSUER}/")
+    assert (server.issuer, server.stated_issuer) == (ISSUER, f"{ISSUER}/")
     for name in ("https://honest.example", f"{ISSUER}//", "HTTPS://as.example", None):
         with pytest.raises(AuthorizationFailed, match="another issuer"):
             read_server({**METADATA, "issuer": name}, ISSUER, STRICT, legacy=True)
@@ -451,7 +458,7 @@ def test_a_registration_that_is_refused_says_why(said: Any, words: str) -> None:
 def test_a_refused_registration_ends_the_flow_and_not_the_program() -> None:
     visitor = Visitor(world())
 
-    def answer(request: SendRequest) -> Heard | None:
+    def answer(request: SendRequest) -> FlowEvent | None:
         return reply(400, {"error": "invalid_redirect_uri"}) if request.url.endswith("/register") else None
 
     visitor.world.broken = answer
@@ -554,8 +561,8 @@ def test_the_newest_nonce_of_each_origin_is_kept() -> None:
 @req("auth-29", "auth-42", "auth-55", "auth-84", "auth-100")
 def test_the_page_to_open() -> None:
     server = attrs.evolve(SERVER, authorization_endpoint=f"{ISSUER}/authorize?tenant=1")
-    asked = pending(server, CALLBACK, entropy)
-    other = pending(server, CALLBACK, entropy)
+    asked = new_authorization(server, CALLBACK, entropy)
+    other = new_authorization(server, CALLBACK, entropy)
     assert len({asked.state, asked.verifier, other.state, other.verifier}) == 4
     assert {len(asked.state), len(asked.verifier)} == {43}
     assert asked.issuer == ISSUER
@@ -666,7 +673,7 @@ def test_tokens_that_cannot_be_used(change: dict[str, Any]) -> None:
 def test_a_refusal_by_a_status_that_says_success_is_one() -> None:
     visitor = Visitor(world())
 
-    def answer(request: SendRequest) -> Heard | None:
+    def answer(request: SendRequest) -> FlowEvent | None:
         said = {"error": "bad_verification_code", "error_description": "The code has expired."}
         return reply(200, said) if request.url.endswith("/token") else None
 

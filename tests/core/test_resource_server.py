@@ -10,7 +10,7 @@ import pytest
 from tests.requirements import req
 from trio_mcp.core.errors import UsageError
 from trio_mcp.core.http.verdicts import HttpRequest, Reply
-from trio_mcp.core.oauth.challenge import AuthChallenge, read_demand
+from trio_mcp.core.oauth.challenge import AuthChallenge, read_auth_challenge
 from trio_mcp.core.oauth.documents import read_resource
 from trio_mcp.core.oauth.places import UrlRules
 from trio_mcp.core.oauth.principals import Principal
@@ -144,7 +144,7 @@ def test_the_metadata_is_where_it_can_be_found(
     resource: str | None, public_url: str | None, path: str, named: str, places: set[str]
 ) -> None:
     made = server(resource=resource, public_url=public_url, path=path)
-    assert (made.metadata_url, set(made.places)) == (named, places)
+    assert (made.metadata_url, set(made.paths)) == (named, places)
     for place in places:
         reply = made.document(get(place, Host="evil.example"))
         assert reply is not None
@@ -287,7 +287,7 @@ def test_a_lacking_scope_is_told_with_all_that_are_needed() -> None:
     ],
 )
 def test_a_client_reads_what_is_meant(reply: Reply, demand: AuthChallenge) -> None:
-    assert read_demand(reply.status, challenge(reply)) == demand
+    assert read_auth_challenge(reply.status, challenge(reply)) == demand
 
 
 def test_a_client_accepts_the_metadata() -> None:

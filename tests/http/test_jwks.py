@@ -142,10 +142,10 @@ async def test_a_good_token_tells_who_holds_it(algorithm: str, autojump_clock: M
 @pytest.mark.parametrize(
     ("claims", "said"),
     [
-        ({"iss": "https://evil.example"}, "it is of another issuer"),
+        ({"iss": "https://evil.example"}, "it has another issuer"),
         ({"aud": "https://other.example/mcp"}, "it is for another audience"),
         ({"exp": NOW - 31}, "it has expired"),
-        ({"nbf": NOW + 31}, "it does not hold yet"),
+        ({"nbf": NOW + 31}, "it is not valid yet"),
         ({"head": {"typ": "logout+jwt"}}, "it is a JWT for something else"),
         ({"head": {"typ": 7}}, "it is a JWT for something else"),
         ({"head": {"crit": ["exp"], "exp": 1}}, "it is no signed JWT"),

@@ -314,7 +314,7 @@ class Credentials:
         self._method = method
         self._url = url
         self._operation = operation
-        self._errand: AuthorizedRequest | None = None
+        self._authorized_request: AuthorizedRequest | None = None
         self._granted: Fields = ()
         self._verdict: Verdict | None = None  # of the last refusal
         self.refusal: McpError | None = None
@@ -334,9 +334,11 @@ class Credentials:
         """
         authorization = self._authorization
         await authorization.load()
-        if self._errand is None:
-            self._errand = authorization.authorizer.errand(self._method, self._url, self._operation)
-        go = self._errand.go
+        if self._authorized_request is None:
+            self._authorized_request = authorization.authorizer.authorized_request(
+                self._method, self._url, self._operation
+            )
+        go = self._authorized_request.go
         verdict = self._verdict or self._heed(go)
         self._verdict = None
         while not isinstance(verdict, Authorized):
@@ -362,9 +364,9 @@ class Credentials:
             return
         if self._method == "DELETE":
             return  # nobody is asked for anything in order to say goodbye
-        errand = self._errand
-        assert errand is not None  # what was sent was asked for before
-        self._verdict = self._heed(lambda now: errand.refused(status, headers, now))
+        authorized_request = self._authorized_request
+        assert authorized_request is not None  # what was sent was asked for before
+        self._verdict = self._heed(lambda now: authorized_request.refused(status, headers, now))
 
     def _heed(self, ask: Callable[[float], Verdict]) -> Verdict:
         try:

@@ -24,11 +24,11 @@ from trio_mcp.core.oauth.deeds import (
     AskAssertion,
     Asserted,
     BrowserReturned,
-    Deed,
     FlowAbandoned,
+    FlowAction,
+    FlowEvent,
     FlowFailed,
     ForbiddenAddress,
-    Heard,
     OpenBrowser,
     OpenReceiver,
     Persist,
@@ -102,16 +102,16 @@ class FlowRun:
                 HttpPool(ssl_context=self._oauth.ssl_context, limits=Limits(), connect=self._connect) as pool,
             ):
                 self._nursery, self._pool = nursery, pool
-                heard: Heard | None = None
+                event: FlowEvent | None = None
                 while True:
-                    deeds = self._feed(heard)
-                    for deed in deeds:
-                        await self._keep(deed)
+                    actions = self._feed(event)
+                    for action in actions:
+                        await self._keep(action)
                     if self.flow.over:
                         break
                     if self._ending and not self._delicate:
                         return  # it would go on to ask a user
-                    heard = await self._do(deeds[-1])
+                    event = await self._do(actions[-1])
                 self.settled.set()
                 await self._show()
 
@@ -120,51 +120,51 @@ class FlowRun:
         self._trouble = error
         self._tell(FlowAbandoned("something has failed inside of it"))
 
-    def _feed(self, heard: Heard | None) -> tuple[Deed, ...]:
+    def _feed(self, event: FlowEvent | None) -> tuple[FlowAction, ...]:
         authorizer = self._authorization.authorizer
         try:
-            if heard is None:
+            if event is None:
                 return authorizer.start(self.flow, time.time())
-            return self._tell(heard)
+            return self._tell(event)
         except Exception as error:  # noqa: BLE001  # a Key signs by a function of the program's
             self._trouble = error
             why = str(error) if isinstance(error, McpError) else f"a Key could not sign ({type(error).__name__})"
             return self._tell(FlowAbandoned(why))
 
-    def _tell(self, heard: Heard) -> tuple[Deed, ...]:
-        deeds = self._authorization.authorizer.receive(self.flow, heard, time.time())
-        if deeds and isinstance(last := deeds[-1], FlowFailed):
+    def _tell(self, event: FlowEvent) -> tuple[FlowAction, ...]:
+        actions = self._authorization.authorizer.receive(self.flow, event, time.time())
+        if actions and isinstance(last := actions[-1], FlowFailed):
             last.error.__cause__ = self._trouble
-        return deeds
+        return actions
 
-    async def _keep(self, deed: Deed) -> None:
-        if isinstance(deed, Persist):
+    async def _keep(self, action: FlowAction) -> None:
+        if isinstance(action, Persist):
             self._storing = True
-            await self._authorization.persist(deed.record)
+            await self._authorization.persist(action.record)
             self._storing = False
 
     # Deeds.
 
-    async def _do(self, deed: Deed) -> Heard:
+    async def _do(self, action: FlowAction) -> FlowEvent:
         self._trouble = None
         try:
-            match deed:
+            match action:
                 case SendRequest():
-                    return await self._send(deed)
+                    return await self._send(action)
                 case OpenReceiver():
                     return await self._listen()
                 case OpenBrowser():
-                    return await self._visit(deed)
+                    return await self._visit(action)
                 case ReturnIgnored():
                     return await self._wait_on()
                 case _:
-                    assert isinstance(deed, AskAssertion)
-                    return await self._ask_assertion(deed)
+                    assert isinstance(action, AskAssertion)
+                    return await self._ask_assertion(action)
         except McpError as error:
             self._trouble = error
             return FlowAbandoned(str(error))
 
-    async def _send(self, request: SendRequest) -> Heard:
+    async def _send(self, request: SendRequest) -> FlowEvent:
         self._request = request
         origin, _ = locate(request.url)
         with trio.move_on_after(request.seconds):
@@ -197,7 +197,7 @@ class FlowRun:
         self._addresses[host, port] = address
         return stream
 
-    async def _listen(self) -> Heard:
+    async def _listen(self) -> FlowEvent:
         oauth = self._oauth
         if oauth.visit is not None:
             assert oauth.redirect_uri is not None
@@ -206,14 +206,14 @@ class FlowRun:
         self._receiver = await self._nursery.start(receive_returns, oauth.redirect_uri, tuple(before))
         return ReceiverReady(self._receiver.redirect_uri)
 
-    async def _visit(self, page: OpenBrowser) -> Heard:
+    async def _visit(self, page: OpenBrowser) -> FlowEvent:
         oauth = self._oauth
         self._deadline = trio.current_time() + page.seconds
         if oauth.visit is None:
             _log.info("waiting for the user to allow access, in the browser: %s", page.issuer)
             with trio.move_on_at(self._deadline):
-                heard = await self._called("browser", oauth.browser, page.url)
-                return heard if isinstance(heard, FlowAbandoned) else await self._wait_on()
+                event = await self._called("browser", oauth.browser, page.url)
+                return event if isinstance(event, FlowAbandoned) else await self._wait_on()
         else:
             with trio.move_on_at(self._deadline):
                 came = await self._called("visit", oauth.visit, page.url)
@@ -222,7 +222,7 @@ class FlowRun:
                 return self._given_back(came)
         return self._nobody_came()
 
-    def _given_back(self, came: object) -> Heard:
+    def _given_back(self, came: object) -> FlowEvent:
         """What `visit` gave, which somebody may have pasted."""
         wanted = "the URL that the browser was sent back to"
         if not isinstance(came, str):
@@ -234,7 +234,7 @@ class FlowRun:
             return FlowAbandoned(f"what visit gave is not {wanted}, which begins with {self._oauth.redirect_uri}?")
         return BrowserReturned(query)
 
-    async def _wait_on(self) -> Heard:
+    async def _wait_on(self) -> FlowEvent:
         """For the browser, in what is left of the time."""
         if self._came is not None:
             self._came.stray()
@@ -249,8 +249,8 @@ class FlowRun:
         uri = self._oauth.redirect_uri if self._receiver is None else self._receiver.redirect_uri
         return FlowAbandoned(f"nobody has come back to {uri} within {self._oauth.rules.user_seconds:g} seconds")
 
-    async def _ask_assertion(self, deed: AskAssertion) -> Heard:
-        came = await self._called("assertion", self._oauth.assertion, deed.audience, deed.resource)
+    async def _ask_assertion(self, action: AskAssertion) -> FlowEvent:
+        came = await self._called("assertion", self._oauth.assertion, action.audience, action.resource)
         if isinstance(came, FlowAbandoned):
             return came
         return (

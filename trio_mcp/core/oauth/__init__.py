@@ -25,36 +25,37 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "challenge": "AuthChallenge BEARER Challenge DPOP read_challenges read_demand scopes_of union",
+            "challenge": "AuthChallenge BEARER Challenge DPOP read_auth_challenge read_challenges scopes_of union",
             "clients": (
-                "Application AuthorizationCode ClientAuthMethod ClientCredentials Grant IdentityAssertion "
-                "OAuthClient WorkloadIdentity authenticated choose_method client_document find_client "
-                "find_own_client given_client is_printable read_registration registration registration_refused"
+                "Application AuthorizationCode ClientAuthMethod ClientCredentials Grant IdentityAssertion OAuthClient "
+                "WorkloadIdentity authenticated choose_method client_document find_client find_client_without_user "
+                "is_printable preregistered_client read_registration registration registration_refused"
             ),
             "deeds": (
-                "AskAssertion Asserted BrowserReturned Deed FlowAbandoned FlowDone FlowFailed ForbiddenAddress "
-                "Heard OpenBrowser OpenReceiver Persist ReceiverReady Replied RequestFailed ReturnIgnored "
+                "AskAssertion Asserted BrowserReturned FlowAbandoned FlowAction FlowDone FlowEvent FlowFailed "
+                "ForbiddenAddress OpenBrowser OpenReceiver Persist ReceiverReady Replied RequestFailed ReturnIgnored "
                 "SendRequest"
             ),
             "documents": (
                 "ResourceDocument ServerDocument default_server read_object read_resource read_seconds read_server"
             ),
-            "errors": "AuthorizationFailed Blame censored words_of",
+            "errors": "AuthorizationFailed Blame censored error_text",
             "flow": "FLOW Flow FlowFinding FlowSettings FlowStep",
             "grants": (
-                "JWT_BEARER OFFLINE PendingAuthorization authorization_url check_pkce code_grant exchange_grant "
-                "form jwt_grant own_grant pending read_assertion read_return read_tokens refresh_grant refused"
+                "JWT_BEARER OFFLINE PendingAuthorization authorization_url check_pkce client_credentials_grant "
+                "code_grant exchange_grant form jwt_grant new_authorization read_assertion read_return read_tokens "
+                "refresh_grant refused"
             ),
             "places": (
-                "Network PUBLIC UrlRules client_id_fault covers is_loopback is_trusted issuer_fault legacy_place "
-                "misplaced moved_to network_at networks_of origin_of place_fault redirect_fault resource_of "
-                "resource_places same_origin server_places trust url_fault"
+                "Network PUBLIC UrlRules client_id_fault covers forbidden_reason is_loopback is_trusted issuer_fault "
+                "legacy_metadata_url network_at network_fault networks_of origin_of redirect_fault redirect_target "
+                "resource_metadata_urls resource_of same_origin server_metadata_urls trust_advice url_fault"
             ),
             "principals": "Principal declared_scopes has_scopes",
             "proofs": "Entropy Key Nonces base64url client_assertion dpop_proof token_text",
             "records": "ServerRecord TokenGrant Tokens as_json read_record",
             "resource": "CannotVerify Protection ResourceServer Verify WELL_KNOWN canonical claims_fault scopes_in",
-            "search": "DocumentSearch led_elsewhere",
+            "search": "DocumentSearch forbidden_address",
             "tokens": "Authorized AuthorizedRequest Authorizer StartFlow Verdict WaitForFlow",
         },
     )

@@ -16,7 +16,16 @@ import attrs
 
 from trio_mcp.core.records import record
 
-__all__ = ["BEARER", "DPOP", "AuthChallenge", "Challenge", "read_challenges", "read_demand", "scopes_of", "union"]
+__all__ = [
+    "BEARER",
+    "DPOP",
+    "AuthChallenge",
+    "Challenge",
+    "read_auth_challenge",
+    "read_challenges",
+    "scopes_of",
+    "union",
+]
 
 BEARER = "Bearer"
 DPOP = "DPoP"
@@ -64,7 +73,7 @@ def read_challenges(value: str) -> tuple[Challenge, ...]:
     return tuple(Challenge(scheme, parameters) for scheme, parameters in found)
 
 
-def read_demand(status: int, value: str | None) -> AuthChallenge | None:
+def read_auth_challenge(status: int, value: str | None) -> AuthChallenge | None:
     """Return the demand of a 401 or 403.  Returns None if all its challenges have other schemes (auth-40).
 
     A 401 without any challenge is a demand too: the metadata is at a well-known URL (auth-41).

@@ -21,7 +21,7 @@ from trio_mcp.core.http.fields import Fields
 from trio_mcp.core.jsonrpc import Json
 from trio_mcp.core.oauth.challenge import scopes_of
 from trio_mcp.core.oauth.documents import ServerDocument, read_seconds
-from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame, censored, words_of
+from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame, censored, error_text
 from trio_mcp.core.oauth.places import client_id_fault, is_loopback, redirect_fault
 from trio_mcp.core.oauth.proofs import Entropy, Key, client_assertion
 from trio_mcp.core.records import record
@@ -39,9 +39,9 @@ __all__ = [
     "choose_method",
     "client_document",
     "find_client",
-    "find_own_client",
-    "given_client",
+    "find_client_without_user",
     "is_printable",
+    "preregistered_client",
     "read_registration",
     "registration",
     "registration_refused",
@@ -201,7 +201,7 @@ def _described(
 # Which client id to use.
 
 
-def given_client(application: Application, issuer: str, bound_to: Mapping[str, str]) -> OAuthClient | None:
+def preregistered_client(application: Application, issuer: str, bound_to: Mapping[str, str]) -> OAuthClient | None:
     """Return the application's own client for this issuer, or None if it brings no clients.
 
     `bound_to` maps client ids without an issuer to the issuer of their first use.  auth-97: if all clients of the
@@ -244,7 +244,7 @@ def find_client(
 
 def _published(application: Application, server: ServerDocument) -> OAuthClient | None:
     """auth-77: use the URL of the metadata document as client id, if the server says that it reads these documents."""
-    if application.document_url is None or not server.takes_documents:
+    if application.document_url is None or not server.supports_client_documents:
         return None
     signs = application.key is not None and ClientAuthMethod.KEY.value in (server.methods or ())
     return OAuthClient(
@@ -252,7 +252,9 @@ def _published(application: Application, server: ServerDocument) -> OAuthClient 
     )
 
 
-def find_own_client(application: Application, server: ServerDocument, given: OAuthClient | None) -> OAuthClient:
+def find_client_without_user(
+    application: Application, server: ServerDocument, given: OAuthClient | None
+) -> OAuthClient:
     """Return the client to use without a user.  It cannot be registered on the way."""
     client = given or _published(application, server)
     if client is None:
@@ -283,17 +285,17 @@ def registration(
     return {**_described(application, (redirect_uri,), method, server.grants), **named}
 
 
-def read_registration(said: Mapping[str, Json] | None, issuer: str, redirect_uri: str) -> OAuthClient:
+def read_registration(answer: Mapping[str, Json] | None, issuer: str, redirect_uri: str) -> OAuthClient:
     """Read the answer to a registration request; None if it was no JSON object."""
-    client_id = None if said is None else said.get("client_id")
-    if said is None or not is_printable(client_id):
+    client_id = None if answer is None else answer.get("client_id")
+    if answer is None or not is_printable(client_id):
         raise AuthorizationFailed(
             Blame.AUTHORIZATION_SERVER,
             f"{shown(issuer)} accepted the registration but sent no client id",
             "its operator must fix it",
         )
     secret, method, until = (
-        said.get(name) for name in ("client_secret", "token_endpoint_auth_method", "client_secret_expires_at")
+        answer.get(name) for name in ("client_secret", "token_endpoint_auth_method", "client_secret_expires_at")
     )
     return OAuthClient(
         str(client_id),
@@ -314,10 +316,10 @@ def _method(name: Json) -> ClientAuthMethod | None:
     return next((each for each in ClientAuthMethod if each.value == name), None)
 
 
-def registration_refused(issuer: str, status: int, said: Mapping[str, Json] | None) -> AuthorizationFailed:
+def registration_refused(issuer: str, status: int, answer: Mapping[str, Json] | None) -> AuthorizationFailed:
     """auth-94, auth-116: most refusals are about the redirect URI, and the advice names it."""
-    reason = censored(words_of(said, status), ())
-    if said is not None and said.get("error") == "invalid_redirect_uri":
+    reason = censored(error_text(answer, status), ())
+    if answer is not None and answer.get("error") == "invalid_redirect_uri":
         advice = "it does not accept the redirect URI of the application; use another one, or register by hand"
     else:
         advice = "register the application there by hand, and give it the client id"

@@ -31,12 +31,12 @@ __all__ = [
     "AskAssertion",
     "Asserted",
     "BrowserReturned",
-    "Deed",
     "FlowAbandoned",
+    "FlowAction",
     "FlowDone",
+    "FlowEvent",
     "FlowFailed",
     "ForbiddenAddress",
-    "Heard",
     "OpenBrowser",
     "OpenReceiver",
     "Persist",
@@ -120,7 +120,7 @@ class FlowFailed:
     error: AuthorizationFailed
 
 
-Deed: TypeAlias = (
+FlowAction: TypeAlias = (
     SendRequest | OpenReceiver | OpenBrowser | AskAssertion | Persist | ReturnIgnored | FlowDone | FlowFailed
 )
 
@@ -179,6 +179,6 @@ class FlowAbandoned:
     at_fault: bool = False
 
 
-Heard: TypeAlias = (
+FlowEvent: TypeAlias = (
     Replied | ForbiddenAddress | RequestFailed | ReceiverReady | BrowserReturned | Asserted | FlowAbandoned
 )

@@ -25,10 +25,10 @@ from trio_mcp.core.oauth.places import (
     covers,
     is_trusted,
     issuer_fault,
+    network_fault,
     origin_of,
-    place_fault,
     same_origin,
-    trust,
+    trust_advice,
     url_fault,
 )
 from trio_mcp.core.records import record
@@ -80,17 +80,17 @@ class ResourceDocument:
     resource: str
     issuers: tuple[str, ...]
     scopes: tuple[str, ...] | None = None
-    wants_dpop: bool = False
+    requires_dpop: bool = False
 
 
 def read_resource(
-    said: Mapping[str, Json], server_url: str, rules: UrlRules, networks: Collection[Network] = PUBLIC
+    document: Mapping[str, Json], server_url: str, rules: UrlRules, networks: Collection[Network] = PUBLIC
 ) -> ResourceDocument:
     """Read the document of the server at `server_url`.  `networks`: where its issuers may be.
 
     Raises `AuthorizationFailed` if the document must not be used.
     """
-    resource = said.get("resource")
+    resource = document.get("resource")
     if not isinstance(resource, str):
         raise _server_fault("the resource metadata of the MCP server names no resource", "its operator must add it")
     if not covers(resource, server_url):
@@ -98,25 +98,29 @@ def read_resource(
             f"the resource metadata is for {shown(resource)}, not for the MCP server at {origin_of(server_url)}",
             "its operator must fix the metadata, because tokens for another resource are never requested",
         )
-    listed = said.get("authorization_servers")
+    listed = document.get("authorization_servers")
     named = [each for each in listed if isinstance(each, str)] if isinstance(listed, list) else []
     fit = [each for each in named[:_ISSUERS] if issuer_fault(each, rules) is None]
-    good = [each for each in fit if place_fault(each, rules, networks) is None]
+    good = [each for each in fit if network_fault(each, rules, networks) is None]
     if not good:
-        came, advice = "none", "its operator must fix it"
+        named_issuer, advice = "none", "its operator must fix it"
         if named:
-            came = f"only {shown(named[0])}, which {issuer_fault(named[0], rules)}"
+            named_issuer = f"only {shown(named[0])}, which {issuer_fault(named[0], rules)}"
         if fit:
-            came, advice = f"only {shown(fit[0])}, which {place_fault(fit[0], rules, networks)}", trust(fit[0])
+            named_issuer, advice = (
+                f"only {shown(fit[0])}, which {network_fault(fit[0], rules, networks)}",
+                trust_advice(fit[0]),
+            )
         raise _server_fault(
-            f"the resource metadata of the MCP server must name its authorization server, and names {came}", advice
+            f"the resource metadata of the MCP server must name its authorization server, and names {named_issuer}",
+            advice,
         )
-    scopes = said.get("scopes_supported")
+    scopes = document.get("scopes_supported")
     return ResourceDocument(
         resource,
         tuple(dict.fromkeys(good)),
         scopes_of(scopes) if isinstance(scopes, list) else None,
-        said.get("dpop_bound_access_tokens_required") is True,
+        document.get("dpop_bound_access_tokens_required") is True,
     )
 
 
@@ -128,12 +132,12 @@ def _server_fault(why: str, advice: str) -> AuthorizationFailed:
 class ServerDocument:
     """Authorization Server Metadata (RFC 8414), or that of an OpenID provider: the fields that are used here.
 
-    `issuer` is the issuer whose URL was asked; credentials are stored under it.  `signs_as` is the issuer in the
+    `issuer` is the issuer whose URL was asked; credentials are stored under it.  `stated_issuer` is the issuer in the
     document, which may differ by a slash in 2025-03-26.  None: the document does not say.
     """
 
     issuer: str
-    signs_as: str
+    stated_issuer: str
     token_endpoint: str
     authorization_endpoint: str | None = None
     registration_endpoint: str | None = None
@@ -141,14 +145,14 @@ class ServerDocument:
     methods: tuple[str, ...] | None = None
     grants: tuple[str, ...] | None = None
     challenges: tuple[str, ...] | None = None
-    promises_iss: bool = False
-    takes_documents: bool = False
+    supports_iss: bool = False
+    supports_client_documents: bool = False
     dpop_algorithms: tuple[str, ...] = ()
     legacy: bool = False
 
 
 def read_server(
-    said: Mapping[str, Json],
+    document: Mapping[str, Json],
     issuer: str,
     rules: UrlRules,
     networks: Collection[Network] = PUBLIC,
@@ -160,17 +164,17 @@ def read_server(
     Raises `AuthorizationFailed` if it must not be used.  `legacy`: by the rules of 2025-03-26, in which `issuer` is
     only the origin where the document was found.
     """
-    signs_as = said.get("issuer")
+    stated_issuer = document.get("issuer")
     # 2025-03-26 does not define how the origin is written as an issuer, and some servers add a slash.  No other
     # difference is allowed: a server that names another server's issuer would receive that server's codes (a mix-up).
-    if signs_as != issuer and not (legacy and signs_as == f"{issuer}/"):
+    if stated_issuer != issuer and not (legacy and stated_issuer == f"{issuer}/"):
         raise AuthorizationFailed(
             Blame.AUTHORIZATION_SERVER,
-            f"the metadata of {shown(issuer)} names another issuer, {shown(signs_as)}",
+            f"the metadata of {shown(issuer)} names another issuer, {shown(stated_issuer)}",
             "the two must be equal, letter by letter; its operator or the MCP server's must fix one",
         )
-    promises_iss = said.get("authorization_response_iss_parameter_supported") is True
-    found = {name: _endpoint(said, name, issuer, rules, networks, promises_iss) for name in _ENDPOINTS}
+    supports_iss = document.get("authorization_response_iss_parameter_supported") is True
+    found = {name: _endpoint(document, name, issuer, rules, networks, supports_iss) for name in _ENDPOINTS}
     token_endpoint, authorization_endpoint, registration_endpoint = found.values()
     if token_endpoint is None:
         raise AuthorizationFailed(
@@ -180,17 +184,17 @@ def read_server(
         )
     return ServerDocument(
         issuer,
-        str(signs_as),
+        str(stated_issuer),
         token_endpoint,
         authorization_endpoint,
         registration_endpoint,
-        scopes_of(said.get("scopes_supported")),
-        _texts(said.get("token_endpoint_auth_methods_supported")),
-        _texts(said.get("grant_types_supported")),
-        _texts(said.get("code_challenge_methods_supported")),
-        promises_iss,
-        said.get("client_id_metadata_document_supported") is True,
-        _texts(said.get("dpop_signing_alg_values_supported")) or (),
+        scopes_of(document.get("scopes_supported")),
+        _texts(document.get("token_endpoint_auth_methods_supported")),
+        _texts(document.get("grant_types_supported")),
+        _texts(document.get("code_challenge_methods_supported")),
+        supports_iss,
+        document.get("client_id_metadata_document_supported") is True,
+        _texts(document.get("dpop_signing_alg_values_supported")) or (),
         legacy,
     )
 
@@ -204,27 +208,32 @@ def default_server(server_url: str) -> ServerDocument:
 _ENDPOINTS = ("token_endpoint", "authorization_endpoint", "registration_endpoint")
 # Our parameters for the authorization page.  In the endpoint's own query they could redirect the answer, or replace our
 # id.
-_ASKED = frozenset(
+_OUR_PARAMETERS = frozenset(
     {"client_id", "code_challenge", "code_challenge_method", "redirect_uri", "response_mode", "response_type", "state"}
 )
 
 
 def _endpoint(
-    said: Mapping[str, Json], name: str, issuer: str, rules: UrlRules, networks: Collection[Network], promises_iss: bool
+    document: Mapping[str, Json],
+    name: str,
+    issuer: str,
+    rules: UrlRules,
+    networks: Collection[Network],
+    supports_iss: bool,
 ) -> str | None:
-    url = said.get(name)
+    url = document.get(name)
     if url is None:
         return None
     endpoint, advice = str(url), "its operator must fix the metadata"
     fault = url_fault(url, rules)  # auth-24
-    if fault is None and (twice := _ASKED & {each for each, _ in parse_qsl(urlsplit(endpoint).query)}):
+    if fault is None and (twice := _OUR_PARAMETERS & {each for each, _ in parse_qsl(urlsplit(endpoint).query)}):
         fault = f"has {min(twice)} in its query, a parameter that only the client may set"
     if fault is None and not is_trusted(issuer, rules):
-        if (fault := place_fault(endpoint, rules, networks)) is not None:
-            advice = trust(endpoint)
-        elif not promises_iss and not same_origin(endpoint, issuer):
+        if (fault := network_fault(endpoint, rules, networks)) is not None:
+            advice = trust_advice(endpoint)
+        elif not supports_iss and not same_origin(endpoint, issuer):
             fault = "is at another origin, and its metadata does not promise iss, which protects from a mix-up"
-            advice = trust(issuer)
+            advice = trust_advice(issuer)
     if fault is not None:
         raise AuthorizationFailed(
             Blame.AUTHORIZATION_SERVER, f"the {name} of {shown(issuer)}, {shown(endpoint)}, {fault}", advice

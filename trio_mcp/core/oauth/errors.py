@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from trio_mcp.core.errors import McpError, redacted, shown
 from trio_mcp.core.jsonrpc import Json
 
-__all__ = ["AuthorizationFailed", "Blame", "censored", "words_of"]
+__all__ = ["AuthorizationFailed", "Blame", "censored", "error_text"]
 
 
 class Blame(enum.Enum):
@@ -49,10 +49,10 @@ def censored(text: object, secrets: Iterable[str | None], limit: int = 200) -> s
     return shown(redacted(text if isinstance(text, str) else repr(text), secrets), limit)
 
 
-def words_of(said: Mapping[str, Json] | None, status: int) -> str:
+def error_text(answer: Mapping[str, Json] | None, status: int) -> str:
     """Return the error code and the description of a refusal.
 
     Only strings: other values may be nested too deep to show.
     """
-    told = [] if said is None else [said.get(name) for name in ("error", "error_description")]
-    return ": ".join(each for each in told if isinstance(each, str) and each) or f"status {status}"
+    texts = [] if answer is None else [answer.get(name) for name in ("error", "error_description")]
+    return ": ".join(each for each in texts if isinstance(each, str) and each) or f"status {status}"

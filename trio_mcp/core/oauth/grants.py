@@ -21,15 +21,15 @@ from trio_mcp.core.jsonrpc import Json
 from trio_mcp.core.oauth.challenge import BEARER, DPOP, scopes_of
 from trio_mcp.core.oauth.clients import IdentityAssertion, is_printable
 from trio_mcp.core.oauth.documents import ServerDocument, read_seconds
-from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame, censored, words_of
+from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame, censored, error_text
 from trio_mcp.core.oauth.proofs import Entropy, base64url, token_text
 from trio_mcp.core.oauth.records import Tokens
 from trio_mcp.core.records import record
 
 __all__ = [
-    "JWT_BEARER", "OFFLINE", "PendingAuthorization", "authorization_url", "check_pkce", "code_grant",
-    "exchange_grant", "form", "jwt_grant", "own_grant", "pending", "read_assertion", "read_return", "read_tokens",
-    "refresh_grant", "refused",
+    "JWT_BEARER", "OFFLINE", "PendingAuthorization", "authorization_url", "check_pkce", "client_credentials_grant",
+    "code_grant", "exchange_grant", "form", "jwt_grant", "new_authorization", "read_assertion", "read_return",
+    "read_tokens", "refresh_grant", "refused",
 ]  # fmt: skip
 
 OFFLINE = "offline_access"
@@ -52,16 +52,16 @@ class PendingAuthorization:
     """auth-100: the facts to check the answer to one authorization request, recorded before the request is made."""
 
     issuer: str  # as in the parameter `iss` of the answer
-    promises_iss: bool
+    supports_iss: bool
     redirect_uri: str
     state: str = attrs.field(repr=False)
     verifier: str = attrs.field(repr=False)
 
 
-def pending(server: ServerDocument, redirect_uri: str, entropy: Entropy) -> PendingAuthorization:
+def new_authorization(server: ServerDocument, redirect_uri: str, entropy: Entropy) -> PendingAuthorization:
     """Make one, with a state and a PKCE verifier of 256 bits each."""
     return PendingAuthorization(
-        server.signs_as, server.promises_iss, redirect_uri, token_text(entropy), token_text(entropy)
+        server.stated_issuer, server.supports_iss, redirect_uri, token_text(entropy), token_text(entropy)
     )
 
 
@@ -81,7 +81,7 @@ def check_pkce(server: ServerDocument) -> None:
 
 
 def authorization_url(
-    server: ServerDocument, client_id: str, asked: PendingAuthorization, scopes: Collection[str], resource: str
+    server: ServerDocument, client_id: str, authorization: PendingAuthorization, scopes: Collection[str], resource: str
 ) -> str:
     """Return the URL of the page to open.  Raises `AuthorizationFailed` if the server has no such page."""
     if server.authorization_endpoint is None:
@@ -93,9 +93,9 @@ def authorization_url(
     fields = {
         "response_type": "code",
         "client_id": client_id,
-        "redirect_uri": asked.redirect_uri,
-        "state": asked.state,
-        "code_challenge": base64url(sha256(asked.verifier.encode()).digest()),
+        "redirect_uri": authorization.redirect_uri,
+        "state": authorization.state,
+        "code_challenge": base64url(sha256(authorization.verifier.encode()).digest()),
         "code_challenge_method": _S256,
         "scope": " ".join(scopes) or None,
         # OpenID Connect issues a refresh token only if the user is asked for consent.
@@ -110,7 +110,7 @@ def authorization_url(
 _RETURNED = 50  # fields of one answer; a real one has four
 
 
-def read_return(query: str, asked: PendingAuthorization) -> str | None:
+def read_return(query: str, authorization: PendingAuthorization) -> str | None:
     """Return the code in the browser's return, or None if it does not answer our request and is to be ignored.
 
     Raises `AuthorizationFailed` if it does, but has no code that may be used.
@@ -119,33 +119,33 @@ def read_return(query: str, asked: PendingAuthorization) -> str | None:
         pairs = parse_qsl(query.removeprefix("?"), keep_blank_values=True, max_num_fields=_RETURNED)
     except ValueError:
         return None
-    said = dict(pairs)
+    answer = dict(pairs)
     states = [value for name, value in pairs if name == "state"]
     # auth-55.  The answer to another request must not end the wait for ours, so it is ignored and raises no error.
-    if len(states) != 1 or not compare_digest(states[0].encode(errors="replace"), asked.state.encode()):
+    if len(states) != 1 or not compare_digest(states[0].encode(errors="replace"), authorization.state.encode()):
         return None
-    _check_iss([value for name, value in pairs if name == "iss"], asked)
-    if "error" in said:
-        raise refused(asked.issuer, said, 0, (asked.state, asked.verifier))
-    if not said.get("code"):
+    _check_iss([value for name, value in pairs if name == "iss"], authorization)
+    if "error" in answer:
+        raise refused(authorization.issuer, answer, 0, (authorization.state, authorization.verifier))
+    if not answer.get("code"):
         raise AuthorizationFailed(
             Blame.AUTHORIZATION_SERVER,
-            f"{shown(asked.issuer)} redirected the browser with neither a code nor an error",
+            f"{shown(authorization.issuer)} redirected the browser with neither a code nor an error",
             "its operator must fix it",
         )
-    return said["code"]
+    return answer["code"]
 
 
-def _check_iss(named: list[str], asked: PendingAuthorization) -> None:
+def _check_iss(named: list[str], authorization: PendingAuthorization) -> None:
     """auth-103 to auth-105: check `iss` before the rest of the answer is read, or shown."""
-    if not named and not asked.promises_iss:
+    if not named and not authorization.supports_iss:
         return
-    if named == [asked.issuer]:  # a plain string comparison, after form decoding
+    if named == [authorization.issuer]:  # a plain string comparison, after form decoding
         return
     came = "no issuer, although it promised one" if not named else f"the issuer {shown(named[-1])}"
     raise AuthorizationFailed(
         Blame.AUTHORIZATION_SERVER,
-        f"the browser was sent to {shown(asked.issuer)} and came back with {came}",
+        f"the browser was sent to {shown(authorization.issuer)} and came back with {came}",
         "the answer may come from another server and was not used",
     )
 
@@ -153,12 +153,12 @@ def _check_iss(named: list[str], asked: PendingAuthorization) -> None:
 # The token endpoint.
 
 
-def code_grant(code: str, asked: PendingAuthorization) -> dict[str, str | None]:
+def code_grant(code: str, authorization: PendingAuthorization) -> dict[str, str | None]:
     return {
         "grant_type": "authorization_code",
         "code": code,
-        "redirect_uri": asked.redirect_uri,
-        "code_verifier": asked.verifier,
+        "redirect_uri": authorization.redirect_uri,
+        "code_verifier": authorization.verifier,
     }
 
 
@@ -167,7 +167,7 @@ def refresh_grant(token: str) -> dict[str, str | None]:
     return {"grant_type": "refresh_token", "refresh_token": token}
 
 
-def own_grant(scopes: Collection[str]) -> dict[str, str | None]:
+def client_credentials_grant(scopes: Collection[str]) -> dict[str, str | None]:
     return {"grant_type": "client_credentials", "scope": " ".join(scopes) or None}
 
 
@@ -206,47 +206,50 @@ _MEANINGS: Mapping[str, tuple[Blame | None, str]] = MappingProxyType(
 
 def refused(
     issuer: str,
-    said: Mapping[str, Json] | None,
+    answer: Mapping[str, Json] | None,
     status: int,
     secrets: Collection[str | None],
     blame: Blame = Blame.AUTHORIZATION_SERVER,
 ) -> AuthorizationFailed:
-    """Make the error of a server's refusal; `said` is None if its body was no JSON object."""
-    error = said.get("error") if said else None
+    """Make the error of a server's refusal; `answer` is None if its body was no JSON object."""
+    error = answer.get("error") if answer else None
     code = error if isinstance(error, str) else ""
     blamed, advice = _MEANINGS.get(code, (None, "its operator can say why"))
     return AuthorizationFailed(
-        blamed or blame, f"{shown(issuer)} issued no token: {censored(words_of(said, status), secrets)}", advice, code
+        blamed or blame,
+        f"{shown(issuer)} issued no token: {censored(error_text(answer, status), secrets)}",
+        advice,
+        code,
     )
 
 
 def read_tokens(
-    said: Mapping[str, Json] | None, issuer: str, asked: tuple[str, ...], now: float, *, proven: bool
+    answer: Mapping[str, Json] | None, issuer: str, requested: tuple[str, ...], now: float, *, proven: bool
 ) -> Tokens:
     """Read the tokens of a successful answer; `proven`: the request had a DPoP proof."""
-    access = said.get("access_token") if said else None
-    if said is None or not isinstance(access, str) or not re.fullmatch(r"[!-~]{1,32768}", access):
+    access = answer.get("access_token") if answer else None
+    if answer is None or not isinstance(access, str) or not re.fullmatch(r"[!-~]{1,32768}", access):
         raise _bad_answer(issuer, "no access token that fits into a header")
-    named = said.get("token_type")
+    named = answer.get("token_type")
     kind = {each.lower(): each for each in (BEARER, DPOP)}.get(str(named).lower())
     if kind is None or (kind == DPOP and not proven):
         raise _bad_answer(issuer, f"a token of the type {censored(named, (access,))}, which was not requested")
-    refresh = said.get("refresh_token")
-    lifetime = read_seconds(said.get("expires_in"))
-    granted = said.get("scope")
+    refresh = answer.get("refresh_token")
+    lifetime = read_seconds(answer.get("expires_in"))
+    granted = answer.get("scope")
     return Tokens(
         access,
         kind,
         refresh if is_printable(refresh) else None,  # auth-109: there may be none
         None if lifetime is None else now + lifetime,
-        scopes_of(granted) if isinstance(granted, str) else asked,
+        scopes_of(granted) if isinstance(granted, str) else requested,
     )
 
 
-def read_assertion(said: Mapping[str, Json] | None, provider: str) -> str:
+def read_assertion(answer: Mapping[str, Json] | None, provider: str) -> str:
     """Read the assertion that an identity provider returned from an exchange."""
-    assertion = said.get("access_token") if said else None
-    if said is None or not is_printable(assertion) or said.get("issued_token_type") != _ID_JAG:
+    assertion = answer.get("access_token") if answer else None
+    if answer is None or not is_printable(assertion) or answer.get("issued_token_type") != _ID_JAG:
         raise AuthorizationFailed(
             Blame.IDENTITY_PROVIDER,
             f"{shown(provider)} exchanged the user's assertion for another type of token than requested",

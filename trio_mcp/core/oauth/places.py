@@ -37,9 +37,10 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 from trio_mcp.core.records import record
 
 __all__ = [
-    "PUBLIC", "Network", "UrlRules", "client_id_fault", "covers", "is_loopback", "is_trusted", "issuer_fault",
-    "legacy_place", "misplaced", "moved_to", "network_at", "networks_of", "origin_of", "place_fault", "redirect_fault",
-    "resource_of", "resource_places", "same_origin", "server_places", "trust", "url_fault",
+    "PUBLIC", "Network", "UrlRules", "client_id_fault", "covers", "forbidden_reason", "is_loopback", "is_trusted",
+    "issuer_fault", "legacy_metadata_url", "network_at", "network_fault", "networks_of", "origin_of", "redirect_fault",
+    "redirect_target", "resource_metadata_urls", "resource_of", "same_origin", "server_metadata_urls", "trust_advice",
+    "url_fault",
 ]  # fmt: skip
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -181,20 +182,20 @@ def is_trusted(url: str, rules: UrlRules) -> bool:
     return any(same_origin(url, each) for each in rules.trusted_origins)
 
 
-def place_fault(url: str, rules: UrlRules, networks: Collection[Network]) -> str | None:
+def network_fault(url: str, rules: UrlRules, networks: Collection[Network]) -> str | None:
     """Return the fault in the network of a URL that a server has named, as far as the URL shows it, or None."""
     found = _network_named(url)
     if found is None or found in networks or is_trusted(url, rules):
         return None
-    return misplaced(found)
+    return forbidden_reason(found)
 
 
-def misplaced(network: Network) -> str:
+def forbidden_reason(network: Network) -> str:
     """Return the reason why a URL in this network is not followed."""
     return f"is {network.value}, and the MCP server is not"
 
 
-def trust(url: str) -> str:
+def trust_advice(url: str) -> str:
     """Return the advice for allowing this URL."""
     return f"trusted_origins=[{origin_of(url)!r}] allows it, if the application trusts this origin"
 
@@ -246,7 +247,7 @@ def resource_of(server_url: str) -> str:
 # The URLs of documents, in the order of the search.
 
 
-def resource_places(server_url: str, named: str | None, rules: UrlRules) -> tuple[str, ...]:
+def resource_metadata_urls(server_url: str, named: str | None, rules: UrlRules) -> tuple[str, ...]:
     """auth-41: the URL in the challenge; else at the path of the server, else at the root.
 
     A URL that breaks the rules is skipped: servers behind a proxy often name themselves http, and the well-known URLs
@@ -256,27 +257,27 @@ def resource_places(server_url: str, named: str | None, rules: UrlRules) -> tupl
     root = f"{origin_of(server_url)}/.well-known/oauth-protected-resource"
     query = f"?{parts.query}" if parts.query else ""
     path = parts.path if parts.path != "/" else ""
-    places = [root + path + query, root]
+    urls = [root + path + query, root]
     if named is not None and url_fault(named, rules) is None:
-        places.insert(0, named)
-    return tuple(dict.fromkeys(places))
+        urls.insert(0, named)
+    return tuple(dict.fromkeys(urls))
 
 
-def server_places(issuer: str) -> tuple[str, ...]:
+def server_metadata_urls(issuer: str) -> tuple[str, ...]:
     """auth-67, auth-68: the URLs for the metadata of this issuer, by RFC 8414 and by OpenID Connect."""
     parts = urlsplit(issuer)
     origin, path = f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/")
     oauth, openid = "/.well-known/oauth-authorization-server", "/.well-known/openid-configuration"
-    places = (origin + oauth + path, origin + openid + path, origin + path + openid)
-    return tuple(dict.fromkeys(places))
+    urls = (origin + oauth + path, origin + openid + path, origin + path + openid)
+    return tuple(dict.fromkeys(urls))
 
 
-def legacy_place(server_url: str) -> str:
+def legacy_metadata_url(server_url: str) -> str:
     """auth-14: the metadata URL of 2025-03-26, independent of the server's path."""
     return f"{origin_of(server_url)}/.well-known/oauth-authorization-server"
 
 
-def moved_to(url: str, location: str, rules: UrlRules) -> str | None:
+def redirect_target(url: str, location: str, rules: UrlRules) -> str | None:
     """Return the target of a document's redirect, or None if it must not be followed."""
     try:
         target = urljoin(url, location)

@@ -126,34 +126,34 @@ def _plain(one: object, *names: str) -> JsonObject:
     return {name: getattr(one, name) for name in names}
 
 
-def read_record(said: Json) -> ServerRecord:
+def read_record(data: Json) -> ServerRecord:
     """Read a record that `as_json` wrote.  Raises `UsageError` for other values, which the message does not repeat."""
-    if not isinstance(said, dict) or said.get("form") != _FORM:
+    if not isinstance(data, dict) or data.get("form") != _FORM:
         _damaged("form")
-    held = said.get("authorization")
-    registered = said.get("registered")
+    held = data.get("authorization")
+    registered = data.get("registered")
     if not isinstance(registered, list):
         _damaged("registered")
     return ServerRecord(
-        _text(said, "server_url"),
+        _text(data, "server_url"),
         None if held is None else _authorization(held),
         tuple(_client(each) for each in registered),
-        None if said.get("network") is None else _network(said),
+        None if data.get("network") is None else _network(data),
     )
 
 
-def _authorization(said: Json) -> TokenGrant:
-    if not isinstance(said, dict):
+def _authorization(data: Json) -> TokenGrant:
+    if not isinstance(data, dict):
         _damaged("authorization")
-    tokens = said.get("tokens")
+    tokens = data.get("tokens")
     if not isinstance(tokens, dict):
         _damaged("tokens")
     return TokenGrant(
-        _text(said, "issuer"),
-        _text(said, "token_endpoint"),
-        _client(said.get("client")),
-        _text(said, "resource"),
-        scopes_of(said.get("asked")),
+        _text(data, "issuer"),
+        _text(data, "token_endpoint"),
+        _client(data.get("client")),
+        _text(data, "resource"),
+        scopes_of(data.get("asked")),
         Tokens(
             _text(tokens, "access"),
             _text(tokens, "kind"),
@@ -164,50 +164,50 @@ def _authorization(said: Json) -> TokenGrant:
     )
 
 
-def _client(said: Json) -> OAuthClient:
-    if not isinstance(said, dict):
+def _client(data: Json) -> OAuthClient:
+    if not isinstance(data, dict):
         _damaged("client")
-    uris = said.get("redirect_uris")
+    uris = data.get("redirect_uris")
     if not isinstance(uris, list):
         _damaged("redirect_uris")
     return OAuthClient(
-        _text(said, "client_id"),
-        _optional(said, "issuer"),
-        _optional(said, "secret"),
-        None if said.get("method") is None else _method(said),
+        _text(data, "client_id"),
+        _optional(data, "issuer"),
+        _optional(data, "secret"),
+        None if data.get("method") is None else _method(data),
         tuple(each for each in uris if isinstance(each, str)),
-        _time(said, "secret_expires_at"),
+        _time(data, "secret_expires_at"),
     )
 
 
-def _method(said: Mapping[str, Json]) -> ClientAuthMethod:
+def _method(data: Mapping[str, Json]) -> ClientAuthMethod:
     try:
-        return ClientAuthMethod(said.get("method"))
+        return ClientAuthMethod(data.get("method"))
     except ValueError:
         _damaged("method")
 
 
-def _text(said: Mapping[str, Json], name: str) -> str:
-    value = said.get(name)
+def _text(data: Mapping[str, Json], name: str) -> str:
+    value = data.get(name)
     if not isinstance(value, str):
         _damaged(name)
     return value
 
 
-def _optional(said: Mapping[str, Json], name: str) -> str | None:
-    return None if said.get(name) is None else _text(said, name)
+def _optional(data: Mapping[str, Json], name: str) -> str | None:
+    return None if data.get(name) is None else _text(data, name)
 
 
-def _time(said: Mapping[str, Json], name: str) -> float | None:
-    value = said.get(name)
+def _time(data: Mapping[str, Json], name: str) -> float | None:
+    value = data.get(name)
     if value is not None and type(value) not in (int, float):
         _damaged(name)
     return value if value is None else float(value)
 
 
-def _network(said: Mapping[str, Json]) -> Network:
+def _network(data: Mapping[str, Json]) -> Network:
     try:
-        return Network[_text(said, "network")]
+        return Network[_text(data, "network")]
     except KeyError:
         _damaged("network")
 

@@ -141,7 +141,7 @@ class Protection:
 # Responses.
 
 _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*")  # RFC 6750, 2.1
-_ANYWHERE: Fields = (
+_ANY_ORIGIN: Fields = (
     ("Access-Control-Allow-Origin", "*"),
 )  # the document is public, so pages of any origin may read it
 _METHODS = "GET, HEAD, OPTIONS"
@@ -171,7 +171,7 @@ class ResourceServer:
             self.metadata_url = "".join(_url("public_url", public_url)) + WELL_KNOWN + path
         elif public_path.endswith(path):
             self.metadata_url = site + public_path.removesuffix(path) + WELL_KNOWN + path
-        self.places = frozenset({WELL_KNOWN, WELL_KNOWN + path, place})
+        self.paths = frozenset({WELL_KNOWN, WELL_KNOWN + path, place})
         """The paths of the document on this server."""
         content: dict[str, Any] = {
             "resource": self.resource,
@@ -184,18 +184,18 @@ class ResourceServer:
 
     def document(self, request: HttpRequest) -> Reply | None:
         """Return the response to a request for the metadata; None for other paths (auth-34, auth-39)."""
-        if request.target.partition("?")[0].rstrip("/") not in self.places:
+        if request.target.partition("?")[0].rstrip("/") not in self.paths:
             return None
         if "websocket" in request.headers.get("Upgrade", "").lower():
             return None  # no WebSocket is served here
         if request.method == "OPTIONS":
-            fields = (*_ANYWHERE, ("Access-Control-Allow-Methods", _METHODS), ("Access-Control-Allow-Headers", "*"))
+            fields = (*_ANY_ORIGIN, ("Access-Control-Allow-Methods", _METHODS), ("Access-Control-Allow-Headers", "*"))
             return Reply(204, (("Allow", _METHODS), *fields))
         if request.method not in ("GET", "HEAD"):
             error = Error(None, INVALID_REQUEST, f"the metadata of the resource allows only {_METHODS}")
-            return refusal(405, error, _ANYWHERE, (("Allow", _METHODS),))
+            return refusal(405, error, _ANY_ORIGIN, (("Allow", _METHODS),))
         length = str(len(self._document))
-        fields = (("Content-Type", JSON), ("Cache-Control", "max-age=300"), ("Content-Length", length), *_ANYWHERE)
+        fields = (("Content-Type", JSON), ("Cache-Control", "max-age=300"), ("Content-Length", length), *_ANY_ORIGIN)
         return Reply(200, fields, b"" if request.method == "HEAD" else self._document)
 
     def token(self, request: HttpRequest, cors: Fields) -> str | Reply:
@@ -208,8 +208,8 @@ class ResourceServer:
             return self._malformed("a token in the query ends up in logs; send it in the Authorization header", cors)
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer":
-            came = "a token that is bound to a key (DPoP)" if scheme.lower() == "dpop" else "no access token"
-            return self._challenge(401, f"the request has {came}; send one as Authorization: Bearer", cors)
+            got = "a token that is bound to a key (DPoP)" if scheme.lower() == "dpop" else "no access token"
+            return self._challenge(401, f"the request has {got}; send one as Authorization: Bearer", cors)
         token = token.strip(" ")
         if not _TOKEN.fullmatch(token):
             return self._malformed("the Authorization header must be Bearer and one token", cors)

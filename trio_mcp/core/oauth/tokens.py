@@ -29,9 +29,9 @@ import attrs
 
 from trio_mcp.core.errors import UsageError, shown
 from trio_mcp.core.http.fields import Fields, Headers, RawFields
-from trio_mcp.core.oauth.challenge import DPOP, AuthChallenge, read_demand
+from trio_mcp.core.oauth.challenge import DPOP, AuthChallenge, read_auth_challenge
 from trio_mcp.core.oauth.clients import Application, IdentityAssertion
-from trio_mcp.core.oauth.deeds import Deed, FlowDone, FlowFailed, Heard, Persist
+from trio_mcp.core.oauth.deeds import FlowAction, FlowDone, FlowEvent, FlowFailed, Persist
 from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame
 from trio_mcp.core.oauth.flow import Flow, FlowSettings
 from trio_mcp.core.oauth.places import UrlRules, origin_of, same_origin, url_fault
@@ -98,15 +98,15 @@ class Authorizer:
             raise UsageError(f"the identity provider's token endpoint {shown(grant.token_endpoint)} {fault}")
         self.server_url = server_url
         self._used_at = {} if used_at is None else used_at
-        self._hold(record or ServerRecord(server_url))
+        self._set_record(record or ServerRecord(server_url))
         self.flow: Flow | None = None
         self.generation = 0
         """The number of tokens so far.  It tells the refusal of an old token from that of the newest."""
         self._nonces = Nonces()
-        self._setting = FlowSettings(server_url, application, entropy, self.rules, self._nonces, self._used_at)
+        self._settings = FlowSettings(server_url, application, entropy, self.rules, self._nonces, self._used_at)
         self._stepped_up: dict[tuple[str, frozenset[str]], int] = {}
 
-    def errand(self, method: str, url: str | None = None, operation: str = "") -> AuthorizedRequest:
+    def authorized_request(self, method: str, url: str | None = None, operation: str = "") -> AuthorizedRequest:
         """Make an authorized request; `operation` names its purpose, for example ``tools/call add``."""
         url = url or self.server_url
         if not same_origin(url, self.server_url):
@@ -123,12 +123,12 @@ class Authorizer:
 
     # Flows.
 
-    def start(self, flow: Flow, now: float) -> tuple[Deed, ...]:
-        return self._take(flow, flow.start(now))
+    def start(self, flow: Flow, now: float) -> tuple[FlowAction, ...]:
+        return self._apply(flow, flow.start(now))
 
-    def receive(self, flow: Flow, heard: Heard, now: float) -> tuple[Deed, ...]:
+    def receive(self, flow: Flow, event: FlowEvent, now: float) -> tuple[FlowAction, ...]:
         """Return the next actions of this flow; none if it is over.  Raises `UsageError` if the event does not fit."""
-        return self._take(flow, flow.receive(heard, now))
+        return self._apply(flow, flow.receive(event, now))
 
     def adopt(self, flow: Flow, stored: ServerRecord) -> bool:
         """Call before `start`: take the tokens that another process has stored meanwhile, and end `flow` with them.
@@ -140,8 +140,8 @@ class Authorizer:
         if theirs is None or (ours is not None and theirs.tokens == ours.tokens):
             return False
         flow.adopt(stored)
-        self._hold(stored)
-        self._take(flow, ())
+        self._set_record(stored)
+        self._apply(flow, ())
         return True
 
     def abandon(self, flow: Flow) -> None:
@@ -150,28 +150,28 @@ class Authorizer:
         if self.flow is flow:
             self.flow = None
 
-    def _hold(self, record: ServerRecord) -> None:
+    def _set_record(self, record: ServerRecord) -> None:
         self.record = record
         for client_id, issuer in record.issuers.items():
             self._used_at.setdefault(client_id, issuer)
 
-    def _take(self, flow: Flow, deeds: tuple[Deed, ...]) -> tuple[Deed, ...]:
-        for deed in deeds:
-            if isinstance(deed, Persist):
-                self._hold(deed.record)
+    def _apply(self, flow: Flow, actions: tuple[FlowAction, ...]) -> tuple[FlowAction, ...]:
+        for action in actions:
+            if isinstance(action, Persist):
+                self._set_record(action.record)
         if flow.over and self.flow is flow:
             self.flow = None
             if flow.obtained:
                 self.generation += 1
                 self._stepped_up.clear()  # a scope that was refused earlier may be granted now
-        return deeds
+        return actions
 
     # For authorized requests.
 
-    def _flow_for(self, demand: AuthChallenge | None) -> StartFlow | WaitForFlow:
+    def _flow_for(self, challenge: AuthChallenge | None) -> StartFlow | WaitForFlow:
         if self.flow is not None:
             return WaitForFlow(self.flow)
-        self.flow = Flow(self._setting, self.record, demand)
+        self.flow = Flow(self._settings, self.record, challenge)
         return StartFlow(self.flow)
 
     def _note_nonce(self, headers: Headers) -> bool:
@@ -182,21 +182,21 @@ class Authorizer:
         tokens = self.tokens
         if tokens is None or tokens.expires_at is None or now < tokens.expires_at - self.rules.margin:
             return False
-        return tokens.refresh is not None or self._setting.application.needs_no_user
+        return tokens.refresh is not None or self._settings.application.needs_no_user
 
     def _headers(self, method: str, url: str, now: float) -> Fields:
         tokens = self.tokens
         if tokens is None:
             return ()
         authorization = ("Authorization", f"{tokens.kind} {tokens.access}")  # auth-16
-        key = self._setting.application.dpop
+        key = self._settings.application.dpop
         if tokens.kind != DPOP or key is None:
             return (authorization,)
-        nonce, entropy = self._nonces.of(self.server_url), self._setting.entropy
+        nonce, entropy = self._nonces.of(self.server_url), self._settings.entropy
         proof = dpop_proof(key, method, url, now, entropy, nonce=nonce, token=tokens.access)
         return (authorization, ("DPoP", proof))
 
-    def _distrust(self) -> None:
+    def _drop_refresh_token(self) -> None:
         """A new token was refused at once, so the next token must not come from the refresh token."""
         self.record = self.record.without_refresh()
 
@@ -223,12 +223,12 @@ class AuthorizedRequest:
         self._operation = operation
         self._flow: Flow | None = None  # the flow that it waits for
         self._needs_token = False
-        self._demand: AuthChallenge | None = None
+        self._challenge: AuthChallenge | None = None
         self._sent: int | None = None  # the generation of the token that the request was last sent with
-        self._waiting_since = 0  # the generation of the insufficient token
+        self._refused_generation = 0  # the generation of the insufficient token
         self._renewed = False  # because the token had expired
         self._replaced = False  # because the server had refused it
-        self._renonced = False
+        self._nonce_retried = False
         self._step_ups = 0
 
     def go(self, now: float) -> Verdict:
@@ -242,14 +242,14 @@ class AuthorizedRequest:
             if isinstance(outcome, FlowDone):
                 # The flow of another request may not have solved this demand, because it did not know of it.
                 self._renewed = True  # a token that expires within seconds is used anyway
-                newer = self._authorizer.generation != self._waiting_since
-                self._needs_token = self._demand is not None and not newer
+                newer = self._authorizer.generation != self._refused_generation
+                self._needs_token = self._challenge is not None and not newer
                 self._replaced = self._replaced and not adopted  # an adopted token may be the one that was refused
         if not self._needs_token and not self._renewed and self._authorizer._has_expired(now):
             self._needs_token = self._renewed = True
-            self._demand = None
+            self._challenge = None
         if self._needs_token:
-            verdict = self._authorizer._flow_for(self._demand)
+            verdict = self._authorizer._flow_for(self._challenge)
             self._flow = verdict.flow
             return verdict
         self._sent = self._authorizer.generation
@@ -261,39 +261,39 @@ class AuthorizedRequest:
             raise UsageError("refused() was called before the request was sent; call go() first")
         sent, self._sent = self._sent, None
         fields = Headers(headers)
-        demand = read_demand(status, fields.get("WWW-Authenticate"))
+        challenge = read_auth_challenge(status, fields.get("WWW-Authenticate"))
         fresh_nonce = self._authorizer._note_nonce(fields)
-        if demand is None:
+        if challenge is None:
             return _failed(
                 Blame.SERVER,
                 f"the MCP server answered {status} and accepts neither Bearer nor DPoP",
                 "it, or a proxy in front of it, needs another kind of authentication",
             )
-        if demand.error == "use_dpop_nonce":
-            if not fresh_nonce or self._renonced:
+        if challenge.error == "use_dpop_nonce":
+            if not fresh_nonce or self._nonce_retried:
                 return _failed(
                     Blame.SERVER,
                     "the MCP server requires a DPoP nonce, but sent none or refused its own",
                     "its operator must fix it",
                 )
-            self._renonced = True
+            self._nonce_retried = True
             return self.go(now)
-        return self._judge_401(demand, sent, now) if status == 401 else self._judge_403(demand, sent, now)
+        return self._judge_401(challenge, sent, now) if status == 401 else self._judge_403(challenge, sent, now)
 
-    def _judge_401(self, demand: AuthChallenge, sent: int, now: float) -> Verdict:
+    def _judge_401(self, challenge: AuthChallenge, sent: int, now: float) -> Verdict:
         if self._replaced:
-            self._authorizer._distrust()
+            self._authorizer._drop_refresh_token()
             return _failed(
                 Blame.SERVER,
                 "the MCP server refused the token that its authorization server has just issued",
                 "the two must agree on which tokens are valid",
             )
         self._replaced = True
-        return self._need(demand, sent, now)
+        return self._wait_for_token(challenge, sent, now)
 
-    def _judge_403(self, demand: AuthChallenge, sent: int, now: float) -> Verdict:
+    def _judge_403(self, challenge: AuthChallenge, sent: int, now: float) -> Verdict:
         authorizer = self._authorizer
-        if demand.error != "insufficient_scope" or not demand.scopes:
+        if challenge.error != "insufficient_scope" or not challenge.scopes:
             return _failed(
                 Blame.SERVER,
                 "the MCP server forbids this request and names no scope that would allow it",
@@ -301,22 +301,22 @@ class AuthorizedRequest:
             )
         held = authorizer.record.authorization
         newer = sent != authorizer.generation
-        lacks = held is None or not {*demand.scopes} <= {*held.asked}
+        lacks = held is None or not {*challenge.scopes} <= {*held.asked}
         self._step_ups += 1
         again = self._step_ups <= authorizer.rules.step_ups
-        if again and (newer or (lacks and authorizer._may_step_up(self._operation, demand.scopes))):
-            return self._need(demand, sent, now)
+        if again and (newer or (lacks and authorizer._may_step_up(self._operation, challenge.scopes))):
+            return self._wait_for_token(challenge, sent, now)
         return _failed(
             Blame.USER,
-            f"this request needs the scopes {shown(' '.join(demand.scopes))}, which were requested and not granted",
+            f"this request needs the scopes {shown(' '.join(challenge.scopes))}, which were requested and not granted",
             "a user who may grant them must do so",
         )
 
-    def _need(self, demand: AuthChallenge, sent: int, now: float) -> Verdict:
+    def _wait_for_token(self, challenge: AuthChallenge, sent: int, now: float) -> Verdict:
         # The refusal of an old token says nothing about the newest, which another request may have got meanwhile.
         self._needs_token = sent == self._authorizer.generation
-        self._demand = demand
-        self._waiting_since = sent
+        self._challenge = challenge
+        self._refused_generation = sent
         return self.go(now)
 
 

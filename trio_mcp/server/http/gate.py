@@ -77,7 +77,7 @@ class Authenticator:
     @property
     def paths(self) -> frozenset[str]:
         """The paths of the metadata documents, which are served beside the endpoint."""
-        return frozenset() if self._resource is None else self._resource.places
+        return frozenset() if self._resource is None else self._resource.paths
 
     def document(self, request: HttpRequest) -> Reply | None:
         """The reply to a request for a public metadata document, or None for another request."""
