@@ -835,7 +835,7 @@ async def test_that_stream_is_given_up_without_an_end_of_the_session(
         await bench.link.stand()
         assert bool(bench.talk.mistakes) is told
         assert (bench.talk.failure is not None) is lost
-        assert (True in bench.talk.missed_for_good) is bench.caller.deaf is not lost
+        assert (True in bench.talk.missed_for_good) is bench.caller.notifications_lost is not lost
         if not lost:
             assert await bench.caller.request("tools/list") == {"tools": []}
 
@@ -1392,7 +1392,7 @@ def test_a_probe_may_be_over_at_any_step_of_its_answer(probe: Play) -> None:
         ):
 
             def late() -> None:
-                bench.caller.act(bench.caller.session.tick(1000))
+                bench.caller.handle_events(bench.caller.session.tick(1000))
 
             with attempt.window(late):
                 await bench.caller.open(probe=1000)

@@ -1108,7 +1108,7 @@ async def test_notices_of_other_things_and_outcomes_of_other_requests_are_for_ot
         listening.attach(link.caller)
         await peer.tell("notifications/message", {"level": "info", "data": "hello"})
         link.caller.begin("tools/list")
-        link.caller.act(())
+        link.caller.handle_events(())
         await peer.answer(await peer.take("tools/list"), {"tools": []})
         await wait_all_tasks_blocked()
         [notice], [outcome] = link.talk.notices, link.talk.outcomes

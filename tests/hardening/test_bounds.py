@@ -107,7 +107,7 @@ def test_the_attacks_are_measured() -> None:
     with running(ROOT) as (port, pid):
         figures = trio.run(attack_server, port, pid, argument)
     assert "Limits.values" in figures.answer
-    assert attack_client(ROOT, method, answer()).answer.startswith("the server's answer to tools/call is none")
+    assert attack_client(ROOT, method, answer()).answer.startswith("the server's answer to tools/call is invalid")
     assert attack_ids(ROOT, count(1)) > 0
 
 

@@ -1,25 +1,25 @@
-"""One server, whatever carries its messages: what is asked of it, and what it asks.
+"""One session with a server, over any transport: the requests to the server, and the requests of the server.
 
-The client's half of a `Conversation`.  Messages go in by `hear`; what is to be sent waits in the session until the
-`Transport` takes it out.  Whoever calls `request` waits in its own task, and everything that concerns the call happens
-there: reports of progress, the result, and whatever went wrong.  So a caller's cancel scope is its timeout, and what a
-callback raises reaches whoever gave it.
+`Caller` connects the session, which has no I/O, with the tasks of the program.  Messages come in through `receive`.
+Messages to send wait in the session until the `Transport` takes them out.  A task that calls `request` waits there, and
+all work for its call runs in this task: progress reports, the result, and errors.  So the cancel scope of the task is
+the timeout of the call, and an exception of a callback reaches the program that gave the callback.
 
-| The session reports | What happens |
+| Event of the session | Effect |
 |---|---|
-| an outcome of a request of ours | whoever asked goes on |
-| progress | whoever asked hears of it, in order and before the outcome |
-| Call | it is answered in a task of its own, with a scope that the server's cancellation reaches |
-| Notice | it is handed on at once |
-| Opened, OpeningFailed | whoever opens goes on |
+| an outcome of a request to the server | the task that waits for it continues |
+| progress | the task that waits gets it, in order and before the outcome |
+| Call | a new task answers it, in a cancel scope for the server's cancellation |
+| Notice | is passed to the `ServerMessageHandler` at once |
+| Opened, OpeningFailed | `open` returns or raises |
 
-How a call ends that has no answer:
+Errors of a call without a result:
 
-| What happened | What is raised |
+| Reason | Error |
 |---|---|
 | the server answered with an error | `RequestError` |
-| what it answered cannot be read | `RemoteProtocolError` |
-| the link was lost, or the call could not be sent | what its carrier says: a `SessionClosed`, mostly |
+| the answer is invalid | `RemoteProtocolError` |
+| the connection was lost, or the request could not be sent | the error of the transport, usually a `SessionClosed` |
 """
 
 from __future__ import annotations
@@ -82,11 +82,11 @@ T = TypeVar("T")
 
 
 class _Report(Protocol):
-    """A report of progress."""
+    """A progress report."""
 
     @property
     def message(self) -> str | None:
-        """What the server says about it."""
+        """The text of the server, if it sent one."""
 
 
 R = TypeVar("R", bound=_Report)
@@ -94,57 +94,58 @@ R = TypeVar("R", bound=_Report)
 _log = logging.getLogger("trio_mcp")
 
 OnProgress: TypeAlias = Callable[[float, float | None, str | None], object]
-"""Called with progress, total and message, as far as they were told.  What it returns is awaited if it can be."""
+"""Called with progress, total and message; total and message may be None.  If it returns an awaitable, that is awaited.
+"""
 
 Failure: TypeAlias = Callable[[], McpError]
-"""Makes the error for one call that has no answer; each has its own, with its own traceback."""
+"""Makes the error for one call without an answer.  Each call has an error object of its own, with its own traceback."""
 
 _PING = "ping"
-_LOOK = 0.5  # seconds from one look whether a server has begun to read to the next
-_SILENCE = 10.0  # seconds after which it is told that a server is still waited for
+_CHECK_INTERVAL = 0.5  # seconds between two checks if the server has begun to read
+_SILENCE = 10.0  # seconds of opening after which a warning is logged
 
-# Seconds for which a server may work on a request after its cancellation, which it may ignore.
-_IGNORED = 300.0
+# Seconds for which a server may ignore a cancellation and continue to work on the request.
+_CANCELLED_SECONDS = 300.0
 
-_REPORTS = 1000  # of progress that wait for a slow callback, or to be iterated over
-_CHARACTERS = 1024 * 1024  # of their messages
+_REPORTS = 1000  # the most reports in the queue, for a slow callback or iterator
+_CHARACTERS = 1024 * 1024  # the most characters in their messages
 
 
 class HandshakeError(McpError):
-    """The server and this client have found no way to speak with each other.
+    """The session could not be opened: the server and this client have no protocol in common.
 
-    `negotiation` is what was tried, what came back, and why it ended; `error` what the server refused with, if it did.
-    `told` means that another error says why, and has this one as its cause.
+    `negotiation` has the attempts, the answers of the server, and the reason.  `error` is the error of the server, if
+    it sent one.  `nested`: this error is the cause of another one that already shows the reason.
     """
 
-    def __init__(self, negotiation: Negotiation, error: RequestError | None = None, *, told: bool = False) -> None:
+    def __init__(self, negotiation: Negotiation, error: RequestError | None = None, *, nested: bool = False) -> None:
         super().__init__(negotiation.why)
         self.negotiation = negotiation
         self.error = error
-        self._told = told
+        self._nested = nested
 
     def __str__(self) -> str:
-        why = self.negotiation.why  # said once: it may be all that a server wrote before it died
+        why = self.negotiation.why  # shown once: it may contain all the output of a server that exited
         attempts = [(each.tried, each.answered) for each in self.negotiation.attempts]
-        tried = "; ".join(deed if said == why else f"{deed}: {said}" for deed, said in attempts)
-        said = "the connection could not be opened" + ("" if self._told else f": {why}")
-        return said + (f" (tried {tried})" if tried else "")
+        tried = "; ".join(attempt if answer == why else f"{attempt}: {answer}" for attempt, answer in attempts)
+        text = "the connection could not be opened" + ("" if self._nested else f": {why}")
+        return text + (f" (tried {tried})" if tried else "")
 
 
 class SessionLost(SessionClosed):
-    """The server has ended or forgotten the session.  A request that surely has not run can be made in a new one."""
+    """The server has ended or forgotten the session.  A request that has not run can be repeated in a new session."""
 
     def __init__(self, request_may_have_run: bool, why: str = "the server does not know the session any more") -> None:
-        has = "may have been carried out" if request_may_have_run else "has not been carried out"
+        has = "may have run" if request_may_have_run else "has not run"
         super().__init__(f"{why}; the request {has}")
         self.request_may_have_run = request_may_have_run
 
 
 class NoResponse(SessionClosed):
-    """One request has no answer, and will have none; the session goes on.
+    """One request has no answer and will not get one; the session continues.
 
-    `status` is that of the reply, where it was one that says so.  `request_may_have_run` is False if nothing of the
-    call has run: neither this request nor an earlier round of the same call.
+    `status` is the HTTP status, if it is the reason.  `request_may_have_run` is False if the server has run no part of
+    the call: neither this request nor an earlier round of the same call.
     """
 
     def __init__(self, why: str, *, status: int | None = None, request_may_have_run: bool = True) -> None:
@@ -154,7 +155,7 @@ class NoResponse(SessionClosed):
 
 
 class HeadersRefused(McpError):
-    """The headers that mirror arguments do not fit the tool (any more): list the tools anew, and call once more."""
+    """The headers that repeat arguments do not fit the tool.  List the tools again, then call the tool once more."""
 
     def __init__(self, error: RequestError) -> None:
         super().__init__(f"the server refused the headers of the call: {error}")
@@ -162,7 +163,7 @@ class HeadersRefused(McpError):
 
 
 class Unauthorized(McpError):
-    """The server wants to know who asks (401), or that one may not (403).  `challenge` is its WWW-Authenticate."""
+    """The server requires authentication (401) or refuses access (403).  `challenge` is its WWW-Authenticate header."""
 
     def __init__(self, why: str, status: int, challenge: str) -> None:
         super().__init__(why)
@@ -171,13 +172,13 @@ class Unauthorized(McpError):
 
 
 def failure_of(outcome: Outcome, failure: Failure | None) -> Failure:
-    """What to raise for a request without a result; `failure` is what its carrier said of it, if it did."""
+    """Return the error for a request without a result.  `failure` is the error of the transport, if it has one."""
     if isinstance(outcome, Refused):
         error = outcome.error
         return lambda: RequestError(error.code, error.message, None if error.data is ABSENT else error.data)
     if isinstance(outcome, InvalidAnswer):
-        garbled = f"the server's answer to {outcome.method} is none: {outcome.why}"
-        return lambda: RemoteProtocolError(garbled)
+        why = f"the server's answer to {outcome.method} is invalid: {outcome.why}"
+        return lambda: RemoteProtocolError(why)
     if failure is not None:
         return failure
     why = outcome.reason if isinstance(outcome, SubscriptionEnded) else getattr(outcome, "why", "no answer in time")
@@ -185,12 +186,12 @@ def failure_of(outcome: Outcome, failure: Failure | None) -> Failure:
 
 
 def retries_exhausted(last: Failure, why: str) -> Failure:
-    """What to raise for something that was tried again and again, with what came of it at last as the cause."""
+    """Return the error after many attempts; its cause is the error of the last attempt."""
 
     def failure() -> McpError:
         cause = last()
         if isinstance(cause, RemoteProtocolError):
-            return cause  # it says what the server does, which does that each time
+            return cause  # it says which rule the server breaks at each attempt
         error = SessionClosed(f"{why}; last error: {cause}")
         error.__cause__ = cause
         return error
@@ -199,55 +200,57 @@ def retries_exhausted(last: Failure, why: str) -> Failure:
 
 
 class Transport(Protocol):
-    """What carries the messages of one session."""
+    """Carries the messages of one session."""
 
     def wake(self) -> None:
-        """There is something to send."""
+        """Called when the session has a message to send."""
 
-    def bring(self, id: Id) -> Awaitable[None] | None:
-        """As `wake`; the caller, which waits for the answer to this request, may be used to get it."""
+    def send_request(self, id: Id) -> Awaitable[None] | None:
+        """Send messages like `wake`.  May return an awaitable for the caller's task, which sends this request and gets
+        its answer.
+        """
 
-    def settled(self, id: Id) -> None:
-        """This request of ours has its outcome, whatever way that came."""
+    def request_done(self, id: Id) -> None:
+        """Called when this request has its outcome, on any path."""
 
-    def forget(self, id: Id) -> None:
-        """Nobody waits for the answer to this request of ours any more; what is to be told the server is queued."""
+    def request_abandoned(self, id: Id) -> None:
+        """Called when no task waits for this request any more.  The notification for the server is already queued."""
 
-    def give_up(self, why: str) -> None:
-        """The server is not there any more: lose the link."""
+    def abort(self, why: str) -> None:
+        """Close the connection, because the server does not respond."""
 
     @property
-    def size(self) -> int:
-        """What the message that is being heard takes while it is held, in bytes."""
+    def message_size(self) -> int:
+        """The memory for the message that is being received, in bytes."""
 
 
 class ServerMessageHandler(Protocol):
-    """What the owner of a caller does with what the server says of itself."""
+    """The owner of a caller.  It handles the messages that the server sends on its own."""
 
     async def answer(self, call: Call) -> JsonObject:
-        """The result of a request of the server; a `RequestError` is the answer, too."""
+        """Return the result of a request of the server, or raise a `RequestError` as its answer."""
 
     def notice(self, notice: Notice) -> None:
-        """The server has told something that belongs to no request."""
+        """Handle a notification that belongs to no request."""
 
     def ended(self, outcome: Outcome, failure: Failure | None) -> None:
-        """A request that was made by `begin` has its outcome; see `failure_of`."""
+        """Handle the outcome of a request made by `begin`; see `failure_of`."""
 
     def missed(self, *, for_good: bool) -> None:
-        """What the server said outside of requests was not heard for a while, or will not be in this session."""
+        """Handle a gap: notifications were not received.  `for_good`: no more will come in this session."""
 
     def mistake(self, why: str) -> None:
-        """The server did something off the protocol that cost nothing."""
+        """Handle a harmless violation of the protocol by the server."""
 
     def connection_lost(self, failure: Failure) -> None:
-        """The link is gone; called once, after everybody who waited has been told."""
+        """Handle the loss of the connection.  Called once, after all requests have their outcomes."""
 
 
 class Timer:
-    """The time that one call may take, over all of its requests.
+    """The timeouts of one call, over all of its requests.
 
-    Each request may take `seconds`, which begin anew with each report of progress, and do not pass while this side
-    answers the server; the whole call, with all answers, may take `at_most`.  `progress`: reports are asked for.
+    Each request may take `seconds`.  They start again at each progress report, and pause while this side answers the
+    server.  The whole call, with all answers, may take `at_most`.  `progress`: ask the server for reports.
     """
 
     __slots__ = ("_at_most", "_end", "_paused", "_scope", "_seconds", "progress", "running")
@@ -260,8 +263,10 @@ class Timer:
         self.progress = progress and seconds < at_most
         self.running = self._paused = False
 
-    async def run(self, what: str, work: Callable[[], Awaitable[T]], *, request: bool = True) -> T:
-        """The result of `work`.  Raises `trio.TooSlowError` when its time is over, which for a request is shorter."""
+    async def run(self, name: str, work: Callable[[], Awaitable[T]], *, request: bool = True) -> T:
+        """Return the result of `work`.  Raises `trio.TooSlowError` at the deadline; with `request`, `seconds` count
+        too.
+        """
         self.running = True
         try:
             with trio.CancelScope() as self._scope:
@@ -270,8 +275,8 @@ class Timer:
         finally:
             self.running = False
         if trio.current_time() >= self._end:
-            raise trio.TooSlowError(f"{what} was not complete within {self._at_most:g} seconds (max_timeout)")
-        raise trio.TooSlowError(f"{what} had neither answer nor progress for {self._seconds:g} seconds (timeout)")
+            raise trio.TooSlowError(f"{name} was not complete within {self._at_most:g} seconds (max_timeout)")
+        raise trio.TooSlowError(f"{name} had no answer and no progress for {self._seconds:g} seconds (timeout)")
 
     def pause(self, paused: bool) -> None:
         self._paused = paused
@@ -281,12 +286,14 @@ class Timer:
         self._scope.deadline = self._end if self._paused else min(trio.current_time() + self._seconds, self._end)
 
     def answered(self) -> None:
-        """What is left to do with the answer, such as to tell of progress before it, is for the caller to bound."""
+        """Turn the deadline off.  Only the scope of the program limits the rest, such as progress reports before the
+        answer.
+        """
         self._scope.deadline = math.inf
 
 
 class Reports(Generic[R]):
-    """Reports of progress that wait to be taken.  Beyond a bound the oldest are left out: the last says it all."""
+    """A queue of progress reports.  If it is full, the oldest are dropped, because the last one is the most useful."""
 
     __slots__ = ("_characters", "_waiting")
 
@@ -304,14 +311,14 @@ class Reports(Generic[R]):
             self.take()
 
     def take(self) -> R:
-        """The oldest of them."""
+        """Remove and return the oldest report."""
         report = self._waiting.popleft()
         self._characters -= len(report.message or "")
         return report
 
 
 class _PendingRequest:
-    """A request of ours, as whoever made it waits for it."""
+    """A request to the server, and the task that waits for it."""
 
     __slots__ = ("failure", "headers", "on_progress", "outcome", "reports", "timer", "waiting")
 
@@ -322,9 +329,10 @@ class _PendingRequest:
         self.reports: Reports[ProgressReported] | None = None
         self.outcome: Outcome | None = None
         self.failure: Failure | None = None
-        self.waiting: trio.lowlevel.Task | None = None  # an event for each call would cost more than all else here
+        # An Event per call would cost more than all other work in this class.
+        self.waiting: trio.lowlevel.Task | None = None
 
-    def reported(self, report: ProgressReported) -> None:
+    def add_report(self, report: ProgressReported) -> None:
         if self.timer is not None:
             self.timer.progressed()
             if self.on_progress is None:
@@ -343,135 +351,136 @@ class _PendingRequest:
         self.waiting = None
         return trio.lowlevel.Abort.SUCCEEDED
 
-    async def tell(self) -> None:
-        """Tell what was reported meanwhile."""
+    async def deliver_reports(self) -> None:
+        """Call `on_progress` with the queued reports."""
         while self.reports:
             each = self.reports.take()
-            assert self.on_progress is not None  # or none would be kept
-            said = self.on_progress(each.progress, each.total, each.message)
-            if inspect.isawaitable(said):
-                await said
+            assert self.on_progress is not None  # without it no report is queued
+            result = self.on_progress(each.progress, each.total, each.message)
+            if inspect.isawaitable(result):
+                await result
 
 
 class Caller:
     """One session with a server; see the head of this file.
 
-    `nursery` is where requests of the server are answered; it must outlast the link.  The carrier is given by `carry`.
+    Requests of the server are answered in tasks of `nursery`, which must outlast the connection.  The transport
+    attaches itself with `attach`.
     """
 
-    def __init__(self, session: ClientProtocol, talk: ServerMessageHandler, *, nursery: trio.Nursery) -> None:
+    def __init__(self, session: ClientProtocol, handler: ServerMessageHandler, *, nursery: trio.Nursery) -> None:
         self.session = session
-        self._talk = talk
+        self._handler = handler
         self._nursery = nursery
-        self._carrier: Transport | None = None
-        self._asked: dict[Id, _PendingRequest] = {}
-        self._timers: set[Timer] = set()  # of requests that wait
-        self._given_up: dict[Id, float] = {}  # requests of ours without an answer, and when they were cancelled
-        self._overflowed_at = -math.inf  # when there were too many of them to keep one more
+        self._transport: Transport | None = None
+        self._pending: dict[Id, _PendingRequest] = {}
+        self._timers: set[Timer] = set()  # timers of the pending requests
+        self._cancelled: dict[Id, float] = {}  # cancelled requests without an answer, and their time of cancellation
+        self._overflowed_at = -math.inf  # the last time when there were too many to store
         self._serving: dict[Id, trio.CancelScope] = {}
-        self._serving_bytes = 0  # that their requests take
-        self._settled = trio.Event()  # the opening has ended, well or not
-        self._failed: OpeningFailed | None = None
+        self._serving_bytes = 0  # the memory for their requests
+        self._opening_done = trio.Event()  # the opening has succeeded or failed
+        self._opening_failure: OpeningFailed | None = None
         self.failure: Failure | None = None
-        """Why the link is gone, once it is."""
-        self.deaf = False
-        """Whether nothing can be heard that the server says outside of requests."""
-        self.over = trio.Event()
-        """Set when the link is gone."""
-        self.heard_at = -math.inf
-        """When the last message came."""
+        """The error of the connection, after it is lost."""
+        self.notifications_lost = False
+        """True if no notifications outside of requests can come in this session."""
+        self.closed = trio.Event()
+        """Set when the connection is lost."""
+        self.last_message_at = -math.inf
+        """The time of the last message from the server."""
 
-    # For the carrier.
+    # Called by the transport
 
-    def carry(self, carrier: Transport) -> None:
-        self._carrier = carrier
+    def attach(self, transport: Transport) -> None:
+        self._transport = transport
 
     def receive(self, message: Message, now: float, *, about: Id | None = None) -> None:
-        """Take in what came; `about` is the request of ours in whose reply it came, where there is one."""
-        self.take(message, now, about)
+        """Process a message.  `about` is the request in whose HTTP response it came, if there is one."""
+        self.process(message, now, about)
         if self.session.queued:
             self._wake()
 
-    def take(self, message: Message, now: float, about: Id | None = None) -> None:
-        """As `hear`, for a carrier that looks itself whether there is something to send."""
-        self.heard_at = now
-        if self._given_up:
+    def process(self, message: Message, now: float, about: Id | None = None) -> None:
+        """Process a message like `receive`, but do not wake the transport."""
+        self.last_message_at = now
+        if self._cancelled:
             for each in message.items if isinstance(message, Batch) else (message,):
                 if isinstance(each, Response | Error):
-                    self._given_up.pop(each.id, None)  # type: ignore[arg-type]  # None is no id of ours
+                    self._cancelled.pop(each.id, None)  # type: ignore[arg-type]  # None is never an id of a request
         for event in self.session.receive(message, now, about=about):
             if type(event) is Answered:
-                self._over(event, None)
+                self._finish(event, None)
             else:
-                self._act(event, None)
+                self._handle_event(event, None)
 
     def connection_lost(self, failure: Failure) -> None:
-        """The link is gone: every call that waits ends with such an error, and so does every later one."""
+        """End all calls with this error; later calls raise it, too."""
         if self.failure is None:
             self.failure = failure
-            self.over.set()
-            self.act(self.session.connection_lost(why=str(failure())), failure)
-            self._talk.connection_lost(failure)
+            self.closed.set()
+            self.handle_events(self.session.connection_lost(why=str(failure())), failure)
+            self._handler.connection_lost(failure)
 
     def fail(self, id: Id, failure: Failure) -> None:
-        """This request can never be answered; the link goes on."""
-        self.act(self.session.fail(id, str(failure())), failure)
+        """End one request, because it cannot be answered any more.  The connection continues."""
+        self.handle_events(self.session.fail(id, str(failure())), failure)
 
     def missed(self, *, for_good: bool) -> None:
-        """What the server said outside of requests was not heard for a while, or will not be; the link goes on."""
-        self.deaf = for_good
-        self._talk.missed(for_good=for_good)
+        """Report that notifications were not received.  `for_good`: no more will come.  The connection continues."""
+        self.notifications_lost = for_good
+        self._handler.missed(for_good=for_good)
 
     def headers_of(self, id: Id) -> Fields:
-        """What the caller wants to be sent along with this request, on a link that has headers."""
-        asked = self._asked.get(id)
-        return () if asked is None else asked.headers
+        """Return the headers that the program gave for this request."""
+        pending = self._pending.get(id)
+        return () if pending is None else pending.headers
 
-    def act(self, events: Iterable[Event], failure: Failure | None = None) -> None:
-        """Do what follows from these; `failure` is why requests of ours have ended, if they have by that."""
+    def handle_events(self, events: Iterable[Event], failure: Failure | None = None) -> None:
+        """Handle events of the session, and wake the transport.  `failure`: the error of requests that end by them."""
         for event in events:
-            self._act(event, failure)
+            self._handle_event(event, failure)
         if self.session.queued:
             self._wake()
 
     def _wake(self) -> None:
-        if self._carrier is not None:
-            self._carrier.wake()
+        if self._transport is not None:
+            self._transport.wake()
 
-    def _act(self, event: Event, failure: Failure | None) -> None:
+    def _handle_event(self, event: Event, failure: Failure | None) -> None:
         if isinstance(event, Outcome):
-            self._over(event, failure)
+            self._finish(event, failure)
         elif isinstance(event, ProgressReported):
-            if (asked := self._asked.get(event.id)) is not None:
-                asked.reported(event)
+            if (pending := self._pending.get(event.id)) is not None:
+                pending.add_report(event)
         elif isinstance(event, Call):
-            self._answer(event)
+            self._start_serving(event)
         elif isinstance(event, RequestCancelled):
-            if (serving := self._serving.get(event.id)) is not None:  # else it has just come to its end
+            if (serving := self._serving.get(event.id)) is not None:  # otherwise it has just ended
                 serving.cancel(reason=event.reason or "the server cancelled its request")
         elif isinstance(event, Notice):
-            self._talk.notice(event)
+            self._handler.notice(event)
         elif isinstance(event, Opened | OpeningFailed):
-            self._failed = event if isinstance(event, OpeningFailed) else None
-            self._settled.set()
+            self._opening_failure = event if isinstance(event, OpeningFailed) else None
+            self._opening_done.set()
         elif isinstance(event, PeerMistake):
-            self._talk.mistake(event.why)
+            self._handler.mistake(event.why)
         elif isinstance(event, PeerComplaint):
-            self._talk.mistake(f"the server could not read something: {event.error.message!r} ({event.error.code})")
+            self._handler.mistake(f"the server could not read a message: {event.error.message!r} ({event.error.code})")
 
-    def _over(self, outcome: Outcome, failure: Failure | None) -> None:
-        asked = self._asked.pop(outcome.id, None)
-        if asked is None:
-            self._talk.ended(outcome, failure)
+    def _finish(self, outcome: Outcome, failure: Failure | None) -> None:
+        pending = self._pending.pop(outcome.id, None)
+        if pending is None:
+            self._handler.ended(outcome, failure)
             return
-        asked.outcome, asked.failure = outcome, failure
-        if asked.timer is not None:
-            asked.timer.answered()
-        asked.wake()
-        if self._carrier is not None:
-            self._carrier.settled(outcome.id)
+        pending.outcome, pending.failure = outcome, failure
+        if pending.timer is not None:
+            pending.timer.answered()
+        pending.wake()
+        if self._transport is not None:
+            self._transport.request_done(outcome.id)
 
-    # Opening.
+    # Opening
 
     async def open(
         self,
@@ -480,50 +489,51 @@ class Caller:
         within: float | None = None,
         unread: Callable[[], bool] | None = None,
     ) -> None:
-        """Find out what the server speaks.  One that does not answer for `probe` seconds is taken for a legacy one.
+        """Open the session.  A server that does not answer the probe within `probe` seconds is treated as a legacy
+        server.
 
-        Where `unread` can tell that nobody has read the question yet, these begin when somebody has.
+        `unread` returns True as long as no process has read the probe; the seconds start after that.
 
-        Raises `HandshakeError` if that is nothing we speak, or it took longer than `within` seconds; if the link was
-        lost, what its carrier says of it.
+        Raises `HandshakeError` if there is no revision in common, or if opening takes more than `within` seconds, and
+        the error of the transport if the connection is lost.
         """
         now = trio.current_time()
         self.session.open(
             probe_until=None if probe is None else now + probe, deadline=None if within is None else now + within
         )
         self._wake()
-        silence = now + _SILENCE
-        while not self._settled.is_set():
+        warn_at = now + _SILENCE
+        while not self._opening_done.is_set():
             deadline = self.session.next_deadline()
-            look = trio.current_time() + (3600 if unread is None else _LOOK)
-            with trio.move_on_at(min(silence, look if deadline is None else min(look, deadline))):
-                await self._settled.wait()
+            next_check = trio.current_time() + (3600 if unread is None else _CHECK_INTERVAL)
+            with trio.move_on_at(min(warn_at, next_check if deadline is None else min(next_check, deadline))):
+                await self._opening_done.wait()
             if unread is not None and probe is not None:
                 if unread():
                     self.session.put_off(trio.current_time() + probe)
                 else:
                     unread = None
-            if trio.current_time() >= silence:
-                silence = math.inf
-                _log.warning("the server has not answered for %g seconds, and is still waited for", _SILENCE)
-            self.act(self.session.tick(trio.current_time()))
-        if self._failed is None:
+            if trio.current_time() >= warn_at:
+                warn_at = math.inf
+                _log.warning("the server has not answered for %g seconds; still waiting", _SILENCE)
+            self.handle_events(self.session.tick(trio.current_time()))
+        if self._opening_failure is None:
             return
-        negotiation, refused = self._failed.negotiation, self._failed.error
+        negotiation, refused = self._opening_failure.negotiation, self._opening_failure.error
         if self.failure is not None:
             error = self.failure()
-            error.__cause__ = error.__cause__ or HandshakeError(negotiation, refused, told=True)
+            error.__cause__ = error.__cause__ or HandshakeError(negotiation, refused, nested=True)
             raise error
         if within is not None and trio.current_time() >= now + within:
-            why = f"{negotiation.why}, which was {within:g} seconds; a cancel scope around the opening can make it less"
+            why = f"{negotiation.why}, which was {within:g} seconds; use a cancel scope for a shorter time"
             negotiation = attrs.evolve(negotiation, why=why)
         raise HandshakeError(negotiation, refused)
 
     def fall_back(self, why: str) -> None:
-        """The carrier has seen that the server which is being probed is not modern."""
-        self.act(self.session.fall_back(why))
+        """Continue with the legacy handshake: the transport has found that the server is not modern."""
+        self.handle_events(self.session.fall_back(why))
 
-    # Calls.
+    # Requests to the server
 
     async def request(
         self,
@@ -534,163 +544,169 @@ class Caller:
         headers: Fields = (),
         timer: Timer | None = None,
     ) -> JsonObject:
-        """The result of a request.  Raises as the table at the head of this file has it, and as `Session.request`.
+        """Send a request, and return its result.  Raises the errors of the table above, and those of
+        `SessionProtocol.request`.
 
-        When it is cancelled the server is told, as link and revision want it, and a late answer is forgotten.  A
-        `timer` is running already, and hears of progress.
+        If this is cancelled, the server is told in the way of the transport and the revision, and a late answer is
+        dropped.  `timer` is already running; it is told of progress.
         """
-        await trio.lowlevel.checkpoint_if_cancelled()  # or the end of a link would be told instead of the cancellation
+        # Otherwise a lost connection would be raised instead of the cancellation.
+        await trio.lowlevel.checkpoint_if_cancelled()
         progress = on_progress is not None or (timer is not None and timer.progress)
         id = self.begin(method, params, progress=progress)
-        asked = self._asked[id] = _PendingRequest(headers, on_progress, timer)
+        pending = self._pending[id] = _PendingRequest(headers, on_progress, timer)
         if timer is not None:
             self._timers.add(timer)
             timer.pause(bool(self._serving))
         try:
-            if on_progress is not None or self._carrier is None:
-                self._wake()  # this task may be busy with what is reported while there is more to be heard
-            elif (brought := self._carrier.bring(id)) is not None:
-                await brought
-            while asked.outcome is None or asked.reports:
-                if asked.reports:
-                    await asked.tell()
+            if on_progress is not None or self._transport is None:
+                self._wake()  # this task cannot read the response, because it may be busy with a progress report
+            elif (sending := self._transport.send_request(id)) is not None:
+                await sending
+            while pending.outcome is None or pending.reports:
+                if pending.reports:
+                    await pending.deliver_reports()
                 else:
-                    asked.waiting = trio.lowlevel.current_task()
-                    await trio.lowlevel.wait_task_rescheduled(asked.abort)
+                    pending.waiting = trio.lowlevel.current_task()
+                    await trio.lowlevel.wait_task_rescheduled(pending.abort)
         finally:
             if timer is not None:
                 self._timers.discard(timer)
-            if asked.outcome is None:
-                del self._asked[id]
-                self._remember(id)
-                self.give_up(id)
-        if type(asked.outcome) is Answered:
-            return asked.outcome.result
-        await trio.lowlevel.checkpoint_if_cancelled()  # the link may be gone because of that
-        raise failure_of(asked.outcome, asked.failure)()
+            if pending.outcome is None:
+                del self._pending[id]
+                self._remember_cancelled(id)
+                self.cancel(id)
+        if type(pending.outcome) is Answered:
+            return pending.outcome.result
+        await trio.lowlevel.checkpoint_if_cancelled()  # the cancellation may be the reason why the connection is lost
+        raise failure_of(pending.outcome, pending.failure)()
 
     def begin(
         self, method: str, params: JsonObject | None = None, *, progress: bool = False, undeclared: bool = False
     ) -> int:
-        """Make a request whose outcome goes to `ServerMessageHandler.ended`; `carrier.wake` is to follow.  Raises as
-        `request`.
+        """Queue a request whose outcome goes to `ServerMessageHandler.ended`.  Raises the same errors as `request`.
 
-        With `undeclared` the server need not have declared the capability for it.
+        Wake the transport after this.  With `undeclared`, the server need not have declared the capability.
         """
         if self.failure is not None:
             raise self.failure()
         return self.session.request(method, params, progress=progress, undeclared=undeclared)
 
     async def watch(self, seconds: float) -> None:
-        """Ping the server every so many seconds; when nothing comes for as long after that, the link is lost.
+        """Ping the server at this interval; if no message comes within the same time, close the connection.
 
-        Returns when the link is gone, and at once where there is no such request.
+        Returns when the connection is lost, and at once if the revision has no ping.
         """
         terms = self.session.terms
         if terms is None or terms.revision.request(Role.CLIENT, _PING) is None:
             return
-        while not self.over.is_set():
+        while not self.closed.is_set():
             with trio.move_on_after(seconds):
-                await self.over.wait()
-            asked = trio.current_time()
-            if self.over.is_set() or await self._answers_ping(seconds) or self.heard_at > asked:
+                await self.closed.wait()
+            pinged_at = trio.current_time()
+            if self.closed.is_set() or await self._answers_ping(seconds) or self.last_message_at > pinged_at:
                 continue
             why = f"the server did not answer a ping within {seconds:g} seconds (ping_seconds)"
-            _log.warning("%s: the connection is given up", why)
-            if self._carrier is not None:
-                self._carrier.give_up(why)
+            _log.warning("%s: the connection is closed", why)
+            if self._transport is not None:
+                self._transport.abort(why)
 
     async def _answers_ping(self, seconds: float) -> bool:
         with trio.move_on_after(seconds):
             try:
                 await self.request(_PING)
             except (RequestError, RemoteProtocolError):
-                pass  # which is an answer
+                pass  # an error is an answer, too
             except McpError as error:
                 _log.warning("a ping has failed: %s", error)
-                await self.over.wait()  # or the server says something else meanwhile
+                await self.closed.wait()  # until it is closed, or `watch` sees another message
             return True
         return False
 
-    def _remember(self, id: Id) -> None:
-        """The server may ignore that this request is cancelled, unless its response stream is closed with that."""
+    def _remember_cancelled(self, id: Id) -> None:
+        """Store a cancelled request that the server may continue to work on.
+
+        It cannot if the cancellation closes the response stream.
+        """
         terms = self.session.terms
         if terms is None or not (terms.revision.handshake or self.session.link is LinkKind.DUPLEX):
             return
         now = trio.current_time()
-        self._forget_ignored(now)
-        if len(self._given_up) < self.session.limits.requests:
-            self._given_up[id] = now
+        self._forget_old(now)
+        if len(self._cancelled) < self.session.limits.requests:
+            self._cancelled[id] = now
         else:
             self._overflowed_at = now
 
-    def _forget_ignored(self, now: float) -> None:
-        for id in [*itertools.takewhile(lambda id: self._given_up[id] + _IGNORED <= now, self._given_up)]:
-            del self._given_up[id]
+    def _forget_old(self, now: float) -> None:
+        for id in [*itertools.takewhile(lambda id: self._cancelled[id] + _CANCELLED_SECONDS <= now, self._cancelled)]:
+            del self._cancelled[id]
 
     @property
     def ignored(self) -> bool:
-        """Whether the server may still work on a cancelled request: it has not answered, and it is not long ago."""
+        """True if the server may still work on a recently cancelled request, because it has not answered it."""
         now = trio.current_time()
-        self._forget_ignored(now)
-        return bool(self._given_up) or now < self._overflowed_at + _IGNORED
+        self._forget_old(now)
+        return bool(self._cancelled) or now < self._overflowed_at + _CANCELLED_SECONDS
 
-    def give_up(self, id: Id) -> None:
-        """Nobody waits for this request any more."""
+    def cancel(self, id: Id) -> None:
+        """Cancel a request: no task waits for it any more."""
         if self.session.cancel(id):
-            if self._carrier is not None:
-                self._carrier.forget(id)
+            if self._transport is not None:
+                self._transport.request_abandoned(id)
             self._wake()
 
     def notify(self, method: str, params: JsonObject | None = None) -> bool:
-        """Tell the server; False if it cannot hear it any more."""
-        told = self.session.notify(method, params)
+        """Send a notification.  Returns False if the server cannot receive it any more."""
+        sent = self.session.notify(method, params)
         self._wake()
-        return told
+        return sent
 
-    # Requests of the server.
+    # Requests of the server
 
-    def _answer(self, call: Call) -> None:
+    def _start_serving(self, call: Call) -> None:
         limits = self.session.limits
-        # Whoever answers has the same bounds, for all sessions.  Here they keep a flood from being a task each.
-        size = 0 if self._carrier is None else self._carrier.size
+        # The handler has the same limits, for all sessions.  These here keep a flood of questions from starting a task
+        # each.
+        size = 0 if self._transport is None else self._transport.message_size
         if len(self._serving) >= limits.questions + limits.questions_waiting:
             self.session.refuse(call.request.id, too_many_questions(limits))
             return
         if self._serving and self._serving_bytes + size > limits.bytes_each:
-            why = "the client holds as many bytes of questions as it may (Limits.bytes_each); ask again later"
+            why = "the questions that the client holds are too large (Limits.bytes_each); ask again later"
             self.session.refuse(call.request.id, RequestError(INTERNAL_ERROR, why))
             return
-        self._pause(True)
+        self._pause_timers(True)
         self._serving_bytes += size
-        scope = self._serving[call.request.id] = trio.CancelScope()  # it may be cancelled before it begins
+        scope = self._serving[call.request.id] = trio.CancelScope()  # the server may cancel it before it starts
         self._nursery.start_soon(self._serve, call, scope, size, name=f"the server asks: {call.request.method}")
 
     async def _serve(self, call: Call, scope: trio.CancelScope, size: int) -> None:
         id = call.request.id
-        outcome: JsonObject | RequestError = RequestError(INTERNAL_ERROR, "cancelled")  # to nobody
+        # Not sent: the request is cancelled.
+        outcome: JsonObject | RequestError = RequestError(INTERNAL_ERROR, "cancelled")
         try:
             with scope:
                 await trio.lowlevel.checkpoint_if_cancelled()
-                outcome = await _outcome(self._talk.answer, call)
+                outcome = await _outcome(self._handler.answer, call)
         finally:
             del self._serving[id]
             self._serving_bytes -= size
             if not self._serving:
-                self._pause(False)
+                self._pause_timers(False)
         try:
-            self._say(id, outcome)
-        except Exception as error:  # noqa: BLE001  # an author's object may raise anything when it is written
+            self._send_answer(id, outcome)
+        except Exception as error:  # noqa: BLE001  # an object of the program may raise anything when it is written
             _log.error("the answer to %s cannot be written: %s", call.request.method, error)
-            self._say(id, RequestError(INTERNAL_ERROR, "the client's answer could not be written"))
+            self._send_answer(id, RequestError(INTERNAL_ERROR, "the client's answer could not be written"))
         self._wake()
 
-    def _pause(self, paused: bool) -> None:
-        # Which request of ours a question belongs to is not told on a stream, so it may be any.
+    def _pause_timers(self, paused: bool) -> None:
+        # On a stream a question does not say which request it belongs to, so all timers pause.
         for timer in self._timers:
             timer.pause(paused)
 
-    def _say(self, id: Id, outcome: JsonObject | RequestError) -> None:
+    def _send_answer(self, id: Id, outcome: JsonObject | RequestError) -> None:
         if isinstance(outcome, RequestError):
             self.session.refuse(id, outcome)
         else:
@@ -698,11 +714,11 @@ class Caller:
 
 
 def too_many_questions(limits: Limits) -> RequestError:
-    """What a question is refused with that finds no room to wait."""
+    """Return the error for a question of the server if too many questions wait already."""
     return RequestError(
         INTERNAL_ERROR,
-        f"the client answers {limits.questions} questions of its server at once (Limits.questions), and as many as may "
-        f"wait do so: {limits.questions_waiting} (Limits.questions_waiting); ask again later",
+        f"the client answers {limits.questions} questions at once (Limits.questions), and "
+        f"{limits.questions_waiting} more wait already (Limits.questions_waiting); ask again later",
     )
 
 
@@ -711,6 +727,6 @@ async def _outcome(answer: Callable[[Call], Awaitable[JsonObject]], call: Call) 
         return await answer(call)
     except RequestError as error:
         return error
-    except Exception:  # noqa: BLE001  # an author's callback may raise anything, and the link goes on
+    except Exception:  # noqa: BLE001  # a callback may raise anything, and the connection continues
         _log.exception("the callback for %s has failed", call.request.method)
         return RequestError(INTERNAL_ERROR, f"the client's callback for {call.request.method} has failed")

@@ -138,7 +138,9 @@ class HttpLink(PostTransport):
                 return
         elif not isinstance(verdict, NoStream):
             why = getattr(verdict, "why", "")
-            self._caller.act([PeerMistake(f"what the server says outside of requests is not heard any more: {why}")])
+            self._caller.handle_events(
+                [PeerMistake(f"what the server says outside of requests is not heard any more: {why}")]
+            )
         self._caller.missed(for_good=True)
 
     async def aclose(self) -> None:
@@ -286,13 +288,13 @@ class HttpLink(PostTransport):
             if stream in self._left and not _is_progress(message, about):
                 self._left[stream] = scope = self._left.pop(stream)  # behind the others
                 scope.deadline = min(trio.current_time() + _LEFT_SILENT, stream.until)
-            self.size = weight(event.data, self._limits.values)
+            self.message_size = weight(event.data, self._limits.values)
             self._caller.receive(message, trio.current_time(), about=about)
 
     def _skip(self, stream: _ResumedStream, event: Oversized) -> None:
         why = f"an event was longer than {event.limit} bytes (Limits.message_bytes)"
         if stream.exchange.message is None:
-            self._caller.act([PeerMistake(f"{why}; skipped")])
+            self._caller.handle_events([PeerMistake(f"{why}; skipped")])
         else:  # It is the answer, most likely, and who waited for another might wait for ever.
             stream.settled = True
             self._settle(stream.exchange.message, ReplyLost(why))
@@ -348,7 +350,7 @@ class SseLink(PostTransport):
         finally:
             self._scope.deadline = math.inf  # a user who is asked for access may take longer
 
-    def bring(self, id: Id) -> None:
+    def send_request(self, id: Id) -> None:
         self.wake()  # what is posted brings no answer
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -403,7 +405,7 @@ class SseLink(PostTransport):
                     raise RemoteProtocolError(why)
                 elif event.event == "message" and event.data:
                     message = decode(event.data, self._limits)
-                    self.size = weight(event.data, self._limits.values)
+                    self.message_size = weight(event.data, self._limits.values)
                     self._caller.receive(message, trio.current_time())
             await self._has_room()
 

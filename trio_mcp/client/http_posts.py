@@ -174,7 +174,7 @@ class PostTransport:
         mirrors: Callable[[str], Sequence[Mirror]],
         authorization: TokenSource | None = None,
     ) -> None:
-        self.size = 0
+        self.message_size = 0
         self._caller = caller
         self._session = caller.session
         self._limits = caller.session.limits
@@ -200,7 +200,7 @@ class PostTransport:
         self._news = trio.lowlevel.ParkingLot()  # a reply has begun, or a message has landed
         self._over = False
         self._gone = False  # the server does not know the session any more
-        caller.carry(self)
+        caller.attach(self)
 
     # As a carrier.
 
@@ -208,7 +208,7 @@ class PostTransport:
         for message in self._outgoing():
             self._send(message)
 
-    def bring(self, id: Id) -> Awaitable[None] | None:
+    def send_request(self, id: Id) -> Awaitable[None] | None:
         mine: Awaitable[None] | None = None
         for message in self._outgoing():
             if not isinstance(message, Request) or message.id != id:
@@ -266,20 +266,20 @@ class PostTransport:
         self._withheld.clear()  # what is told of them is queued before `forget`
         return messages
 
-    def settled(self, id: Id) -> None:
+    def request_done(self, id: Id) -> None:
         flight = self._flights.get(id)
         if flight is not None and flight.awaited:  # by another stream; whoever waits for it is not to wait for this one
             flight.answered = True
-            self.forget(id)
+            self.request_abandoned(id)
 
-    def forget(self, id: Id) -> None:
+    def request_abandoned(self, id: Id) -> None:
         flight = self._flights.pop(id, None)
         if flight is not None:
             if not flight.sent:
                 self._withheld.add(id)
             flight.scope.cancel(reason="nobody waits for the answer")
 
-    def give_up(self, why: str) -> None:
+    def abort(self, why: str) -> None:
         self._lose(lambda: SessionLost(True, why))
 
     def _begin(self, message: Message) -> InFlight | None:
@@ -292,7 +292,7 @@ class PostTransport:
         if isinstance(message, Request):
             if message.method in _OPENING:
                 if self._probe is not None:
-                    self.forget(self._probe)  # it took too long, and what it says now would be of no use
+                    self.request_abandoned(self._probe)  # it took too long, and what it says now would be of no use
                 self._probe, self._id = message.id, None
                 self._proposed = _proposed(message)
             self._flights[message.id] = flight
@@ -519,7 +519,7 @@ class PostTransport:
     def _lapse(self, message: Message | None, error: McpError) -> None:
         if not isinstance(message, Request):
             # A Talk may want to tell its user: the server waits for this, perhaps.
-            self._caller.act([PeerMistake(f"{name_of(message)} did not get through to the server: {error}")])
+            self._caller.handle_events([PeerMistake(f"{name_of(message)} did not get through to the server: {error}")])
         elif self._session.terms is not None:
             self._caller.fail(message.id, lambda: error)
         elif self._session.phase is Phase.PROBING and isinstance(error, RemoteProtocolError):
@@ -538,7 +538,7 @@ class PostTransport:
             self._caller.fail(id, lambda: SessionLost(False))
         for other, flight in list(self._flights.items()):
             if not flight.sent:
-                self.forget(other)
+                self.request_abandoned(other)
                 self._caller.fail(other, lambda: SessionLost(False))
         if all(each.streams for each in self._flights.values()):
             self._lose(lambda: SessionLost(True))

@@ -179,7 +179,7 @@ class Keeper:
     def _ask_for_log(self, caller: Caller, level: str) -> None:
         if terms_of(caller).revision.handshake:
             caller.begin(_SET_LEVEL, {"level": level})
-            caller.act(())  # so that it is sent
+            caller.handle_events(())  # so that it is sent
         else:
             caller.session.log_level = level  # each request says so, from now on
             self._levelled.set()
@@ -313,7 +313,7 @@ class Keeper:
                 if again or error.request_may_have_run:
                     raise
             again = True
-            await caller.over.wait()  # until it is known what has become of all others that were sent
+            await caller.closed.wait()  # until it is known what has become of all others that were sent
 
     # As its sessions have it.
 

@@ -89,7 +89,7 @@ class Startup:
             await trio.sleep_forever()
         if self._starting:
             why = self._reason if self._echoes else f"{self._reason}{self._output_or_silence()}"
-            caller.act(caller.session.connection_lost(why=why))
+            caller.handle_events(caller.session.connection_lost(why=why))
 
     async def opened(self) -> None:
         self._started()

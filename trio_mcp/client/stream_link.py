@@ -42,9 +42,9 @@ class StreamLink:
         self._duplex = Duplex(self, stream, framing, limits, nursery=nursery, tap=tap, received=received)
         self._why = framing.why
         self.session: SessionProtocol = caller.session
-        self.receive = caller.take  # its stream looks what is to be sent when it has read
+        self.receive = caller.process  # its stream looks what is to be sent when it has read
         self.wake = self._duplex.wire.wake
-        caller.carry(self)
+        caller.attach(self)
 
     async def run(self, heartbeat: float | None = None) -> None:
         """Carry the session until it ends; the stream is closed then.  Never raises because of the server."""
@@ -56,20 +56,20 @@ class StreamLink:
 
     # As a carrier.
 
-    def bring(self, id: Id) -> None:
+    def send_request(self, id: Id) -> None:
         self.wake()
 
-    def settled(self, id: Id) -> None:
+    def request_done(self, id: Id) -> None:
         """Nothing of it is kept here."""
 
-    def forget(self, id: Id) -> None:
+    def request_abandoned(self, id: Id) -> None:
         """What there is to say of it is in the queue."""
 
-    def give_up(self, why: str) -> None:
+    def abort(self, why: str) -> None:
         self._duplex.give_up(why)
 
     @property
-    def size(self) -> int:
+    def message_size(self) -> int:
         return self._framing.size
 
     # As its stream has it.

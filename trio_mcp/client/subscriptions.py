@@ -439,13 +439,13 @@ class SubscriptionManager:
             subscription = self._subscriptions.ask(id, changes._asked, undeclared=changes._undeclared)
             changes._mark_asked(subscription)
             self._listeners[id] = changes
-            caller.act(())  # wakes the transport, which sends the request
+            caller.handle_events(())  # wakes the transport, which sends the request
 
     def _subscribe_legacy(self, caller: Caller, changes: Subscription, subscription: OpenSubscription) -> None:
         """Subscribe to the changes that a legacy server has declared."""
         changes._mark_asked(subscription)
         self._listeners[subscription.id] = changes
-        if not subscription.expected or caller.deaf:
+        if not subscription.expected or caller.notifications_lost:
             self._close_unsupported(changes)
             return
         changes._unconfirmed = {each.item for each in subscription.expected if each.kind is ChangeKind.RESOURCE}
@@ -480,7 +480,7 @@ class SubscriptionManager:
         if subscription.attached:
             self._update_resources()
         elif self._caller is not None:
-            self._caller.give_up(subscription.id)  # sub-12
+            self._caller.cancel(subscription.id)  # sub-12
 
     def _update_resources(self) -> None:
         """Subscribe and unsubscribe resources at a legacy server until they are those that the blocks need."""
@@ -491,7 +491,7 @@ class SubscriptionManager:
             self._resources[uri] = _WatchedResource(uri)
         for resource in list(self._resources.values()):
             self._update_resource(self._caller, resource)
-        self._caller.act(())
+        self._caller.handle_events(())
 
     def _update_resource(self, caller: Caller, resource: _WatchedResource) -> None:
         """Send the next subscribe or unsubscribe for one resource, unless one is in flight."""
