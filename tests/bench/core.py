@@ -35,7 +35,9 @@ def prepare(unit: float, ours: str, bare: str, stack: ExitStack, subject: str) -
 
     def measure(seconds: float) -> Figure:
         process.stdin.write(b"again\n")
-        return Figure(float(process.stdout.readline()) / unit)
+        line = process.stdout.readline()
+        assert line, "the program has ended"  # as at a commit that has no such program
+        return Figure(float(line) / unit)
 
     measure(0)
     return measure

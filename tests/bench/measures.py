@@ -206,7 +206,7 @@ def growth(number: int, stack: ExitStack, subject: str) -> Measure:
 def _accept(subject: str, style: str) -> str:
     """What a client says that wants this style.  The servers of others have it as their setting, and refuse clients
     that do not take both; to ours it is the client's choice."""
-    return http_load.STREAM if style == "sse" and subject.startswith("ours") else http_load.EITHER
+    return http_load.STREAM if style == "sse" and subject.startswith(("ours", "before")) else http_load.EITHER
 
 
 def http_calls(style: str, era: str, connections: int, stack: ExitStack, subject: str) -> Measure:
