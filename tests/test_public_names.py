@@ -76,3 +76,12 @@ def test_help_fits_on_two_screens() -> None:
 def test_a_fresh_interpreter_finds_every_name() -> None:
     script = f"from trio_mcp import {', '.join(TOP)}"
     subprocess.run([sys.executable, "-W", "error", "-c", script], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize(
+    "module", ["trio_mcp", "trio_mcp.types", "trio_mcp.errors", "trio_mcp.oauth", "trio_mcp.relay"]
+)
+def test_the_reference_has_every_public_name(module: str) -> None:
+    page = (ROOT / "docs" / "reference" / f"{module.partition('.')[2] or 'top'}.md").read_text(encoding="utf-8")
+    entries = [line.removeprefix("::: ") for line in page.splitlines() if line.startswith("::: ")]
+    assert sorted(entries) == sorted(f"{module}.{name}" for name in public(module))
