@@ -37,7 +37,7 @@ async def test_our_own_client_calls_hears_of_progress_cancels_and_leaves(revisio
     async with process(EXAMPLE) as (web, complaints):
         url = f"http://{web.headers['Host']}/mcp"
         async with open_client(url, revision=revision) as client:
-            assert [tool.name for tool in (await client.list_tools()).tools] == ["echo", "divide", "count"]
+            assert [tool.name for tool in await client.list_tools()] == ["echo", "divide", "count"]
             assert await client.call_tool("echo", {"text": "Grüße\u2028🎺"}, returns=str) == "Grüße\u2028🎺"
             seen: list[float] = []
             counted = await client.call_tool(

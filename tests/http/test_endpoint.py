@@ -193,7 +193,7 @@ async def test_a_principal_has_a_stable_name(autojump_clock: MockClock, caplog: 
 
     async with at(Stage().server, authenticate=authenticate) as door:
         assert (await door.post(request("server/discover"))).response.status == 500
-    assert "stable name" in caplog.text
+    assert "pass a stable, unique name" in caplog.text
 
 
 async def test_how_often_a_client_asks_is_counted_by_who_it_is_or_where(autojump_clock: MockClock) -> None:

@@ -52,7 +52,7 @@ def test_run_says_which_options_there_are(options: dict[str, Any], said: str) ->
 
 
 def test_a_server_runs_at_one_place() -> None:
-    with pytest.raises(UsageError, match="give one of http and unix"):
+    with pytest.raises(UsageError, match="give either http or unix, not both"):
         Server("test").run(http="127.0.0.1:0", unix="mcp.sock")
     with pytest.raises(UsageError, match=r"ssl_context must be an ssl\.SSLContext, got str"):
         Server("test").run(http="127.0.0.1:0", ssl_context="cert.pem")  # type: ignore[arg-type]
@@ -68,7 +68,7 @@ def test_an_address_is_given_by_name() -> None:
 def test_a_transport_by_its_name_elsewhere_is_told_how_it_is_had(name: str) -> None:
     run: Any = Server("test").run
     for how in (lambda: run(name), lambda: run(transport=name)):
-        with pytest.raises(TypeError, match=r'run\(\) serves stdio, run\(http="127.0.0.1:3000"\) HTTP'):
+        with pytest.raises(TypeError, match=r'run\(\) serves stdio, run\(http="127.0.0.1:3000"\) serves HTTP'):
             how()
 
 

@@ -23,7 +23,7 @@ from trio_mcp.core.http.sse import encode_message
 from trio_mcp.core.http.verdicts import Answer
 from trio_mcp.core.jsonrpc import Batch, Error, Id, Notification, Request, Response
 from trio_mcp.core.revisions import REVISIONS
-from trio_mcp.server.http.lanes import EndpointStreams, ResponseMode, ResponseStream, OutgoingMessage, StreamOwner
+from trio_mcp.server.http.lanes import EndpointStreams, OutgoingMessage, ResponseMode, ResponseStream, StreamOwner
 from trio_mcp.server.http.silence import IdleOrder
 
 B, D, E = REVISIONS["2025-03-26"], REVISIONS["2025-11-25"], REVISIONS["2026-07-28"]
@@ -833,7 +833,7 @@ async def test_an_id_that_cannot_be_sent_is_a_log_that_fails(
                 await it.leave()
             log.odd = True
             await it.say(2)
-            assert "an event id is" in caplog.text
+            assert "an event id must be" in caplog.text
             assert response.dropped is not away
             assert it.voice.told[-1] == "ended"
             caplog.clear()

@@ -608,7 +608,7 @@ async def test_what_cannot_be_served_is_said_at_once(how: Any, options: Any, wor
 async def test_a_running_server_is_protected_already_or_never() -> None:
     server = Server("open")
     async with server.running():
-        with pytest.raises(UsageError, match="before it runs"):
+        with pytest.raises(UsageError, match="before the server runs"):
             server.protect(verify=verify, resource=AT, authorization_servers=[ISSUER])
 
 
