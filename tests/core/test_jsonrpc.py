@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.requirements import req
 from trio_mcp.core import json_text
 from trio_mcp.core.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, UsageError
-from trio_mcp.core.glimpse import holds_more_values
+from trio_mcp.core.glimpse import holds_more_values, outside_strings
 from trio_mcp.core.jsonrpc import (
     ABSENT,
     Batch,
@@ -564,6 +564,23 @@ def test_values_are_counted_outside_strings_alone(value: Any) -> None:
     count = structure(text)
     assert not holds_more_values(text.encode(), count)
     assert holds_more_values(text.encode(), count - 1)
+
+
+@given(counted, st.sampled_from(["x" * 200_000, "[{,\n" * 60_000, "x\\" * 200_000, "\\" * 3, '"' * 5_000]))
+def test_values_are_counted_likewise_beside_a_long_text(value: Any, long: str) -> None:
+    text = json.dumps([value, f"{long}{long}", value])
+    count = structure(json.dumps([value, "", value]))
+    assert not holds_more_values(text.encode(), count)
+    assert holds_more_values(text.encode(), count - 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x" * 100_000, '"' + "x" * 100_000, "[" * 20_000, '""' * 50_000, '"\\"' * 50_000, '["' + "\\" * 100_000 + '"]'],
+)
+def test_what_stands_outside_strings_is_known_or_not(text: str) -> None:
+    found = outside_strings(text.encode())
+    assert found is None or found.count(b"[") == structure(text) - 1
 
 
 @given(st.text('[]{}":,a1 ', max_size=30))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_mcp.core.jsonrpc import Limits
+from trio_mcp.core.jsonrpc import Limits, Response, decode
 from trio_mcp.core.shares import FEW, LONG, ByteBudget, Charge, FairQueue, Shares, holder_of, to_make_room, weight
 
 
@@ -284,4 +284,15 @@ def test_a_message_weighs_what_its_values_and_its_widest_character_take(what: st
     value, values, width = WEIGHTS[what]
     data = json.dumps(value, ensure_ascii=escaped, separators=(",", ":")).encode()
     size = len(data)
-    assert weight(data, 200_000) == pytest.approx(size if size <= FEW else size * width + 100 * values, abs=200)
+    weighed = pytest.approx(size if size <= FEW else size * width + 100 * values, abs=200)
+    assert weight(data, 200_000) == weighed
+    message = {"jsonrpc": "2.0", "id": 1, "result": {"is": value}}
+    data = json.dumps(message, ensure_ascii=escaped, separators=(",", ":")).encode()
+    result = decode(data, Limits(values=10**7))
+    assert isinstance(result, Response)
+    assert weight(data, 200_000, result) == weight(data, 200_000)
+
+
+def test_ascii_that_is_escaped_takes_a_byte_for_each_character() -> None:
+    data = b'{"jsonrpc":"2.0","method":"m","params":{"a":"' + rb"\u0041" * 5000 + b'"}}'
+    assert weight(data, 200_000, decode(data, Limits())) < 2 * len(data) < weight(data, 200_000)

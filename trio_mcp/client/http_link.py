@@ -288,7 +288,7 @@ class HttpLink(PostTransport):
             if stream in self._left and not _is_progress(message, about):
                 self._left[stream] = scope = self._left.pop(stream)  # behind the others
                 scope.deadline = min(trio.current_time() + _LEFT_SILENT, stream.until)
-            self.message_size = weight(event.data, self._limits.values)
+            self.message_size = weight(event.data, self._limits.values, message)
             self._caller.receive(message, trio.current_time(), about=about)
 
     def _skip(self, stream: _ResumedStream, event: Oversized) -> None:
@@ -405,7 +405,7 @@ class SseLink(PostTransport):
                     raise RemoteProtocolError(why)
                 elif event.event == "message" and event.data:
                     message = decode(event.data, self._limits)
-                    self.message_size = weight(event.data, self._limits.values)
+                    self.message_size = weight(event.data, self._limits.values, message)
                     self._caller.receive(message, trio.current_time())
             await self._has_room()
 

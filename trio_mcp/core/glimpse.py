@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Mapping
 
-__all__ = ["EDGE", "MessageKind", "beginning", "ending", "estimated_values", "holds_more_values"]
+__all__ = ["EDGE", "MessageKind", "beginning", "ending", "estimated_values", "holds_more_values", "outside_strings"]
 
 EDGE = 4096
 """Bytes at each end of a message that are searched for its id: the members beside the id are short."""
@@ -72,6 +72,8 @@ def ending(data: bytes) -> int | str | None:
 _STRUCTURE = b"[{,"
 _OTHER_BYTES = bytes(each for each in range(256) if each not in b'"' + _STRUCTURE)
 _FEW = 1000  # brackets and commas; up to this number the ones inside strings are counted too
+_FAR = 4096  # bytes from string to string: the average, and the most, in a message that is nearly all strings
+_RUN = 64  # backslashes in a row that are counted
 _QUOTES = 32 * 1024  # with more quotes than this, excluding the strings takes too long for an estimate
 
 
@@ -80,6 +82,8 @@ def holds_more_values(data: bytes, most: int) -> bool:
 
     The count is one, and one for each opening bracket and comma outside strings.  An empty array counts as two.
     """
+    if (outside := outside_strings(data)) is not None:
+        return _structure(outside) >= most
     if _structure(data) < most:  # strings included: most messages have few brackets and commas
         return False
     data = _without_escapes(data)
@@ -90,12 +94,43 @@ def holds_more_values(data: bytes, most: int) -> bool:
 
 def estimated_values(data: bytes, most: float) -> float:
     """Return an upper estimate of the values in `data`, which has at most `most` values."""
+    if (outside := outside_strings(data)) is not None:
+        return min(_structure(outside), most)
     count = _structure(data)
     if count > _FEW and data.count(b'"') <= 8 * _QUOTES:  # eight times: most of the quotes may be escaped
         data = _without_escapes(data)
         if data.count(b'"') <= _QUOTES:
             count = _structure(_without_strings(data))
     return min(count, most)
+
+
+def outside_strings(data: bytes) -> bytes | None:
+    """Return the bytes outside strings of a large message that is nearly all strings; None for any other message.
+
+    The search goes from quote to quote.  That takes a fiftieth of the time that a look at each byte takes.
+    """
+    pieces: list[bytes] = []
+    at, inside = 0, False
+    for _ in range(2 * len(data) // _FAR):
+        quote = data.find(b'"', at)
+        if quote < 0 and inside:
+            return b"".join(pieces)
+        if inside:
+            run = data[max(at, quote - _RUN) : quote]
+            escapes = len(run) - len(run.rstrip(b"\\"))
+            if escapes == _RUN:
+                return None
+            inside = escapes % 2 == 1  # then the quote is part of the string
+        else:
+            end = len(data) if quote < 0 else quote
+            if end - at > _FAR:
+                return None
+            pieces.append(data[at:end])
+            if quote < 0:
+                return b"".join(pieces)
+            inside = True
+        at = quote + 1
+    return None
 
 
 def _without_escapes(data: bytes) -> bytes:

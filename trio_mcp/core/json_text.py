@@ -25,6 +25,8 @@ from json.encoder import encode_basestring
 from math import inf, isinf
 from typing import Any, NoReturn, TypeAlias
 
+from trio_mcp.core.glimpse import outside_strings
+
 __all__ = [
     "LONG_NUMBERS", "Json", "UnreadableNumber", "parse", "plain_text", "quoted", "to_readable", "to_text", "writable",
 ]  # fmt: skip
@@ -129,39 +131,29 @@ class _Numbers:
 
 
 def _parse(data: bytes) -> tuple[Json, bool]:
-    text, large = plain_text(data), len(data) > _LARGE
-    if large and _long_numbers(data):
+    text = plain_text(data)
+    if len(data) > _LARGE and _long_numbers(data):
         return _parse_with_care(text)
     try:
-        value = _whole(_strict, text)
+        value, end = _strict(text, 0)
+    except StopIteration as stop:  # the scanner's way to say where a value is missing
+        raise JSONDecodeError("Expecting value", text, stop.value) from None
     except JSONDecodeError:
         raise
     except ValueError:
-        if large:  # a refusal must not take longer than the reading
+        if len(data) > _LARGE:  # a refusal must not take longer than the reading
             raise UnreadableNumber("a number that is too large") from None
         return _parse_with_care(text)  # read the rest: the id is needed for the error reply
-    return value, _may_hold_half_a_pair(text)
+    if end != len(text):
+        raise JSONDecodeError("Extra data", text, end)
+    return value, "\\" in text and _half_pair(text) is not None
 
 
 def _parse_with_care(text: str) -> tuple[Json, bool]:
     numbers = _Numbers()
     decoder = _Decoder(parse_constant=_refuse_constant, parse_int=numbers.integer, parse_float=numbers.double)
-    value = _whole(decoder.scan_once, text)
-    return value, numbers.overflow or _may_hold_half_a_pair(text)
-
-
-def _whole(scan: _Scan, text: str) -> Json:
-    try:
-        value, end = scan(text, 0)
-    except StopIteration as stop:  # the scanner's way to say where a value is missing
-        raise JSONDecodeError("Expecting value", text, stop.value) from None
-    if end != len(text):
-        raise JSONDecodeError("Extra data", text, end)
-    return value
-
-
-def _may_hold_half_a_pair(text: str) -> bool:
-    return "\\" in text and _half_pair(text) is not None
+    value = decoder.decode(text)  # raises the same errors as `_parse`
+    return value, numbers.overflow or _half_pair(text) is not None
 
 
 # Differences between orjson and json.
@@ -182,6 +174,7 @@ def _short_numbers(data: bytes) -> bool:
 
 def _long_numbers(data: bytes) -> bool:
     """Return whether `data` has 21 digits in a row, as every number with more than 40 significant digits has."""
+    data = data if (outside := outside_strings(data)) is None else outside
     return b"0" * 3 in data[::7].translate(_AS_DIGITS) and b"0" * 21 in data.translate(_AS_DIGITS)
 
 

@@ -362,10 +362,11 @@ _FEW = 4096  # bytes; up to this size, copying and searching costs less than avo
 
 def decode(data: bytes, limits: Limits) -> Message:
     """Return the message in `data`.  Never raises: invalid data gives an `InvalidMessage`."""
-    if len(data) > limits.message_bytes:
+    size = len(data)
+    if size > limits.message_bytes:
         return _not_parsed(data, f"is longer than {limits.message_bytes} bytes (Limits.message_bytes)", limits)
     # Each value has at least one byte.  More values take longer, and no other client is served in that time.
-    if len(data) > limits.values and holds_more_values(data, limits.values):
+    if size > limits.values and holds_more_values(data, limits.values):
         return _not_parsed(data, f"has more than {limits.values} values (Limits.values)", limits)
     try:
         value, unwritable = parse(data)
@@ -378,7 +379,7 @@ def decode(data: bytes, limits: Limits) -> Message:
     except RecursionError:
         return _too_deep({}, limits.depth)
     # Each level has an opening bracket and two bytes.  With fewer of either, the levels need not be counted.
-    deep = len(data) > 2 * limits.depth and _opens_more_than(limits.depth, data)
+    deep = size > 2 * limits.depth and _opens_more_than(limits.depth, data)
     if type(value) is not list:
         return _message(value, limits, deep, unwritable)
     if not value:
@@ -398,7 +399,7 @@ def _message(
     if type(value) is not dict:
         return _with_reply(f"a message must be an object, not {KINDS[type(value)]}")
     id = value.get("id")
-    if not deep and not unwritable and type(id) is int and _FIRST <= id <= _LAST and value.get("jsonrpc") == "2.0":
+    if not deep and not unwritable and type(id) is int and id.bit_length() < 64 and value.get("jsonrpc") == "2.0":
         # The fast path for nearly all messages.  The others are checked member by member.
         if len(value) == 4:
             method, params = value.get("method"), value.get("params")
@@ -741,11 +742,13 @@ def _lone_text(result: JsonObject) -> bytes | None:
     if type(content) is not list or len(content) != 1:
         return None
     block = content[0]
-    if type(block) is not dict or len(block) != 2 or block.get("type") != "text" or type(block.get("text")) is not str:
+    if type(block) is not dict or len(block) != 2 or block.get("type") != "text":
         return None
-    text = block["text"]
+    text = block.get("text")
+    if type(text) is not str or len(text) > _FEW:
+        return None
     try:
-        return b'{"content":[{"type":"text","text":%b}]}' % quoted(text).encode() if len(text) <= _FEW else None
+        return b'{"content":[{"type":"text","text":%b}]}' % quoted(text).encode()
     except UnicodeEncodeError:
         return None
 

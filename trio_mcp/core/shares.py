@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Generic, Protocol, TypeVar
 
 from trio_mcp.core.glimpse import estimated_values
-from trio_mcp.core.jsonrpc import Limits
+from trio_mcp.core.jsonrpc import ABSENT, Json, Limits, Message, Response
 
 __all__ = [
     "FEW",
@@ -50,6 +50,7 @@ LONG = 4096
 """The size in bytes above which data from a client is charged.  The limits that count messages bound the rest."""
 
 _VALUE = 100  # bytes of memory for each value: an object with one member takes 180, a string 50, an empty list 60
+_SEARCHED = 1_000  # values; up to this number, a look at each is faster than a search in many bytes
 _FOUR_BYTES_LONG = (*(bytes([first]) for first in range(0xF0, 0xF5)), b"\\ud", b"\\uD")
 
 _FREE = 3  # a holder may hold this many times the free amount
@@ -321,17 +322,34 @@ class Charge:
         return None
 
 
-def weight(data: bytes, most: float) -> int:
+def weight(data: bytes, most: float, message: Message | None = None) -> int:
     """Estimate the memory of a message that came as `data`, as Python objects.
 
-    The message has at most `most` values.
+    The message has at most `most` values.  `message` is the result of parsing `data`, if the caller has it.
     """
     size = len(data)
     if size <= FEW:
         return size
-    if size > LONG:
+    values = estimated_values(data, most)
+    if size > LONG and not (values < _SEARCHED and _is_ascii(message)):
         size *= _width(data)
-    return size + int(_VALUE * estimated_values(data, most))
+    return size + int(_VALUE * values)
+
+
+def _is_ascii(message: Message | None) -> bool:
+    """Return whether this is a request, a notification or a result, and all strings in it are ASCII."""
+    unvisited: list[Json] = [message.result if isinstance(message, Response) else getattr(message, "params", ABSENT)]
+    if unvisited[0] is ABSENT:
+        return False
+    for value in unvisited:
+        if isinstance(value, dict):
+            unvisited += value
+            unvisited += value.values()
+        elif isinstance(value, list):
+            unvisited += value
+        elif isinstance(value, str) and not value.isascii():
+            return False
+    return True
 
 
 def _width(data: bytes) -> int:

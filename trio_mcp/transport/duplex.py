@@ -98,12 +98,13 @@ class Lines:
         return self._framer.held
 
     def feed(self, data: bytes) -> Iterable[Message]:
+        limits = self._limits
         for line in self._framer.feed(data) if data else self._framer.close():
             if isinstance(line, bytes):
-                message = decode(line, self._limits)
-                self.size = len(line)
-                if self.size > FEW and type(message) is not InvalidMessage:
-                    self.size = weight(line, self._limits.values)
+                message = decode(line, limits)
+                self.size = size = len(line)
+                if size > FEW and type(message) is not InvalidMessage:
+                    self.size = weight(line, limits.values, message)
             else:
                 self.size = 0
                 message, line = line, b""

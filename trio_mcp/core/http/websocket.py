@@ -99,7 +99,7 @@ class WebSocketFrames:
     def feed(self, data: bytes) -> Iterable[Message]:
         for text in self.texts(data):
             message = decode(text, self._limits)
-            self.size = 0 if type(message) is InvalidMessage else weight(text, self._limits.values)
+            self.size = 0 if type(message) is InvalidMessage else weight(text, self._limits.values, message)
             yield message
 
     def texts(self, data: bytes) -> list[bytes]:

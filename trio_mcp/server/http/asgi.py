@@ -561,7 +561,7 @@ class _Messages:
 
     def feed(self, data: bytes) -> Iterable[Message]:
         message = decode(data, self._limits)
-        self.size = 0 if type(message) is InvalidMessage else weight(data, self._limits.values)
+        self.size = 0 if type(message) is InvalidMessage else weight(data, self._limits.values, message)
         return (message,)
 
     def give_up(self, why: str, *, late: bool) -> None:

@@ -399,7 +399,7 @@ class Endpoint:
         server_session.receive(
             message, trio.current_time(),
             wire=stream, principal=exchange.admitted.caller, headers=exchange.admitted.headers,
-            size=weight(exchange.request.body, self._limits.values),
+            size=weight(exchange.request.body, self._limits.values, message),
         )  # fmt: skip
 
     async def _open_stream(self, verdict: OpenStream, exchange: _Exchange) -> OnDisconnect:
