@@ -498,7 +498,7 @@ async def test_a_promise_of_iss_does_not_help_a_hostile_server(iss: str | None, 
     async with net(naming(hostile)) as at:
         at.put(HONEST, honest)
         at.put(HOSTILE, hostile)
-        assert "the answer may be another server's and was not used" in await at.refusal()
+        assert "the answer may come from another server and was not used" in await at.refusal()
         assert len(at.pages) == 1
         assert not hostile.of("token")
 

@@ -63,9 +63,9 @@ class ClientAuthMethod(enum.Enum):
 class OAuthClient:
     """A client id at one issuer, with its credentials.
 
-    A client that the application brings may have no `issuer`.  It then belongs to the first issuer where it is used:
-    for the MCP server of this use for ever, for all others until the process ends.  If `method` is None, the metadata
-    of the server decides.
+    `issuer` may be None for a client that the application brings.  It then belongs to the first issuer where it is
+    used.  The record of that MCP server stores the issuer; for all other MCP servers it is known until the process
+    ends.  If `method` is None, the metadata of the server decides.
     """
 
     client_id: str

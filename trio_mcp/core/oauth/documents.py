@@ -47,7 +47,7 @@ _ISSUERS = 20  # of one resource that are read; real ones have one
 
 
 def read_object(body: bytes, limit: int) -> dict[str, Json] | None:
-    """Return the JSON object in a body.  None if there is none, or if the body is longer than `limit`."""
+    """Return the JSON object in a body.  None if it is no object, or longer than `limit`."""
     if len(body) > limit:
         return None
     try:
@@ -107,10 +107,8 @@ def read_resource(
         if named:
             named_issuer = f"only {shown(named[0])}, which {issuer_fault(named[0], rules)}"
         if fit:
-            named_issuer, advice = (
-                f"only {shown(fit[0])}, which {network_fault(fit[0], rules, networks)}",
-                trust_advice(fit[0]),
-            )
+            named_issuer = f"only {shown(fit[0])}, which {network_fault(fit[0], rules, networks)}"
+            advice = trust_advice(fit[0])
         raise _server_fault(
             f"the resource metadata of the MCP server must name its authorization server, and names {named_issuer}",
             advice,

@@ -26,7 +26,7 @@ class Blame(enum.Enum):
 
 
 class AuthorizationFailed(McpError):
-    """There is no token for a request, or none that suffices.
+    """A request has no token, or its token is not sufficient.
 
     `advice` is what the party to `blame` can do.  `code` is the OAuth error code of the response, or "".
     """

@@ -113,7 +113,7 @@ __all__ = ["FLOW", "Flow", "FlowFinding", "FlowSettings", "FlowStep"]
 
 
 class FlowStep(enum.Enum):
-    """The step whose event the flow waits for."""
+    """The step that waits for an event."""
 
     START = enum.auto()
     RESOURCE = enum.auto()  # the metadata of the MCP server
@@ -338,8 +338,8 @@ class Flow:
     def _request_registration(self) -> FlowAction:
         assert self._server is not None
         assert self._server.registration_endpoint is not None
-        answer = registration(self._application, self._server, self._redirect_uri, self._requested)
-        return self._post(self._server.registration_endpoint, _JSON_HEADERS, json.dumps(answer).encode())
+        body = registration(self._application, self._server, self._redirect_uri, self._requested)
+        return self._post(self._server.registration_endpoint, _JSON_HEADERS, json.dumps(body).encode())
 
     def _request_browser(self) -> FlowAction:
         assert self._server is not None
@@ -382,7 +382,8 @@ class Flow:
                     Blame.NETWORK, f"{shown(self._request_url)} could not be reached: {why}", "try again later"
                 )
             case ForbiddenAddress() if self.step is FlowStep.REFRESH and self.challenge is None:
-                # If the network of the MCP server has changed, as by a VPN, its reply to the request will show that.
+                # The network of the MCP server may have changed, as with a VPN.  Its refusal of the request shows its
+                # present network, so send the request first.
                 return FlowFinding.SPENT
             case ForbiddenAddress():
                 raise forbidden_address(self._request_url, event, Blame.AUTHORIZATION_SERVER)
@@ -435,9 +436,8 @@ class Flow:
             return FlowFinding.NOTHING
         needs_no_user = self._application.needs_no_user
         if not self._is_ours(held) or not (needs_no_user or held.tokens.refresh):
-            return (
-                FlowFinding.NOTHING if needs_no_user else FlowFinding.SPENT
-            )  # do not ask the user before the server refuses
+            # Do not ask the user before the server refuses a request.
+            return FlowFinding.NOTHING if needs_no_user else FlowFinding.SPENT
         self._use_grant(held)
         if held.tokens.refresh is not None:
             self._grant = refresh_grant(held.tokens.refresh)
@@ -529,7 +529,7 @@ class Flow:
             )
 
     def _choose_issuer(self, issuers: tuple[str, ...]) -> str:
-        """auth-118: the application's preference, else an issuer already in use, else the first."""
+        """auth-118: prefer the application's choice, then an issuer already in use, then the first."""
         held = self.record.authorization
         wanted = [
             *self._application.prefers,
@@ -593,7 +593,7 @@ class Flow:
         return self._choose_grant()
 
     def _scopes(self, server: ServerDocument) -> tuple[str, ...]:
-        """auth-66: those of the challenge, else all that the resource supports, else none; plus earlier ones."""
+        """auth-66: the scopes of the challenge, or all that the resource supports, plus those requested earlier."""
         app, held = self._application, self.record.authorization
         if self.challenge is not None and self.challenge.scopes:
             wanted = self.challenge.scopes

@@ -81,7 +81,7 @@ def client_assertion(key: Key, client_id: str, audience: str, now: float, entrop
 def dpop_proof(
     key: Key, method: str, url: str, now: float, entropy: Entropy, *, nonce: str | None = None, token: str | None = None
 ) -> str:
-    """Make a proof for one request that the sender has the key.  `token`: the access token, for the MCP server only."""
+    """Prove, for one request, that the sender has the key.  `token`: the access token, for the MCP server only."""
     parts = urlsplit(url)
     claims: dict[str, Json] = {
         "jti": token_text(entropy, 16),

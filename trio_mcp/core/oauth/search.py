@@ -50,7 +50,7 @@ class DocumentSearch:
         )
 
     def read(self, event: Replied | ForbiddenAddress | RequestFailed) -> JsonObject | None:
-        """Return the document, or None if this result is none."""
+        """Return the document in this result, or None."""
         url = self.requested[-1]
         if isinstance(event, ForbiddenAddress):
             self.pass_over(forbidden_address(url, event, self._blame))

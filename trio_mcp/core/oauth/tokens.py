@@ -44,7 +44,7 @@ __all__ = ["Authorized", "AuthorizedRequest", "Authorizer", "StartFlow", "Verdic
 
 @record
 class Authorized:
-    """Send the request with these headers; there are none before the server has asked for authorization."""
+    """Send the request with these headers, which are empty before the server has asked for authorization."""
 
     headers: Fields = attrs.field(default=(), repr=False)
 
@@ -127,7 +127,7 @@ class Authorizer:
         return self._apply(flow, flow.start(now))
 
     def receive(self, flow: Flow, event: FlowEvent, now: float) -> tuple[FlowAction, ...]:
-        """Return the next actions of this flow; none if it is over.  Raises `UsageError` if the event does not fit."""
+        """Return the next actions of this flow, or () if it is over.  Raises `UsageError` if the event does not fit."""
         return self._apply(flow, flow.receive(event, now))
 
     def adopt(self, flow: Flow, stored: ServerRecord) -> bool:
