@@ -208,7 +208,7 @@ async def test_what_nothing_can_go_along_with_is_said(autojump_clock: MockClock)
 
 async def test_progress_goes_to_what_can_be_called(autojump_clock: MockClock) -> None:
     async with open_client(build()) as client:
-        with pytest.raises(UsageError, match=r"^on_progress is a function, not bool$"):
+        with pytest.raises(UsageError, match=r"^on_progress must be a function, got bool$"):
             await client.call_tool("forecast", on_progress=cast("Any", True))
 
 

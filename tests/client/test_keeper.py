@@ -392,7 +392,7 @@ async def test_whatever_a_server_makes_of_the_level_it_is_of_use(how: str, autoj
                 await wait_all_tasks_blocked()
                 assert trio.current_time() - start == (3 if how == "silent" else 0)
                 assert played.heard.count("logging/setLevel") == 2
-                about = [each for each in client.deviations if "could not be told the level" in each]
+                about = [each for each in client.deviations if "but refused the log level" in each]
                 assert len(about) == (0 if how == "silent" else 2)
             assert client.deviations == tuple(about)
 
@@ -589,7 +589,7 @@ def test_a_session_may_be_lost_and_the_client_cancelled_at_any_step() -> None:
             assert not server.sessions & {session for session, _ in server.asked}
 
     assert cancel_everywhere(scenario, watch="the scenario") > 5
-    assert cancel_everywhere(scenario, watch="anew") > 1
+    assert cancel_everywhere(scenario, watch="reopening") > 1
     assert cancel_everywhere(scenario, watch=anything) > 50
 
 

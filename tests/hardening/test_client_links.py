@@ -1005,7 +1005,7 @@ async def test_what_nobody_listens_to_can_be_seen(autojump_clock: MockClock) -> 
         assert seen == TOLD
         told = [each for each in client.deviations if "undeclared=True" in each]
         assert [each.split()[2] for each in told] == [  # once each
-            "notifications/tools/list_changed,", "notifications/resources/updated,"
+            "notifications/tools/list_changed", "notifications/resources/updated"
         ]  # fmt: skip
 
 

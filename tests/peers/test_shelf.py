@@ -187,7 +187,7 @@ SQLITE_GAPS: Gaps = {
 }
 # Its kit declares no subscriptions, and has a method that sends this notification.
 SQLITE_DEVIATIONS = (
-    "it sends notifications/resources/updated, which it does not declare; listen(..., undeclared=True) hears that",
+    "it sends notifications/resources/updated without declaring it; receive it with listen(..., undeclared=True)",
 )
 
 

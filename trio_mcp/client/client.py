@@ -119,7 +119,7 @@ async def connect_client(nursery: trio.Nursery, target: Target, **options: Unpac
     Raises the same errors as `open_client` and its block.  May be cancelled.
     """
     client = Client(target, options)
-    await nursery.start(client._keeper.live, name="a client")
+    await nursery.start(client._keeper.run, name="a client")
     return client
 
 
@@ -140,7 +140,7 @@ class _OpenClient(Block["Client"]):
         self._nursery = open_nursery()
         nursery = await self._nursery.__aenter__()
         try:
-            await nursery.start(self._client._keeper.live, name="a client")
+            await nursery.start(self._client._keeper.run, name="a client")
         except BaseException as error:
             await self._nursery.__aexit__(type(error), error, error.__traceback__)
             raise
@@ -209,7 +209,7 @@ class Client:
             mirrors=self._mirrors,
             tap=options.get("tap"),
         )
-        self._tools = KnownTools(self._keeper.loss)
+        self._tools = KnownTools(self._keeper.report_loss)
 
     if not TYPE_CHECKING:  # otherwise type checkers would accept any attribute
 
@@ -288,7 +288,7 @@ class Client:
         sent_params = self._with_meta(copy_mapping("params", params), options.get("meta"))
         timer, headers = self._timer(options, progress=True), options.get("headers")
         try:
-            result = await self._keeper.ask(method, sent_params, on_progress, self._fields(headers), timer)
+            result = await self._keeper.request(method, sent_params, on_progress, self._fields(headers), timer)
         except HeadersRefused as error:
             raise error.error from error
         if not is_complete(result):
@@ -320,7 +320,7 @@ class Client:
             self._keeper.cache.forget("tools/list")
         await self._list_all_tools()
         try:
-            return await self._keeper.ask("tools/call", sent_params, on_progress, self._fields(headers), timer)
+            return await self._keeper.request("tools/call", sent_params, on_progress, self._fields(headers), timer)
         except HeadersRefused as error:
             raise error.error from refused
 
@@ -347,7 +347,7 @@ class Client:
             try:
                 try:
                     # New headers for each round: the user may take longer to answer than a token is valid.
-                    result = await self._keeper.ask(method, sent_params, on_progress, self._fields(headers), timer)
+                    result = await self._keeper.request(method, sent_params, on_progress, self._fields(headers), timer)
                 except HeadersRefused as refused:
                     if not refresh_tools:
                         raise refused.error from refused
@@ -396,7 +396,7 @@ class Client:
 
         async def ask(timer: Timer | None = None) -> JsonObject:
             changes = 0 if cache is None else cache.changes
-            result, complete = await self._keeper.ask(method, sent_params, None, fields, timer), sent_params
+            result, complete = await self._keeper.request(method, sent_params, None, fields, timer), sent_params
             if not is_complete(result):
                 result, complete = await self._rounds(result, method, sent_params, None, headers, timer)
             if cache is not None:
@@ -435,14 +435,14 @@ class Client:
         readable = []
         for each in items:
             if isinstance(each, MalformedContent):
-                self._keeper.loss(f"an invalid list item is left out: {each.why}")
+                self._keeper.report_loss(f"an invalid list item is left out: {each.why}")
             else:
                 readable.append(each)
         return readable
 
     async def ping(self) -> None:
         """Ask the server to answer.  2026-07-28 has no such request: there it raises `NotInThisRevision`."""
-        await self._keeper.ask("ping", {}, timer=self._timer({}))
+        await self._keeper.request("ping", {}, timer=self._timer({}))
 
     # Tools
 
@@ -525,7 +525,9 @@ class Client:
         sent_params, headers = self._with_meta(params, options.get("meta")), options.get("headers")
         timer = self._timer(options, progress=True) if options or self._has_timeout else None
         try:
-            raw_result = await self._keeper.ask("tools/call", sent_params, on_progress, self._fields(headers), timer)
+            raw_result = await self._keeper.request(
+                "tools/call", sent_params, on_progress, self._fields(headers), timer
+            )
         except HeadersRefused as refused:
             raw_result = await self._retry_with_new_headers(refused, sent_params, on_progress, headers, timer)
         if not is_complete(raw_result):
@@ -680,7 +682,7 @@ class Client:
         Entering raises `SubscriptionUnsupported` if the server supports none of the changes.
         """
         self._keeper.check_run()
-        return self._keeper.listening.listen(
+        return self._keeper.subscriptions.listen(
             *changes, tools=tools, prompts=prompts, resources=resources, undeclared=undeclared
         )
 

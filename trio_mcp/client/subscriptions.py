@@ -114,7 +114,7 @@ class Subscription:
     def __init__(
         self,
         asked: tuple[ChangeEvent, ...],
-        listening: SubscriptionManager,
+        manager: SubscriptionManager,
         limits: Limits,
         *,
         undeclared: bool = False,
@@ -123,7 +123,7 @@ class Subscription:
         """The requested changes that the server does not send (sub-04).  They may differ after a gap."""
         self._asked = dict.fromkeys(asked)
         self._undeclared = undeclared  # also wait for changes that the server did not confirm
-        self._listening = listening
+        self._manager = manager
         self._limits = limits
         self._unread: dict[ChangeEvent, None] = {}  # in order of arrival
         self._changed = trio.Event()
@@ -161,7 +161,7 @@ class Subscription:
             await self._wait()
         failure = self._failure
         if self._opened_at is None and failure is None:
-            failure = self._listening._closed  # None: the server ended it normally
+            failure = self._manager._closed  # None: the server ended it normally
         if failure is not None:
             await trio.lowlevel.checkpoint_if_cancelled()  # the cancellation may be the reason why the client is closed
             raise failure()
@@ -176,7 +176,7 @@ class Subscription:
         if self._changed.is_set():
             self._changed = trio.Event()
         elif self._retry_at is not None:
-            self._listening._subscribe(self)
+            self._manager._subscribe(self)
 
     # Changes of state, called by the manager
 
