@@ -718,7 +718,7 @@ def feed(resumption: StreamResumption, data: bytes) -> list[SseEvent | Oversized
     """One connection, from its first byte to its last."""
     reader = EventReader(1000)
     events = reader.feed(data)
-    resumption.heard(reader, events)
+    resumption.received(reader, events)
     return events
 
 
@@ -767,7 +767,7 @@ def test_a_server_that_brings_nothing_is_not_asked_without_a_pause() -> None:
     assert resumption.ended() == Reconnect(0, "7-1")
     assert resumption.ended() == Reconnect(0.1, "7-1")
     reader = EventReader(3)
-    resumption.heard(reader, reader.feed(b"data: 12345\n\n"))
+    resumption.received(reader, reader.feed(b"data: 12345\n\n"))
     assert resumption.ended() == Reconnect(0, "7-1")
 
 
@@ -858,8 +858,8 @@ def test_a_stream_may_be_silent_for_three_intervals_of_its_keep_alives(
 ) -> None:
     keep_alives = KeepAlives()
     for now, keep_alive in heard:
-        keep_alives.heard(now, keep_alive=keep_alive)
-    assert keep_alives.patience == patience
+        keep_alives.received(now, keep_alive=keep_alive)
+    assert keep_alives.timeout == patience
 
 
 def test_a_refused_reconnection_is_final_unless_it_is_about_the_moment() -> None:

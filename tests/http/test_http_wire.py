@@ -31,11 +31,11 @@ def read(*pieces: bytes, limits: Limits | None = None) -> Seen:
             while True:
                 if head is None and (head := reader.head()) is None:
                     break
-                while (body := reader.body()) is None and reader.lags:
+                while (body := reader.body()) is None and reader.has_more:
                     pass
                 if body is None:
                     break
-                seen.append((head.method, head.target, dict(head.headers), head.keep, head.length, body))
+                seen.append((head.method, head.target, dict(head.headers), head.keep_alive, head.length, body))
                 head = None
     except UnreadableRequest as refused:
         seen.append((refused.reply.status, refused.reply.body))
@@ -107,8 +107,8 @@ def test_only_a_client_of_http_1_1_can_wait_for_100(version: str, expect: str, e
     reader.feed(f"POST / HTTP/{version}\r\nHost: a\r\nExpect: {expect}\r\nContent-Length: 1\r\n\r\n".encode())
     head = reader.head()
     assert head is not None
-    assert head.expects is expects
-    assert head.chunks is (version == "1.1")
+    assert head.expects_continue is expects
+    assert head.accepts_chunks is (version == "1.1")
 
 
 def test_empty_lines_before_a_request_are_skipped() -> None:
@@ -280,7 +280,15 @@ NOT_PLAIN = {
 
 
 def as_told(head: RequestHead) -> tuple[object, ...]:
-    return head.method, head.target, dict(head.headers), head.chunks, head.keep, head.length, head.expects
+    return (
+        head.method,
+        head.target,
+        dict(head.headers),
+        head.accepts_chunks,
+        head.keep_alive,
+        head.length,
+        head.expects_continue,
+    )
 
 
 def read_by_both(raw: bytes) -> bool:
@@ -473,13 +481,13 @@ def test_how_much_of_a_body_has_come_is_told() -> None:
     reader = RequestReader(Limits())
     reader.feed(POST + b"Content-Length: 9\r\n\r\nabc")
     reader.head()
-    assert (reader.body(), reader.came) == (None, 3)
+    assert (reader.body(), reader.body_received) == (None, 3)
     reader.feed(b"def")
-    assert (reader.body(), reader.came) == (None, 6)
+    assert (reader.body(), reader.body_received) == (None, 6)
     reader = RequestReader(Limits())
     reader.feed(CHUNKED + b"9\r\nabc")
     reader.head()
-    assert (reader.body(), reader.came) == (None, 6)
+    assert (reader.body(), reader.body_received) == (None, 6)
 
 
 # However the bytes come.

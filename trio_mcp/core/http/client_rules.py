@@ -531,7 +531,7 @@ class KeepAlives:
     """
 
     def __init__(self) -> None:
-        self.patience = math.inf
+        self.timeout = math.inf
         """Seconds; infinite before the second keep-alive."""
         self._last = -math.inf
         self._silent = False  # nothing else has arrived since the last keep-alive
@@ -539,7 +539,7 @@ class KeepAlives:
             maxlen=3
         )  # a stalled connection makes one too long; later ones replace it
 
-    def heard(self, now: float, *, keep_alive: bool) -> None:
+    def received(self, now: float, *, keep_alive: bool) -> None:
         """Report that bytes arrived: keep-alives only, or other content too."""
         if not keep_alive:
             self._silent = False
@@ -548,7 +548,7 @@ class KeepAlives:
             if interval < math.inf:
                 if self._silent:
                     self._intervals.append(interval)
-                self.patience = _MISSED * max(self._intervals, default=interval)
+                self.timeout = _MISSED * max(self._intervals, default=interval)
             self._last, self._silent = now, True
 
 
@@ -592,7 +592,7 @@ class StreamResumption:
         self._proven = False  # True once a connection delivered an event or was stable
         self._productive = False  # True if the present connection delivered a message
 
-    def heard(self, reader: EventReader, events: Sequence[SseEvent | Oversized]) -> None:
+    def received(self, reader: EventReader, events: Sequence[SseEvent | Oversized]) -> None:
         """Call this after each `feed` of the present connection's reader, with the events that it returned."""
         if events or reader.last_event_id or reader.retry is not None:
             self._tried, self._proven = 0, True

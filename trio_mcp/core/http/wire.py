@@ -80,10 +80,10 @@ class RequestHead:
     method: str
     target: str = attrs.field(repr=False)  # may contain a session id
     headers: Headers
-    chunks: bool  # True if the client reads chunks: HTTP/1.1
-    keep: bool  # True if the client wants to keep the connection open
+    accepts_chunks: bool  # True if the client reads chunks: HTTP/1.1
+    keep_alive: bool  # True if the client wants to keep the connection open
     length: int | None  # of the body; None if it comes in chunks
-    expects: bool  # True if the client may wait for 100 before it sends the body
+    expects_continue: bool  # True if the client may wait for 100 before it sends the body
 
     @property
     def has_body(self) -> bool:
@@ -104,7 +104,7 @@ class RequestReader:
     `UnreadableRequest`; after that, nothing more can be read.
     """
 
-    __slots__ = ("_buffer", "_chunked", "_chunks", "_content", "_lags", "_length", "_limits", "_seen")
+    __slots__ = ("_buffer", "_chunked", "_chunks", "_content", "_has_more", "_length", "_limits", "_seen")
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -112,7 +112,7 @@ class RequestReader:
         self._seen = 0  # bytes of it already searched for the end of the head
         self._length = 0
         self._chunks: ChunkReader | None = None
-        self._lags = False
+        self._has_more = False
         self._content = bytearray()  # of a body in chunks
         self._chunked = 0  # bytes read of this body, including chunk headers
 
@@ -203,28 +203,28 @@ class RequestReader:
             request.method.decode(),
             request.target.decode(),
             headers,
-            chunks=modern,
-            keep="close" not in wishes and (modern or "keep-alive" in wishes),
+            accepts_chunks=modern,
+            keep_alive="close" not in wishes and (modern or "keep-alive" in wishes),
             length=None if coded else self._length,
-            expects=modern and "expect" in there and headers["Expect"].lower() == "100-continue",
+            expects_continue=modern and "expect" in there and headers["Expect"].lower() == "100-continue",
         )
 
     # The body.
 
     @property
-    def came(self) -> int:
+    def body_received(self) -> int:
         """The number of received body bytes."""
         return len(self._buffer) if self._chunks is None else self._chunked
 
     @property
-    def lags(self) -> bool:
+    def has_more(self) -> bool:
         """True if `body` may return more without another `feed`: each call reads only some of the chunks."""
-        return self._lags
+        return self._has_more
 
     def body(self) -> bytes | None:
         """Return the body of the current request once it is complete, else None.  It is returned only once.
 
-        While `lags` is true, call it again after other tasks had a turn.
+        While `has_more` is true, call it again after other tasks had a turn.
         """
         if self._chunks is not None:
             return self._body_in_chunks(self._chunks)
@@ -246,7 +246,7 @@ class RequestReader:
         # A client could wrap each byte into a chunk header of some KiB.
         if self._chunked - size > self._limits.header_bytes + _WRAPPING * size:
             raise UnreadableRequest(refused(400, "the chunks have more headers than content"))
-        self._lags = not chunks.done and 0 < len(buffer) < before
+        self._has_more = not chunks.done and 0 < len(buffer) < before
         if not chunks.done:
             return None
         body = bytes(self._content)
@@ -333,10 +333,10 @@ def _plain(raw: bytes) -> RequestHead | None:
         method.decode(),
         target.decode(),
         Headers.of(fields),
-        chunks=True,
-        keep="connection" not in fields or "close" not in _wishes(fields["connection"]),
+        accepts_chunks=True,
+        keep_alive="connection" not in fields or "close" not in _wishes(fields["connection"]),
         length=int(size),
-        expects="expect" in fields and fields["expect"].lower() == "100-continue",
+        expects_continue="expect" in fields and fields["expect"].lower() == "100-continue",
     )
 
 

@@ -299,15 +299,15 @@ class HttpConnection:
         self._busy = True
         if self._scope.deadline != math.inf:
             self._scope.deadline = math.inf
-        self._accepts_chunks = head.chunks
+        self._accepts_chunks = head.accepts_chunks
         self._bodiless = head.method == "HEAD"
-        if not head.keep:
+        if not head.keep_alive:
             self._close_after = True
 
     def _upgrades(self, head: RequestHead) -> bool:
         """Whether this GET asks for a WebSocket.  HTTP/1.0 has no upgrade (RFC 9110, 7.8)."""
         path = self._shared.websocket_path
-        if path is None or not head.chunks or head.has_body:
+        if path is None or not head.accepts_chunks or head.has_body:
             return False
         protocols = head.headers.get("Upgrade", "").lower().split(",")
         return "websocket" in map(str.strip, protocols) and head.path.rstrip("/") == path
@@ -347,7 +347,7 @@ class HttpConnection:
         body = reader.body()
         if body is not None:
             return body
-        if head.expects and not reader.came:
+        if head.expects_continue and not reader.body_received:
             await self.write(CONTINUE)
         pace = Pace(limits.body_seconds, limits.body_rate)
         pace.begin(trio.current_time())
@@ -364,7 +364,7 @@ class HttpConnection:
                     pace.move(reader.held - held, trio.current_time())
                     held = reader.held
                 self._scope.deadline = pace.deadline
-                if reader.lags:
+                if reader.has_more:
                     await trio.lowlevel.checkpoint()
                 elif data := await self._receive(_RECEIVE):
                     reader.feed(data)
@@ -383,7 +383,9 @@ class HttpConnection:
         except UnreadableRequest:
             body_pending = self._discard_rest = True
         # A client that expects 100-continue may now send its body or its next request; the two look alike.
-        if body_pending and (head.expects or head.length is None or head.length - reader.came > _DISCARDED):
+        if body_pending and (
+            head.expects_continue or head.length is None or head.length - reader.body_received > _DISCARDED
+        ):
             self._discard_rest = True
         self._close_after = self._close_after or self._discard_rest
         await response.begin(reply.status, reply.headers, reply.body, more=False)
