@@ -95,4 +95,4 @@ def test_the_client_shows_each_of_its_methods() -> None:
     text = (ROOT / "examples" / "client.py").read_text(encoding="utf-8")
     methods = {name for name in dir(Client) if not name.startswith("_")}
     unused = {name for name in methods if not re.search(rf"\.{name}\b", text)}
-    assert unused == {"list_resources", "list_templates", "list_prompts"}  # which are as `list_tools`
+    assert unused == {"list_resources_page", "list_resource_templates_page", "list_prompts_page"}  # as for tools

@@ -74,8 +74,8 @@ SERVER: dict[str, tuple[Callable[[Server], object], str]] = {
         'mount takes one Server, and the prefix by name; write server.mount(other, prefix="notes_")',
     ),
     "middleware as a decorator": (
-        lambda server: server._features.middleware(log_calls),  # type: ignore[operator]
-        'middleware is an option of the server; write Server("name", middleware=[log_calls])',
+        lambda server: server.middleware(log_calls),  # type: ignore[attr-defined]
+        "a Server has no 'middleware'; write Server(\"name\", middleware=[log_calls])",
     ),
     "middleware that is no list": (
         lambda server: Server("x", middleware=log_calls),  # type: ignore[arg-type]
@@ -217,6 +217,19 @@ async def test_a_name_that_the_context_has_elsewhere_is_named(name: str, write: 
     async with open_client(server) as client:
         await client.call_tool("act")
     assert said == [f"a Context has no {name!r}; write {write}"]
+
+
+def test_the_name_of_another_sdk_is_not_an_attribute() -> None:
+    class Settled(Server):
+        settings = "mine"
+
+    assert Settled("mine").settings == "mine"
+    server = Server("mine")
+    assert "settings" not in dir(server)
+    assert "settings" not in dir(Server)
+    assert not hasattr(server, "settings")
+    server.settings = "mine"  # type: ignore[attr-defined]
+    assert server.settings == "mine"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("options", [{}, {"timeout": 5}])

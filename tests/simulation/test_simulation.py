@@ -21,7 +21,7 @@ from tests.simulation.world import play
 from trio_mcp import Server
 
 ROOT = Path(__file__).parents[2]
-PART, PARTS = 100, 2  # worlds of the default suite
+PART, PARTS = 80, 2  # worlds of the default suite
 
 
 @pytest.mark.parametrize("part", range(PARTS))

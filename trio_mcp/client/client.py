@@ -22,7 +22,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from hashlib import sha256
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Never, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 import trio
 
@@ -59,6 +59,7 @@ from trio_mcp.core.errors import (
 from trio_mcp.core.http.fields import Fields, Mirror
 from trio_mcp.core.jsonrpc import ABSENT, Json, JsonObject, Limits
 from trio_mcp.core.meta import check_meta
+from trio_mcp.core.migration import WithOtherNames
 from trio_mcp.core.models import (
     CallToolResult,
     CompleteParams,
@@ -156,7 +157,7 @@ class _OpenClient(Block["Client"]):
         return await self._nursery.__aexit__(kind, error, traceback)
 
 
-class Client:
+class Client(metaclass=WithOtherNames):
     """A client of one server; made by `open_client` or `connect_client`.  Any task may use it, many tasks at once.
 
     The methods that send a request raise:
@@ -217,11 +218,6 @@ class Client:
             if options is None or other:  # this is how clients of FastMCP are made
                 raise TypeError(f"create a Client with open_client: {_OpenClient._usage}")
             return super().__new__(cls)
-
-        def __getattr__(self, name: str) -> Never:
-            from trio_mcp.core.migration import attribute_error
-
-            raise attribute_error(self, name)
 
     async def aclose(self) -> None:
         """Close the connection: end the session and wait until a child process has exited.

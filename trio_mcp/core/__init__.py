@@ -69,7 +69,7 @@ else:
                 "MultiSelectSchema NumberSchema RequestedSchema StringSchema TitledEnumItems TitledEnumSchema"
             ),
             "framing": "LineFramer",
-            "glimpse": "EDGE MessageKind beginning ending estimated_values holds_more_values",
+            "glimpse": "EDGE MessageKind beginning ending estimated_values holds_more_values outside_strings",
             "icons": (
                 "ICON_BYTES IMAGE_TYPES REQUEST_HEADERS SVG address_fault embedded image_fault redirect_fault suits"
             ),
@@ -80,7 +80,7 @@ else:
                 "prepared_request prepared_result too_long"
             ),
             "meta": "check_extension check_key check_meta meta_of",
-            "migration": "OPTIONS attribute_error option_error",
+            "migration": "OPTIONS WithOtherNames option_error",
             "models": (
                 "AcknowledgedParams CacheableResult CallToolParams CallToolResult CancelledParams "
                 "ClientCapabilities CompleteParams CompleteResult Completion CompletionArgument CompletionContext "

@@ -37,7 +37,7 @@ else:
             "arguments": "Arguments BadArguments arguments_of text_arguments",
             "catalog": "CHANGES Catalog LISTS",
             "context": "ClientError ClientGone Context ContextLink LOG",
-            "conversation": "UNFINISHED",
+            "conversation": "ServerSession UNFINISHED",
             "description": (
                 "CAPABILITIES check_cache check_hooks check_list check_numbers check_switches experimental_of "
                 "info_of kind_of offers_of revisions_of text_of"

@@ -13,12 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Never, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 import trio
 
 from trio_mcp.core.errors import RequestError, SessionClosed, UsageError, shown
 from trio_mcp.core.jsonrpc import PROGRESS, Id, Json, JsonObject, Request
+from trio_mcp.core.migration import WithOtherNames
 from trio_mcp.core.oauth.principals import Principal
 from trio_mcp.core.revisions import Role
 from trio_mcp.core.session import ServerProtocol
@@ -50,11 +51,11 @@ class ContextLink(Protocol):
     session: ServerProtocol
     account: Account
 
-    def keeps(self, ctx: Context) -> bool:
-        """Whether a report of `ctx` may have to be kept for later, because the client reads too slowly."""
+    def must_hold(self, ctx: Context) -> bool:
+        """Whether a report of `ctx` may have to be held, because the client reads too slowly."""
 
-    async def keep(self, ctx: Context, method: str, *report: Any) -> bool:
-        """Keep a report for later.  Return False if it can be sent now."""
+    async def hold(self, ctx: Context, method: str, *report: Any) -> bool:
+        """Hold a report until there is room.  Return False if it can be sent now."""
 
     async def tell(self, ctx: Context) -> None:
         """Send the queued messages of `ctx`.  Waits while too much is queued."""
@@ -96,7 +97,7 @@ class ClientError(RequestError):
         return f"the client answered {self.method} with an error: {shown(self.message)} ({self.code})"
 
 
-class Context:
+class Context(metaclass=WithOtherNames):
     """The context of one call.  A handler gets it by a parameter with the annotation `Context`.
 
     | To do | Use |
@@ -151,13 +152,6 @@ class Context:
         self._replay = False
         self._recorded: Mapping[str, JsonObject] = NOTHING  # the answers that it had before it was run again
         self._kept_roots: Roots | None = None
-
-    if not TYPE_CHECKING:  # or a type checker would accept any attribute
-
-        def __getattr__(self, name: str) -> Never:
-            from trio_mcp.core.migration import attribute_error
-
-            raise attribute_error(self, name)
 
     # The request.
 
@@ -231,7 +225,9 @@ class Context:
         answer, and a call that does nothing but report is slowed down to 20 reports a second.  Each report is a
         cancellation point; other tasks run when a millisecond has passed since the last report.
         """
-        number = isinstance(progress, _NUMBERS) and type(progress) is not bool and -math.inf < progress < math.inf
+        number = type(progress) is int or (
+            isinstance(progress, _NUMBERS) and type(progress) is not bool and -math.inf < progress < math.inf
+        )
         if not number or progress < self._progress:
             before = "" if self._progress == -math.inf else f" from {self._progress}"
             raise UsageError(f"progress must be a number that rises{before}, got {shown(progress)}")
@@ -239,7 +235,7 @@ class Context:
         link = self._heard
         if (
             link is not None
-            and not (link.keeps(self) and await link.keep(self, PROGRESS, progress, total, message))
+            and not (link.must_hold(self) and await link.hold(self, PROGRESS, progress, total, message))
             and link.session.progress(self.request.id, progress, total, message)
         ):
             await link.report(self)
@@ -264,8 +260,8 @@ class Context:
         params: JsonObject = {"level": level, "data": data}
         if logger is not None:
             params["logger"] = logger
-        kept = link.keeps(self) and await link.keep(self, LOG, params)
-        if not kept and link.session.notify(LOG, params, about=self.request.id):
+        held = link.must_hold(self) and await link.hold(self, LOG, params)
+        if not held and link.session.notify(LOG, params, about=self.request.id):
             await link.report(self)
         else:
             await trio.lowlevel.checkpoint()

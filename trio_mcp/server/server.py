@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Never, TypeAlias, TypeVar, Unpac
 
 from trio_mcp.core.errors import UsageError, check_seconds
 from trio_mcp.core.jsonrpc import Limits
+from trio_mcp.core.migration import WithOtherNames
 from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.core.rounds import StateSealer
 from trio_mcp.core.session import Offer
@@ -64,7 +65,7 @@ Lifespan: TypeAlias = "Callable[[Server], AbstractAsyncContextManager[Any]]"
 ListName: TypeAlias = Literal["tools", "prompts", "resources"]
 
 
-class Server:
+class Server(metaclass=WithOtherNames):
     """An MCP server.
 
     Create one, register functions with `@server.tool`, `@server.resource` and `@server.prompt`, and call `run()` at the
@@ -163,13 +164,6 @@ class Server:
         self._sharing = False
         self._features.catalog.on_change.append(self._publish)
         self._current_offer()  # raises for wrong options now, and not when the first client connects
-
-    if not TYPE_CHECKING:  # or a type checker would accept any attribute
-
-        def __getattr__(self, name: str) -> Never:
-            from trio_mcp.core.migration import attribute_error
-
-            raise attribute_error(self, name)
 
     # Tools, resources, prompts, completions.
 

@@ -27,14 +27,15 @@ else:
         {
             "challenge": "AuthChallenge BEARER Challenge DPOP read_auth_challenge read_challenges scopes_of union",
             "clients": (
-                "Application AuthorizationCode ClientAuthMethod ClientCredentials Grant IdentityAssertion OAuthClient "
-                "WorkloadIdentity authenticated choose_method client_document find_client find_client_without_user "
-                "is_printable preregistered_client read_registration registration registration_refused"
+                "Application AuthorizationCode ClientAuthMethod ClientCredentials Grant IdentityAssertion "
+                "OAuthClient WorkloadIdentity authenticated choose_method client_document find_client "
+                "find_client_without_user is_printable preregistered_client read_registration registration "
+                "registration_refused"
             ),
             "deeds": (
                 "AskAssertion Asserted BrowserReturned FlowAbandoned FlowAction FlowDone FlowEvent FlowFailed "
-                "ForbiddenAddress OpenBrowser OpenReceiver Persist ReceiverReady Replied RequestFailed ReturnIgnored "
-                "SendRequest"
+                "ForbiddenAddress OpenBrowser OpenReceiver Persist ReceiverReady Replied RequestFailed "
+                "ReturnIgnored SendRequest"
             ),
             "documents": (
                 "ResourceDocument ServerDocument default_server read_object read_resource read_seconds read_server"
@@ -47,9 +48,10 @@ else:
                 "refresh_grant refused"
             ),
             "places": (
-                "Network PUBLIC UrlRules client_id_fault covers forbidden_reason is_loopback is_trusted issuer_fault "
-                "legacy_metadata_url network_at network_fault networks_of origin_of redirect_fault redirect_target "
-                "resource_metadata_urls resource_of same_origin server_metadata_urls trust_advice url_fault"
+                "Network PUBLIC UrlRules client_id_fault covers forbidden_reason is_loopback is_trusted "
+                "issuer_fault legacy_metadata_url network_at network_fault networks_of origin_of redirect_fault "
+                "redirect_target resource_metadata_urls resource_of same_origin server_metadata_urls trust_advice "
+                "url_fault"
             ),
             "principals": "Principal declared_scopes has_scopes",
             "proofs": "Entropy Key Nonces base64url client_assertion dpop_proof token_text",

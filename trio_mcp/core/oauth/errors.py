@@ -17,6 +17,8 @@ __all__ = ["AuthorizationFailed", "Blame", "censored", "error_text"]
 
 
 class Blame(enum.Enum):
+    """The party that has to change something before the authorization can succeed."""
+
     APPLICATION = "the application"
     USER = "the user"
     SERVER = "the MCP server"

@@ -25,7 +25,7 @@ else:
             "connection": "HttpConnection ListenerState UpgradedConnection",
             "endpoint": "AdmittedRequest Endpoint busy log_refusal over_limit send_reply",
             "gate": "Authenticator Caller name_of seconds_left",
-            "lanes": "EndpointStreams HttpResponse ResponseMode ResponseStream Spoken StreamOwner",
+            "lanes": "EndpointStreams HttpResponse OutgoingMessage ResponseMode ResponseStream StreamOwner",
             "listener": "HttpAddress serve_http serve_http_stream",
             "options": "HttpOptions keep_alive_of policy_of public_url_of",
             "sessions": "HttpSession LegacyStream RegisteredSession Sessions pull_all",
