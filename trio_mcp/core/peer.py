@@ -215,7 +215,7 @@ class Peer:
         self._arrival = _Arrival()  # of the previous message
         # An answer without an id may be for an older message than our only open request.  This is the next id at the
         # time when we last sent a message that has no answer, or gave up a request.  0 after a later request was
-        # answered.  See `_request_without_id`.
+        # answered.  See `_only_possible_request`.
         self._ambiguous_before = 0
         self.account: Account | None = None
         """If set, queued messages that are not short are charged here.  See `take_charge`."""
@@ -556,7 +556,7 @@ class Peer:
             events.append(answered(calling.id, calling.method, message.result))
 
     def _receive_error(self, message: Error, events: list[Event], arrival: _Arrival) -> None:
-        id = self._request_without_id() if message.id is None else message.id
+        id = self._only_possible_request() if message.id is None else message.id
         if id is None:
             events.append(PeerComplaint(message))
         elif (calling := self._find_request(id, events)) is not None and self._call_step(calling, RequestEvent.ERROR):
@@ -568,7 +568,7 @@ class Peer:
         else:
             id = message.answers
             if id is None and message.response:
-                id = self._request_without_id()
+                id = self._only_possible_request()
             if id is not None:
                 self._fail_garbled(id, message.why, events)
             else:
@@ -637,7 +637,7 @@ class Peer:
 
     # Shared by both directions.
 
-    def _request_without_id(self) -> Id | None:
+    def _only_possible_request(self) -> Id | None:
         """Return the id of our request that an answer without a readable id belongs to, or None if that is not certain.
 
         It must be our only open request.  The rest depends on the kind of link:
