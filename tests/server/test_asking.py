@@ -652,7 +652,7 @@ async def test_a_client_is_told_when_the_page_it_was_sent_to_is_done_with(
 
     async def it(ctx: Context) -> str:
         page = ElicitUrl("Please pay.", PAGE)
-        with pytest.raises(UsageError, match="by the context that asked"):
+        with pytest.raises(UsageError, match="of the context that asked"):
             await ctx.completed(page)
         await ctx.ask(page=page)
         pages.append((ctx, page))
@@ -1159,7 +1159,7 @@ async def test_an_answer_that_is_none_is_said_to_be_none(
         await wire.send({"jsonrpc": "2.0", "id": question, **answer})
         result = (await wire.response(id))["result"]
         assert result["isError"] is True
-        assert "the client's answer to roots/list is none" in text_of(result)
+        assert "the client's answer to roots/list is invalid" in text_of(result)
 
 
 @legacy
@@ -1245,7 +1245,7 @@ async def test_progress_goes_to_who_asked_for_it_and_rises(revision: str, autoju
         await ctx.progress(2.5)
         await ctx.progress(2.5)
         for wrong in (1, True, float("inf")):
-            with pytest.raises(UsageError, match="must rise"):
+            with pytest.raises(UsageError, match="must be a number that rises"):
                 await ctx.progress(wrong)
         return ""
 

@@ -1216,7 +1216,7 @@ async def test_progress_that_falls_is_a_mistake_and_not_sent(
 
     async def report(ctx: Context) -> str:
         await ctx.progress(1)
-        with pytest.raises(UsageError, match="must rise"):
+        with pytest.raises(UsageError, match="must be a number that rises"):
             await ctx.progress(next)
         await ctx.progress(1)  # as before
         await ctx.progress(1.5)

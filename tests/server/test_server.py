@@ -181,7 +181,7 @@ class Wrong:
 MISTAKES: list[tuple[Object, str]] = [
     ({"name": 3}, "the name of a server must be text, got int"),
     ({"version": 1.0}, "the version of a server must be text, got float"),
-    ({"version": None}, "at least a name and a version"),
+    ({"version": None}, "info must have a name and a version"),
     ({"title": b"x"}, "the title of a server must be text, got bytes"),
     ({"description": ["x"]}, "the description of a server must be text, got list"),
     ({"website_url": Wrong()}, "the websiteUrl of a server must be text, got Wrong"),
@@ -213,7 +213,7 @@ MISTAKES: list[tuple[Object, str]] = [
     ),
     ({"cache": {"tools/call": CacheHints()}}, "cache: unknown list 'tools/call'; the lists are tools/list,"),
     ({"cache": {"tools/list": 60}}, "the hints for tools/list must be CacheHints, not int"),
-    ({"revisions": []}, "names at least one revision"),
+    ({"revisions": []}, "revisions must have at least one revision"),
     ({"revisions": ["2024-11-05", "latest"]}, "unknown revision 'latest'; the revisions are 2024-11-05, 2025-03-26"),
     ({"revisions": "2024-11-05"}, "revisions must be a list, also of one name: revisions=['2024-11-05']"),
     ({"capabilities": "tools"}, "capabilities must be a list, also of one name: capabilities=['tools']"),

@@ -1000,7 +1000,7 @@ class StandIn:
         self.serve = serve
         self.drain = trio.Event()
 
-    def offer(self) -> Offer:
+    def _current_offer(self) -> Offer:
         return Offer({"name": "stand-in", "version": "1.0"}, {})
 
     @contextlib.asynccontextmanager

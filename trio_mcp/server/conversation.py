@@ -1,18 +1,18 @@
-"""One client, whatever carries its messages: what it asks for is run, and what it is asked comes back.
+"""Server sessions: run the requests of one client and ask it questions, on any transport.
 
-Messages go in by `hear`; what is to be sent waits in the session until the transport takes it out, each message under
-the wire that it belongs on: that of the request in whose course it is sent, or (None) that of the conversation itself.
-On one stream those are the same; a session over HTTP has a wire for each request, and one that stands alone.  Each
-request runs in a task and a cancel scope that are its own for as long as it runs (see `crew`), which the client's
-cancellation reaches and nothing else.
+Incoming messages go to `ServerSession.receive`.  Outgoing messages wait in the protocol object (`session`) until the
+transport takes them, each under its wire: the wire of the request that it belongs to, or None for the wire of the
+session.  On one stream these are the same; a session over HTTP has one wire for each request and one standalone wire.
+While a request runs, it has its own task and cancel scope (see `transport.workers`); a cancellation of the client
+reaches only this scope.
 
-| The session reports | What happens |
+| Event of the protocol object | Action |
 |---|---|
-| Call | a handler is started, or waits its turn, or is refused; a subscription begins to listen |
-| RequestCancelled | its handler's scope is cancelled; it leaves the queue; the subscription ends |
-| an outcome of a request of ours | whoever asked goes on |
-| Agreed | the session hears of changes from now on |
-| Notice that the roots have changed | they are asked for again when needed |
+| `Call` | start a handler, queue the request, or refuse it; or start a subscription |
+| `RequestCancelled` | cancel the handler's scope, remove the request from the queue, or end the subscription |
+| the outcome of a request of the server | wake the handler that asked |
+| `SessionAgreed` | notify the session of changes from now on |
+| `Notice` that the roots have changed | ask for the roots again when they are needed |
 """
 
 from __future__ import annotations
@@ -70,35 +70,35 @@ if TYPE_CHECKING:
     from trio_mcp.server.questions import Inquiry
     from trio_mcp.transport.paths import Roots
 
-__all__ = ["UNFINISHED", "ServerProtocol"]
+__all__ = ["UNFINISHED", "ServerSession"]
 
 _log = logging.getLogger("trio_mcp")
 _LISTEN = "subscriptions/listen"
 _ROOTS_CHANGED = "notifications/roots/list_changed"
-# Seconds for which reports wait for each other: a turn of the loop and a write cost ten times as much as one of them.
-_IN_A_ROW = 0.001
-_ROOTS = 16 * 1024  # characters of roots that are kept for as long as a session lasts; others are asked for each time
-_LOGS = 16  # log messages of one call that are kept for a client which has too much to read
-# Seconds between two reports of one call that are kept: a loop that does nothing but report would take all of the CPU.
-_APART = 0.05
+# Seconds in which reports are batched: a turn of the loop and a write cost ten times as much as one report.
+_BATCH_SECONDS = 0.001
+_ROOTS = 16 * 1024  # characters of roots that are cached for the session; longer roots are asked for each time
+_LOGS = 16  # log messages of one call that are held for a client that reads too slowly
+# Seconds between two held reports of one call: a loop that only reports would take all of the CPU.
+_HELD_INTERVAL = 0.05
 _SHUTTING_DOWN = "the server is shutting down"
 UNFINISHED = "the server has shut down before this call had finished"
-"""What is said for a call that draining has given no more time."""
+"""The error message of calls that have not finished when the time for draining is over."""
 _HALF_CLOSED = "the client has closed its side of the connection"
 _NOT_ASKED = f"the question was not asked: {_HALF_CLOSED}"
 _JSON_ALONE = (
-    "this response is JSON alone, which carries none: "
+    "its response is plain JSON, which cannot carry questions: "
     "the server is set to json_only=True, or the request's Accept lacks text/event-stream"
 )
 _NO_SESSION = (
-    "nothing could bring the answer back: the request came in no session, for the server is set to sessions=False"
+    "its answer could not come back: the request belongs to no session, because the server is set to sessions=False"
 )
-_TO_NOBODY = RequestError(INTERNAL_ERROR, "cancelled")
+_CANCELLED = RequestError(INTERNAL_ERROR, "cancelled")
 _IN_TURN = frozenset({"resources/subscribe", "resources/unsubscribe"})
 
 
 class _PendingQuestion:
-    """A request of ours."""
+    """A request of the server that waits for the client's answer."""
 
     __slots__ = ("done", "id", "outcome")
 
@@ -117,28 +117,28 @@ class _PendingQuestion:
             data = None if error.data is ABSENT else error.data
             raise ClientError(outcome.method, error.code, error.message, data)
         if isinstance(outcome, InvalidAnswer):
-            raise RemoteProtocolError(f"the client's answer to {outcome.method} is none: {outcome.why}")
-        # With the client went the call, and its cancellation says so best; only under a shield it is not heard.
+            raise RemoteProtocolError(f"the client's answer to {outcome.method} is invalid: {outcome.why}")
+        # The call was cancelled with its client, and this raises the cancellation, except under a shield.
         await trio.lowlevel.checkpoint_if_cancelled()
         why = outcome.why if isinstance(outcome, ConnectionLost) else "the client went away"
         raise ClientGone(f"the question had no answer: {why}")
 
 
 class _HeldReports:
-    """What a call has reported while its client had too much to read: the last progress, and the first log messages."""
+    """The reports of a call whose client reads too slowly: the last progress, and the first log messages."""
 
-    __slots__ = ("_length", "at", "ctx", "dropped", "logs", "progress")
+    __slots__ = ("_length", "ctx", "dropped", "logs", "progress", "time")
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
-        self.at = -math.inf  # when the last one was kept
+        self.time = -math.inf  # the time of the last held report
         self.logs: deque[JsonObject] = deque()
-        self._length = 0  # of all log messages that were ever kept
-        self.dropped = 0  # log messages for which there was no place
+        self._length = 0  # of all log messages that were ever held, in bytes
+        self.dropped = 0  # the number of log messages that were dropped
         self.progress: tuple[float, float | None, str | None] | None = None
 
     def add_log(self, text: bytes) -> None:
-        """Keep a message as it was written: what its author does with the data afterwards does not change it."""
+        """Hold a log message.  `text` is a copy, so later changes of the author's data do not affect it."""
         if len(self.logs) < _LOGS and self._length + len(text) <= LONG:
             self._length += len(text)
             self.logs.append(json.loads(text)["params"])
@@ -146,14 +146,14 @@ class _HeldReports:
             self.dropped += 1
 
     def send_next(self, session: ServerProtocol) -> bool:
-        """Send the next of them; False if there is nothing more."""
+        """Send the next held report; False if there is none."""
         id = self.ctx.request.id
         if self.logs:
             session.notify(LOG, self.logs.popleft(), about=id)
         elif self.dropped:
-            said = f"{self.dropped} log messages of this call were dropped: the client did not read fast enough"
+            text = f"{self.dropped} log messages of this call were dropped: the client did not read fast enough"
             self.dropped = 0
-            session.notify(LOG, {"level": "warning", "data": said}, about=id)
+            session.notify(LOG, {"level": "warning", "data": text}, about=id)
         elif self.progress is not None:
             report, self.progress = self.progress, None
             session.progress(id, *report)
@@ -164,30 +164,31 @@ class _HeldReports:
 
 
 class _ChargedMessage:
-    """A long message, which is charged until the last call that it has brought has ended."""
+    """A long message.  Its bytes are charged to the client until the last call of the message has ended."""
 
     __slots__ = ("_account", "_size", "calls", "limit")
 
     def __init__(self, account: Account, size: int) -> None:
         self._account = account
         self._size = size
-        self.calls = 1  # with the hearing of it
+        self.calls = 1  # one for the reading of the message itself
         self.limit = account.take(size)
-        """The limit that does not allow it, if one does not."""
+        """The limit that refuses the message, or None."""
 
     def drop(self) -> None:
-        """One of them has ended."""
+        """A call of the message, or the reading of it, has ended."""
         self.calls -= 1
         if not self.calls and self.limit is None:
             self._account.give(self._size)
 
 
 class ServerSession:
-    """One client of a running server; see the head of this file.
+    """One client of a running server; see the module docstring.
 
-    `wire` is the conversation's own; without `changes` nothing can be told by it, and none are promised.  With `terms`
-    the session is open under them from the start: that is how a request which comes in no session is served.  What is
-    held for the client is in its `account`, whose holder is the one in whose name it takes of what all clients share.
+    - `wire`: the wire of the session itself.
+    - `account`: charged for the bytes that are held for the client; its holder is charged for shared resources.
+    - `terms`: the session is open with these terms from the start, for a request that belongs to no session.
+    - `changes`: False if `wire` cannot carry notifications; then no change notifications are declared.
     """
 
     def __init__(
@@ -207,27 +208,27 @@ class ServerSession:
         self._wire = wire
         self._alone = terms is not None
         self._share = run.admission.share(self._begin, self.account.holder)
-        self._opening: _ChargedMessage | None = None  # what opened the session, if that is long
-        self._contexts: dict[Id, Context] = {}  # of the requests that are at work and wait for their answers
+        self._opening: _ChargedMessage | None = None  # the message that opened the session, if it is long
+        self._contexts: dict[Id, Context] = {}  # of the requests that run
         self._asked: dict[Id, _PendingQuestion] = {}
-        # Notices that found no room.  Each stands for all of its kind, so there are no more than there are listeners.
-        self._held: dict[tuple[str, str, Id | None], Notification] = {}
+        # Change notifications that wait for room.  One stands for all of its kind, so listeners bound their number.
+        self._held_changes: dict[tuple[str, str, Id | None], Notification] = {}
         self._limited = run.calls.limited
-        self._kept: dict[Id, _HeldReports] = {}  # reports of calls, likewise: of each call no more than a few
-        # Where requests came in that no task is at work for: those that listen, and those that wait for their turn.
+        self._held_reports: dict[Id, _HeldReports] = {}  # reports that wait for room; a few for each call
+        # The wires of requests without a task: listen requests, and requests that wait for their turn.
         self._listening: dict[Id, Wire] = {}
         self._waiting: dict[Id, Wire] = {}
         self._roots: Roots | None = None
         self._roots_changes = 0
-        self._quiet = trio.lowlevel.ParkingLot()
+        self._idle = trio.lowlevel.ParkingLot()
         self._variables = copy_context()
-        self._bursts = link is LinkKind.DUPLEX  # a client with many calls in flight has them on one stream
+        self._bursts = link is LinkKind.DUPLEX  # only a stream carries many calls of one client at once
         self._turn: trio.Event | None = None
-        self._reported = -math.inf  # when who reported something last let others have their turn
+        self._last_yield = -math.inf  # when a reporting call last yielded to other tasks
 
-    # What comes in.
+    # Incoming messages.
 
-    @trio.lowlevel.enable_ki_protection  # what has come is taken in whole
+    @trio.lowlevel.enable_ki_protection  # a message is handled as a whole
     def receive(
         self,
         message: Message,
@@ -238,16 +239,16 @@ class ServerSession:
         headers: Mapping[str, str] = NOTHING,
         size: int = 0,
     ) -> None:
-        """Take in what came by this wire, or by the conversation's own; it takes so many bytes while it is held.
+        """Handle a message of `size` bytes that came on `wire`, or on the wire of the session.
 
-        What is answered at once waits in the session, and nobody is woken: the transport looks when it has been heard.
+        Immediate answers are queued in `session` without a wake-up: the transport sends them after this call.
         """
-        self.session.offer = self._offer()  # a kind of thing that the server lacked may have been added
+        self.session.offer = self._offer()  # entries of a new kind may have been added
         about = self._wire if wire is None else wire
         received = _ChargedMessage(self.account, size) if size > LONG else None
         opens = received is not None and self.session.terms is None and type(message) is Request
         if opens:
-            message = self._without_room(message, received)
+            message = self._refuse_without_room(message, received)
         for event in self.session.receive(message, now, about=about, principal=principal, headers=headers):
             if type(event) is Call:
                 self._call(event, about, received)
@@ -259,18 +260,18 @@ class ServerSession:
             else:
                 received.drop()
 
-    def _without_room(self, message: Message, received: _ChargedMessage | None) -> Message:
-        """A request to open the session, or its refusal: what the client says of itself is kept for as long as that."""
+    def _refuse_without_room(self, message: Message, received: _ChargedMessage | None) -> Message:
+        """Return the message, or a refusal of `initialize`, whose params are held for the whole session."""
         limit = None if received is None else received.limit
         if limit is None or not isinstance(message, Request) or message.method != "initialize":
             return message
-        why = f"too much is held that this client has sent (Limits.{limit}); end other sessions, or try again later"
+        why = f"the server holds too many bytes of this client (Limits.{limit}); end other sessions, or try again later"
         return InvalidMessage(why, Error(message.id, INTERNAL_ERROR, why))
 
     def connection_lost(self, why: str) -> None:
-        """The client is gone: its handlers are cancelled, and nothing more is sent.
+        """The client has gone: cancel its handlers, and send no more messages.
 
-        That is for whoever owns the conversation to know: of a session, no wire of it takes the others with it.
+        The owner of the session decides this: in a session over HTTP, the end of one wire does not end the others.
         """
         for event in self.session.connection_lost(why=why):
             self._act(event)
@@ -283,10 +284,10 @@ class ServerSession:
             self._opening = None
 
     def input_ended(self) -> None:
-        """The client sends nothing more, and may still read.
+        """The client has closed its side, and may still read.
 
-        Its calls go on; nothing can be asked any more, and of changes it is told nothing: it cannot ask for what has
-        changed, nor end a subscription.
+        Its calls go on.  Questions fail, and there are no more change notifications, because the client can neither
+        read the changed lists nor end a subscription.
         """
         for event in self.session.input_ended(_HALF_CLOSED):
             self._act(event)
@@ -294,14 +295,14 @@ class ServerSession:
         self._run.publisher.listeners.forget(ListenerKey(self, None))
 
     def abort_pending(self, why: str) -> None:
-        """What runs and what waits is ended, and the client, which is here, is told so."""
+        """End running and waiting calls, and answer them with an error."""
         error = RequestError(INTERNAL_ERROR, why)
         wires = self._waiting | {id: ctx._wire for id, ctx in self._contexts.items()}
         for id in wires:
             self.session.refuse(id, error)
             self._withdraw(id)
         self._waiting.clear()
-        self._quiet.unpark_all()
+        self._idle.unpark_all()
         for ctx in self._contexts.values():
             ctx._cancel(why)
         for wire in wires.values():
@@ -309,22 +310,22 @@ class ServerSession:
 
     @property
     def busy(self) -> bool:
-        """Whether there is something that a drain would have to wait for, or to end."""
+        """Whether a drain would have to wait for a call or end a subscription."""
         return bool(self._contexts or self._waiting or self._listening)
 
     @property
     def alone(self) -> bool:
-        """Whether this is one request, of a client that has neither a session nor a stream of its own."""
+        """Whether this serves one request of a client without a session or a stream."""
         return self._alone or self.session.link is LinkKind.EXCHANGE
 
     @property
     def at_work(self) -> bool:
-        """Whether a handler runs that is not waiting for its client."""
+        """Whether a handler runs and does not wait for the client."""
         return any(not ctx._asking for ctx in self._contexts.values())
 
     def undeliverable(self, id: Id) -> None:
-        """A question of ours, which was to be sent, cannot reach the client."""
-        for event in self.session.fail(id, "the client has left, and cannot come back for it"):
+        """A queued question cannot reach the client: fail it."""
+        for event in self.session.fail(id, "the client has gone and cannot reconnect"):
             self._act(event)
 
     def _act(self, event: Event) -> None:
@@ -337,14 +338,14 @@ class ServerSession:
         elif isinstance(event, SessionAgreed):
             declared = self.session.declared(event.terms.revision)
             self._run.publisher.listeners.add_session(ListenerKey(self, None), declared, self.account)
-        elif isinstance(event, Notice):  # that the roots have changed: no other comes this far
+        elif isinstance(event, Notice):  # the roots have changed; other notices do not come here
             self._roots, self._roots_changes = None, self._roots_changes + 1
         else:
             _log.debug("%s", event)
 
     def _call(self, call: Call, wire: Wire, received: _ChargedMessage | None) -> None:
         id = call.request.id
-        if self._run.dismissed or (self._run.draining and not _goes_on(call.request, call.terms)):
+        if self._run.dismissed or (self._run.draining and not _is_retry(call.request, call.terms)):
             self.session.refuse(id, RequestError(INTERNAL_ERROR, _SHUTTING_DOWN))
         elif self._limited and (wait := self._run.calls.wait(self.account.holder or self.account)):
             why = (
@@ -352,7 +353,7 @@ class ServerSession:
             )
             self.session.refuse(id, RequestError(INTERNAL_ERROR, why))
         elif received is not None and received.limit is not None:
-            why = f"too much waits to be answered that this client has sent (Limits.{received.limit}); try again later"
+            why = f"the server holds too many bytes of this client's calls (Limits.{received.limit}); try again later"
             self.session.refuse(id, RequestError(INTERNAL_ERROR, why))
         elif call.request.method == _LISTEN:
             self._listen(call, wire)
@@ -370,24 +371,24 @@ class ServerSession:
         if ctx is not None:
             ctx._cancel(event.reason or "the client cancelled the request")
             return
-        # It waited its turn, or was a subscription; nobody else will say that it has ended.
+        # It waited for its turn or was a subscription, so no handler will answer it.
         wire = self._waiting.pop(id, None) or self._listening.pop(id, None)
         self._withdraw(id)
         self._run.publisher.listeners.forget(ListenerKey(self, id))
-        self._held = {key: held for key, held in self._held.items() if key[2] != id}
+        self._held_changes = {key: held for key, held in self._held_changes.items() if key[2] != id}
         self.session.refuse(id, RequestError(INTERNAL_ERROR, "cancelled"))
-        if wire is not None:  # None: its handler was cancelled before, with the server
+        if wire is not None:  # None: the handler was cancelled before, with the server
             wire.wake()
 
     def _withdraw(self, id: Id) -> None:
-        """A request that waits its turn, if it does, will not be started."""
+        """Remove a request from the queue, if it waits there."""
         admitted = self._share.withdraw(id)
         if admitted is not None and (received := admitted[3]) is not None:
             received.drop()
 
     # Requests.
 
-    @staticmethod  # bound to nobody: a request by HTTP is freed at its end
+    @staticmethod  # holds no reference to a session, so that an HTTP request is freed at its end
     def _begin(admitted: tuple[ServerSession, Call, Wire, _ChargedMessage | None]) -> None:
         self, call, wire, received = admitted
         request = call.request
@@ -401,7 +402,7 @@ class ServerSession:
         if not isinstance(name, str):
             name = ""
         elif not name.isidentifier() or len(name) > 80:
-            name = repr(name[:80])[1:-1]  # the client's words, on one line
+            name = repr(name[:80])[1:-1]  # the client chose it; on one line
         work: Work = self._work
         if request.method in _IN_TURN:
             before, self._turn = self._turn, trio.Event()
@@ -410,21 +411,21 @@ class ServerSession:
         self._run.workers.start(worker, work, ctx, name, self._variables.copy())
 
     async def _work_in_turn(self, worker: Worker, ctx: Context, *, before: trio.Event | None, done: trio.Event) -> None:
-        """Of a subscription and its end, the one that was sent last is to count, and tasks begin in any order."""
+        """Run subscribe and unsubscribe requests in the order of their arrival; tasks start in any order."""
         try:
             if before is not None:
-                with trio.CancelScope(shield=True):  # whoever is before ends, too, when all do
+                with trio.CancelScope(shield=True):  # the one before is cancelled too, when all are
                     await before.wait()
             await self._work(worker, ctx)
         finally:
             done.set()
 
     async def _work(self, worker: Worker, ctx: Context) -> None:
-        """One call, from its beginning to its end, which may be on another link."""
+        """Run one call from start to end; it may end on another session."""
         outcome: JsonObject | RequestError | None = None
         try:
             try:
-                await trio.lowlevel.checkpoint_if_cancelled()  # then nothing is begun, and nothing spent
+                await trio.lowlevel.checkpoint_if_cancelled()  # before the handler starts and a retry is spent
                 result = await self._result(worker, ctx)
                 if worker.spoilt:
                     outcome = result
@@ -432,108 +433,112 @@ class ServerSession:
                     return
                 link: Any = ctx._link
                 if link is not None:
-                    if link._kept:
-                        await link._send_kept(ctx)
+                    if link._held_reports:
+                        await link._send_held(ctx)
                     if ctx._last_write:
-                        await link._part(ctx)
+                        await link._flush_reports(ctx)
                 outcome = result
             finally:
                 ctx._finish()
-                if outcome is None and ctx._is_cancelled and (link := _of(ctx)) is not None:
-                    link._close(ctx, _TO_NOBODY)
+                if outcome is None and ctx._is_cancelled and (link := _session_of(ctx)) is not None:
+                    link._close(ctx, _CANCELLED)
                     ctx._wire.wake()
-            if ctx._parked is not None:  # it did not wait for the client's answer; the retry gets what has come of it
+            if ctx._parked is not None:  # the handler did not wait for the client's answer; the retry gets its result
                 await ctx._parked.resumed.wait()
-            at: Any = ctx._link
-            if at is not None:  # None: the client never came back
+            session: Any = ctx._link
+            if session is not None:  # None: the client never retried
                 received = ctx._received
                 if received is not None:
                     ctx._received = None
-                    received.drop()  # its room is for the answer now
-                said = at._close(ctx, outcome)
-                if received is not None:
-                    ctx.request = Request(ctx.request.id, ctx.request.method)  # without what is not charged any more
-                del result, outcome  # while a client reads slowly, its answer is there once, as bytes
-                await at._end(ctx, said)
-        finally:  # also when it was cancelled together with the server; then nobody is told
+                    received.drop()  # its bytes are free for the answer
+                queued = session._close(ctx, outcome)
+                if received is not None:  # drop the params, which are not charged any more
+                    ctx.request = Request(ctx.request.id, ctx.request.method)
+                del result, outcome  # while a client reads slowly, its answer exists once, as bytes
+                await session._end(ctx, queued)
+        finally:  # also if it was cancelled together with the server; then there is no answer
             if ctx._received is not None:
                 ctx._received.drop()
-            at = ctx._link
-            if at is not None:
-                at._forget(ctx)
+            session = ctx._link
+            if session is not None:
+                session._forget(ctx)
 
     async def _result(self, worker: Worker, ctx: Context) -> JsonObject | RequestError:
-        # By itself: an error that is returned here is held by no frame of its own traceback, nor is a cancellation.
+        # A function of its own, so that no frame of a traceback holds the error that is returned, or a cancellation.
         try:
-            if _goes_on(ctx.request, ctx._terms):
+            if _is_retry(ctx.request, ctx._terms):
                 back = self._run.parking.retry(ctx)
                 if isinstance(back, ParkedCall):
                     self._hand_over(ctx, back)
-                    return {}  # to nobody: another context has its request now
+                    return {}  # not sent: another context has the request now
                 if back is not None:
                     return back
             result = await guarded(self._run.dispatcher(ctx))
             worker.check()
             return result
-        except BaseException as error:  # noqa: BLE001  # the one place where failures of handlers end
+        except BaseException as error:  # noqa: BLE001  # all failures of handlers end here
             stopped, failed = worker.judged(error)
             try:
                 if stopped is None:
                     assert failed is not None
                     outcome = self._run.dispatcher.failure(ctx, failed)
-                    error.__traceback__ = None  # an answer keeps no frame, for a frame might keep the answer
+                    error.__traceback__ = None  # the error must not hold frames, because a frame might hold the error
                     return outcome
                 if failed is not None:
                     _log.error("a handler failed while it was being stopped", exc_info=failed)
                 raise sole(stopped)
             finally:
-                del stopped, failed  # or they would hold this frame, which holds them
+                del stopped, failed  # or they and this frame would hold each other
 
     def _hand_over(self, ctx: Context, parked: ParkedCall) -> None:
-        """From now on this request, and its place among the running ones, are those of the handler that waited."""
+        """Give this request, and its place among the running requests, to the parked handler."""
         ctx._detach(parked)
-        ctx._received, parked.ctx._received = parked.ctx._received, ctx._received  # each keeps one of them for as long
+        # Each call holds one message until its end.
+        ctx._received, parked.ctx._received = parked.ctx._received, ctx._received
         parked.ctx._attach(self, ctx.request, ctx._terms, ctx._wire)
         self._contexts[ctx.request.id] = parked.ctx
         parked.resumed.set()
 
     def _end_now(self, ctx: Context, outcome: JsonObject | RequestError) -> None:
-        """As `_end`, in a task that must not wait any more."""
-        if ctx._parked is not None:  # it did not wait for the client's answer, so that nobody would hear this before
+        """End a call as `_end` does, in a task that must not wait any more."""
+        if ctx._parked is not None:  # the handler did not wait for the client's answer: there is no request to answer
             self._run.parking.give_up(ctx._parked)
             ctx._parked.resumed.set()
-        link = _of(ctx)
+        link = _session_of(ctx)
         if link is not None:
             link._close(ctx, outcome)
             ctx._wire.wake()
 
-    async def _end(self, ctx: Context, said: bool) -> None:
-        if not said:
+    async def _end(self, ctx: Context, queued: bool) -> None:
+        if not queued:
             ctx._wire.wake()
             return
         await ctx._wire.flush()
         if ctx._wire.full:
-            await ctx._wire.room()  # so that who does not read is not served without end
+            await ctx._wire.room()  # so that a client that does not read is not served without limit
 
     def _close(self, ctx: Context, outcome: JsonObject | RequestError) -> bool:
-        """The call has ended with this; False if nobody hears it."""
-        del self._contexts[ctx.request.id]  # from now on another may have the id
-        return self._say(ctx, outcome)
+        """End the call with this answer; return False if it cannot reach the client."""
+        del self._contexts[ctx.request.id]  # from now on another request may have the id
+        return self._queue_answer(ctx, outcome)
 
-    async def _part(self, ctx: Context) -> None:
-        """Keep what was told in the course of a request apart from its answer.
+    async def _flush_reports(self, ctx: Context) -> None:
+        """Wait until the reports of a call are written, so that they are not in one piece with its answer.
 
         Some clients lose progress that they read in one piece with the result.
         """
         await ctx._wire.written(ctx._last_write)
 
-    def _say(self, ctx: Context, outcome: JsonObject | RequestError) -> bool:
-        """Answer the request; False if nobody hears it.  A result that cannot be written costs this call only."""
+    def _queue_answer(self, ctx: Context, outcome: JsonObject | RequestError) -> bool:
+        """Answer the request; return False if the answer cannot reach the client.
+
+        A result that cannot be written fails only this call.
+        """
         try:
             return self._write_answer(ctx.request.id, outcome)
-        except RequestError as refused:  # by the session: it finds no room among what the client has not read
+        except RequestError as refused:  # by the protocol object: the client has too many unread bytes
             return self._write_answer(ctx.request.id, refused)
-        except Exception as error:  # noqa: BLE001  # an author's object may raise anything when it is written
+        except Exception as error:  # noqa: BLE001  # writing an author's object may raise any exception
             return self._write_answer(ctx.request.id, self._run.dispatcher.broken(ctx, error))
 
     def _write_answer(self, id: Id, outcome: JsonObject | RequestError) -> bool:
@@ -544,16 +549,16 @@ class ServerSession:
     def _forget(self, ctx: Context) -> None:
         if self._contexts.get(ctx.request.id) is ctx:
             del self._contexts[ctx.request.id]
-        if self._kept:
-            self._kept.pop(ctx.request.id, None)
+        if self._held_reports:
+            self._held_reports.pop(ctx.request.id, None)
         self._share.leave()
-        if self._quiet and not self._share.running:
-            self._quiet.unpark_all()
+        if self._idle and not self._share.running:
+            self._idle.unpark_all()
 
     async def quiet(self) -> None:
-        """Wait until no handler of this client is at work or about to be; those that wait for a retry are nobody's."""
+        """Wait until no handler of this client runs or waits for its turn.  Parked handlers do not count."""
         while self._share.running or self._waiting:
-            await self._quiet.park()
+            await self._idle.park()
 
     # Questions to the client.
 
@@ -561,79 +566,79 @@ class ServerSession:
         self._tell(ctx)
         await ctx._wire.room()
 
-    def keeps(self, ctx: Context) -> bool:
-        return ctx._wire.full or (bool(self._kept) and ctx.request.id in self._kept)
+    def must_hold(self, ctx: Context) -> bool:
+        return ctx._wire.full or (bool(self._held_reports) and ctx.request.id in self._held_reports)
 
-    async def keep(self, ctx: Context, method: str, *report: Any) -> bool:
+    async def hold(self, ctx: Context, method: str, *report: Any) -> bool:
         ctx._wire.wake()
-        for _ in range(2):  # a writer that can write has had its turn then, whatever the order of tasks
+        for _ in range(2):  # after two turns the writer has written, if it can, for any order of tasks
             await trio.lowlevel.checkpoint()
-        kept = self._kept.get(ctx.request.id)
-        if kept is not None and ctx._wire.full:
-            await trio.sleep_until(kept.at + _APART)
+        held = self._held_reports.get(ctx.request.id)
+        if held is not None and ctx._wire.full:
+            await trio.sleep_until(held.time + _HELD_INTERVAL)
         id = ctx.request.id
         if self._contexts.get(id) is not ctx:
-            return True  # meanwhile another task of the call has ended it, or it goes on in another conversation
-        kept = self._kept.get(id)
-        while kept is not None and not ctx._wire.full:  # in their order
-            if not kept.send_next(self.session):
-                del self._kept[id]
-                kept = None
-        if kept is None and not ctx._wire.full:
+            return True  # meanwhile the call has ended or moved to another session
+        held = self._held_reports.get(id)
+        while held is not None and not ctx._wire.full:  # in order
+            if not held.send_next(self.session):
+                del self._held_reports[id]
+                held = None
+        if held is None and not ctx._wire.full:
             return False
         if method == PROGRESS:
             progress, total, message = report
             if total is not None and type(total) is not int and not (type(total) is float and math.isfinite(total)):
-                raise UsageError(f"a total is a number, not {shown(total)}")
+                raise UsageError(f"the total of progress must be a finite number, got {shown(total)}")
             if not (message is None or isinstance(message, str)):
-                raise UsageError(f"the message with progress is a string, not {type(message).__name__}")
-            prepare(prepared_progress(0, progress, total, message))  # it raises for what cannot be written
-            kept = self._kept.setdefault(id, _HeldReports(ctx))
+                raise UsageError(f"the message of progress must be a string, got {type(message).__name__}")
+            prepare(prepared_progress(0, progress, total, message))  # raises if it cannot be written
+            held = self._held_reports.setdefault(id, _HeldReports(ctx))
             if message is not None and len(message) > LONG:
-                message = None  # it may wait for long, beside those of thousands of calls
-            kept.progress = progress, total, message
+                message = None  # it may wait long, with those of thousands of calls
+            held.progress = progress, total, message
         else:
             (params,) = report
             text = encode(prepare(Notification(method, params)))
             if not ctx._terms.wants_log(params["level"]):
                 return True
-            kept = self._kept.setdefault(id, _HeldReports(ctx))
-            kept.add_log(text)
-        kept.at = trio.current_time()
+            held = self._held_reports.setdefault(id, _HeldReports(ctx))
+            held.add_log(text)
+        held.time = trio.current_time()
         return True
 
-    async def _send_kept(self, ctx: Context) -> None:
-        """Send all that is kept of a call that is about to be answered, as fast as its client reads."""
-        kept = self._kept.get(ctx.request.id)
-        while kept is not None and kept.send_next(self.session):
+    async def _send_held(self, ctx: Context) -> None:
+        """Send all held reports of a call that is about to be answered, as fast as its client reads."""
+        held = self._held_reports.get(ctx.request.id)
+        while held is not None and held.send_next(self.session):
             await ctx._wire.room()
-        self._kept.pop(ctx.request.id, None)
+        self._held_reports.pop(ctx.request.id, None)
 
-    def send_kept(self, room: Callable[[Wire], bool]) -> None:
-        """Send what calls have reported meanwhile, on wires that have room."""
-        for id, kept in tuple(self._kept.items()):
-            while room(kept.ctx._wire):
-                if not kept.send_next(self.session):
-                    del self._kept[id]
+    def send_held(self, room: Callable[[Wire], bool]) -> None:
+        """Send held reports on wires that have room."""
+        for id, held in tuple(self._held_reports.items()):
+            while room(held.ctx._wire):
+                if not held.send_next(self.session):
+                    del self._held_reports[id]
                     break
 
     async def report(self, ctx: Context) -> None:
         self._tell(ctx)
-        if trio.current_time() - self._reported < _IN_A_ROW:
+        if trio.current_time() - self._last_yield < _BATCH_SECONDS:
             await trio.lowlevel.checkpoint_if_cancelled()
         else:
             await ctx._wire.room()
-            self._reported = trio.current_time()
+            self._last_yield = trio.current_time()
 
     def _tell(self, ctx: Context) -> None:
         ctx._last_write = ctx._wire.mark
         ctx._wire.wake()
 
     async def tell_apart(self, method: str, params: JsonObject) -> bool:
-        told = self.session.notify(method, params)
+        queued = self.session.notify(method, params)
         self._wire.wake()
         await self._wire.room()
-        return told
+        return queued
 
     async def ask(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, Any]:
         answers = await self.ask_raw(ctx, questions)
@@ -642,20 +647,19 @@ class ServerSession:
         return {key: read_answer(key, question, answers[key]) for key, question in questions.items()}
 
     async def ask_raw(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, JsonObject]:
-        """The answers as they came."""
-        await trio.lowlevel.checkpoint_if_cancelled()  # that the request is over would be an error
+        await trio.lowlevel.checkpoint_if_cancelled()  # first, because a request that is over raises another error
         with ctx._waiting():
             if ctx._terms.revision.handshake:
-                return await self._by_requests(ctx, questions)
-            return await self._by_rounds(ctx, questions)
+                return await self._ask_by_requests(ctx, questions)
+            return await self._ask_by_rounds(ctx, questions)
 
-    async def _by_requests(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, JsonObject]:
-        """The legacy way: requests of ours, all at once, on the stream of the call that they belong to."""
+    async def _ask_by_requests(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, JsonObject]:
+        """Ask as legacy revisions do: send requests, all at once, on the wire of the call."""
         asked: dict[str, _PendingQuestion] = {}
         try:
             asking = write_questions(ctx, questions)
         except NotDeclared as error:
-            if self._alone:  # where `initialize` leaves nothing behind, it is not the client that lacks it
+            if self._alone:  # without sessions the server forgets `initialize`; the client may have the capability
                 error.args = (f"{ctx.method} has a question, and {_NO_SESSION}",)
             raise
         if ctx._wire.answers_only or self._alone:
@@ -667,7 +671,7 @@ class ServerSession:
         if not self.session.opened:
             raise RemoteProtocolError("nothing can be asked before the client has sent notifications/initialized")
         if any("tools" in question.params for question in asking):
-            ctx._rounds = next_round(ctx)  # samp-19; in 2026-07-28 the client counts, whatever it is asked
+            ctx._rounds = next_round(ctx)  # samp-19; in 2026-07-28 the client counts all questions
         try:
             for question in asking:
                 id = self.session.request(question.method, question.params, about=ctx.request.id)
@@ -679,21 +683,21 @@ class ServerSession:
                 if self._asked.pop(each.id, None) is not None:
                     self.session.cancel(each.id, "the call that asked has ended")
                     ctx._wire.wake()
-                    self._wire.wake()  # the notice goes there when nothing more is sent for the call
+                    self._wire.wake()  # the notice goes there if no more messages are sent for the call
 
-    async def _by_rounds(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, JsonObject]:
-        """The modern way: the question answers the request at hand, and the next request brings the answers."""
+    async def _ask_by_rounds(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, JsonObject]:
+        """Ask as the modern revision does: answer the current request; the next request brings the answers."""
         ctx._recorded = {**ctx._recorded, **early_answers(ctx, questions)}
         unknown = {key: question for key, question in questions.items() if key not in ctx._recorded}
-        if not unknown:  # a handler that is run again, or a client that knew what it would be asked
+        if not unknown:  # the handler is run again, or the client sent the answers early
             await trio.lowlevel.checkpoint()
             return ctx._recorded
-        # The answer may come on another connection of the run, or to another process.
+        # The answer may come on another connection of the run, or to another process.  Otherwise it cannot come.
         if self.session.half_closed and not (self._run.held or ctx._replay):
             raise ClientGone(_NOT_ASKED)
         if ctx._last_write:
-            await self._part(ctx)
-        # Meanwhile it may have been cancelled; and another task of it may have asked, and go on elsewhere.
+            await self._flush_reports(ctx)
+        # Meanwhile the call may have been cancelled, or another of its tasks has asked and moved it to another session.
         await trio.lowlevel.checkpoint_if_cancelled()
         parked = cast("ServerSession", ctx._open_link("a question"))._park(ctx, unknown)
         try:
@@ -710,7 +714,7 @@ class ServerSession:
         parked, asking = self._run.parking.park(ctx, questions)
         try:
             self._write_answer(ctx.request.id, asking)
-        except Exception:  # what is asked cannot be written, as in `_say`
+        except Exception:  # the questions cannot be written, as in `_queue_answer`
             self._run.parking.give_up(parked)
             raise
         self._forget(ctx)
@@ -719,17 +723,17 @@ class ServerSession:
         return parked
 
     async def roots(self, ctx: Context) -> Roots:
-        """root-12, root-13: kept for as long as the client would tell of changes, or else for this call."""
+        """Ask for the roots; cache them until the client notifies of a change, or for this call (root-12, root-13)."""
         from trio_mcp.server.questions import ListRoots
 
-        told = ctx._terms.revision.notification(Role.CLIENT, _ROOTS_CHANGED) is not None
-        told = told and ctx._terms.declares("roots", "listChanged")
-        kept, changes = self._roots if told else None, self._roots_changes
-        if kept is not None:
+        notifies = ctx._terms.revision.notification(Role.CLIENT, _ROOTS_CHANGED) is not None
+        notifies = notifies and ctx._terms.declares("roots", "listChanged")
+        cached, changes = self._roots if notifies else None, self._roots_changes
+        if cached is not None:
             await trio.lowlevel.checkpoint()
-            return kept
+            return cached
         roots: Roots = (await ctx.ask(roots=ListRoots()))["roots"]
-        if not told:
+        if not notifies:
             ctx._kept_roots = roots
         elif changes == self._roots_changes and len(repr(roots)) <= _ROOTS:
             self._roots = roots
@@ -744,55 +748,57 @@ class ServerSession:
         try:
             listeners = self._run.publisher.listeners
             acknowledged = listeners.listen(ListenerKey(self, id), self._visible(ctx), declared, self.account)
-        except Exception as error:  # noqa: BLE001  # a filter is asked, and may fail like a handler
-            self._say(ctx, self._run.dispatcher.failure(ctx, error))
+        except Exception as error:  # noqa: BLE001  # the filter may fail like a handler
+            self._queue_answer(ctx, self._run.dispatcher.failure(ctx, error))
         else:
             if self.session.notify(acknowledged.method, acknowledged.params, about=id):
                 self._listening[id] = ctx._wire
                 return
             self._run.publisher.listeners.forget(ListenerKey(self, id))
             why = (
-                "the subscription was not acknowledged: too much waits to be read by this client "
+                "the subscription was not acknowledged: the client has too many bytes to read "
                 "(Limits.bytes_each, Limits.bytes_in_all)"
             )
             self.session.refuse(id, RequestError(INTERNAL_ERROR, why))
 
     def _visible(self, ctx: Context) -> Request:
-        """The request without the resources that are none for this principal; the acknowledgement leaves them out."""
+        """Remove the resources that this principal may not see, so that the acknowledgement leaves them out."""
         asked = ctx.request.params.get("notifications")
         uris = asked.get(ChangeKind.RESOURCE.field) if isinstance(asked, dict) else None
         if not isinstance(asked, dict) or not isinstance(uris, list) or not all(isinstance(uri, str) for uri in uris):
             return ctx.request
         uris = list(dict.fromkeys(uris))
         if len(uris) > self._run.limits.listener_changes:
-            return ctx.request  # to be refused, before the filter is asked a million times
-        kept = [uri for uri in uris if self._run.dispatcher.may_subscribe(ctx, uri)]
-        params = {**ctx.request.params, "notifications": {**asked, ChangeKind.RESOURCE.field: kept}}
+            return ctx.request  # refused later, without a million calls of the filter
+        visible = [uri for uri in uris if self._run.dispatcher.may_subscribe(ctx, uri)]
+        params = {**ctx.request.params, "notifications": {**asked, ChangeKind.RESOURCE.field: visible}}
         return Request(ctx.request.id, ctx.request.method, params)
 
     def tell_change(self, notification: Notification, about: Id | None) -> None:
         wire = self._wire if about is None else self._listening[about]
         if wire.full:
-            self._held[notification.method, str(notification.params.get("uri")), about] = notification
+            self._held_changes[notification.method, str(notification.params.get("uri")), about] = notification
         else:
             self.session.notify(notification.method, notification.params, about=about)
             wire.wake()
 
     def release(self) -> None:
-        """There is room again: what was held back follows.  To be called when the conversation's own wire is drained,
-        which is where all of it goes: no session over HTTP has subscriptions on other wires.
+        """Send held messages, because there is room again.
+
+        Call it when the wire of the session is drained.  All held change notifications go there: sessions over HTTP
+        have no subscriptions on other wires.
         """
-        self.send_kept(lambda _: self.session.queued < self._run.limits.outgoing)
-        held, self._held = self._held, {}
+        self.send_held(lambda _: self.session.queued < self._run.limits.outgoing)
+        held, self._held_changes = self._held_changes, {}
         for (_, _, about), notification in held.items():
             self.session.notify(notification.method, notification.params, about=about)
 
     # The end.
 
     async def drain(self) -> None:
-        """End the subscriptions in good order, and wait for what is running; the run takes nothing new any more."""
+        """End the subscriptions and wait for running calls; the run refuses new requests already."""
         self._waiting.clear()
-        self._quiet.unpark_all()
+        self._idle.unpark_all()
         for _, call, wire, received in self._share.clear():
             self.session.refuse(call.request.id, RequestError(INTERNAL_ERROR, _SHUTTING_DOWN))
             wire.wake()
@@ -807,24 +813,24 @@ class ServerSession:
         listening, self._listening = self._listening, {}
         for id, wire in listening.items():  # sub-08
             result = self._run.publisher.listeners.close(ListenerKey(self, id))
-            assert result is not None  # what has ended is not listed any more
+            assert result is not None  # an ended subscription is not in `_listening`
             self.session.answer(id, result.result)
             wire.wake()
 
     def stop(self) -> None:
-        """The server has stopped: so have all handlers, and nothing more goes out on any wire."""
+        """Close all wires; the server and its handlers have stopped."""
         wires = {self._wire, *(ctx._wire for ctx in self._contexts.values())}
         self.connection_lost("the server has stopped")
         for wire in wires:
             wire.close()
 
 
-def _of(ctx: Context) -> ServerSession | None:
-    """The conversation that the request at hand belongs to, if there is one."""
+def _session_of(ctx: Context) -> ServerSession | None:
+    """The session of the current request; None between two requests."""
     link: Any = ctx._link
     return link  # type: ignore[no-any-return]
 
 
-def _goes_on(request: Request, terms: Terms) -> bool:
-    """Whether a request is said to go on with a call that was begun before."""
+def _is_retry(request: Request, terms: Terms) -> bool:
+    """Whether a request is a retry, which continues an earlier call."""
     return "requestState" in request.params and request.method in terms.revision.input_required

@@ -211,7 +211,7 @@ class HttpSession(StreamOwner):
     def pull(self, stream: ResponseStream | None = None) -> None:
         session = self.server_session.session
         woken: set[ResponseStream] = set()
-        self.server_session.send_kept(_has_room)
+        self.server_session.send_held(_has_room)
         outgoing = session.outgoing() if session.queued else ()
         unsent = session.take_charge()
         for message, wire in outgoing:
