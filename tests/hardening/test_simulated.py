@@ -202,6 +202,25 @@ async def test_a_session_is_whole_though_its_opening_did_not_get_through_at_firs
     assert left == [0]
 
 
+def test_a_long_message_on_its_way_is_a_sign_of_life() -> None:
+    """The answer to a ping follows it, and comes late."""
+    moves = (Move("ask", wait=0.3, patience=0.001, by_option=True), Move("complete", wait=0.3))
+    client = Program((*moves, Move("big", wait=2.0, size=70_009)))
+    line = Line(chunk=2, window=24_576, delay=1.5)
+    assert play(Plan(5016214, "websocket", D, (client,), line, pings=7.0)).violations == ()
+
+
+def test_a_relay_listens_again_though_no_request_comes() -> None:
+    """The upstream server ends after a change, before it has sent the notification."""
+    moves = (Move("follow", wait=0.01, size=4), Move("listen", wait=2.0, size=46), Move("fail", wait=45.0))
+    client = Program((*moves, Move("put", wait=2.0), Move("tools")))
+    crash = Fault("crash", at=318, victim=8, seconds=23.83, back=True)
+    plan = Plan(5001716, "websocket", E, (client,), faults=(crash,), behind="websocket", behind_era=D)
+    played = play(plan)
+    assert played.fired == ("crash",)
+    assert played.violations == ()
+
+
 @pytest.mark.parametrize("behind", ["http", "websocket", "sse"])
 @pytest.mark.parametrize("fault", ["drain", "crash"])
 @pytest.mark.parametrize("era", [D, E])

@@ -7,7 +7,8 @@
 | open | is sent | | | closed, pause | closing |
 | closing | waits, and then uses a new `UpstreamSession` | | | | |
 
-So the next request restarts a process that has died.  The first restart is immediate; later ones come after pauses that
+So the next request restarts a process that has died, and a client that listens to changes restarts it after a second,
+if no request comes.  The first restart is immediate; later ones come after pauses that
 grow to 30 seconds, because a process that dies at once must not be restarted by every request.
 """
 
@@ -31,6 +32,7 @@ _log = logging.getLogger("trio_mcp.relay")
 # Seconds from the end of a session or a failed attempt to the next attempt: after the first failure in a row, after the
 # second, and so on.
 _PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+_PATIENCE = 1.0  # seconds that a listening client waits for a request to open the session again
 _STABLE = 30.0  # a session that was open for this many seconds resets the count of failures; equals the longest pause
 
 
@@ -121,9 +123,20 @@ class UpstreamSession:
                 return life.client
 
     async def next_client(self, before: Client) -> Client:
-        """Wait until a request has opened the session again after client `before`, and return the new client."""
+        """Return the client that follows `before`, which has ended.
+
+        A request opens the session again.  If no request comes, this method does, after pauses that grow.
+        """
+        pause = _PATIENCE
         while (client := self._life.client) is None or client is before:
-            await self._reopened.wait()
+            with trio.move_on_after(pause):
+                await self._reopened.wait()
+                continue
+            try:
+                return await self.client()
+            except RequestError as error:
+                _log.info("the relay cannot listen to the upstream server: %s", error)
+            pause = min(2 * pause, _PAUSES[-1])
         return client
 
     def can_replace(self, client: Client) -> bool:
