@@ -220,6 +220,10 @@ class Transport(Protocol):
         """Close the connection, because the server does not respond."""
 
     @property
+    def last_data_at(self) -> float:
+        """The time of the last bytes on a stream that carries all messages; -inf where each answer has its own."""
+
+    @property
     def message_size(self) -> int:
         """The memory for the message that is being received, in bytes."""
 
@@ -595,6 +599,8 @@ class Caller:
     async def watch(self, seconds: float) -> None:
         """Ping the server at this interval; if no message comes within the same time, close the connection.
 
+        Bytes of a message that is not whole count as a sign of life, because the answer to the ping follows them.
+
         Returns when the connection is lost, and at once if the revision has no ping.
         """
         terms = self.session.terms
@@ -605,6 +611,8 @@ class Caller:
                 await self.closed.wait()
             pinged_at = trio.current_time()
             if self.closed.is_set() or await self._answers_ping(seconds) or self.last_message_at > pinged_at:
+                continue
+            if self._transport is not None and self._transport.last_data_at > pinged_at:
                 continue
             why = f"the server did not answer a ping within {seconds:g} seconds (ping_seconds)"
             _log.warning("%s: the connection is closed", why)

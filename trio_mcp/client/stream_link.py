@@ -69,6 +69,10 @@ class StreamLink:
         self._duplex.give_up(why)
 
     @property
+    def last_data_at(self) -> float:
+        return self._duplex.last_data_at
+
+    @property
     def message_size(self) -> int:
         return self._framing.size
 

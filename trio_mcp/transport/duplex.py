@@ -255,7 +255,8 @@ class Duplex:
         self.wire = StreamWire(self._send, self._take, self._queued, limit, gone, spawn=nursery, at_once=at_once)
         self.wire.talk = talk
         self._control = b""  # what the framing has to say
-        self._heard = trio.current_time()
+        self.last_data_at = trio.current_time()
+        """The time of the last bytes."""
         self._gone = False  # the other side has, so there is nobody to say farewell to
         self._half_closed = False  # it was in good order, and may still read
         self._network = False
@@ -323,12 +324,12 @@ class Duplex:
             if not data:
                 self._end_input()
                 return
-            self._heard = trio.current_time()
+            self.last_data_at = trio.current_time()
             if self._tap is not None:
                 self._tap("in", data)
             number = 0
             for number, message in enumerate(self._framing.feed(data), 1):
-                self._talk.receive(message, self._heard)
+                self._talk.receive(message, self.last_data_at)
                 if not number % _TURN:
                     await self.wire.room(most)
             if self._unfinished is not None:
@@ -368,17 +369,17 @@ class Duplex:
         if not self._network:
             return
         if held:
-            self._writes.begin(self._heard)
-            self._writes.move(moved or held - before, self._heard)
+            self._writes.begin(self.last_data_at)
+            self._writes.move(moved or held - before, self.last_data_at)
         elif self._writes.deadline < math.inf:
-            self._writes.end(self._heard)
+            self._writes.end(self.last_data_at)
 
     def _end_input(self) -> None:
         """The other side has ended its half of the stream in good order."""
         self._gone = self._half_closed = True
         if self._input_ended is not None:
             for message in self._framing.feed(b""):
-                self._talk.receive(message, self._heard)
+                self._talk.receive(message, self.last_data_at)
 
     def _queued(self) -> int:
         queued = self._talk.session.queued
@@ -466,14 +467,14 @@ class Duplex:
     async def _watch(self, heartbeat: float) -> None:
         """Give the other side up when it is silent for too long, or does not read what would have to be sent first."""
         while True:
-            heard = self._heard
+            heard = self.last_data_at
             await trio.sleep_until(heard + heartbeat)
-            if self._heard == heard:
+            if self.last_data_at == heard:
                 self._framing.ping()
                 self._control += self._framing.pending()
                 self.wire.wake()
                 await trio.sleep(heartbeat)
-            if self._heard == heard:
+            if self.last_data_at == heard:
                 self.give_up(f"the other side was silent for {2 * heartbeat:g} seconds")
                 return
 
