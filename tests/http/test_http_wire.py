@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trio_mcp.core.errors import UsageError
-from trio_mcp.core.http.wire import RequestHead, RequestReader, UnreadableRequest, _plain, chunk, head_bytes
+from trio_mcp.core.http.wire import RequestHead, RequestReader, UnreadableRequest, _parse_plain, chunk, head_bytes
 from trio_mcp.core.jsonrpc import Limits
 
 POST = b"POST /mcp HTTP/1.1\r\nHost: localhost\r\n"
@@ -293,7 +293,7 @@ def as_told(head: RequestHead) -> tuple[object, ...]:
 
 def read_by_both(raw: bytes) -> bool:
     """Whether these bytes are a plain head; then h11 takes it as well, and to it they are the same."""
-    head = _plain(raw)
+    head = _parse_plain(raw)
     if head is None:
         return False
     reader = RequestReader(Limits())
@@ -308,7 +308,7 @@ def test_the_head_that_clients_send_is_plain_and_h11_reads_the_same(raw: bytes) 
 
 @pytest.mark.parametrize("raw", NOT_PLAIN.values(), ids=NOT_PLAIN)
 def test_whatever_is_not_plain_is_for_h11(raw: bytes) -> None:
-    assert _plain(raw) is None
+    assert _parse_plain(raw) is None
 
 
 @pytest.mark.parametrize("raw", PLAIN.values(), ids=PLAIN)

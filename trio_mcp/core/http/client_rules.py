@@ -301,7 +301,7 @@ def read_reply(
     if 300 <= status < 400:
         return _redirect(exchange, status, headers.get("Location"))
     if status in (401, 403):
-        return Challenged(status, headers.get("WWW-Authenticate", ""), _said(status, body, limits))
+        return Challenged(status, headers.get("WWW-Authenticate", ""), _describe_failure(status, body, limits))
     after = headers.get("Retry-After", "")
     # Seconds only: a date would need a clock, and servers with rate limits do not send dates.
     if status in (429, 503) and not exchange.again and re.fullmatch(r"[0-9]{1,9}", after):
@@ -319,10 +319,10 @@ def read_reply(
 
 def _blames_session(body: bytes, limits: Limits) -> bool:
     """Whether this 400 means an unknown session, as with servers of the Python SDK up to 1.12."""
-    return b"session" in body[:_QUOTED].lower() and isinstance(decode(body, limits), InvalidMessage)
+    return b"session" in body[:_QUOTED_BYTES].lower() and isinstance(decode(body, limits), InvalidMessage)
 
 
-_QUOTED = 1000  # bytes of a free-text error body that are used
+_QUOTED_BYTES = 1000  # bytes of a free-text error body that are used
 
 
 def _lacks_method(exchange: Exchange, body: bytes, limits: Limits) -> bool:
@@ -341,7 +341,7 @@ def _read_other(exchange: Exchange, status: int, headers: Headers, body: bytes, 
         return Streaming()
     if status in (404, 405):
         return NoStream()
-    return ReplyLost(f"{exchange.method} failed: {_said(status, body, limits)}", status)
+    return ReplyLost(f"{exchange.method} failed: {_describe_failure(status, body, limits)}", status)
 
 
 def _read_success(exchange: Exchange, status: int, headers: Headers, body: bytes, limits: Limits) -> ReplyVerdict:
@@ -370,7 +370,7 @@ def _read_failure(exchange: Exchange, status: int, body: bytes, limits: Limits) 
     if error is not None and isinstance(exchange.message, Request):
         # The id does not matter: the response refuses this request, and some servers use an id of their own here.
         return read_answer(exchange, attrs.evolve(error, id=exchange.message.id), status)
-    return _fall_back(exchange, status, error) or ReplyLost(_said(status, body, limits), status)
+    return _fall_back(exchange, status, error) or ReplyLost(_describe_failure(status, body, limits), status)
 
 
 def read_answer(exchange: Exchange, message: Message, status: int = 200) -> ReplyVerdict:
@@ -379,7 +379,7 @@ def read_answer(exchange: Exchange, message: Message, status: int = 200) -> Repl
         return ReplyLost(f"the answer cannot be read: {message.why}")
     if isinstance(message, Error) and message.id is None:
         if not isinstance(exchange.message, Request):
-            return ReplyLost(f"the whole batch was refused: {_in_words(message)}")
+            return ReplyLost(f"the whole batch was refused: {_error_text(message)}")
         message = attrs.evolve(message, id=exchange.message.id)
     if isinstance(message, Batch) and not exchange.revision.batches:
         return ReplyLost(f"the answer is a batch, and {exchange.revision} has none")
@@ -416,7 +416,7 @@ def _fall_back(exchange: Exchange, status: int, error: Error | None) -> ReplyVer
     # ver-14: "a recognised modern error identifies a modern server".
     if not exchange.probing or (error is not None and error.code in errors.MODERN_ERRORS):
         return None
-    why = f"HTTP {status}" if error is None else f"HTTP {status}: {_in_words(error)}"
+    why = f"HTTP {status}" if error is None else f"HTTP {status}: {_error_text(error)}"
     rules = exchange.revision.http
     if exchange.opening:
         # sse-10..12.  2024-11-05 knows no other transport, so for it any refusal is a reason to try HTTP+SSE.
@@ -439,12 +439,12 @@ def _is_legacy(message: Message | None, status: int, error: Error | None) -> boo
     return discovering and status < 300
 
 
-def _said(status: int, body: bytes, limits: Limits) -> str:
+def _describe_failure(status: int, body: bytes, limits: Limits) -> str:
     """Describe a failure: by the message of its JSON-RPC error, else by the beginning of the body."""
     message = decode(body, limits)
     if isinstance(message, Error):
-        return f"HTTP {status}: {_in_words(message)}"
-    text = body[:_QUOTED].decode(errors="replace").strip()
+        return f"HTTP {status}: {_error_text(message)}"
+    text = body[:_QUOTED_BYTES].decode(errors="replace").strip()
     if text.startswith("<"):  # an HTML page: keep only its text
         text = " ".join(_MARKUP.sub(" ", text).split())
     return f"HTTP {status}, " + (f"with the text {shown(text, 200)}" if text else "without a JSON-RPC error")
@@ -453,7 +453,7 @@ def _said(status: int, body: bytes, limits: Limits) -> str:
 _MARKUP = re.compile(r"<(head|script|style)\b.*?</\1>|<[a-z/!?][^>]*>?", re.DOTALL | re.IGNORECASE)
 
 
-def _in_words(error: Error) -> str:
+def _error_text(error: Error) -> str:
     return f"{shown(error.message, 200)} ({error.code})"
 
 

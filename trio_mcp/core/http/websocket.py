@@ -114,14 +114,14 @@ class WebSocketFrames:
             elif self._ws.state is not ConnectionState.OPEN:
                 pass  # we have closed; messages that the peer sent before it saw that are dropped
             elif isinstance(event, TextMessage):
-                self._piece(event, whole)
+                self._add_piece(event, whole)
             elif isinstance(event, Ping):
                 self._pong = event.payload
             elif isinstance(event, BytesMessage):
                 self._fail(CloseReason.UNSUPPORTED_DATA, "messages are text; this one is binary")
         return whole
 
-    def _piece(self, event: TextMessage, whole: list[bytes]) -> None:
+    def _add_piece(self, event: TextMessage, whole: list[bytes]) -> None:
         text = event.data.encode()
         if len(self._message) + len(text) > self._limits.message_bytes:
             limit = f"{self._limits.message_bytes} bytes (Limits.message_bytes)"
@@ -223,7 +223,7 @@ class Upgrade:
 
 def judge_upgrade(request: HttpRequest) -> Reply | Upgrade:
     """Judge an upgrade request that `screen` has accepted.  A `Reply` is final."""
-    fault = _wrong_handshake(request)
+    fault = _handshake_fault(request)
     if fault is not None:
         return fault
     token = generate_accept_token(request.headers["Sec-WebSocket-Key"].encode()).decode()
@@ -234,7 +234,7 @@ def judge_upgrade(request: HttpRequest) -> Reply | Upgrade:
     return Upgrade("\r\n".join(lines).encode())
 
 
-def _wrong_handshake(request: HttpRequest) -> Reply | None:
+def _handshake_fault(request: HttpRequest) -> Reply | None:
     """RFC 6455, 4.2.1."""
     headers, version = request.headers, request.headers.get("Sec-WebSocket-Version")
     upgrades = {each.lower() for each in _listed(headers, "Upgrade")}

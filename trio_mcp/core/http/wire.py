@@ -156,7 +156,7 @@ class RequestReader:
         seen = self._seen
         new = buffer[seen - 1 if buffer[seen - 1 : seen] == b"\r" else seen :]
         if new.count(b"\n") != new.count(b"\r\n"):
-            raise UnreadableRequest(refused(400, _LINES))
+            raise UnreadableRequest(refused(400, _BAD_LINE))
         self._seen = len(buffer)
         if self._seen > self._limits.header_bytes:
             raise UnreadableRequest(self._too_long())
@@ -166,7 +166,7 @@ class RequestReader:
         return refused(431, f"the request line and the headers have more than {most} bytes (Limits.header_bytes)")
 
     def _parse(self, raw: bytes) -> RequestHead:
-        head = _plain(raw)
+        head = _parse_plain(raw)
         if head is None:
             return self._parse_by_h11(raw)
         assert head.length is not None
@@ -174,15 +174,15 @@ class RequestReader:
         return head
 
     def _parse_by_h11(self, raw: bytes) -> RequestHead:
-        if raw.count(b"\n") > _FIELDS + 2:
-            raise UnreadableRequest(refused(431, f"the request has more than {_FIELDS} headers"))
-        length = _look(raw)
+        if raw.count(b"\n") > _MAX_FIELDS + 2:
+            raise UnreadableRequest(refused(431, f"the request has more than {_MAX_FIELDS} headers"))
+        length = _check_head(raw)
         parser = h11.Connection(h11.SERVER, max_incomplete_event_size=self._limits.header_bytes)
         parser.receive_data(raw)
         try:
             request = parser.next_event()
         except h11.RemoteProtocolError as error:
-            raise UnreadableRequest(_in_our_words(error)) from None
+            raise UnreadableRequest(_h11_refusal(error)) from None
         assert isinstance(request, h11.Request)
         major, minor = request.http_version[:1], request.http_version[2:]
         if major != b"1":
@@ -198,13 +198,13 @@ class RequestReader:
             raise UnreadableRequest(refused(400, f"{why} is ambiguous; send one Content-Length, or chunks in HTTP/1.1"))
         self._chunks = ChunkReader(self._limits.header_bytes) if coded else None
         self._length = length or 0
-        wishes = _wishes(headers["Connection"]) if "connection" in there else ()
+        options = _connection_options(headers["Connection"]) if "connection" in there else ()
         return RequestHead(
             request.method.decode(),
             request.target.decode(),
             headers,
             accepts_chunks=modern,
-            keep_alive="close" not in wishes and (modern or "keep-alive" in wishes),
+            keep_alive="close" not in options and (modern or "keep-alive" in options),
             length=None if coded else self._length,
             expects_continue=modern and "expect" in there and headers["Expect"].lower() == "100-continue",
         )
@@ -236,7 +236,7 @@ class RequestReader:
         buffer, most = self._buffer, self._limits.message_bytes
         before = len(buffer)
         try:
-            self._content += chunks.read(buffer, _STRETCH)
+            self._content += chunks.read(buffer, _BYTES_PER_CALL)
         except ChunkError as error:
             raise UnreadableRequest(refused(400, str(error))) from None
         self._chunked += before - len(buffer)
@@ -265,12 +265,12 @@ def _check_start(buffer: bytearray) -> None:
 
 # Bytes of chunks that one call of `body` reads.  Each chunk may hold a single byte, and other connections wait
 # meanwhile.
-_STRETCH = 8 * 1024
+_BYTES_PER_CALL = 8 * 1024
 _WRAPPING = 16  # bytes around one byte of content: a chunk of one byte needs 5
 
-_FIELDS = 256  # headers of one request: each costs far more than its bytes, and no client sends half as many
+_MAX_FIELDS = 256  # headers of one request: each costs far more than its bytes, and no client sends half as many
 
-_LINES = "a line of the head does not end with CRLF or is folded; each field must be one line"
+_BAD_LINE = "a line of the head does not end with CRLF or is folded; each field must be one line"
 _LENGTH = b"\r\ncontent-length:"
 _DIGITS = 18  # more than any body needs, fewer than the limits of Python and h11
 _CONTROLS = bytes([*range(9), 11, 12, *range(14, 32), 127])
@@ -280,11 +280,11 @@ def _too_large(came: str, most: int) -> Reply:
     return refused(413, f"{came}; {most} are allowed (Limits.message_bytes)")
 
 
-def _look(raw: bytes) -> int | None:
+def _check_head(raw: bytes) -> int | None:
     """Refuse the faults that h11 accepts.  Return the Content-Length, or None if there is none."""
     lines = raw.count(b"\n")
     if not lines == raw.count(b"\r") == raw.count(b"\r\n") or b"\n " in raw or b"\n\t" in raw:
-        raise UnreadableRequest(refused(400, _LINES))
+        raise UnreadableRequest(refused(400, _BAD_LINE))
     if len(raw.translate(None, _CONTROLS)) != len(raw):
         raise UnreadableRequest(refused(400, "a header has a control character in it"))
     lowered = raw.lower()
@@ -300,15 +300,15 @@ def _look(raw: bytes) -> int | None:
 # The heads that nearly every client sends, by the grammar of RFC 9112, 3 and 5, and RFC 9110, 5.5 and 5.6.2: a method
 # and a field name are tokens, a field value consists of visible characters, spaces and tabs, and every line ends with
 # CRLF.  The expression never backtracks: a character out of place ends the match.
-_PLAIN = re.compile(
+_PLAIN_HEAD = re.compile(
     rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]++) ([!-~]++) HTTP/1\.1\r\n"
     rb"((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++:[\t -~\x80-\xff]*+\r\n)++)\r\n"
 )
 
 
-def _plain(raw: bytes) -> RequestHead | None:
-    """Read a head that matches `_PLAIN`; None if h11 must read it."""
-    match = _PLAIN.fullmatch(raw)
+def _parse_plain(raw: bytes) -> RequestHead | None:
+    """Read a head that matches `_PLAIN_HEAD`; None if h11 must read it."""
+    match = _PLAIN_HEAD.fullmatch(raw)
     if match is None:
         return None
     method, target, block = match.groups()
@@ -322,7 +322,7 @@ def _plain(raw: bytes) -> RequestHead | None:
     host = fields.get("host")
     if (
         len(fields) < len(lines)  # a name came twice
-        or len(lines) > _FIELDS
+        or len(lines) > _MAX_FIELDS
         or host is None
         or _HOST.fullmatch(host) is None
         or "transfer-encoding" in fields
@@ -334,7 +334,7 @@ def _plain(raw: bytes) -> RequestHead | None:
         target.decode(),
         Headers.of(fields),
         accepts_chunks=True,
-        keep_alive="connection" not in fields or "close" not in _wishes(fields["connection"]),
+        keep_alive="connection" not in fields or "close" not in _connection_options(fields["connection"]),
         length=int(size),
         expects_continue="expect" in fields and fields["expect"].lower() == "100-continue",
     )
@@ -348,19 +348,19 @@ def _check_host(host: str | None, modern: bool) -> None:
     # RFC 9112, 3.2: "a server MUST respond with 400 ... to any request message that contains ... a Host header field
     # with an invalid field value", and if it is missing.  h11 requires a Host in 1.1 only; 1.2 would need one too.
     if host is None and modern:
-        raise UnreadableRequest(refused(400, _WORDS["Missing mandatory Host"]))
+        raise UnreadableRequest(refused(400, _H11_MESSAGES["Missing mandatory Host"]))
     if host is not None and _HOST.fullmatch(host) is None:
         raise UnreadableRequest(
             refused(400, "the Host header is malformed; it must be a name or an address with an optional port")
         )
 
 
-def _wishes(connection: str) -> Sequence[str]:
+def _connection_options(connection: str) -> Sequence[str]:
     return [each.strip() for each in connection.lower().split(",")]
 
 
 # Our messages, by the beginning of h11's.  After its first colon h11 repeats the received bytes.
-_WORDS = {
+_H11_MESSAGES = {
     "illegal request line": "the request line is malformed; it must be a method, a target and HTTP/1.1",
     "illegal header line": "a header is malformed; it must be a name followed directly by a colon, then a value",
     "Missing mandatory Host": "the Host header is missing; HTTP/1.1 requires it",
@@ -370,8 +370,8 @@ _WORDS = {
 }
 
 
-def _in_our_words(error: h11.RemoteProtocolError) -> Reply:
-    return refused(400, _WORDS.get(str(error).partition(":")[0], "the request is malformed"))
+def _h11_refusal(error: h11.RemoteProtocolError) -> Reply:
+    return refused(400, _H11_MESSAGES.get(str(error).partition(":")[0], "the request is malformed"))
 
 
 # Write responses.
