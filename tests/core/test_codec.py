@@ -756,7 +756,7 @@ def test_what_has_no_place_is_refused_before_it_is_sent(value: Any, why: str) ->
 
 @pytest.mark.parametrize("revision", ["2026-07-28", None, REVISIONS])
 def test_writing_for_anything_but_a_revision_is_told_what_to_pass(revision: Any) -> None:
-    with pytest.raises(UsageError, match=r"a Revision, such as REVISIONS\[name\], not "):
+    with pytest.raises(UsageError, match=r"needs a Revision, for example REVISIONS\[name\], got "):
         to_json(models.Result(), revision)
 
 

@@ -86,7 +86,7 @@ def to_json(value: Model, revision: Revision) -> JsonObject:
     JSON is added.
     """
     if not isinstance(revision, Revision):
-        raise UsageError(f"to_json writes for a Revision, such as REVISIONS[name], not {type(revision).__name__}")
+        raise UsageError(f"to_json needs a Revision, for example REVISIONS[name], got {type(revision).__name__}")
     written: JsonObject = _writers(revision.name)[type(value)](value)
     return written
 
