@@ -26,7 +26,7 @@ import trio_mcp
 from tests.server.wire import LATEST
 from trio_mcp import Server, UsageError
 from trio_mcp.core.revisions import META_CLIENT_CAPABILITIES, META_VERSION
-from trio_mcp.server.process import ProcessLife, live, place
+from trio_mcp.server.process import ProcessLife, live, parse_address
 
 PROGRAM = """
 import sys
@@ -59,7 +59,7 @@ server.run(http="127.0.0.1:0", shutdown_timeout=float("inf"), path="/there", pub
     ],
 )
 def test_an_address_is_a_host_and_a_port(text: str, found: tuple[str, int]) -> None:
-    assert place(text) == found
+    assert parse_address(text) == found
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_an_address_is_a_host_and_a_port(text: str, found: tuple[str, int]) -> N
 )
 def test_what_is_no_address_says_how_one_looks(text: Any, hint: str) -> None:
     with pytest.raises(UsageError, match=hint):
-        place(text)
+        parse_address(text)
     with pytest.raises(UsageError, match=hint):
         Server("nowhere").run(http=text)
 

@@ -1,4 +1,4 @@
-"""The server: what an author registers, how requests are dispatched, and how a process serves."""
+"""The server: registration, dispatch, sessions with clients, and the life of a server process."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ else:
             "entries": "Completer Completing Entry PromptEntry ResourceEntry TemplateEntry ToolEntry check_tool_name",
             "handlers": "Handler RunMode raw typed",
             "parking": "ParkedCall Parking early_answers next_round read_answer write_questions",
-            "process": "ProcessLife live place",
+            "process": "ProcessLife live parse_address",
             "publishing": "ListenerKey ListeningConnection Publisher",
             "questions": "Elicit ElicitUrl Inquiry ListRoots Sample UrlElicitationRequired",
             "rates": "Rates",

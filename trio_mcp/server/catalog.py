@@ -330,7 +330,7 @@ def _plan(places: Iterable[_Place]) -> Sequence[_Place]:
         at = (catalog, entry.kind, entry.key)
         if entry.key in catalog._tables[entry.kind] or at in planned:  # tool-19
             raise UsageError(
-                f"{entry} exists already; give the new one another {entry.called} (or its server another prefix), or "
+                f"{entry} exists already; give the new one another {entry.key_name} (or its server another prefix), or "
                 "remove the old one first"
             )
         planned.add(at)

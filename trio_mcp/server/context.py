@@ -104,8 +104,11 @@ class Context(metaclass=WithOtherNames):
     |---|---|
     | report to the client | `progress`, `log`, `completed` |
     | ask the client | `elicit`, `elicit_url`, `sample`, `roots`, `ask` |
-    | know the request | `request_id`, `method`, `meta`, `trace`, `revision`, `headers` |
-    | know the client | `principal`, `scopes`, `client`, `supports` |
+    | release the connection of a long call | `hang_up` |
+    | read the request | `request`, `request_id`, `method`, `meta`, `trace`, `revision`, `headers` |
+    | know the client | `principal`, `scopes`, `claims`, `client`, `supports` |
+    | use the value of the server's lifespan | `lifespan` |
+    | read the answers after `InputRequired` | `answers`, `state` |
 
     The methods that ask raise `NotDeclared` or `NotInThisRevision` if this client cannot be asked, `RequestError` if
     the client answers with an error, `RemoteProtocolError` if the answer does not fit the question, and `SessionClosed`
@@ -288,7 +291,8 @@ class Context(metaclass=WithOtherNames):
         """Tell the client that the user has finished on a page of `elicit_url`.
 
         It may be called after the handler has ended, because users often finish much later.  Returns False if the
-        client has gone, or if the revision has no such notification; clients find out when they try again.
+        client has gone, or if its revision has no such notification.  In 2025-11-25 clients also find out when they
+        try again.
 
         Raises `UsageError` if `question` was not asked by this context.
         """
@@ -391,7 +395,7 @@ class Context(metaclass=WithOtherNames):
         return self._open_link(subject)
 
     def _open_link(self, subject: str) -> ContextLink:
-        """Return the connection.  Raises UsageError while another question waits; `subject` names what was not sent."""
+        """Return the connection.  Raises UsageError while another question waits; `subject` names the new one."""
         if self._link is None:
             raise UsageError(
                 f"{subject} was not sent: another question of this call waits for its answer; "

@@ -57,8 +57,8 @@ class Entry:
 
     __slots__ = ("_json", "_make", "_model", "handler", "inner", "key", "owners", "replay", "takes")
     kind: ClassVar[str]
-    what: ClassVar[str]  # the name of the kind in messages
-    called: ClassVar[str]  # the name of `key` in messages
+    kind_name: ClassVar[str]  # the name of the kind in messages
+    key_name: ClassVar[str]  # the name of `key` in messages
     inner: Entry
 
     def __init__(
@@ -74,7 +74,7 @@ class Entry:
         self._json: dict[str, JsonObject] = {}
 
     def __str__(self) -> str:
-        return f"the {self.what} {self.key!r}"
+        return f"the {self.kind_name} {self.key!r}"
 
     @property
     def model(self) -> Described:
@@ -104,7 +104,7 @@ class Entry:
 
 class _NamedEntry(Entry):
     __slots__ = ()
-    called = "name"
+    key_name = "name"
 
     @property
     def name(self) -> str:
@@ -152,7 +152,7 @@ class ToolEntry(_NamedEntry):
 
     __slots__ = ("_arguments", "embeds", "mirrors", "output", "scopes")
     kind = "tools"
-    what = "tool"
+    kind_name = "tool"
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class _ReadableEntry(Entry):
     """A resource or template.  `mime_type` and `cache` are defaults for the contents that its handler returns."""
 
     __slots__ = ("cache", "mime_type")
-    called = "URI"
+    key_name = "URI"
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class ResourceEntry(_ReadableEntry):
 
     __slots__ = ()
     kind = "resources"
-    what = "resource"
+    kind_name = "resource"
 
     def prepare(self, ctx: Any, uri: str, variables: Mapping[str, str]) -> Callable[[], Any]:
         """Return the call that reads the resource.  `variables` is empty."""
@@ -234,7 +234,7 @@ class TemplateEntry(_ReadableEntry):
 
     __slots__ = ("_arguments", "_matcher")
     kind = "templates"
-    what = "resource template"
+    kind_name = "resource template"
 
     def __init__(
         self,
@@ -279,7 +279,7 @@ class PromptEntry(_NamedEntry):
 
     __slots__ = ("_arguments", "description")
     kind = "prompts"
-    what = "prompt"
+    kind_name = "prompt"
 
     def __init__(
         self,

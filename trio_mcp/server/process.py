@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from trio_mcp.server.server import Server
 
-__all__ = ["ProcessLife", "live", "place"]
+__all__ = ["ProcessLife", "live", "parse_address"]
 
 # Seconds for cleaning up after `shutdown_timeout`: connections have `CLOSING` seconds to answer unfinished calls with
 # an error, and `CLOSING` seconds more for bytes that are being written when they are cut off.
@@ -130,7 +130,7 @@ def _fewer_full_collections() -> Iterator[None]:
             gc.set_threshold(*before)
 
 
-def place(text: str) -> tuple[str, int]:
+def parse_address(text: str) -> tuple[str, int]:
     """Parse a host and port to listen at, such as ``127.0.0.1:3000``, ``localhost:0`` or ``[::1]:3000``.
 
     Raises UsageError for other text.  An empty host is refused: listening on every network must be explicit.

@@ -121,8 +121,8 @@ class Run:
             publisher=self.publisher,
             threads=Threads(threads),
         )
-        nursery.start_soon(self.publisher.run, name="changes of the server, merged")
-        nursery.start_soon(self.parking.run, name="handlers whose client did not come back")
+        nursery.start_soon(self.publisher.run, name="publish changes")
+        nursery.start_soon(self.parking.run, name="expire parked handlers")
 
     def quiet_offer(self) -> Offer:
         """As `offer`, without change notifications; for clients that can only receive answers."""

@@ -38,7 +38,7 @@ from trio_mcp.server.description import (
     text_of,
 )
 from trio_mcp.server.dispatch import Filter, Middleware, ServerFeatures
-from trio_mcp.server.process import live, place
+from trio_mcp.server.process import live, parse_address
 from trio_mcp.server.run import Draining, Run, Runs, Statistics
 from trio_mcp.transport.nursery import check_trio, is_but, open_nursery
 from trio_mcp.transport.workers import stale
@@ -76,10 +76,10 @@ class Server(metaclass=WithOtherNames):
     - `name`, `version`, `title`, `description`, `website_url`, `icons`: the identity of the server.
     - `instructions`: advice for the model on how to use the server.
     - `capabilities`: features that the server will have later although it has none at the start ("tools", "prompts",
-      "resources", "completions").  Clients are told once, when they connect.
+      "resources", "completions").  Clients read the capabilities only once, when they connect.
     - `list_changed`, `subscribe`: whether clients are notified when a list or a resource changes.
-    - `experimental`: experimental capabilities by name, such as ``{"com.example/voice": {}}``.  Use `ctx.supports` to
-      see the client's.
+    - `experimental`: experimental capabilities by name, such as ``{"com.example/voice": {}}``.  `ctx.supports` tells
+      whether a client has one.
     - `revisions`: the protocol revisions to serve.
 
     Called by the server:
@@ -100,7 +100,7 @@ class Server(metaclass=WithOtherNames):
     - `state_keys`: keys of 32 random bytes or more.  They seal the state that a client carries between the rounds of a
       call.  Give the same keys to every replica; by default the server makes a random one.
 
-    Raises `UsageError` for an option that clients cannot be told, or that has the wrong type.
+    Raises `UsageError` for an option with a wrong type or value.
     """
 
     def __init__(
@@ -641,11 +641,11 @@ class Server(metaclass=WithOtherNames):
 
         if http is not None and unix is not None:
             raise UsageError("give either http or unix, not both: a server has one address or one Unix socket")
-        at = () if http is None else place(http)
-        told = _Announcement(self, unix)
+        at = () if http is None else parse_address(http)
+        status = _Announcement(self, unix)
         live(
             self,
-            lambda _: serve_http(self, *at, unix=unix, ssl_context=ssl_context, tap=tap, task_status=told, **options),
+            lambda _: serve_http(self, *at, unix=unix, ssl_context=ssl_context, tap=tap, task_status=status, **options),
             shutdown_timeout=shutdown_timeout,
         )
 
