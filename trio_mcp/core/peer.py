@@ -41,7 +41,6 @@ from trio_mcp.core.jsonrpc import (
     Request,
     Response,
     bare,
-    is_prepared,
     prepare,
     prepared_progress,
     prepared_request,
@@ -107,12 +106,10 @@ _LIMITS = Limits()
 
 def charged(message: Message) -> int:
     """Return the bytes that a queued message is charged: its size, or 0 for a short message and for an error."""
-    if isinstance(message, Batch):
+    if type(message) is Batch:
         return sum(map(charged, message.items))
-    if isinstance(message, Error | InvalidMessage):
-        return 0
     size = len(getattr(message, "_bytes", b""))  # a message that is not prepared was not charged
-    return size if size > FEW else 0
+    return size if size > FEW and type(message) is not Error else 0
 
 
 def _is_id(value: object) -> TypeGuard[Id]:
@@ -318,7 +315,8 @@ class Peer:
         serving = self._serving.get(id)
         if serving is None or serving.token is None:
             return False
-        new_value, new_total = _number(progress), _number(total)
+        new_value = progress if type(progress) is int else _number(progress)
+        new_total = total if total is None or type(total) is int else _number(total)
         if total is not None and new_total is None:
             raise UsageError(f"the total of progress must be a finite number, got {shown(total)}")
         if new_value is None or new_value < serving.progress:
@@ -329,8 +327,7 @@ class Peer:
         # A loop that reports how many items are done reports the same number twice if it skips an item.
         if new_value == serving.progress:
             return False
-        terms = serving.terms or self.terms
-        if terms is not None and not terms.revision.progress_message:
+        if message is not None and (terms := serving.terms or self.terms) and not terms.revision.progress_message:
             message = None
         if not self._notify_about(id, serving, prepared_progress(serving.token, new_value, new_total, message)):
             return False
@@ -530,7 +527,7 @@ class Peer:
         elif type(meta) is not dict or not (token is None or _is_id(token)):
             why = "params._meta must be an object, and its progressToken a string or an integer"
             self._refuse_at_once(Error(id, errors.INVALID_PARAMS, why), events, arrival)
-        elif type(token) is str and len(token) > self.limits.id_length:
+        elif token is not None and type(token) is str and len(token) > self.limits.id_length:
             why = f"the progressToken is longer than {self.limits.id_length} characters (Limits.id_length)"
             self._refuse_at_once(Error(id, errors.INVALID_PARAMS, why), events, arrival)
         else:
@@ -695,10 +692,11 @@ class Peer:
         """Apply an event to a request of theirs.  `message` is the message to send, if the action allows it."""
         state, action = step(SERVING[self.link], serving.state, event)
         if message is not None and action is not NOTHING:
-            if not is_prepared(message):
-                prepare(message)  # before any state changes, because it raises if the message cannot be written
+            data = getattr(message, "_bytes", None)
+            if data is None:
+                data = prepare(message)._bytes  # before any state changes: it raises if it cannot write the message
             # Errors are not charged; otherwise an answer for which there is no room could not even be refused.
-            if len(message._bytes) > FEW and type(message) is not Error and (limit := self._charge(message)):
+            if len(data) > FEW and type(message) is not Error and (limit := self._charge(message)):
                 if event is NOTE:
                     return NOTHING
                 raise RequestError(errors.INTERNAL_ERROR, f"the answer was not sent: {_QUEUE_FULL} (Limits.{limit})")

@@ -25,11 +25,12 @@ W = TypeVar("W")
 class Share(Generic[W]):
     """The running and waiting requests of one connection.  `holder` is its client."""
 
-    __slots__ = ("_admission", "_start", "_waiting", "holder", "running")
+    __slots__ = ("_admission", "_all_running", "_all_waiting", "_start", "_waiting", "holder", "running")
 
     def __init__(self, admission: Admission[W], start: Callable[[W], None], holder: Hashable | None) -> None:
         self.holder = holder
         self._admission = admission
+        self._all_running, self._all_waiting = admission.running, admission.waiting
         self._start = start
         # An OrderedDict, because it finds its first entry and removes any entry in constant time.
         self._waiting: OrderedDict[Hashable, W] = OrderedDict()
@@ -37,16 +38,16 @@ class Share(Generic[W]):
 
     def enter(self, key: Hashable, work: W) -> str | None:
         """Start `work` now or when its turn comes, and return None; or return the reason for refusing it."""
-        admission, limits = self._admission, self._admission.limits
+        limits = self._admission.limits
         # If a place is free here, no request waits for it: free places always go to waiting requests first.
-        if self.running < limits.calls and admission.running.take(self.holder):
+        if self.running < limits.calls and self._all_running.take(self.holder):
             self.running += 1
             self._start(work)
             return None
         if len(self._waiting) >= limits.waiting:
             return f"the server is overloaded: {limits.waiting} requests wait already (Limits.waiting); try again later"
-        if not admission.waiting.take(self.holder):
-            waiting = admission.waiting.of(self.holder) or admission.waiting.held
+        if not self._all_waiting.take(self.holder):
+            waiting = self._all_waiting.of(self.holder) or self._all_waiting.held
             return f"the server is overloaded: {waiting} requests wait already (Limits.waiting_in_all); try again later"
         self._waiting[key] = work
         self._queue_up()
@@ -64,12 +65,12 @@ class Share(Generic[W]):
         """A request that was started has ended."""
         self.running -= 1
         if self.holder is None:
-            self._admission.running.held -= 1  # as `give`, without the cost of a call for each request on stdio
+            self._all_running.held -= 1  # as `give`, without the cost of a call for each request on stdio
         else:
-            self._admission.running.give(self.holder)
+            self._all_running.give(self.holder)
         if self._waiting:
             self._queue_up()
-        if self._admission.waiting.held:
+        if self._all_waiting.held:
             self._admission.serve()
 
     def next(self) -> None:
@@ -80,7 +81,7 @@ class Share(Generic[W]):
 
     def _take(self, key: Hashable) -> W:
         work = self._waiting.pop(key)
-        self._admission.waiting.give(self.holder)
+        self._all_waiting.give(self.holder)
         if not self._waiting:
             self._admission.hungry.discard(self.holder, self)
         return work

@@ -64,7 +64,7 @@ from trio_mcp.server.publishing import ListenerKey
 from trio_mcp.server.run import Run
 from trio_mcp.transport.nursery import sole
 from trio_mcp.transport.outbox import Wire
-from trio_mcp.transport.workers import Work, Worker, guarded
+from trio_mcp.transport.workers import Work, Worker, guarded, scope_of
 
 if TYPE_CHECKING:
     from trio_mcp.server.questions import Inquiry
@@ -245,10 +245,12 @@ class ServerSession:
         """
         self.session.offer = self._offer()  # entries of a new kind may have been added
         about = self._wire if wire is None else wire
-        received = _ChargedMessage(self.account, size) if size > LONG else None
-        opens = received is not None and self.session.terms is None and type(message) is Request
-        if opens:
-            message = self._refuse_without_room(message, received)
+        received, opens = None, False
+        if size > LONG:
+            received = _ChargedMessage(self.account, size)
+            opens = self.session.terms is None and type(message) is Request
+            if opens:
+                message = self._refuse_without_room(message, received.limit)
         for event in self.session.receive(message, now, about=about, principal=principal, headers=headers):
             if type(event) is Call:
                 self._call(event, about, received)
@@ -260,9 +262,8 @@ class ServerSession:
             else:
                 received.drop()
 
-    def _refuse_without_room(self, message: Message, received: _ChargedMessage | None) -> Message:
+    def _refuse_without_room(self, message: Message, limit: str | None) -> Message:
         """Return the message, or a refusal of `initialize`, whose params are held for the whole session."""
-        limit = None if received is None else received.limit
         if limit is None or not isinstance(message, Request) or message.method != "initialize":
             return message
         why = f"the server holds too many bytes of this client (Limits.{limit}); end other sessions, or try again later"
@@ -394,11 +395,14 @@ class ServerSession:
         request = call.request
         if self._waiting:
             self._waiting.pop(request.id, None)
-        worker = self._run.workers.hire()
+        workers = self._run.workers
+        worker = workers.hire()
         ctx = self._contexts[request.id] = Context(self, request, call.terms, wire, worker.scope)
         if received is not None:
             ctx._received = received
-        name = request.params.get("name", request.params.get("uri"))
+        name = request.params.get("name")
+        if name is None:
+            name = request.params.get("uri")
         if not isinstance(name, str):
             name = ""
         elif not name.isidentifier() or len(name) > 80:
@@ -408,7 +412,7 @@ class ServerSession:
             before, self._turn = self._turn, trio.Event()
             work = partial(self._work_in_turn, before=before, done=self._turn)
         name = f"{request.method} {name} #{request.id}"
-        self._run.workers.start(worker, work, ctx, name, self._variables.copy())
+        workers.start(worker, work, ctx, name, self._variables.copy())
 
     async def _work_in_turn(self, worker: Worker, ctx: Context, *, before: trio.Event | None, done: trio.Event) -> None:
         """Run subscribe and unsubscribe requests in the order of their arrival; tasks start in any order."""
@@ -447,15 +451,14 @@ class ServerSession:
                 await ctx._parked.resumed.wait()
             session: Any = ctx._link
             if session is not None:  # None: the client never retried
-                received = ctx._received
-                if received is not None:
-                    ctx._received = None
-                    received.drop()  # its bytes are free for the answer
                 queued = session._close(ctx, outcome)
-                if received is not None:  # drop the params, which are not charged any more
-                    ctx.request = Request(ctx.request.id, ctx.request.method)
                 del result, outcome  # while a client reads slowly, its answer exists once, as bytes
-                await session._end(ctx, queued)
+                if queued:
+                    await ctx._wire.flush()
+                    if ctx._wire.full:
+                        await ctx._wire.room()  # so that a client that does not read is not served without limit
+                else:
+                    ctx._wire.wake()
         finally:  # also if it was cancelled together with the server; then there is no answer
             if ctx._received is not None:
                 ctx._received.drop()
@@ -474,7 +477,8 @@ class ServerSession:
                 if back is not None:
                     return back
             result = await guarded(self._run.dispatcher(ctx))
-            worker.check()
+            if scope_of(worker.task) is not worker.inside:  # compared here, because a call of `check` is slower
+                worker.check()
             return result
         except BaseException as error:  # noqa: BLE001  # all failures of handlers end here
             stopped, failed = worker.judged(error)
@@ -500,7 +504,7 @@ class ServerSession:
         parked.resumed.set()
 
     def _end_now(self, ctx: Context, outcome: JsonObject | RequestError) -> None:
-        """End a call as `_end` does, in a task that must not wait any more."""
+        """End a call in a task that must not wait any more."""
         if ctx._parked is not None:  # the handler did not wait for the client's answer: there is no request to answer
             self._run.parking.give_up(ctx._parked)
             ctx._parked.resumed.set()
@@ -509,18 +513,17 @@ class ServerSession:
             link._close(ctx, outcome)
             ctx._wire.wake()
 
-    async def _end(self, ctx: Context, queued: bool) -> None:
-        if not queued:
-            ctx._wire.wake()
-            return
-        await ctx._wire.flush()
-        if ctx._wire.full:
-            await ctx._wire.room()  # so that a client that does not read is not served without limit
-
     def _close(self, ctx: Context, outcome: JsonObject | RequestError) -> bool:
         """End the call with this answer; return False if it cannot reach the client."""
+        received = ctx._received
+        if received is not None:
+            ctx._received = None
+            received.drop()  # its bytes are free for the answer
         del self._contexts[ctx.request.id]  # from now on another request may have the id
-        return self._queue_answer(ctx, outcome)
+        queued = self._queue_answer(ctx, outcome)
+        if received is not None:  # drop the params, which are not charged any more
+            ctx.request = Request(ctx.request.id, ctx.request.method)
+        return queued
 
     async def _flush_reports(self, ctx: Context) -> None:
         """Wait until the reports of a call are written, so that they are not in one piece with its answer.
@@ -567,7 +570,7 @@ class ServerSession:
         await ctx._wire.room()
 
     def must_hold(self, ctx: Context) -> bool:
-        return ctx._wire.full or (bool(self._held_reports) and ctx.request.id in self._held_reports)
+        return ctx._wire.full or ctx.request.id in self._held_reports
 
     async def hold(self, ctx: Context, method: str, *report: Any) -> bool:
         ctx._wire.wake()

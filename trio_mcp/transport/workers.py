@@ -43,7 +43,7 @@ from trio_mcp.transport.nursery import open_nursery, sole
 
 __all__ = [
     "HandlerEscape", "LeftOpen", "RunStopped", "Watchdog", "Work", "Worker", "WorkerPool", "called", "contained",
-    "guarded", "stale", "watchdog",
+    "guarded", "scope_of", "stale", "watchdog",
 ]  # fmt: skip
 
 _log = logging.getLogger("trio_mcp")
@@ -64,7 +64,7 @@ _HELD = 1_000  # dropped generators that are held for one call
 # The scope that a task is in.  Without it, a scope around each call finds another that was left open, for 3.3 µs; and a
 # nursery that was left open is found by a public name.
 _HAS_SCOPES = hasattr(Task, "_cancel_status")
-_scope_of: Callable[[Task], object] = (
+scope_of: Callable[[Any], object] = (
     attrgetter("_cancel_status") if _HAS_SCOPES else lambda task: task.child_nurseries or None
 )
 # The tasks that hold a lock.  Without it no worker is used again: a task that ends breaks its locks.
@@ -187,14 +187,6 @@ class WorkerPool:
         await call.run(self)
         return call.outcome()
 
-    def keep(self, worker: Worker, task: Task) -> bool:
-        """Let it wait for the next call; False if enough do."""
-        if len(self._idle) >= self._most:
-            return False
-        task.name, task.context = _IDLE, self._variables  # those of the call may hold a lot
-        self._idle.append(worker)
-        return True
-
     def leave(self, worker: Worker) -> None:
         """It was cancelled while it was idle."""
         self._idle.remove(worker)
@@ -218,7 +210,7 @@ class WorkerPool:
 class Worker:
     """One task, its supervisor, and the scope that a call runs in.  To cancel that scope later may hit another call."""
 
-    __slots__ = ("_error", "_held", "_inside", "_left", "_pool", "argument", "scope", "spoilt", "task", "work")
+    __slots__ = ("_error", "_held", "_left", "_pool", "argument", "inside", "scope", "spoilt", "task", "work")
 
     def __init__(self, pool: WorkerPool) -> None:
         self._pool = pool
@@ -228,7 +220,8 @@ class Worker:
         self.argument: Any
         self.spoilt = False
         """A handler left something open: the task must not wait any more."""
-        self._inside: object = None  # the scope that the task is in when nothing was left open
+        self.inside: object = None
+        """The scope that the task is in if the handler left no scope and no nursery open."""
         self._error: BaseException | None = None  # what passes on although the task is spoilt
         self._left: frozenset[trio.Nursery] = frozenset()  # the nurseries that were open when something was dropped
         self._held: list[Callable[[], object]] = []
@@ -265,24 +258,25 @@ class Worker:
         self._pool.serving[task] = self
         try:
             with self.scope:
-                inside = self._inside = _scope_of(task)
+                self.inside = scope_of(task)
                 while True:
                     await self.work(self, self.argument)
-                    if self.spoilt or _scope_of(task) is not inside or task in _lock_holders:
-                        return
-                    if not await self._rest(task):
+                    if self.spoilt or task in _lock_holders or not await self._rest(task):
                         return
         finally:
             del self._pool.serving[task]
 
     @trio.lowlevel.enable_ki_protection  # or an idle worker that is found might not be there
     async def _rest(self, task: Task) -> bool:
-        """Wait for work; False if it need not."""
+        """Wait for the next call; return False if enough workers wait already."""
         del self.work, self.argument
         if self._held:
             self._let_go()
-        if not self._pool.keep(self, task):
+        pool = self._pool
+        if len(pool._idle) >= pool._most:
             return False
+        task.name, task.context = _IDLE, pool._variables  # the variables of the call may hold much memory
+        pool._idle.append(self)
         await wait_task_rescheduled(self._give_up)
         return True
 
@@ -293,10 +287,12 @@ class Worker:
     # What a call of a handler has come to.
 
     def check(self) -> None:
-        """Raise LeftOpen where the handler has left something open."""
-        if self._is_spoilt():
-            assert self.task is not None
-            raise LeftOpen(self.task)
+        """Raise LeftOpen if the handler left a scope or nursery open: `scope_of` its task is not `inside`."""
+        task = self.task
+        assert task is not None
+        if scope_of(task) is not self.inside:
+            self._spoil(task)
+            raise LeftOpen(task)
 
     def judged(self, error: BaseException) -> tuple[BaseException | None, Exception | None]:
         """Split what a handler raised: what passes on, and what is the failure of its call.
@@ -316,8 +312,10 @@ class Worker:
         if not trio.lowlevel.in_trio_task() or current_task() is not task:
             return error, None
         passing: tuple[type[BaseException], ...] = (KeyboardInterrupt,)
-        spoilt = self._is_spoilt()
-        if not spoilt and trio.current_effective_deadline() == -math.inf:
+        spoilt = scope_of(task) is not self.inside
+        if spoilt:
+            self._spoil(task)
+        elif trio.current_effective_deadline() == -math.inf:
             passing = (*passing, trio.Cancelled)
         stopped, rest = _split(error, passing)
         if not spoilt:
@@ -329,14 +327,9 @@ class Worker:
         failed.__cause__ = rest
         return stopped, failed
 
-    def _is_spoilt(self) -> bool:
-        task = self.task
-        assert task is not None
-        if _scope_of(task) is self._inside:
-            return False
+    def _spoil(self, task: Task) -> None:
         self.spoilt = True
         self._left |= frozenset(task.child_nurseries)
-        return True
 
     # Generators that were dropped.
 
