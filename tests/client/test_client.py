@@ -200,9 +200,13 @@ async def test_meta_goes_along_with_any_call(call: Callable[..., Any], autojump_
 async def test_what_nothing_can_go_along_with_is_said(autojump_clock: MockClock) -> None:
     async with open_client(build()) as client:
         wrong: dict[str, Any] = {"metadata": {}}
-        with pytest.raises(TypeError, match=r"^unknown request option 'metadata'; the options are meta, headers, timeout, max_timeout$"):
+        with pytest.raises(
+            TypeError, match=r"^unknown request option 'metadata'; the options are meta, headers, timeout, max_timeout$"
+        ):
             await client.list_prompts_page(**wrong)
-        with pytest.raises(TypeError, match=r"^unknown request option 'metadata'; the options are meta, headers, timeout, max_timeout$"):
+        with pytest.raises(
+            TypeError, match=r"^unknown request option 'metadata'; the options are meta, headers, timeout, max_timeout$"
+        ):
             await client.read_resource("notes://x", **wrong)
 
 
@@ -218,7 +222,9 @@ async def test_who_gives_arguments_as_keywords_is_told_how(method: str, autojump
         wrong: dict[str, Any] = {"city": "Oslo"}
         with pytest.raises(TypeError, match=rf"one mapping: {method}\('forecast', {{'city': ...}}\)"):
             await getattr(client, method)("forecast", **wrong)
-        with pytest.raises(TypeError, match=r"option 'read_timeout'.*: write timeout=5, or .* trio\.move_on_after\(5\)$"):
+        with pytest.raises(
+            TypeError, match=r"option 'read_timeout'.*: write timeout=5, or .* trio\.move_on_after\(5\)$"
+        ):
             await getattr(client, method)("forecast", read_timeout=5)
         wrong = {"progress_callback": print}
         with pytest.raises(TypeError, match=r": write call_tool\('forecast', {\.\.\.}, on_progress=function\)$"):
@@ -242,9 +248,7 @@ async def test_what_is_no_mapping_is_refused_before_it_is_sent(
     what: str, ask: Callable[[Client, Any], Any], wrong: Any, autojump_clock: MockClock
 ) -> None:
     async with open_client(build()) as client:
-        with pytest.raises(
-            UsageError, match=rf"^{what} must be a mapping by name, got {type(wrong).__name__}$"
-        ):
+        with pytest.raises(UsageError, match=rf"^{what} must be a mapping by name, got {type(wrong).__name__}$"):
             await ask(client, wrong)
 
 

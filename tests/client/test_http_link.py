@@ -156,7 +156,7 @@ async def test_what_belongs_to_no_request_is_heard_on_a_stream_of_its_own(
 ) -> None:
     stage = Stage()
     async with at(stage, revision) as bench:
-        bench.nursery.start_soon(bench.link.stand)
+        bench.nursery.start_soon(bench.link.run_event_stream)
         await wait_all_tasks_blocked()
         stage.server.notify_list_changed("tools")
         await trio.sleep(5)
@@ -165,7 +165,7 @@ async def test_what_belongs_to_no_request_is_heard_on_a_stream_of_its_own(
 
 async def test_a_modern_session_has_no_such_stream(autojump_clock: MockClock) -> None:
     async with at(Stage(), E) as bench:
-        await bench.link.stand()  # returns
+        await bench.link.run_event_stream()  # returns
 
 
 @req("http-41", "http-44", "http-48", "http-50")
@@ -188,14 +188,14 @@ async def test_closing_ends_the_session_at_the_server(revision: str, autojump_cl
     stage = Stage()
     async with served(stage.server) as web, linked(web.connect, [revision]) as bench:
         await bench.caller.request("tools/list")
-        id = bench.link._id
+        id = bench.link._session_id
         await bench.link.aclose()
         await bench.link.aclose()
         answer = await web.post({"jsonrpc": "2.0", "id": 1, "method": "ping"}, session=id, revision=revision)
         assert answer.status == 404
         with pytest.raises(SessionClosed):
             await bench.caller.request("tools/list")
-        await bench.link.stand()  # returns
+        await bench.link.run_event_stream()  # returns
 
 
 @in_all
@@ -205,7 +205,7 @@ async def test_closing_ends_every_call_at_once(revision: str, autojump_clock: Mo
         ended: list[str] = []
 
         async def call() -> None:
-            with pytest.raises(SessionClosed, match="closed from this side"):
+            with pytest.raises(SessionClosed, match="closed by this side"):
                 await bench.caller.request("tools/call", play("wait x"), on_progress=lambda *_: None)
             ended.append("call")
 
@@ -223,7 +223,7 @@ async def test_closing_ends_every_call_at_once(revision: str, autojump_clock: Mo
 async def test_a_session_that_the_server_ended_is_lost(revision: str, autojump_clock: MockClock) -> None:
     stage = Stage()
     async with served(stage.server) as web, linked(web.connect, [revision]) as bench:
-        gone = await web.end(bench.link._id)
+        gone = await web.end(bench.link._session_id)
         assert gone.status in (200, 202, 204)
         failed = await failing(bench)
         assert isinstance(failed, SessionLost)
@@ -322,8 +322,8 @@ async def test_the_session_and_its_version_go_with_everything_after_the_opening(
 
     async with script(legacy(answer)) as server, linked(server.connect, [revision]) as bench:
         await bench.caller.request("tools/list")
-        await bench.link.stand()
-        assert SESSION not in repr(bench.link) + repr(vars(bench.link)["_flights"])
+        await bench.link.run_event_stream()
+        assert SESSION not in repr(bench.link) + repr(vars(bench.link)["_in_flight"])
     assert server.heard == ["initialize", "notifications/initialized", "tools/list", "GET", "DELETE"]
     opening, *rest = server.asked
     assert "Mcp-Session-Id" not in opening.headers
@@ -505,7 +505,7 @@ async def test_a_call_that_cannot_be_answered_fails_alone_and_says_why(
         if case.isdigit() and hasattr(failed, "status"):
             assert failed.status == int(case)
         assert getattr(failed, "challenge", "") == ("Bearer" if case == "401" else "")
-        assert ("headers takes an Authorization" in str(failed)) is (case == "401")  # where that would help
+        assert ("headers to send a token" in str(failed)) is (case == "401")  # where that would help
         assert SESSION not in str(failed)
         assert trio.current_time() - start <= (2 if case == "always busy" else 0)
         good = True
@@ -523,7 +523,7 @@ async def test_how_a_connection_broke_is_the_cause(revision: str) -> None:
         refused = await failing(bench)
         assert isinstance(refused, ConnectionFailed)
         server.refuses = False
-        bench.link._id = None  # nothing to say goodbye to
+        bench.link._session_id = None  # nothing to say goodbye to
 
 
 @pytest.mark.parametrize("revision", [D, E])
@@ -778,7 +778,7 @@ async def test_the_stream_for_what_belongs_to_no_request_is_opened_again(autojum
         stream(event(note)), stream(with_id("a", note), cut=True), stream(with_id("b", note)), reply(405)
     )
     async with script(legacy(play)) as server, linked(server.connect, [D]) as bench:
-        await bench.link.stand()
+        await bench.link.run_event_stream()
         assert len(bench.talk.notices) == 3
         assert [each.headers.get("Last-Event-ID") for each in gets] == [None, None, "a", "b"]
         assert bench.talk.missed_for_good == [False, True]  # only what was kept for us is no gap
@@ -802,13 +802,13 @@ async def test_an_answer_that_comes_by_another_stream_is_waited_for_no_longer(
         await out.hold()
 
     async with script(legacy(play)) as server, linked(server.connect, [D]) as bench:
-        bench.nursery.start_soon(bench.link.stand)
+        bench.nursery.start_soon(bench.link.run_event_stream)
         await wait_all_tasks_blocked()
         start = trio.current_time()
         with trio.fail_after(1):
             assert await bench.caller.request("tools/list") == {"tools": []}
         assert trio.current_time() == start
-        assert bench.link._flights == {}
+        assert bench.link._in_flight == {}
         await wait_all_tasks_blocked()
         assert server.left == ["tools/list"]
         assert bench.talk.mistakes == []
@@ -832,7 +832,7 @@ async def test_that_stream_is_given_up_without_an_end_of_the_session(
 ) -> None:
     play, _ = breaking(*connections, answers(lambda asked: asked.answer({"tools": []})))
     async with script(legacy(play)) as server, linked(server.connect, [D]) as bench:
-        await bench.link.stand()
+        await bench.link.run_event_stream()
         assert bool(bench.talk.mistakes) is told
         assert (bench.talk.failure is not None) is lost
         assert (True in bench.talk.missed_for_good) is bench.caller.notifications_lost is not lost
@@ -1295,7 +1295,7 @@ async def test_a_stream_may_be_closed_before_it_has_begun() -> None:
     ):
 
         async def run() -> None:
-            with pytest.raises(SessionClosed, match="closed from this side"):
+            with pytest.raises(SessionClosed, match="closed by this side"):
                 await bench.link.run()
 
         nursery.start_soon(run)
@@ -1373,7 +1373,7 @@ def test_cancelling_a_call_at_any_step_leaves_nothing_and_the_session_goes_on(
                 await bench.caller.request("tools/list", on_progress=(lambda *report: None) if reports else None)
             assert await bench.caller.request("tools/list") == {"tools": []}
             await wait_all_tasks_blocked()
-            assert bench.link._flights == {}
+            assert bench.link._in_flight == {}
             assert bench.link._scopes == set()
             assert bench.talk.mistakes == []
 
@@ -1416,7 +1416,7 @@ def test_cancelling_everything_at_any_step_leaves_nothing(kind: str) -> None:
             with attempt.window():
                 async with linked(web.connect, [stage_of[kind]], url=url, sse=kind == "http+sse") as bench:
                     if kind == "sessions":
-                        bench.nursery.start_soon(bench.link.stand)
+                        bench.nursery.start_soon(bench.link.run_event_stream)
                     await bench.caller.request("tools/call", play("progress", "progress"), on_progress=lambda *_: None)
 
     assert cancel_everywhere(scenario, watch="the scenario") > 5

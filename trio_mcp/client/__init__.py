@@ -39,7 +39,9 @@ else:
             "connecting": "Connector OpenSession SessionOptions Target connector_for",
             "following": "Progress ToolCall _ToolCallBlock",
             "http_link": "ENDPOINT HttpLink SseLink",
-            "http_posts": "ACKNOWLEDGED InFlight Listen NeedsSse PATIENCE PostTransport closed_here drain name_of",
+            "http_posts": (
+                "ACKNOWLEDGE_TIMEOUT InFlight MAX_RETRY_AFTER NeedsSse OnStream PostTransport closed_here drain name_of"
+            ),
             "keeper": "ClientParts Keeper terms_of",
             "options": (
                 "ANSWERING CHILD ClientOptions RequestOptions check_options check_request_options checked_level "

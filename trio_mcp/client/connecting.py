@@ -558,7 +558,7 @@ async def _run_http(
             remember(False if revision.handshake else None)
             if revision.handshake:
                 stream_ready = trio.Event()
-                nursery.start_soon(link.stand, stream_ready, name="the event stream of the session")
+                nursery.start_soon(link.run_event_stream, stream_ready, name="the event stream of the session")
                 if session.declared(revision):
                     with trio.move_on_after(EVENT_STREAM_WAIT):
                         await stream_ready.wait()

@@ -1,19 +1,19 @@
-"""A session with a server by HTTP, in all its kinds: how what the server says is heard.
+"""Sessions over HTTP: how the messages of the server are received, for both HTTP transports.
 
-Streamable HTTP answers each POST by itself, with a body or with a stream of its own.  What is on the stream is heard as
-it comes, and nothing more is read once the answer has come.  A stream of the legacy era that breaks before is taken up
-again as `StreamResumption` says; in the modern era that is the end of its request, and closing it, by us, is its
-cancellation.  What belongs to no request comes by one more stream, in the legacy era alone.
+Streamable HTTP (`HttpLink`): each POST has its own answer, as a body or as a stream.  Messages on the stream are
+processed as they come; nothing more is read after the answer.  If a stream of the legacy era breaks before its answer,
+it is resumed as `StreamResumption` says.  In the modern era a broken stream ends its request, and closing the stream
+from here cancels it.  In the legacy era one more stream carries messages that belong to no request.
 
-HTTP+SSE, the transport of 2024-11-05, has one stream for all, and nothing comes back by a POST but whether it was
-taken.
+HTTP+SSE of 2024-11-05 (`SseLink`): one stream carries all messages of the server, and the reply to a POST only says if
+the message was accepted.
 
-A stream that has sent keep-alives, and is then silent for three of their intervals, is broken.
+A stream that has sent keep-alives counts as broken after a silence of three of their intervals.
 
-When a call of the legacy era is cancelled, its stream is read on for a while: a gateway may have nothing else to send
-by what belongs to other requests, or to none.
+When a call of the legacy era is cancelled, its stream is still read for a while: a gateway may use it for messages of
+other requests, or of none.
 
-How messages are sent is the same for both, and stands in `http_posts`.
+`http_posts` sends the messages, for both transports.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ import trio
 
 from trio_mcp.client.caller import Caller, SessionLost
 from trio_mcp.client.http_posts import (
-    ACKNOWLEDGED,
+    ACKNOWLEDGE_TIMEOUT,
     InFlight,
-    Listen,
     NeedsSse,
     NoResponse,
+    OnStream,
     PostTransport,
     Unauthorized,
     closed_here,
@@ -69,239 +69,243 @@ if TYPE_CHECKING:
 __all__ = ["ENDPOINT", "HttpLink", "NeedsSse", "NoResponse", "SseLink", "Unauthorized"]
 
 ENDPOINT = 10.0
-"""Seconds in which an HTTP+SSE stream has to begin: what is none may be a stream that never says a word."""
+"""Seconds for the first event of an HTTP+SSE stream: another kind of stream may never send one."""
 
-_GOODBYE = 2.0  # seconds for the DELETE of a session
+_DELETE_TIMEOUT = 2.0  # seconds for the DELETE of a session
 
-# Streams of cancelled calls that are read on at once, and seconds for each: since something came that was not about the
-# call, and in all.  Each is a connection, which the server may keep open because it answers no cancelled call.
-_LEFT = 8
-_LEFT_SILENT, _LEFT_IN_ALL = 300.0, 3600.0
+# The most streams of cancelled calls that are still read, and the limits of each in seconds: without a message about
+# another request, and in all.  Each is a connection, which the server may keep open because it does not answer
+# cancelled calls.
+_MAX_ABANDONED = 8
+_ABANDONED_SILENT, _ABANDONED_TOTAL = 300.0, 3600.0
 
 
 @attrs.define(eq=False, repr=False)
 class _ResumedStream:
-    """An event stream over all its connections."""
+    """An event stream, over all its connections."""
 
-    exchange: Exchange  # the POST that it answers; the GET, if it is for what belongs to no request
+    exchange: Exchange  # the POST that it answers, or the GET for messages outside of requests
     resumption: StreamResumption
-    flight: InFlight | None = None  # of the request that it answers
-    begun: trio.Event = attrs.field(factory=trio.Event)  # it has been asked for, however that went
+    flight: InFlight | None = None  # the request that it answers
+    requested: trio.Event = attrs.field(factory=trio.Event)  # set when the first attempt to open it has ended
     opened: bool = False
-    tried: int = 0  # connections by GET
-    held: float = 0  # seconds, of the last connection
-    settled: bool = False  # what was asked for has come
+    attempts: int = 0  # number of connections by GET
+    seconds_open: float = 0  # duration of the last connection
+    done: bool = False  # its answer has come
     reader: EventReader = attrs.field(init=False)  # of the last connection
-    keep_alives: KeepAlives = attrs.field(factory=KeepAlives)  # likewise
-    until: float = 0  # when it is not read on any more, once nobody waits for the answer
-    broken: McpError | None = None  # how its last connection ended, unless in good order
+    keep_alives: KeepAlives = attrs.field(factory=KeepAlives)  # of the last connection
+    until: float = 0  # latest time to read it, after its call was cancelled
+    error: McpError | None = None  # the error of the last connection, if it broke
 
 
 class HttpLink(PostTransport):
-    """A session by Streamable HTTP, in both eras, as a `Carrier`.
+    """A session over Streamable HTTP, in both eras, as a `Transport`.
 
-    Tasks run in `nursery`, which must outlast the session.  `headers` gives the caller's own headers for each request,
-    `mirrors` what goes into headers of the arguments of a tool.
+    Its tasks run in `nursery`, which must outlast the session.  `headers` returns the headers of the program for each
+    request; `mirrors` returns the arguments of a tool that are sent in headers, too.
     """
 
-    async def stand(self, standing: trio.Event | None = None) -> None:
-        """Hear what the server says outside of requests, until it has no stream for that, or the session ends.
+    async def run_event_stream(self, ready: trio.Event | None = None) -> None:
+        """Receive the messages outside of requests, until the server has no stream for them or the session ends.
 
-        For a legacy session that has opened; in the modern era there is none, and this returns at once.  `standing` is
-        set as soon as something can be heard, or cannot be at once.
+        For an open legacy session.  In the modern era there is no such stream: returns at once.  `ready` is set when
+        the stream is open, or when it is known that it cannot be opened now.
         """
-        if standing is None:
-            standing = trio.Event()
+        if ready is None:
+            ready = trio.Event()
         try:
             with self._running():
                 if self._revision.handshake:
-                    await self._ready.wait()
-                    await self._stand(standing)
+                    await self._handshake_done.wait()
+                    await self._run_event_stream(ready)
         finally:
-            standing.set()
+            ready.set()
 
-    async def _stand(self, standing: trio.Event) -> None:
+    async def _run_event_stream(self, ready: trio.Event) -> None:
         resumption = StreamResumption(self._revision, standalone=True)
-        stream = _ResumedStream(self._exchange(None, "GET"), resumption, begun=standing)
+        stream = _ResumedStream(self._exchange(None, "GET"), resumption, requested=ready)
         try:
-            verdict = await self._follow(stream, Reconnect(0, ""))
+            verdict = await self._resume(stream, Reconnect(0, ""))
         except McpError as error:
             verdict = ReplyLost(str(error))
         if isinstance(verdict, SessionGone):
             if stream.opened:
-                self._forgotten(None)
+                self._handle_session_gone(None)
                 return
-            # A 404 to the first GET may be that of a server which has no such thing; any POST will tell.
+            # A 404 to the first GET may only mean that the server has no event stream; a POST shows if the session is
+            # gone.
             with suppress(McpError):
                 await self._caller.request("ping")
-            if self._gone:
+            if self._session_gone:
                 return
         elif not isinstance(verdict, NoStream):
             why = getattr(verdict, "why", "")
-            self._caller.handle_events(
-                [PeerMistake(f"what the server says outside of requests is not heard any more: {why}")]
-            )
+            self._caller.handle_events([PeerMistake(f"the event stream of the session is lost: {why}")])
         self._caller.missed(for_good=True)
 
     async def aclose(self) -> None:
-        """End everything in flight, and tell the server that the session is over (http-59).
+        """End all requests, and tell the server that the session is over (http-59).
 
-        Never raises because of the server, and takes two seconds at most.
+        Never raises because of the server, and takes at most two seconds.
         """
-        self._lose(closed_here)
-        if self._id is not None:
-            goodbye, self._id = self._exchange(None, "DELETE"), None
-            deadline = trio.current_time() + _GOODBYE
+        self._close(closed_here)
+        if self._session_id is not None:
+            delete, self._session_id = self._exchange(None, "DELETE"), None
+            deadline = trio.current_time() + _DELETE_TIMEOUT
             with trio.CancelScope(shield=True, deadline=deadline), suppress(McpError):
-                await self._ask(goodbye)
+                await self._send_exchange(delete)
         await trio.lowlevel.checkpoint()
 
-    async def _answer(self, exchange: Exchange, flight: InFlight) -> ReplyVerdict | None:
+    async def _get_verdict(self, exchange: Exchange, flight: InFlight) -> ReplyVerdict | None:
         stream: _ResumedStream | None = None
 
-        async def listen(exchange: Exchange, reply: HttpReply) -> None:
+        async def on_stream(exchange: Exchange, reply: HttpReply) -> None:
             nonlocal stream
             stream = _ResumedStream(exchange, StreamResumption(exchange.revision), flight)
-            flight.streams = True
-            self._news.unpark_all()
-            await self._listen(stream, reply)
+            flight.streaming = True
+            self._changed.unpark_all()
+            await self._read_connection(stream, reply)
 
-        verdict = await self._ask(exchange, listen)
+        verdict = await self._send_exchange(exchange, on_stream)
         if stream is None:
             return verdict
-        if not stream.settled:
-            verdict = await self._follow(stream, stream.resumption.ended(stream.held))
-        if stream.settled:
+        if not stream.done:
+            verdict = await self._resume(stream, stream.resumption.ended(stream.seconds_open))
+        if stream.done:
             return None
         if isinstance(verdict, SessionGone):
-            self._forgotten(None)  # and not with this id, for it may have run
+            self._handle_session_gone(None)  # without the id of this request, because it may have run
             return None
-        if isinstance(verdict, ReplyLost) and stream.broken is not None:
-            raise NoResponse(f"{name_of(exchange.message)} has no answer: {verdict.why}") from stream.broken
+        if isinstance(verdict, ReplyLost) and stream.error is not None:
+            raise NoResponse(f"{name_of(exchange.message)} has no answer: {verdict.why}") from stream.error
         return verdict
 
-    async def _follow(self, stream: _ResumedStream, plan: Reconnect | ReplyLost) -> ReplyVerdict:
-        """Take the stream up again, until what was asked for has come, or it is over."""
+    async def _resume(self, stream: _ResumedStream, plan: Reconnect | ReplyLost) -> ReplyVerdict:
+        """Reconnect the stream until its answer has come, or until it cannot be resumed."""
 
-        async def listen(exchange: Exchange, reply: HttpReply) -> None:
+        async def on_stream(exchange: Exchange, reply: HttpReply) -> None:
             scope.deadline = math.inf
-            if stream.tried > 1 and not stream.resumption.last_event_id:
-                self._caller.missed(for_good=False)  # nothing was kept for us since the last one
-            await self._listen(stream, reply)
+            if stream.attempts > 1 and not stream.resumption.last_event_id:
+                self._caller.missed(for_good=False)  # the server has stored no messages since the last connection
+            await self._read_connection(stream, reply)
 
         while isinstance(plan, Reconnect):
             await trio.sleep(plan.seconds)
-            stream.tried += 1
+            stream.attempts += 1
             get = self._exchange(None, "GET", stream.exchange.url)
             try:
                 with trio.CancelScope() as scope:
-                    if stream.keep_alives.patience < math.inf:
-                        # Other servers may send the head of a stream not before its first event.
-                        scope.deadline = trio.current_time() + max(stream.keep_alives.patience, ACKNOWLEDGED)
-                    verdict = await self._ask(get, listen, after=plan.last_event_id)
+                    if stream.keep_alives.timeout < math.inf:
+                        # Servers without keep-alives may send the response head only with the first event.
+                        scope.deadline = trio.current_time() + max(stream.keep_alives.timeout, ACKNOWLEDGE_TIMEOUT)
+                    verdict = await self._send_exchange(get, on_stream, after=plan.last_event_id)
                 if scope.cancelled_caught:
-                    raise ReplyBroken("the server does not answer, which sent keep-alives before", sent=True)
+                    raise ReplyBroken("the server does not answer, but keep-alives came before", sent=True)
             except (ConnectionFailed, ReplyBroken, AuthorizationFailed) as error:
                 if isinstance(error, AuthorizationFailed) and not error.passes:
                     raise
-                stream.broken = error
+                stream.error = error
                 plan = stream.resumption.ended()
                 continue
             finally:
-                stream.begun.set()
-            if stream.settled or isinstance(verdict, SessionGone | Challenged):
+                stream.requested.set()
+            if stream.done or isinstance(verdict, SessionGone | Challenged):
                 return verdict
             if isinstance(verdict, Streaming):
-                plan = stream.resumption.ended(stream.held)
+                plan = stream.resumption.ended(stream.seconds_open)
             elif isinstance(verdict, NoStream) and stream.exchange.message is None:
                 return verdict
             else:
                 plan = stream.resumption.refused(verdict)
         return plan
 
-    async def _listen(self, stream: _ResumedStream, reply: HttpReply) -> None:
+    async def _read_connection(self, stream: _ResumedStream, reply: HttpReply) -> None:
         """Read one connection of the stream, to its end or to the answer."""
         stream.reader, stream.keep_alives = EventReader(self._limits.message_bytes), KeepAlives()
-        stream.opened, stream.broken = True, None
-        stream.begun.set()
+        stream.opened, stream.error = True, None
+        stream.requested.set()
         start = trio.current_time()
         try:
-            await self._read(stream, reply)
-            if stream.settled and not reply.done and not self._over:  # nobody is to wait for its end
-                self._nursery.start_soon(self._finish, reply.leave(), name="the end of a stream")
+            await self._read_events(stream, reply)
+            # In a task: the call does not wait for the end of the stream.
+            if stream.done and not reply.done and not self._closed:
+                self._nursery.start_soon(self._drain, reply.leave(), name="the end of a stream")
         except ReplyBroken as error:
-            stream.broken = error
+            stream.error = error
         except trio.Cancelled:
-            given_up = stream.flight is not None and not stream.flight.answered
-            if given_up and self._session.opened and self._revision.handshake and not self._over:
-                self._nursery.start_soon(self._read_on, stream, reply.leave(), name="the stream of a cancelled call")
+            abandoned = stream.flight is not None and not stream.flight.answered
+            if abandoned and self._session.opened and self._revision.handshake and not self._closed:
+                name = "the stream of a cancelled call"
+                self._nursery.start_soon(self._read_abandoned, stream, reply.leave(), name=name)
             raise
-        stream.held = trio.current_time() - start
+        stream.seconds_open = trio.current_time() - start
 
-    async def _read(self, stream: _ResumedStream, reply: HttpReply) -> None:
+    async def _read_events(self, stream: _ResumedStream, reply: HttpReply) -> None:
         reader, keep_alives = stream.reader, stream.keep_alives
-        while not stream.settled and (data := await self._receive(reply, keep_alives.patience)):
+        while not stream.done and (data := await self._receive(reply, keep_alives.timeout)):
             comments = reader.comments
             events = reader.feed(data)
-            stream.resumption.heard(reader, events)
-            keep_alives.heard(trio.current_time(), keep_alive=_is_keep_alive(reader.comments > comments, events))
+            stream.resumption.received(reader, events)
+            keep_alives.received(trio.current_time(), keep_alive=_is_keep_alive(reader.comments > comments, events))
             for event in events:
-                if not stream.settled:
-                    self._take(stream, event)
-            await self._has_room()
+                if not stream.done:
+                    self._handle_event(stream, event)
+            await self._wait_for_room()
 
-    async def _read_on(self, stream: _ResumedStream, block: AbstractAsyncContextManager[HttpReply]) -> None:
-        """Hear what else is said on the stream of a request that nobody waits for any more."""
+    async def _read_abandoned(self, stream: _ResumedStream, block: AbstractAsyncContextManager[HttpReply]) -> None:
+        """Receive other messages on the stream of a cancelled request."""
         start = trio.current_time()
-        stream.until = start + _LEFT_IN_ALL
-        with self._running(start + _LEFT_SILENT) as scope:
+        stream.until = start + _ABANDONED_TOTAL
+        with self._running(start + _ABANDONED_SILENT) as scope:
             async with block as reply:
-                if len(self._left) == _LEFT:
-                    self._left.pop(next(iter(self._left))).cancel(reason="too many streams of cancelled calls")
-                self._left[stream] = scope
+                if len(self._abandoned_streams) == _MAX_ABANDONED:
+                    oldest = next(iter(self._abandoned_streams))
+                    self._abandoned_streams.pop(oldest).cancel(reason="too many streams of cancelled calls")
+                self._abandoned_streams[stream] = scope
                 try:
                     with suppress(ReplyBroken):
-                        await self._read(stream, reply)
+                        await self._read_events(stream, reply)
                         await drain(reply)
                 finally:
-                    self._left.pop(stream, None)
+                    self._abandoned_streams.pop(stream, None)
 
-    async def _finish(self, block: AbstractAsyncContextManager[HttpReply]) -> None:
+    async def _drain(self, block: AbstractAsyncContextManager[HttpReply]) -> None:
         with self._running():
             async with block as reply:
                 await drain(reply)
 
-    def _take(self, stream: _ResumedStream, event: SseEvent | Oversized) -> None:
+    def _handle_event(self, stream: _ResumedStream, event: SseEvent | Oversized) -> None:
         exchange = stream.exchange
         if isinstance(event, Oversized):
-            self._skip(stream, event)
+            self._skip_oversized(stream, event)
             return
         if event.event != "message" or not event.data:
-            return  # http-46: a place to resume from, and no message
+            return  # http-46: an event without a message, to resume from
         message = decode(event.data, self._limits)
-        # An error without an id can mean nothing else than the request whose stream this is.
+        # An error without an id can only be about the request of this stream.
         if exchange.asked and (exchange.answered_by(message) or (isinstance(message, Error) and message.id is None)):
-            stream.settled = True
-            self._settle(exchange.message, read_answer(exchange, message))
+            stream.done = True
+            self._handle_verdict(exchange.message, read_answer(exchange, message))
         else:
             about = exchange.message.id if isinstance(exchange.message, Request) else None
-            if stream in self._left and not _is_progress(message, about):
-                self._left[stream] = scope = self._left.pop(stream)  # behind the others
-                scope.deadline = min(trio.current_time() + _LEFT_SILENT, stream.until)
+            if stream in self._abandoned_streams and not _is_progress(message, about):
+                # Move it behind the others.
+                self._abandoned_streams[stream] = scope = self._abandoned_streams.pop(stream)
+                scope.deadline = min(trio.current_time() + _ABANDONED_SILENT, stream.until)
             self.message_size = weight(event.data, self._limits.values, message)
             self._caller.receive(message, trio.current_time(), about=about)
 
-    def _skip(self, stream: _ResumedStream, event: Oversized) -> None:
+    def _skip_oversized(self, stream: _ResumedStream, event: Oversized) -> None:
         why = f"an event was longer than {event.limit} bytes (Limits.message_bytes)"
         if stream.exchange.message is None:
             self._caller.handle_events([PeerMistake(f"{why}; skipped")])
-        else:  # It is the answer, most likely, and who waited for another might wait for ever.
-            stream.settled = True
-            self._settle(stream.exchange.message, ReplyLost(why))
+        else:  # It is probably the answer; otherwise the caller might wait forever.
+            stream.done = True
+            self._handle_verdict(stream.exchange.message, ReplyLost(why))
 
 
 def _is_keep_alive(commented: bool, events: Sequence[SseEvent | Oversized]) -> bool:
-    """Whether what came with these events says that the server is there, and nothing else."""
+    """Return whether the data with these events contains keep-alives only."""
     return (commented or bool(events)) and all(
         isinstance(each, SseEvent) and each.id is None and (not each.data or each.event not in ("message", "endpoint"))
         for each in events
@@ -309,16 +313,16 @@ def _is_keep_alive(commented: bool, events: Sequence[SseEvent | Oversized]) -> b
 
 
 def _is_progress(message: Message, id: Id | None) -> bool:
-    """Whether this is nothing but progress of that request of ours."""
+    """Return whether this is a progress notification for that request."""
     if not isinstance(message, Notification) or message.method != PROGRESS:
         return False
     return message.params.get("progressToken") in (id, str(id))
 
 
 class SseLink(PostTransport):
-    """A session by HTTP+SSE (2024-11-05), as a `Carrier`: what is sent is posted, what is heard comes by one stream.
+    """A session over HTTP+SSE (2024-11-05), as a `Transport`: messages are sent by POST and received on one stream.
 
-    The session is one of `Link.DUPLEX`: with the stream everything is lost, and what was asked may have run.
+    Its session is one of `LinkKind.DUPLEX`: when the stream ends, all requests are lost, and they may have run.
     """
 
     _sse = True
@@ -336,60 +340,65 @@ class SseLink(PostTransport):
         super().__init__(
             caller, pool, url, nursery=nursery, headers=headers, mirrors=lambda tool: (), authorization=authorization
         )
-        self._target = None  # sse-14: nothing is sent before the server has said where to
-        self._scope = trio.CancelScope()  # of the stream
+        self._target = None  # sse-14: nothing is sent before the server has sent the URL
+        self._scope = trio.CancelScope()  # the scope of the stream
 
-    async def _once(
-        self, exchange: Exchange, body: bytes, listen: Listen | None, after: str, credentials: Credentials | None
+    async def _send_once(
+        self,
+        exchange: Exchange,
+        body: bytes,
+        on_stream: OnStream | None,
+        after: str,
+        credentials: Credentials | None,
     ) -> tuple[int, ReplyVerdict]:
         if exchange.method != "GET":
-            return await super()._once(exchange, body, listen, after, credentials)
+            return await super()._send_once(exchange, body, on_stream, after, credentials)
         self._scope.deadline = trio.current_time() + ENDPOINT
         try:
-            return await super()._once(exchange, body, listen, after, credentials)
+            return await super()._send_once(exchange, body, on_stream, after, credentials)
         finally:
-            self._scope.deadline = math.inf  # a user who is asked for access may take longer
+            self._scope.deadline = math.inf  # the user may need longer to allow access
 
     def send_request(self, id: Id) -> None:
-        self.wake()  # what is posted brings no answer
+        self.wake()  # the reply to a POST has no answer
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Carry the session until its stream ends; started once the server has said where to post.
+        """Run the session until its stream ends; it is started when the server has sent the URL for POSTs.
 
-        Raises what went wrong before that: `Unauthorized`, `NoResponse`, `RemoteProtocolError`, and as the pool does.
+        Before that it raises `Unauthorized`, `NoResponse`, `RemoteProtocolError`, and the errors of the pool.
         """
         get = Exchange(self._url, LEGACY[0], method="GET", sse=True)
         verdict: ReplyVerdict | None = None
         cause: McpError | None = None
         with self._running() as scope:
 
-            async def listen(exchange: Exchange, reply: HttpReply) -> None:
-                await self._listen(exchange, reply, scope, task_status)
+            async def on_stream(exchange: Exchange, reply: HttpReply) -> None:
+                await self._read_connection(exchange, reply, scope, task_status)
 
             try:
                 self._scope = scope
-                verdict = await self._ask(get, listen)
+                verdict = await self._send_exchange(get, on_stream)
             except McpError as error:
                 if self._target is None:
                     raise
                 cause = error
         if self._target is None:
-            raise closed_here() if self._over else _no_endpoint(verdict)
-        how = "the server has ended the event stream of the session"
-        ended = SessionClosed(how if cause is None else f"the event stream of the session has broken: {cause}")
+            raise closed_here() if self._closed else _no_endpoint(verdict)
+        how = "the server ended the event stream of the session"
+        ended = SessionClosed(how if cause is None else f"the event stream of the session broke: {cause}")
         if self._session.terms is not None:
-            ended = SessionLost(True, str(ended))  # but another may be had
+            ended = SessionLost(True, str(ended))  # a new session can be opened
         ended.__cause__ = cause
-        self._lose(repeated(ended))
+        self._close(repeated(ended))
 
-    async def _listen(
+    async def _read_connection(
         self, exchange: Exchange, reply: HttpReply, scope: trio.CancelScope, task_status: trio.TaskStatus[None]
     ) -> None:
         reader, keep_alives = EventReader(self._limits.message_bytes), KeepAlives()
-        while data := await self._receive(reply, keep_alives.patience):
+        while data := await self._receive(reply, keep_alives.timeout):
             comments = reader.comments
             events = reader.feed(data)
-            keep_alives.heard(trio.current_time(), keep_alive=_is_keep_alive(reader.comments > comments, events))
+            keep_alives.received(trio.current_time(), keep_alive=_is_keep_alive(reader.comments > comments, events))
             for event in events:
                 if self._target is None:
                     target = read_endpoint(exchange.url, event)
@@ -400,23 +409,25 @@ class SseLink(PostTransport):
                     task_status.started()
                     self.wake()
                 elif isinstance(event, Oversized):
-                    # Whose answer it was cannot be told, and who waited for it would wait for ever.
+                    # It is unknown whose answer it was, and its caller would wait forever.
                     why = f"an event was longer than {event.limit} bytes (Limits.message_bytes)"
                     raise RemoteProtocolError(why)
                 elif event.event == "message" and event.data:
                     message = decode(event.data, self._limits)
                     self.message_size = weight(event.data, self._limits.values, message)
                     self._caller.receive(message, trio.current_time())
-            await self._has_room()
+            await self._wait_for_room()
 
 
 def _no_endpoint(verdict: ReplyVerdict | None) -> McpError:
-    """Why there is no session by HTTP+SSE."""
+    """Return why there is no session over HTTP+SSE."""
     if verdict is None:
         return RemoteProtocolError(f"no endpoint event came within {ENDPOINT:g} seconds")
     if isinstance(verdict, Streaming):
-        return RemoteProtocolError("the event stream has ended before its endpoint event")
+        return RemoteProtocolError("the event stream ended before its endpoint event")
     if isinstance(verdict, Challenged):
         return Unauthorized(f"the event stream was refused: {verdict.why}", verdict.status, verdict.challenge)
     status = verdict.status if isinstance(verdict, ReplyLost) else None
-    return NoResponse(f"there is no event stream here: {getattr(verdict, 'why', 'GET is not served')}", status=status)
+    return NoResponse(
+        f"there is no event stream at this URL: {getattr(verdict, 'why', 'GET is not served')}", status=status
+    )

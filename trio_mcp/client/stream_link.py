@@ -1,6 +1,7 @@
-"""A session with a server over one stream: a pipe to a child process, a socket, a WebSocket, memory.
+"""A session with a server over one stream: a pipe to a child process, a socket, a WebSocket, or memory.
 
-The stream's end is the end of every call that waits.
+`StreamLink` connects a `Caller` with the `Duplex` that reads and writes the stream.  When the stream ends, all waiting
+calls end with its error.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ __all__ = ["StreamLink"]
 
 
 class StreamLink:
-    """A `Carrier`, and the `duplex.Talk` of its stream.
+    """The `Transport` of a session over one stream, and the `SessionHandler` of the stream.
 
-    `explain` may know more of the end than the stream: how a child process has ended, and what it said last.
+    `explain` may know a better reason for the end of the stream, such as the exit status of a child process and its
+    last output.
     """
 
     def __init__(
@@ -42,28 +44,28 @@ class StreamLink:
         self._duplex = Duplex(self, stream, framing, limits, nursery=nursery, tap=tap, received=received)
         self._why = framing.why
         self.session: SessionProtocol = caller.session
-        self.receive = caller.process  # its stream looks what is to be sent when it has read
+        self.receive = caller.process  # the stream itself looks for messages to send after it has read
         self.wake = self._duplex.wire.wake
         caller.attach(self)
 
     async def run(self, heartbeat: float | None = None) -> None:
-        """Carry the session until it ends; the stream is closed then.  Never raises because of the server."""
+        """Run the session until it ends; the stream is closed then.  Never raises because of the server."""
         await self._duplex.run(heartbeat)
 
     async def end(self) -> None:
-        """End the link as soon as everything has been written; `run` returns then."""
+        """Close the stream when all messages have been written; `run` returns then."""
         await self._duplex.end()
 
-    # As a carrier.
+    # Transport
 
     def send_request(self, id: Id) -> None:
         self.wake()
 
     def request_done(self, id: Id) -> None:
-        """Nothing of it is kept here."""
+        """Do nothing: no state is kept for a request."""
 
     def request_abandoned(self, id: Id) -> None:
-        """What there is to say of it is in the queue."""
+        """Do nothing: the notification for the server is in the queue."""
 
     def abort(self, why: str) -> None:
         self._duplex.give_up(why)
@@ -76,10 +78,10 @@ class StreamLink:
     def message_size(self) -> int:
         return self._framing.size
 
-    # As its stream has it.
+    # SessionHandler
 
     def release(self) -> None:
-        """Nobody here waits for room."""
+        """Do nothing: no task waits for room in the queue."""
 
     def connection_lost(self, why: str) -> None:
         self._why = why
