@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from math import inf
 from typing import Protocol, TypeAlias
 
 import attrs
@@ -123,7 +124,8 @@ class MemoryEventLog:
             held.events.extend(data)
             self._order.extend([held] * len(data))
             self._bytes += size
-            self._forget_beyond_limits()
+            # An event larger than the whole log removes itself too: it was sent, and cannot be replayed.
+            self._forget(len(self._order) - self._limits.replay_events, self._limits.replay_bytes)
         return [f"{stream}-{number}" for number in range(first, held.next)]
 
     def finish(self, stream: str) -> None:
@@ -178,20 +180,22 @@ class MemoryEventLog:
         account.budget.wrote(account.holder, self)
         return True
 
-    def _forget_beyond_limits(self) -> None:
-        # An event larger than the whole log removes itself too: it was sent, and cannot be replayed.
-        while len(self._order) > self._limits.replay_events or self._bytes > self._limits.replay_bytes:
-            self.forget_oldest()
-
     def forget_oldest(self) -> bool:
         """Forget the oldest event; False if there is none."""
         if not self._order:
             return False
-        held = self._order.popleft()
-        size = len(held.events.popleft())
-        self._bytes -= size
-        if self._account is not None:
-            self._account.give(size + _EVENT)
-        if held.finished and not held.events:
-            del self._streams[held.name]
+        self._forget(1, inf)
         return True
+
+    def _forget(self, events: int, most: float) -> None:
+        """Forget at least `events` of the oldest events, and more while the rest has more than `most` bytes."""
+        order, before = self._order, self._bytes
+        forgotten = 0
+        while forgotten < events or self._bytes > most:
+            forgotten += 1
+            held = order.popleft()
+            self._bytes -= len(held.events.popleft())
+            if held.finished and not held.events:
+                del self._streams[held.name]
+        if forgotten and self._account is not None:
+            self._account.give(before - self._bytes + forgotten * _EVENT)

@@ -253,12 +253,11 @@ class ResponseStream:
 
     # Messages to send.
 
-    def put(self, message: OutgoingMessage) -> int:
-        """Queue a message.  Returns the size of its charge, if this stream will release it; else 0."""
+    def put(self, message: OutgoingMessage, size: int = 0) -> int:
+        """Queue a message.  Returns its charge, `size`, if this stream will release it; else 0."""
         if self._response is not None:
             if not self.answers_only or isinstance(message, _ANSWERS):
                 self._queue.append(message)
-                size = charged(message)
                 self._charged += size
                 return size
         elif self._owner is not _NO_OWNER:

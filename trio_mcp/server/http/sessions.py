@@ -212,26 +212,28 @@ class HttpSession(StreamOwner):
         session = self.server_session.session
         woken: set[ResponseStream] = set()
         self.server_session.send_held(_has_room)
-        outgoing = session.outgoing() if session.queued else ()
-        unsent = session.take_charge()
-        for message, wire in outgoing:
-            if isinstance(wire, ResponseStream):
-                unsent -= wire.put(message)
-                woken.add(wire)
-            else:
-                unsent -= self._queue(message)
-        if unsent:
-            self.server_session.account.give(unsent)
+        if session.queued:
+            outgoing, unsent = session.outgoing(), session.take_charge()
+            for message, wire in outgoing:
+                size = charged(message) if unsent else 0
+                if isinstance(wire, ResponseStream):
+                    unsent -= wire.put(message, size)
+                    woken.add(wire)
+                else:
+                    unsent -= self._queue(message, size)
+            if unsent:
+                self.server_session.account.give(unsent)
         if self._pending and (newest := self._newest) is not None:
             woken.add(newest)
             while self._pending and not newest.crowded:
-                newest.put(self._pending.popitem(last=False)[1])
+                _, message = self._pending.popitem(last=False)
+                newest.put(message, charged(message))
         for each in woken:
             if each is not stream:
                 each.wake()
 
-    def _queue(self, message: OutgoingMessage) -> int:
-        """Queue a message for the next standalone stream.  Returns the size of its charge; 0 if it was dropped."""
+    def _queue(self, message: OutgoingMessage, size: int) -> int:
+        """Queue a message for the next standalone stream.  Returns its charge, `size`; 0 if it was dropped."""
         # Other messages than changes (a question was cancelled, a URL elicitation was completed) have the lower limit,
         # because they lose value with age.
         change = isinstance(message, Notification) and change_of(message) is not None
@@ -239,7 +241,7 @@ class HttpSession(StreamOwner):
         if len(self._pending) >= (self._limit if change else self._endpoint_streams.limit) or text in self._pending:
             return 0
         self._pending[text] = message
-        return charged(message)
+        return size
 
     def wake(self) -> None:
         self.pull()
@@ -356,12 +358,12 @@ def pull_all(server_session: ServerSession, stream: ResponseStream) -> None:
     """Move all outgoing messages of a server session to its only stream."""
     session = server_session.session
     while True:
-        outgoing = session.outgoing() if session.queued else ()
-        unsent = session.take_charge()
-        for message, _ in outgoing:
-            unsent -= stream.put(message)
-        if unsent:
-            server_session.account.give(unsent)
+        if session.queued:
+            outgoing, unsent = session.outgoing(), session.take_charge()
+            for message, _ in outgoing:
+                unsent -= stream.put(message, charged(message) if unsent else 0)
+            if unsent:
+                server_session.account.give(unsent)
         if not stream.crowded:
             server_session.release()
         if not session.queued:
