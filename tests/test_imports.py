@@ -152,6 +152,15 @@ def test_a_module_has_a_docstring_and_says_what_it_offers(module: str) -> None:
     assert len(set(listed[0])) == len(listed[0])
 
 
+def test_no_two_classes_share_a_name() -> None:
+    homes: dict[str, list[str]] = {}
+    for module, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name.lstrip("_"), []).append(module)
+    assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
+
+
 # The core.
 
 

@@ -92,7 +92,7 @@ class AdmittedRequest:
 
 
 @attrs.define(eq=False, repr=False)
-class _Exchange:
+class _HttpCall:
     """One request with its response."""
 
     request: HttpRequest
@@ -288,7 +288,7 @@ class Endpoint:
         them.  The caller calls the returned function if the client disconnects before the response has ended.  Raises
         `BrokenResourceError` if the client has already disconnected.
         """
-        exchange = _Exchange(request, admitted, response, prefix)
+        exchange = _HttpCall(request, admitted, response, prefix)
         verdict = judge(
             self.policy, request,
             find_session=self._sessions.facts, find_mirrors=self._run.dispatcher.mirrors, principal=exchange.principal,
@@ -315,7 +315,7 @@ class Endpoint:
         await send_reply(response, verdict.reply)
         return _ignore_disconnect
 
-    def _forbidden(self, verdict: _Accepted, exchange: _Exchange) -> Reply | None:
+    def _forbidden(self, verdict: _Accepted, exchange: _HttpCall) -> Reply | None:
         """The refusal if the principal lacks scopes.  A batch is refused as a whole and names all scopes it needs, so
         that the client has to authorize once only."""
         dispatcher, message = self._run.dispatcher, getattr(verdict, "message", None)
@@ -328,7 +328,7 @@ class Endpoint:
         id = message.id if isinstance(message, Request) else None
         return self._authenticator.forbidden(exchange.admitted.caller, tuple(dict.fromkeys(needed)), verdict.cors, id)
 
-    def _refused(self, verdict: _Accepted, exchange: _Exchange) -> Reply | None:
+    def _refused(self, verdict: _Accepted, exchange: _HttpCall) -> Reply | None:
         """The refusal of a valid request that cannot be accepted now, or None."""
         draining = self._run.draining or self._draining
         if (draining and _is_new_work(verdict)) or (self._aborting and isinstance(verdict, Serve)):
@@ -349,7 +349,7 @@ class Endpoint:
     def _too_many_streams(self, cors: Fields) -> Reply:
         return busy(429, f"{self._limits.streams} streams are open in this session (Limits.streams)", cors)
 
-    async def _serve(self, verdict: Serve, exchange: _Exchange) -> OnDisconnect:
+    async def _serve(self, verdict: Serve, exchange: _HttpCall) -> OnDisconnect:
         """Serve the requests in a message."""
         if verdict.opens_session:
             return await self._open_session(verdict, exchange)
@@ -366,7 +366,7 @@ class Endpoint:
         self._receive(server_session, verdict.message, exchange, stream)
         return await _begin(stream, on_disconnect)
 
-    async def _open_session(self, verdict: Serve, exchange: _Exchange) -> OnDisconnect:
+    async def _open_session(self, verdict: Serve, exchange: _HttpCall) -> OnDisconnect:
         id = self._sessions.new_id()
         holder = exchange.admitted.holder
         log: EventLog
@@ -386,7 +386,7 @@ class Endpoint:
             stream.session_id = id
         return await _begin(stream, on_disconnect)
 
-    def _deliver(self, verdict: Deliver, exchange: _Exchange) -> None:
+    def _deliver(self, verdict: Deliver, exchange: _HttpCall) -> None:
         session = self._sessions.get(verdict.session or "")
         if session is not None:  # a notification outside a session has no receiver
             self._sessions.touch(verdict.session or "")
@@ -394,7 +394,7 @@ class Endpoint:
             session.wake()
 
     def _receive(
-        self, server_session: ServerSession, message: Message, exchange: _Exchange, stream: ResponseStream | None
+        self, server_session: ServerSession, message: Message, exchange: _HttpCall, stream: ResponseStream | None
     ) -> None:
         server_session.receive(
             message, trio.current_time(),
@@ -402,7 +402,7 @@ class Endpoint:
             size=weight(exchange.request.body, self._limits.values, message),
         )  # fmt: skip
 
-    async def _open_stream(self, verdict: OpenStream, exchange: _Exchange) -> OnDisconnect:
+    async def _open_stream(self, verdict: OpenStream, exchange: _HttpCall) -> OnDisconnect:
         session = self._session(verdict.session)
         if verdict.after is None:
             stream = session.open_standalone()
@@ -434,14 +434,14 @@ class Endpoint:
             self._close_with_token(resumed, exchange)
         return await _begin(resumed, resumed.attach(exchange.response, verdict.cors, missed, taken))
 
-    def _close_with_token(self, stream: ResponseStream, exchange: _Exchange) -> None:
+    def _close_with_token(self, stream: ResponseStream, exchange: _HttpCall) -> None:
         self._token_deadlines[stream] = trio.current_time() + seconds_left(exchange.admitted.caller)
 
-    async def _cannot_resume(self, why: str, verdict: OpenStream, exchange: _Exchange) -> OnDisconnect:
+    async def _cannot_resume(self, why: str, verdict: OpenStream, exchange: _HttpCall) -> OnDisconnect:
         error = Error(None, INVALID_REQUEST, f"{why}; open a new stream, without Last-Event-ID")
         return await _refuse(refusal(400, error, verdict.cors), exchange)
 
-    async def _open_legacy_stream(self, verdict: OpenLegacyStream, exchange: _Exchange) -> OnDisconnect:
+    async def _open_legacy_stream(self, verdict: OpenLegacyStream, exchange: _HttpCall) -> OnDisconnect:
         id = self._sessions.new_id()
         uri = endpoint_uri(self.policy, id, exchange.prefix if self.public_url is None else self.public_url)
         opening = encode_event(SseEvent(uri.encode(), event="endpoint"))  # sse-05
@@ -501,7 +501,7 @@ class Endpoint:
             stream.close()
 
 
-async def _refuse(reply: Reply, exchange: _Exchange) -> OnDisconnect:
+async def _refuse(reply: Reply, exchange: _HttpCall) -> OnDisconnect:
     log_refusal(reply, exchange.request, exchange.admitted.peer)
     await send_reply(exchange.response, reply)
     return _ignore_disconnect
