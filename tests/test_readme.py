@@ -1,16 +1,19 @@
-"""The README and the pages beside it are true: their code runs, and their tables name everything there is.
+"""The README and the pages of docs/ are true: their code runs, their links lead to a page, their tables are complete.
 
-`test_demo` runs the demo, and `test_readme_table` tries the table of what works in which revision.
+The code of the pages in `SHARED` runs as one program.  The code of the others runs alone; `ALONE` says where.
+`test_demo` runs the demo, `test_readme_table` tries the table of features, `test_errors_page` the error messages.
 """
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import os
 import re
 import subprocess
 import sys
+import tomllib
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ import trio.testing
 from trio.testing import MockClock
 
 import trio_mcp
+import trio_mcp.asgi
 import trio_mcp.errors
 import trio_mcp.oauth
 import trio_mcp.types
@@ -38,17 +42,34 @@ from trio_mcp.testing import open_memory_pair
 from trio_mcp.types import ClientOptions, HttpAddress, HttpOptions
 
 ROOT = Path(__file__).parent.parent
-DOCS = ("servers", "http", "clients", "core", "official_sdk", "speed")
-PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in DOCS)]
-README, SERVERS, HTTP, CLIENTS, CORE, OFFICIAL, SPEED = TEXTS = [page.read_text(encoding="utf-8") for page in PAGES]
-SCREEN = 90  # lines of the README, with which somebody begins
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXTS = {page.stem: page.read_text(encoding="utf-8") for page in PAGES}
+README, SERVERS, HTTP, CLIENTS, OAUTH = (TEXTS[name] for name in ("README", "servers", "http", "clients", "oauth"))
+TESTING, CORE, SPEED = (TEXTS[name] for name in ("testing", "core", "speed"))
+# The pages whose code continues the code of the pages before, and the number of their blocks.
+SHARED = {"README": 2, "servers": 5, "http": 4, "clients": 2, "oauth": 1, "testing": 2, "core": 3}
+# The pages whose code runs alone, and the test that runs it.
+ALONE = {
+    "quickstart": (4, "test_the_quick_start_leads_to_a_tested_server"),
+    "from_fastmcp": (1, "test_a_server_that_was_ported_from_fastmcp_runs"),
+    "simulation": (3, "simulation.test_simulation"),
+}
+LENGTH = 150  # lines of the README
+
+
+def code_of(text: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def test_the_code_of_every_page_runs() -> None:
+    counts = {name: len(code_of(text)) for name, text in TEXTS.items() if code_of(text)}
+    assert counts == SHARED | {name: count for name, (count, _) in ALONE.items()}
 
 
 @pytest.fixture(scope="module")
 def said() -> dict[str, Any]:
-    """What the code blocks define, run one after another, page after page."""
-    blocks = re.findall(r"^```python\n(.*?)^```", "\n".join(TEXTS), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 17
+    """The names that the code of the shared pages defines, one block after another."""
+    blocks = [block for name in SHARED for block in code_of(TEXTS[name])]
     names: dict[str, Any] = {"__name__": "weather"}
     exec(compile("\n".join(blocks), "README.md", "exec", dont_inherit=True), names)
     return names
@@ -61,14 +82,14 @@ def marked(mark: str, language: str, text: str = README) -> str:
     return block
 
 
-def test_the_first_screen_has_two_commands_a_server_and_a_client() -> None:
-    screen = "\n".join(README.splitlines()[:SCREEN])
+def test_the_readme_has_two_commands_a_server_and_a_client() -> None:
+    assert len(README.splitlines()) <= LENGTH
     set_up = "python3 -m venv .venv && .venv/bin/pip install"
-    assert marked("demo", "sh", screen) == f"{set_up} -q -e . && .venv/bin/python -m trio_mcp demo\n"
-    assert marked("tests", "sh", screen) == f"{set_up} -e '.[test]' && .venv/bin/pytest -n auto\n"
+    assert marked("demo", "sh") == f"{set_up} -q -e . && .venv/bin/python -m trio_mcp demo\n"
+    assert marked("tests", "sh") == f"{set_up} -e '.[test]' && .venv/bin/pytest -n auto\n"
     assert README.count("```sh") == 2
-    assert marked("weather.py", "python", screen)
-    assert marked("client.py", "python", screen)
+    assert marked("weather.py", "python")
+    assert marked("client.py", "python")
 
 
 def test_the_server_and_the_client_are_pasted_and_run(tmp_path: Path) -> None:
@@ -78,7 +99,7 @@ def test_the_server_and_the_client_are_pasted_and_run(tmp_path: Path) -> None:
         [sys.executable, "client.py"], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60
     )
     assert shown.stderr == ""
-    assert f"Run it by `{set_up_python()} client.py`" in README
+    assert f"Run it: `{set_up_python()} client.py`" in README
     assert shown.stdout.splitlines() == [
         "2026-07-28 ['forecast']",
         *(f"{day} 3 day {day + 1}" for day in range(3)),
@@ -112,20 +133,105 @@ def set_up_python() -> str:
     return python
 
 
-def test_what_is_linked_is_there() -> None:
-    for page, text in zip(PAGES, TEXTS, strict=True):
-        for target in re.findall(r"\]\((?!https:)([^)]+)\)", text):
-            path, _, heading = target.partition("#")
-            linked = page.parent / path if path else page
-            assert linked.exists(), f"{page.name} links {target}"
-            if heading:
-                headings = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), re.MULTILINE)
-                assert heading in [each.lower().replace(" ", "-") for each in headings]
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.stem)
+def test_links_lead_to_a_page_and_a_heading(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\((?!https:)([^)]+)\)", text):
+        path, _, heading = target.partition("#")
+        linked = page.parent / path if path else page
+        assert linked.exists(), f"{page.name} links {target}"
+        if heading:
+            headings = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), re.MULTILINE)
+            assert heading in [re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings], target
 
 
-def test_the_first_screen_says_where_the_rest_is() -> None:
-    for page in PAGES[1:]:
-        assert README.count(f"| [docs/{page.name}](docs/{page.name}) |") == 1
+def test_the_index_links_every_page() -> None:
+    pages = {page.stem for page in PAGES} - {"README", "CHANGELOG", "index"}
+    assert set(re.findall(r"\| \[(\w+)\.md\]\(\1\.md\) \|$", TEXTS["index"], re.MULTILINE)) == pages
+    assert "(docs/index.md)" in README
+
+
+def test_the_quick_start_leads_to_a_tested_server(tmp_path: Path) -> None:
+    text = TEXTS["quickstart"]
+    for name in ("notes.py", "try_notes.py", "test_notes.py"):
+        (tmp_path / name).write_text(marked(name, "python", text))
+    command = [sys.executable, "try_notes.py"]
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    assert shown.stdout == marked("printed", "text", text)
+    assert shown.stderr == ""
+    assert "1 passed" in pytest_in(tmp_path)
+    # Its HTTP server replaces the last line.
+    last = "    server.run()\n"
+    assert marked("notes.py", "python", text).endswith(last)
+    http = marked("http", "python", text).replace(":3000", f":{unclaimed_port()}")
+    (tmp_path / "notes.py").write_text(marked("notes.py", "python", text).removesuffix(last) + http)
+    trio.run(serves_http, tmp_path)
+
+
+async def serves_http(folder: Path) -> None:
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            start = partial(
+                trio.run_process, [sys.executable, "notes.py"], cwd=folder, stderr=subprocess.PIPE, check=False
+            )
+            process = await nursery.start(start)
+            printed = b""
+            while not (found := re.search(rb"http://\S+/mcp", printed)):
+                printed += await process.stderr.receive_some()
+            async with open_client(found[0].decode()) as client:
+                assert [tool.name for tool in await client.list_tools()] == ["write_note", "delete_note"]
+            process.terminate()
+
+
+async def test_a_server_that_was_ported_from_fastmcp_runs() -> None:
+    names: dict[str, Any] = {"__name__": "weather"}
+    exec("\n".join(code_of(TEXTS["from_fastmcp"])), names)
+    async with open_client(names["server"]) as client:
+        assert await client.call_tool("temperature", {"city": "Rome"}, returns=float) == 17.5
+        assert (await client.call_tool("temperature", {"city": "Ur"})).is_error
+        contents: Any = (await client.read_resource("stations://all")).contents
+        assert json.loads(contents[0].text) == ["Oslo", "Rome"]
+
+
+def test_every_host_gets_the_same_command() -> None:
+    text = TEXTS["hosts"]
+    languages = dict(re.findall(r"^<!-- ([\w-]+) -->\n```(\w+)$", text, re.MULTILINE))
+    assert len(languages) == 7
+    command, script = f"/path/to/{set_up_python()}", "/path/to/weather.py"
+    for mark, language in languages.items():
+        entry = marked(mark, language, text)
+        if language == "sh":
+            assert entry == f"claude mcp add weather -- {command} {script}\n"
+            continue
+        (servers,) = (json.loads(entry) if language == "json" else tomllib.loads(entry)).values()
+        assert (servers["weather"]["command"], servers["weather"]["args"]) == (command, [script])
+    assert list(json.loads(marked("vs-code", "json", text))) == ["servers"]
+
+
+def test_the_figures_of_the_readme_are_measured() -> None:
+    """Each row of the README is a row of docs/speed.md: the columns Python, TypeScript and trio_mcp, with the unit."""
+    rows = {
+        "CPU of a call, stdio server": "stdio, echo, modern, 64 in flight, µs",
+        "CPU of a call, HTTP server, JSON": "HTTP, JSON, modern, 64 connections, µs",
+        "CPU of a call, HTTP server, event streams": "HTTP, SSE, session, 64 connections, µs",
+        "CPU of a call, stdio client": "client, stdio, modern, 32 in flight, µs",
+        "Memory of an idle HTTP stream": "HTTP, memory of an idle GET stream, each of 5,000, KB",
+        "Start of a stdio server, to the first answer": "stdio, cold start to the first answer, ms",
+        "Memory of a stdio server": "stdio, memory after the first answer, MB",
+    }
+    measured = {row[0]: row[2:5] for row in cells(SPEED, "What | bare")}
+    for label, *figures in cells(README, "Cost, on two cores"):
+        row = rows.pop(label)
+        typescript, python, ours = measured[row]
+        unit = row.rsplit(" ", 1)[1]
+        assert figures == [each if each == "–" else f"{each} {unit}" for each in (python, typescript, ours)], label
+    assert not rows
+
+
+def cells(text: str, head: str) -> list[list[str]]:
+    """The rows of the table with this head."""
+    (table,) = re.findall(rf"^\| {re.escape(head)}.*?\n\n", text, re.MULTILINE | re.DOTALL)
+    return [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines()[2:-1]]
 
 
 @everywhere
@@ -222,16 +328,20 @@ async def test_a_relay_shows_what_is_shown(
 
 def test_a_test_of_it_passes_as_shown(tmp_path: Path) -> None:
     (tmp_path / "weather.py").write_text(marked("weather.py", "python"))
-    (tmp_path / "test_weather.py").write_text("from weather import server\n" + marked("test", "python"))
-    (tmp_path / "pytest.ini").write_text(marked("pytest.ini", "ini", SERVERS))
-    # Ours would load what it has no use for.
+    (tmp_path / "test_weather.py").write_text("from weather import server\n" + marked("test", "python", TESTING))
+    (tmp_path / "pytest.ini").write_text(marked("pytest.ini", "ini", TESTING))
+    assert "1 passed" in pytest_in(tmp_path, "-p", "pytest_trio.plugin")
+
+
+def pytest_in(folder: Path, *options: str) -> str:
+    # Autoloading would add plugins of this environment that these tests do not use.
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "pytest_trio.plugin"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
     shown = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
     )
-    assert "1 passed" in shown.stdout
-    assert shown.returncode == 0
+    assert shown.returncode == 0, shown.stdout
+    return shown.stdout
 
 
 @everywhere
@@ -287,8 +397,9 @@ async def test_the_opening_is_bounded_as_shown(said: dict[str, Any], autojump_cl
 
 
 def test_the_times_of_an_opening_are_those_said() -> None:
-    assert f"{connecting.PROBE:g} seconds for the answer (`probe`)" in CLIENTS
-    assert f"{connecting.OPENING:g} seconds, because" in CLIENTS
+    text = " ".join(CLIENTS.split())
+    assert f"{connecting.PROBE:g} seconds for the answer (`probe`)" in text
+    assert f"up to {connecting.OPENING:g} seconds, because" in text
 
 
 class Started:
@@ -368,7 +479,7 @@ def test_the_tables_name_every_option_of_a_server() -> None:
         parameters = [
             each for each in inspect.signature(function).parameters.values() if each.kind is each.KEYWORD_ONLY
         ]
-        page = SERVERS if "Server" in head else HTTP
+        page = SERVERS if "Server" in head else OAUTH
         assert options_in(page, head) == {each.name for each in parameters}
         for each in parameters:
             if type(each.default) in (int, float):
@@ -386,15 +497,21 @@ def options_in(page: str, head: str = "Option") -> set[str]:
     return {name for row in table.splitlines()[2:-1] for name in re.findall(r"`(\w+)", row.split("|")[1])}
 
 
-def test_what_stands_for_names_of_the_official_sdk_is_there() -> None:
+@pytest.mark.parametrize("page", ["from_official_sdk", "from_fastmcp"])
+def test_the_equivalents_of_other_names_exist(page: str) -> None:
     homes = {"server": dir(Server), "client": dir(Client), "ctx": [*dir(Context), "lifespan"]}  # which objects have
-    places = (trio_mcp, trio_mcp.types, trio_mcp.errors, trio_mcp.oauth)
-    for row in re.findall(r"^\| (?!There|---).*$", OFFICIAL, re.MULTILINE):
+    places = (trio_mcp, trio_mcp.types, trio_mcp.errors, trio_mcp.oauth, trio_mcp.asgi)
+    rows = re.findall(r"^\| (?!There|---).*$", TEXTS[page], re.MULTILINE)
+    assert len(rows) > 20
+    for row in rows:
         here = row.split(" | ")[1]
         for home, name in re.findall(r"\b(server|client|ctx)\.(\w+)", here):
             assert name in homes[home], row
         for name in re.findall(r"`([A-Z]\w+)[(`]", here):
             assert any(hasattr(place, name) for place in places), row
+        for module, names in re.findall(r"from (trio_mcp[\w.]*) import ([\w, ]+)", here):
+            for name in names.split(", "):
+                assert hasattr(importlib.import_module(module), name), row
 
 
 def test_the_map_names_every_module_of_the_core() -> None:
@@ -404,7 +521,7 @@ def test_the_map_names_every_module_of_the_core() -> None:
 
 
 def test_the_bench_has_the_rows_that_are_said() -> None:
-    commands = re.findall(r"`python -m tests\.bench([^`-]*)`", " ".join("\n".join(TEXTS).split()))
+    commands = re.findall(r"`python -m tests\.bench([^`-]*)`", " ".join("\n".join(TEXTS.values()).split()))
     assert len(commands) > 4
     assert all(words == " growth" or chosen(words.split()) for words in commands)
     table = re.findall(r"^\| ([^|]*), [^ |]+ \|(?:[^|]*\|){7}$", SPEED, re.MULTILINE)

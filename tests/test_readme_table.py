@@ -1,4 +1,4 @@
-"""The README's table of features is true: each cell is tried, with a server and a client, in the revision above it.
+"""The table of features in docs/revisions.md is true: each cell is tried, with a server and a client, in its revision.
 
 What a try comes to is what the cell has to say: `yes`; a word for how it was done; `left out`, where the revision has
 no place for something, and the rest goes its way without it; `–`, where there is no such thing and whoever tries is
@@ -45,7 +45,7 @@ from trio_mcp.testing import MemoryPair, open_memory_pair
 from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.types import FormElicitationRequest, Icon, PromptMessage, PromptReference, Tool
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parent.parent / "docs" / "revisions.md").read_text(encoding="utf-8")
 DEMO = [sys.executable, "-m", "trio_mcp.cli.demo.server"]
 ROOM = "rooms://kitchen"
 
@@ -70,7 +70,7 @@ def tries(feature: str) -> Callable[[Try], Try]:
 
 def table() -> list[tuple[str, str, str]]:
     """Feature, revision and what is said of the two."""
-    (text,) = re.findall(r"^\| What .*?\n\n", README, re.MULTILINE | re.DOTALL)
+    (text,) = re.findall(r"^\| Feature .*?\n\n", PAGE, re.MULTILINE | re.DOTALL)
     head, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line]
     features = [row for row in rows if any(row[1:])]  # the others begin a group
     return [(row[0], revision, cell) for row in features for revision, cell in zip(head[1:], row[1:], strict=True)]
