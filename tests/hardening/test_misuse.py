@@ -316,12 +316,12 @@ def test_run_in_a_running_loop_of_asyncio_is_refused(monkeypatch: pytest.MonkeyP
         Server("mine").run()
 
     monkeypatch.setattr(trio, "run", blocked)
-    with pytest.raises(UsageError, match=r"an event loop of asyncio runs in that; call server\.run"):
+    with pytest.raises(UsageError, match=r"an asyncio event loop runs in this thread; call server\.run"):
         asyncio.run(main())
 
 
 async def test_run_in_trio_is_refused() -> None:
-    with pytest.raises(UsageError, match="in here, await serve_stdio"):
+    with pytest.raises(UsageError, match="here, await serve_stdio"):
         Server("mine").run()
 
 
