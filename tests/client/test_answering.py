@@ -999,13 +999,15 @@ FAILED = "the callback for {} has failed: "
         ({"roots": divides}, FAILED.format(ROOTS) + "ZeroDivisionError('division by zero')"),
         ({"elicitation": lambda context, params: {}}, FAILED.format(ELICIT) + "TypeError(\"<lambda>() missing 1 "),
         ({"sampling": saying(Declined())}, "the user rejected the sampling request"),
-        ({"sampling": saying("Hi")}, "the sampling callback must return a CreateMessageResult, (text, model) or Declined"),
+        ({"sampling": saying("Hi")},
+         "the sampling callback must return a CreateMessageResult, (text, model) or Declined"),
         ({"elicitation": saying(Declined)},
          "the elicitation callback must return the values by field, an object with those fields, Accepted, Declined, "
          "Dismissed or None, got the class Declined"),
         ({"elicitation": saying({"name": ["x"]})},
          "the values of the elicitation callback do not fit the form: content/name must be of type string"),
-        ({"roots": lambda: ["rel"]}, "roots[0] must be an absolute path, such as Path(...).resolve(), or a file:// URI"),
+        ({"roots": lambda: ["rel"]},
+         "roots[0] must be an absolute path, such as Path(...).resolve(), or a file:// URI"),
     ],
 )  # fmt: skip
 async def test_a_round_that_has_no_answer_says_why(callbacks: dict[str, Any], why: str) -> None:

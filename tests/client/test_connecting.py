@@ -22,7 +22,7 @@ from tests.http.stage import A, D, E
 from tests.requirements import req
 from trio_mcp.client.caller import HandshakeError, SessionLost
 from trio_mcp.client.client import open_client
-from trio_mcp.client.connecting import OPENING, PROBE, EVENT_STREAM_WAIT, connector_for
+from trio_mcp.client.connecting import EVENT_STREAM_WAIT, OPENING, PROBE, connector_for
 from trio_mcp.client.http_posts import NoResponse
 from trio_mcp.client.options import ClientOptions
 from trio_mcp.core.errors import SessionClosed, UsageError
@@ -285,7 +285,10 @@ async def test_where_no_server_is_an_error_says_what_was_tried_there(
 ) -> None:
     options: Any = {} if revision is None else {"revision": revision}
     async with script(refusing(status)) as server:
-        with reachable(server.connect), pytest.raises(HandshakeError, match=r"127.0.0.1:3000/mcp; check the path") as failed:
+        with (
+            reachable(server.connect),
+            pytest.raises(HandshakeError, match=r"127.0.0.1:3000/mcp; check the path") as failed,
+        ):
             async with open_client(f"{URL}?key=Geheim", **options):
                 raise AssertionError("it was opened")
         assert server.heard == ([] if revision else ["server/discover"]) + ["initialize", "GET"]
@@ -406,7 +409,8 @@ async def test_a_question_finds_the_stream_that_it_comes_by(autojump_clock: Mock
 @pytest.mark.parametrize(
     ("options", "refusal", "seconds"),
     [
-        ({"roots": []}, None, EVENT_STREAM_WAIT), ({"roots": []}, 405, 0), ({"roots": []}, 500, 0), ({"roots": []}, "cut", 0),
+        ({"roots": []}, None, EVENT_STREAM_WAIT), ({"roots": []}, 405, 0), ({"roots": []}, 500, 0),
+        ({"roots": []}, "cut", 0),
         ({}, None, 0),
     ],
 )  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 
 from tests.requirements import req
 from trio_mcp import RequestError, UsageError
-from trio_mcp.client.tools import ReturnType, KnownTools, ToolFailed
+from trio_mcp.client.tools import KnownTools, ReturnType, ToolFailed
 from trio_mcp.core.content import (
     AudioContent,
     BlobResourceContents,

@@ -150,7 +150,8 @@ async def opened_with(program: Program, **options: Any) -> str:
 @pytest.mark.parametrize(
     ("program", "options", "seconds", "words"),
     [
-        (greets, {}, 37, ["within 30 seconds after its first line that is not a message (garbage_timeout)", "Hello, \ufffd[1mwor"]),
+        (greets, {}, 37,
+         ["within 30 seconds after its first line that is not a message (garbage_timeout)", "Hello, \ufffd[1mwor"]),
         (greets, {"garbage_timeout": 3}, 10, ["within 3 seconds", "Hello"]),
         (greets, {"garbage_timeout": math.inf}, 120, ["within 120 seconds (start_timeout)", "Hello"]),
         (greets, {"garbage_timeout": math.inf, "start_timeout": 200}, 200, ["Hello"]),
@@ -302,5 +303,5 @@ def test_a_timeout_is_a_number_of_seconds(name: str, seconds: Any) -> None:
 
 @pytest.mark.parametrize("target", ["http://127.0.0.1/mcp", "ws://127.0.0.1/ws", Server("s")])
 def test_what_is_no_stream_has_no_use_for_them(target: Any) -> None:
-    with pytest.raises(UsageError, match="does not support the options: start_timeout$"):
+    with pytest.raises(UsageError, match=r"does not support the options: start_timeout$"):
         open_client(target, start_timeout=5)

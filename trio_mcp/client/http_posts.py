@@ -165,7 +165,7 @@ class InFlight:
     sent: bool = False
     streaming: bool = False  # the response is a stream that has begun
     awaited: bool = False  # the task that waits for the answer sends it
-    answered: bool = False  # by another stream
+    answered: bool = False  # the answer came on another stream
 
 
 class PostTransport:

@@ -59,7 +59,7 @@ class ClientOptions(TypedDict, total=False):
 
     name: str
     version: str
-    """The name and the version that the client sends to the server."""
+    """The name and the version that the client sends to the server.  Default: "trio_mcp" and "0"."""
     revision: str | None
     """The only protocol revision to use, such as "2025-11-25".  Default: the newest one that both sides have."""
     sampling: OnSampling
@@ -92,7 +92,8 @@ class ClientOptions(TypedDict, total=False):
     """A function that returns members to add to `_meta` of each request, such as a trace context.  A request raises
     `UsageError` if a key is reserved or malformed."""
     cache: bool
-    """True (the default): a result is used again for as long as the server allows (2026-07-28)."""
+    """True (the default): a result is used again for as long as the server allows (2026-07-28), and completions for ten
+    seconds."""
     timeout: float | None
     """Seconds that a request may take without an answer and without progress.  After that the call raises
     `trio.TooSlowError` and the server is told that the request is cancelled.  Default: None, no timeout except the
@@ -104,18 +105,21 @@ class ClientOptions(TypedDict, total=False):
     """Seconds between two pings of the server, in revisions that have `ping`.  The connection is closed if no message
     comes for this many seconds after a ping.  Default: None, no pings."""
     limits: Limits
+    """Limits of message sizes, queues and concurrent callbacks."""
     ssl_context: ssl.SSLContext
+    """The TLS context for https and wss.  Default: `ssl.create_default_context()`."""
     tap: Tap
     """Called with "in" and the received bytes, or with "out" and the bytes that are about to be sent."""
     probe: float
     """Seconds that a server on a stream may take to answer the first request, which asks if it speaks 2026-07-28 or
-    later.  After that the client tries the older handshake."""
+    later.  After that the client tries the older handshake.  Default: 5."""
     env: Mapping[str, str | None]
     """Variables to add to the environment of a child process; None as a value removes one."""
     environment: Environment
     """The environment of a child process before `env` is added.  "minimal" (the default): HOME, LANG, LC_*, LOGNAME,
     PATH, SHELL, TERM, TMPDIR and USER.  "inherit": all variables of this process.  A mapping: these variables only."""
     cwd: str | os.PathLike[str]
+    """The working directory of a child process."""
     start_timeout: float
     """Seconds that a child process, or a server on a stream, may take to send its first message: 120; `math.inf` for no
     limit."""
@@ -123,7 +127,7 @@ class ClientOptions(TypedDict, total=False):
     """Seconds that it may take to send its first message after its first line that is not a message: 30; `math.inf` for
     no limit."""
     shutdown_timeout: float
-    """Seconds that a child process may take to exit after its stdin is closed, and again after SIGTERM."""
+    """Seconds that a child process may take to exit after its stdin is closed, and again after SIGTERM.  Default: 2."""
     stderr: Callable[[bytes], object] | None
     """Called with each piece of output that a child process writes to stderr; None discards it.  Default: it is written
     to stderr of this process."""

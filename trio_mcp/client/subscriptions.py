@@ -104,7 +104,7 @@ class Subscription:
     |---|---|
     | `RequestError` | the server refused the subscription after a gap |
     | `SubscriptionUnsupported` | the server no longer sends any of these changes |
-    | `Unauthorized` | the server requires authentication |
+    | `Unauthorized` | the server requires authentication, or refuses access |
     | `SessionClosed`, or the error that closed the client | the connection is lost |
     | `RemoteProtocolError` | an answer of the server is invalid |
 
