@@ -59,7 +59,7 @@ async def test_the_page_tells_how_it_went() -> None:
     assert stray.startswith("HTTP/1.1 404 ")
     assert good.startswith("HTTP/1.1 200 ")
     assert "<title>Done</title>" in good
-    assert "Tom &amp; Jerry has what it needs. You may close this window." in good
+    assert "Tom &amp; Jerry has access now. You may close this window." in good
     assert "&lt;App&gt; could not be given access: &lt;script&gt;alert(1)&lt;/script&gt;" in bad
     for page in answers:
         assert "<script" not in page
@@ -147,7 +147,7 @@ async def test_a_fixed_one_is_taken_or_said_to_be_taken() -> None:
         assert receiver.redirect_uri == uri
         nursery.start_soon(asked, receiver, "/some/where?code=1")
         (await receiver.returns.receive()).good("App")
-        with pytest.raises(UsageError, match=r"nobody can listen at .*is the port in use"):
+        with pytest.raises(UsageError, match=r"cannot listen at .*is the port in use"):
             await nursery.start(receive_returns, uri)
 
 

@@ -72,7 +72,7 @@ async def test_the_browser_comes_back_and_what_else_comes_is_ignored() -> None:
         assert len(at.pages) == 1
         for page in browser.pages[:-1]:
             assert page.startswith("HTTP/1.1 404 ")
-        assert "<p>&lt;My&gt; app has what it needs. You may close this window.</p>" in browser.pages[-1]
+        assert "<p>&lt;My&gt; app has access now. You may close this window.</p>" in browser.pages[-1]
         # Nobody listens any more.
         with pytest.raises(OSError, match="refused"):
             await fetched(redirect_uris(at)[0], "/callback")
@@ -104,8 +104,8 @@ async def test_a_browser_that_comes_twice_is_told_twice() -> None:
 
         async with at.client(at.auth(**by(visit))) as client:
             await add(client)
-        assert "has what it needs" in pages["one"]
-        assert "has what it needs" in pages["other"]
+        assert "has access now" in pages["one"]
+        assert "has access now" in pages["other"]
         assert "has been ignored" in pages["stray"]
 
 
@@ -176,7 +176,7 @@ async def test_a_redirect_uri_that_is_taken_is_said() -> None:
 async def test_a_user_who_never_comes_back_is_waited_for_so_long(autojump_clock: trio.testing.MockClock) -> None:
     async with quiet(), town() as at:
         start = trio.current_time()
-        with pytest.raises(AuthorizationFailed, match=r"come back to http://.* within 120 seconds") as failed:
+        with pytest.raises(AuthorizationFailed, match=r"did not return to http://.* within 120 seconds") as failed:
             async with at.client(at.auth(**by(at.pages.append, user_seconds=120))):
                 raise AssertionError("it was opened")
         assert failed.value.blame is Blame.USER

@@ -314,7 +314,7 @@ async def test_a_callback_that_fails_is_the_cause(
 
     async with quiet(), town() as at:
         callbacks = {"visit": None, "redirect_uri": None, "browser": failing} if name == "browser" else {name: failing}
-        with pytest.raises(AuthorizationFailed, match=f"the callback {name} has failed .{kind.__name__}") as failed:
+        with pytest.raises(AuthorizationFailed, match=f"the callback {name} failed .{kind.__name__}") as failed:
             async with at.client(at.auth(**callbacks)):
                 raise AssertionError("it was opened")
         assert failed.value.blame is Blame.APPLICATION
@@ -325,10 +325,10 @@ async def test_a_callback_that_fails_is_the_cause(
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (None, "NoneType instead of the URL"),
+        (None, "must return the URL .*, got NoneType"),
         ("http://x/?code=1&state=wrong", "another request"),
-        ("nothing", "not the URL that the browser was sent back to, which begins with http"),
-        ("http://[x/?code=1", "not the URL"),
+        ("nothing", "must return the URL to which the browser was redirected, which begins with http"),
+        ("http://[x/?code=1", "must return the URL .*, which begins with http"),
     ],
 )
 async def test_what_visit_gives_may_be_no_answer(answer: Any, why: str, autojump_clock: MockClock) -> None:

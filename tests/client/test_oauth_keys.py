@@ -73,10 +73,10 @@ def test_what_is_no_key_is_not_repeated(pem: Any) -> None:
 @pytest.mark.parametrize(
     ("private", "algorithm", "why"),
     [
-        (made("ES256"), "RS256", "this one is for ES256, not RS256"),
+        (made("ES256"), "RS256", "this one signs with ES256, not RS256"),
         (made("RS256"), "HS256", "not HS256"),
-        (ec.generate_private_key(ec.SECP256K1()), None, "this is none of them"),
-        (ed448.Ed448PrivateKey.generate(), None, "this is none of them"),
+        (ec.generate_private_key(ec.SECP256K1()), None, "this one is of another kind"),
+        (ed448.Ed448PrivateKey.generate(), None, "this one is of another kind"),
     ],
 )
 def test_a_key_is_for_its_own_algorithms(private: Any, algorithm: str | None, why: str) -> None:

@@ -102,9 +102,9 @@ async def test_a_file_of_tokens_that_others_can_read_is_refused_until_it_is_mend
     file.chmod(mode)
     before = file.read_bytes()
     for attempt in (store.get(SERVER), store.set(SERVER, None)):
-        with pytest.raises(UsageError, match=rf"mode 0{mode:o}.*chmod 600 '?{file}") as failed:
+        with pytest.raises(UsageError, match=rf"mode is 0{mode:o}.*chmod 600 '?{file}") as failed:
             await attempt
-        assert "allowed again" in str(failed.value)  # for somebody may have read it
+        assert "allow access again" in str(failed.value)  # for somebody may have read it
     assert file.read_bytes() == before
     file.chmod(0o600)
     assert await store.get(SERVER) == ENTRY

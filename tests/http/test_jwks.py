@@ -146,10 +146,10 @@ async def test_a_good_token_tells_who_holds_it(algorithm: str, autojump_clock: M
         ({"aud": "https://other.example/mcp"}, "it is for another audience"),
         ({"exp": NOW - 31}, "it has expired"),
         ({"nbf": NOW + 31}, "it is not valid yet"),
-        ({"head": {"typ": "logout+jwt"}}, "it is a JWT for something else"),
-        ({"head": {"typ": 7}}, "it is a JWT for something else"),
-        ({"head": {"crit": ["exp"], "exp": 1}}, "it is no signed JWT"),
-        ({"head": {"b64": False, "crit": ["b64"]}}, "its signature is no good"),
+        ({"head": {"typ": "logout+jwt"}}, "it is a JWT for another purpose"),
+        ({"head": {"typ": 7}}, "it is a JWT for another purpose"),
+        ({"head": {"crit": ["exp"], "exp": 1}}, "it is not a signed JWT"),
+        ({"head": {"b64": False, "crit": ["b64"]}}, "its signature is wrong"),
     ],
 )
 async def test_a_token_that_is_not_good(
@@ -311,7 +311,7 @@ async def test_a_new_key_is_found_and_known_ones_do_not_wait_for_it(autojump_clo
 async def test_no_fetch_begins_while_one_is_under_way(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trio_mcp.oauth.jwks._PATIENCE", 60.0)
+    monkeypatch.setattr("trio_mcp.oauth.jwks._FETCH_SECONDS", 60.0)
     async with issuing(public("ES256", "k")) as issuer, trio.open_nursery() as nursery:
         issuer.wait = 30
         verify = verifier()
@@ -346,10 +346,10 @@ async def test_keys_that_were_withdrawn_are_good_no_longer(autojump_clock: MockC
 
 BAD_REPLIES = [
     (b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1/x\r\nContent-Length: 0\r\n\r\n", "the status is 302"),
-    (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n{", "they are no JSON"),
-    (b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + b"[" * 100_000, "they are no JSON"),
-    (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", "they are no key set"),
-    (b'HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n{"keys":{}}', "they are no key set"),
+    (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n{", "the response is not JSON"),
+    (b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + b"[" * 100_000, "the response is not JSON"),
+    (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", "the response is not a key set"),
+    (b'HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n{"keys":{}}', "the response is not a key set"),
     (b"HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n", "too long"),
     (b"nonsense\r\n\r\n", "GET http://127.0.0.1:9"),
 ]
@@ -401,7 +401,7 @@ def test_a_verifier_outlives_an_event_loop() -> None:
             assert issuer.asked == 1
 
     trio.run(main, 0, clock=MockClock(autojump_threshold=0))
-    verify._asked += 1e6  # a clock that is ahead of the next one, as they begin anywhere
+    verify._fetch_began += 1e6  # a clock that is ahead of the next one, as they begin anywhere
     trio.run(main, 1, clock=MockClock(autojump_threshold=0))
 
 
@@ -427,13 +427,13 @@ async def test_keys_are_fetched_by_tls(autojump_clock: MockClock) -> None:
     [
         ({"http_on_loopback": False}, "https"),
         ({"url": "http://auth.example.com/jwks"}, "https"),
-        ({"url": "auth.example.com"}, "not understood"),
-        ({"audience": []}, "an audience"),
-        ({"audience": ""}, "an audience"),
-        ({"audience": [AT, ""]}, "an audience"),
-        ({"issuer": ""}, "an issuer"),
-        ({"algorithms": ["RS256", "HS256"]}, "'HS256' is no algorithm"),
-        ({"algorithms": ["none"]}, "'none' is no algorithm"),
+        ({"url": "auth.example.com"}, "the URL is invalid"),
+        ({"audience": []}, "issuer and audience must not be empty"),
+        ({"audience": ""}, "issuer and audience must not be empty"),
+        ({"audience": [AT, ""]}, "issuer and audience must not be empty"),
+        ({"issuer": ""}, "issuer and audience must not be empty"),
+        ({"algorithms": ["RS256", "HS256"]}, "got 'HS256'"),
+        ({"algorithms": ["none"]}, "got 'none'"),
         ({"leeway": -1}, "leeway"),
     ],
 )

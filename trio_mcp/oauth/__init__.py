@@ -1,6 +1,6 @@
-"""OAuth on Trio: tokens for clients, browsers, stores of tokens and keys, and the keys of issuers.
+"""OAuth on Trio: tokens for clients, the user's browser, token stores, signing keys, and the keys of issuers.
 
-The names below are public.  A module is loaded when one of its names is used for the first time.
+The names below are public.  A module is loaded when one of its names is first used.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The user's browser: opening a page in it, and being there when it comes back.
+"""The user's browser: open a page in it, and receive the redirect back to this program.
 
-A program that runs beside the browser is told what the user has allowed by a redirect to an address on loopback, where
-it listens for as long as it waits (RFC 8252).  Anything on the machine can ask there, and a browser asks for icons and
-ahead of its user, so nothing that comes is taken for the answer: it is handed on, and whoever waits says what it was.
-The page is shown then, and tells how it all went.
+The authorization server redirects the browser to an address on loopback, where this program listens while it waits
+(RFC 8252).  Any program on the machine can send requests there, and a browser prefetches pages and asks for icons.  So
+no request is accepted here as the answer: each one is passed on as a `BrowserReturn`, and the flow decides whether it
+is the answer.  Only then does the browser get its page, which shows the outcome.
 
-Nothing of what comes is repeated but the reason of a failure, and that escaped; the page loads nothing and leads
-nowhere.
+The page repeats nothing of the request except the reason of a failure, escaped.  It loads no other resources and has
+no links.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from trio_mcp.transport.outbox import GONE
 __all__ = ["BrowserReturn", "OnBrowser", "RedirectReceiver", "open_in_browser", "receive_returns"]
 
 OnBrowser: TypeAlias = Callable[[str], "Awaitable[object] | object"]
-"""Shows the page of this URL to the user, and returns without waiting for what comes of it."""
+"""Shows the page at this URL to the user, and returns without waiting for the user."""
 
-HOST = "127.0.0.1"  # RFC 8252, 8.3: not localhost, which may be another machine's
+HOST = "127.0.0.1"  # RFC 8252, 8.3: not localhost, which may be the name of another machine
 PATH = "/callback"
 
-_HEAD = 32 * 1024  # bytes of one request; a code may be a signed JWT
-_ASKING = 10.0  # seconds for a request to arrive, and again for its reply to be taken
-_MOST = 20  # connections at once; a browser has two
-_JUDGED = 60.0  # seconds that a browser waits to be told how it went, which takes one more request of ours
+_HEAD_BYTES = 32 * 1024  # of one request; a code may be a signed JWT
+_IO_SECONDS = 10.0  # for a request to arrive, and again for its response to be sent
+_MAX_CONNECTIONS = 20  # at once; a browser has two
+_OUTCOME_SECONDS = 60.0  # for which a browser waits for its page; the flow sends one more request meanwhile
 
 
 async def open_in_browser(url: str) -> None:
-    """Open the user's browser, or show the URL on standard error where there is none."""
+    """Open the page in the user's browser.  If no browser can be opened, write the URL to standard error."""
     import webbrowser
 
     try:
@@ -50,44 +50,50 @@ async def open_in_browser(url: str) -> None:
     except (webbrowser.Error, OSError):
         opened = False
     if not opened:
-        sys.stderr.write(f"Open this page in a browser on this machine, and allow what it asks for:\n{url}\n")
+        sys.stderr.write(f"Open this page in a browser on this machine, and allow the access it asks for:\n{url}\n")
         sys.stderr.flush()
 
 
 @attrs.define(eq=False, repr=False)
 class BrowserReturn:
-    """The browser came to the redirect URI with this query.  Whoever looks at it says `stray`, or how it went."""
+    """A request of the browser for the redirect URI, with this query.
+
+    The flow calls `stray`, `good` or `bad`, and the browser gets the page for it.
+    """
 
     query: str
     _page: tuple[int, str] | None = None
-    _told: trio.Event = attrs.field(factory=trio.Event)
+    _decided: trio.Event = attrs.field(factory=trio.Event)
     shown: trio.Event = attrs.field(factory=trio.Event)
-    """The browser has the page, or is gone."""
+    """Set when the browser has the page, or has closed the connection."""
 
     def stray(self) -> None:
-        """It was not the answer that is waited for."""
-        self._tell(404, "This is not what is waited for", "It has been ignored. You may close this window.")
+        """Show that this request was not the expected answer."""
+        self._decide(404, "This is not the expected answer", "It has been ignored. You may close this window.")
 
     def good(self, name: str) -> None:
-        self._tell(200, "Done", f"{name} has what it needs. You may close this window.")
+        """Show that the application `name` has its token."""
+        self._decide(200, "Done", f"{name} has access now. You may close this window.")
 
     def bad(self, name: str, why: str) -> None:
-        self._tell(200, "That did not work", f"{name} could not be given access: {why}. You may close this window.")
+        """Show that the application `name` got no token, and the reason."""
+        self._decide(200, "That did not work", f"{name} could not be given access: {why}. You may close this window.")
 
-    def _tell(self, status: int, title: str, text: str) -> None:
+    def _decide(self, status: int, title: str, text: str) -> None:
         if self._page is None:
             self._page = status, _page(title, text)
-            self._told.set()
+            self._decided.set()
 
     async def page(self) -> tuple[int, str]:
-        with trio.move_on_after(_JUDGED):
-            await self._told.wait()
+        """Wait for the outcome, and return the status and the HTML of its page."""
+        with trio.move_on_after(_OUTCOME_SECONDS):
+            await self._decided.wait()
         return self._page or (200, _page("Not finished yet", "You may close this window."))
 
 
 @attrs.frozen(eq=False)
 class RedirectReceiver:
-    """`redirect_uri` is what it is reached by; `returns` are the times that the browser has come there."""
+    """The receiver's address, and the channel of the requests that the browser sent there."""
 
     redirect_uri: str
     returns: trio.MemoryReceiveChannel[BrowserReturn] = attrs.field(repr=False)
@@ -99,15 +105,15 @@ async def receive_returns(
     *,
     task_status: trio.TaskStatus[RedirectReceiver] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Listen for the browser until cancelled; started once it may come.
+    """Listen for the browser until cancelled.  Reports `started` when the sockets listen.
 
-    `fixed` is the redirect URI, where it is not for us to choose; `before` are some that were used, of which the first
-    whose port is free is used again.  Raises `UsageError` for one that cannot be listened at.
+    `fixed` is the redirect URI if the program has set one.  `before` are redirect URIs used earlier: the first one
+    whose port is free is used again.  Raises `UsageError` if it cannot listen at `fixed`.
     """
     listeners, redirect_uri = await _listeners(fixed, before)
     path = urlsplit(redirect_uri).path or "/"
-    send, returns = trio.open_memory_channel[BrowserReturn](_MOST)
-    room = trio.CapacityLimiter(_MOST)
+    send, returns = trio.open_memory_channel[BrowserReturn](_MAX_CONNECTIONS)
+    room = trio.CapacityLimiter(_MAX_CONNECTIONS)
     handler = partial(_serve, path=path, send=send, room=room)
     async with trio.open_nursery() as nursery:
         for each in listeners:
@@ -121,10 +127,10 @@ async def _listeners(fixed: str | None, before: tuple[str, ...]) -> tuple[list[t
             return await _open(fixed), fixed
         except OSError as error:
             raise UsageError(
-                f"nobody can listen at the redirect URI {shown(fixed)}: {error.strerror or error}; is the port in use?"
+                f"cannot listen at the redirect URI {shown(fixed)}: {error.strerror or error}; is the port in use?"
             ) from error
     for uri in before:
-        # What was registered once is registered with this port, and some servers take no other.
+        # An earlier registration names this port, and some servers accept no other.
         with suppress(OSError, ValueError):
             if urlsplit(uri).hostname == HOST:
                 return await _open(uri), uri
@@ -138,7 +144,7 @@ async def _open(uri: str) -> list[trio.SocketListener]:
     return await trio.open_tcp_listeners(parts.port or 80, host=parts.hostname)
 
 
-# One connection, of one request.
+# One connection, which carries one request.
 
 
 async def _serve(
@@ -154,24 +160,24 @@ async def _serve(
 
 
 async def _answer(stream: trio.abc.Stream, path: str, send: trio.MemorySendChannel[BrowserReturn]) -> None:
-    http = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD)
-    with trio.move_on_after(_ASKING) as scope:
+    http = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD_BYTES)
+    with trio.move_on_after(_IO_SECONDS) as scope:
         request = await _request(stream, http)
         scope.deadline = math.inf
         target, _, query = request.target.decode("ascii", "replace").partition("?")
-        came: BrowserReturn | None = None
+        visit: BrowserReturn | None = None
         if request.method != b"GET" or target != path:
             status, page = 404, _page("Nothing is here", "You may close this window.")
         else:
-            came = BrowserReturn(query)
-            send.send_nowait(came)
-            status, page = await came.page()
-        scope.deadline = trio.current_time() + _ASKING
+            visit = BrowserReturn(query)
+            send.send_nowait(visit)
+            status, page = await visit.page()
+        scope.deadline = trio.current_time() + _IO_SECONDS
         try:
             await stream.send_all(_reply(http, status, page.encode(), bodiless=request.method == b"HEAD"))
         finally:
-            if came is not None:
-                came.shown.set()
+            if visit is not None:
+                visit.shown.set()
 
 
 async def _request(stream: trio.abc.Stream, http: h11.Connection) -> h11.Request:
@@ -180,14 +186,14 @@ async def _request(stream: trio.abc.Stream, http: h11.Connection) -> h11.Request
         if isinstance(event, h11.Request):
             return event
         if event is not h11.NEED_DATA:
-            raise trio.BrokenResourceError("it has ended")
+            raise trio.BrokenResourceError("the connection ended before its request")
         http.receive_data(bytes(await stream.receive_some()))
 
 
 _HEADERS: Final = (
     ("Content-Type", "text/html; charset=utf-8"),
     ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"),
-    ("Referrer-Policy", "no-referrer"),  # the address of the page holds the code
+    ("Referrer-Policy", "no-referrer"),  # the address of the page contains the code
     ("X-Content-Type-Options", "nosniff"),
     ("Cache-Control", "no-store"),
     ("Connection", "close"),

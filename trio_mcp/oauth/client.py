@@ -1,22 +1,21 @@
-"""OAuth: tokens for MCP servers that want them, got when they are wanted and kept for the next time.
+"""OAuth for clients: get tokens for MCP servers when a request needs them, and store them for the next time.
 
     auth = OAuth("My app", store=FileTokenStore("~/.config/my-app/tokens.json"))
     async with open_client("https://mcp.example.com/mcp", auth=auth) as client:
         ...
 
-What is asked for where, and what follows from it, is decided in `core.auth`; here it is done.  There is one
-`TokenSource` for each MCP server, shared by all clients that were given the same `OAuth`, and `Credentials` for each
-HTTP request, which say what goes along with it and whether it is to be sent again.
+`core.oauth` decides which requests to send and what follows from their responses; this module sends them.  There is one
+`TokenSource` for each MCP server, shared by all clients with the same `OAuth`.  Each HTTP request has its own
+`Credentials`, which give the header fields to add, and tell whether to send the request again.
 
-A flow runs in a task of its own, in no caller's scope: whoever waits for a token may give up, and the user who is just
-finding a password is not interrupted.  It ends with the last client of its server.  A refresh token is good once, so
-what may just be using one up is given a moment more, for what comes of it has to be kept.
+A flow runs in a task of its own, outside the caller's cancel scope: a request that waits for a token can be cancelled
+without interrupting the user who is looking for a password.  The flow ends with the last client of its server.  A
+refresh token is good once, so a flow that may be using one gets a moment more, in order to store the new one.
 
-Nothing is locked meanwhile.  Each request waits for the flow that it needs and for nothing else, and what has come of
-that flow is the same for all of them.
+There are no locks.  Each request waits only for the flow that it needs, and all requests that wait for a flow get the
+same outcome.
 
-What is exchanged with authorization servers goes by connections of its own: without the client's headers, and without
-its tap.
+Requests to authorization servers use connections of their own, without the client's headers and without its tap.
 """
 
 from __future__ import annotations
@@ -80,37 +79,37 @@ T = TypeVar("T")
 _log = logging.getLogger("trio_mcp.oauth")
 
 OnVisit: TypeAlias = Callable[[str], "Awaitable[str] | str"]
-"""Given the URL of a page to be visited by the user; what it returns is the URL that the browser was sent back to."""
+"""Takes the URL of a page for the user to visit, and returns the URL to which the browser was redirected back."""
 OnAssertion: TypeAlias = Callable[[str, str], "Awaitable[str] | str"]
-"""Given the audience and the resource; what it returns is a JWT or the like that says who we are."""
+"""Takes the audience and the resource, and returns an assertion, such as a JWT, that identifies the program."""
 
-_OURS = frozenset({"authorization", "dpop"})
-_LEAVING = 5.0  # seconds for a flow to end, which takes two unless a callback of the program holds it up
-_STORING = 30.0  # seconds for a store to take or to give something, before it is taken for broken
+_AUTH_FIELDS = frozenset({"authorization", "dpop"})
+_FLOW_END_SECONDS = 5.0  # for a flow to end, which takes two unless a callback of the program delays it
+_STORE_SECONDS = 30.0  # for one call of the token store; a slower store counts as broken
 
 
 class OAuth:
-    """For the option `auth`: who the program is, and how it gets and keeps its tokens.
+    """The value of the option `auth`: the application's identity, and how it gets and stores its tokens.
 
-    `application` is the name that users are shown, or an `Application`, which says more: registrations made before,
-    keys, scopes, and another grant than that of a user in a browser.  `store` is where tokens outlive the process; in
-    memory they do not.
+    `application` is the name that users see, or an `Application` with more: earlier registrations, keys, scopes, and
+    a grant other than that of a user in a browser.  `store` keeps tokens after the process ends; without it they are
+    lost with the process.
 
-    To have them allowed by the user, `browser` shows a page (the system's browser does), and this process listens on
-    loopback for the return: at a free port, or at `redirect_uri`.  Programs that cannot do that give `visit` instead,
-    which is given the URL of the page and returns the URL that the browser was sent back to; nothing listens then, and
-    `redirect_uri` has to be said.  `user_seconds` bounds how long a user is waited for.
+    To ask the user for access, `browser` shows a page (by default in the system's browser), and this process listens
+    on loopback for the redirect: at a free port, or at `redirect_uri`.  A program that cannot listen gives `visit`
+    instead, a function that takes the URL of the page and returns the URL to which the browser was redirected back.
+    `visit` requires `redirect_uri`.  `user_seconds` limits the time for the user's answer.
 
-    `assertion` gives what vouches for the program, or for its user, with `IdentityAssertion` and `WorkloadIdentity`.
-    `http_on_loopback` allows plain http to servers on this machine, for development.  `ssl_context` is for the
-    authorization servers.
+    `assertion` returns an assertion that identifies the program or its user, for the grants `IdentityAssertion` and
+    `WorkloadIdentity`.  `http_on_loopback` allows plain http to servers on this machine, for development.
+    `ssl_context` is for connections to the authorization servers.
 
-    An MCP server names the authorization server, which names its endpoints.  Those on this machine, on a private and on
-    the link-local network are refused unless the MCP server is there itself, and endpoints at another origin than the
-    authorization server's unless it promises `iss` (RFC 9207).  `trusted_origins`, such as
-    ``["https://accounts.google.com"]``, are followed wherever they are, and their endpoints may be anywhere.
+    An MCP server names its authorization server, which names its endpoints.  URLs on this machine, on a private network
+    or on the link-local network are refused unless the MCP server is on the same one.  Endpoints at another origin
+    than the authorization server's are refused unless it promises `iss` (RFC 9207).  `trusted_origins`, such as
+    ``["https://accounts.google.com"]``, are allowed on every network, and their endpoints at every origin.
 
-    Raises `UsageError` for what cannot be.  One object may serve many clients and many servers.
+    Raises `UsageError` if an option is invalid.  One object can serve many clients and many servers.
     """
 
     def __init__(
@@ -129,18 +128,20 @@ class OAuth:
     ) -> None:
         self.application = Application(application) if isinstance(application, str) else application
         if not isinstance(self.application, Application):
-            raise UsageError(f"an application is a name or an Application, not {type(application).__name__}")
+            raise UsageError(f"application must be a name or an Application, got {type(application).__name__}")
         for name, callback in (("browser", browser), ("visit", visit), ("assertion", assertion)):
             if not (callback is None or callable(callback)):
-                raise UsageError(f"{name} is a function, not {type(callback).__name__}")
+                raise UsageError(f"{name} must be a function, got {type(callback).__name__}")
         if not (store is None or all(callable(getattr(store, name, None)) for name in ("get", "set"))):
-            raise UsageError(f"a store has get and set, as FileTokenStore(path) has; {type(store).__name__} has not")
+            raise UsageError(
+                f"store must have the methods get and set, like FileTokenStore(path); {type(store).__name__} does not"
+            )
         _check_redirect(redirect_uri, visit)
         check_seconds("user_seconds", user_seconds)
-        vouched = isinstance(self.application.grant, IdentityAssertion | WorkloadIdentity)
-        if vouched and assertion is None:
+        needs_assertion = isinstance(self.application.grant, IdentityAssertion | WorkloadIdentity)
+        if needs_assertion and assertion is None:
             grant = type(self.application.grant).__name__
-            raise UsageError(f"the grant {grant} takes an assertion: a function that gets one")
+            raise UsageError(f"the grant {grant} needs the option assertion: a function that returns an assertion")
         self.store = MemoryTokenStore() if store is None else store
         self.redirect_uri = redirect_uri
         self.browser = browser
@@ -156,8 +157,11 @@ class OAuth:
         return f"<OAuth for {self.application.name}>"
 
     def at(self, server_url: str) -> TokenSource:
-        """What there is for the MCP server at this URL.  Raises `UsageError` where no token may be sent."""
-        # To those who give tokens a WebSocket is what it begins as: a request by HTTP.
+        """Return the token source for the MCP server at this URL.  Raises `UsageError` if no token may be sent there.
+
+        Clients call this; a program has no need to.
+        """
+        # OAuth knows only HTTP URLs, and a WebSocket begins as an HTTP request.
         url = f"http{server_url.removeprefix('ws')}" if server_url.startswith("ws") else server_url
         if url not in self._servers:
             try:
@@ -171,7 +175,7 @@ class OAuth:
 
 def _origins(given: Collection[str]) -> tuple[str, ...]:
     if isinstance(given, str):
-        raise UsageError(f"trusted_origins must be a list, also of one origin: [{shown(given)}]")
+        raise UsageError(f"trusted_origins must be a list, even for one origin: [{shown(given)}]")
     for each in given:
         fault = url_fault(each, UrlRules(loopback=True))
         if fault is None and (urlsplit(each).path.strip("/") or "?" in each):
@@ -183,23 +187,25 @@ def _origins(given: Collection[str]) -> tuple[str, ...]:
 
 def _check_redirect(uri: str | None, visit: OnVisit | None) -> None:
     if visit is not None and uri is None:
-        raise UsageError("visit takes a redirect_uri: the one that the application is to be registered with")
+        raise UsageError("visit needs redirect_uri: the redirect URI with which the application is registered")
     if uri is None:
         return
     if fault := redirect_fault(uri):
         raise UsageError(f"the redirect URI {shown(uri)} {fault}; it must be https, or on loopback")
     if visit is None and (urlsplit(uri).scheme != "http" or not is_loopback(uri)):
-        raise UsageError(f"nobody here can listen at the redirect URI {shown(uri)}; with visit, something else may")
+        raise UsageError(
+            f"this process cannot listen at the redirect URI {shown(uri)}; use http on loopback, or the option visit"
+        )
 
 
 class TokenSource:
-    """The tokens for one MCP server, and how they are got."""
+    """The tokens for one MCP server, shared by all of its clients: loads, stores and renews them."""
 
     def __init__(self, oauth: OAuth, server_url: str) -> None:
         self.oauth = oauth
         self.authorizer = self._authorizer(server_url, None)
         self._loaded = False
-        self._seen: ServerRecord | None = None  # what the store has, as far as is known here
+        self._stored_record: ServerRecord | None = None  # the content of the store when last read or written
         self._runs: dict[Flow, FlowRun] = {}
         self._clients = 0
 
@@ -211,87 +217,93 @@ class TokenSource:
 
     @property
     def generation(self) -> tuple[str, str]:
-        """Tells the tokens that there are from those that were, which may have been another user's."""
+        """A value that differs for tokens of a different login, which may belong to another user."""
         return "", str(self.authorizer.generation)
 
     @property
     def patience(self) -> float:
-        """Seconds that a user may need before anything can be done."""
+        """Seconds for which a request may have to wait for the user; 0 if the grant needs no user."""
         return 0.0 if self.oauth.application.needs_no_user else self.oauth.rules.user_seconds
 
     def request(self, method: str, url: str, operation: str = "") -> Credentials:
-        """What goes along with one HTTP request; `operation` says what it does."""
+        """Return the credentials for one HTTP request; `operation` names what the request does."""
         return Credentials(self, method, url, operation)
 
-    # As long as there are clients.
+    # The clients.
 
     def enter(self) -> None:
+        """Count one more client."""
         self._clients += 1
 
     async def leave(self) -> None:
-        """With the last client the flows end.  It takes as long as `FlowRun.end` says, also if it is cancelled."""
+        """Count one client less; the last one ends the flows.  Waits as long as `FlowRun.end` allows, even if
+        cancelled."""
         self._clients -= 1
         if self._clients == 0:
             for run in list(self._runs.values()):
                 run.end()
-                with trio.CancelScope(shield=True, deadline=trio.current_time() + _LEAVING):
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + _FLOW_END_SECONDS):
                     await run.over.wait()
 
-    # What is stored.
+    # The store.
 
     async def load(self) -> None:
-        # Whoever comes first reads it, and if several do they read the same: nobody waits for one who was cancelled.
+        """Read the store, once."""
+        # Requests that start at the same time may each read it, and they read the same.  One shared read would make
+        # them wait for a task that may be cancelled.
         if not self._loaded:
-            record = await self._stored()
+            record = await self._read_store()
             if not self._loaded:
-                self._loaded, self._seen = True, record
+                self._loaded, self._stored_record = True, record
                 if record is not None:
                     self.authorizer = self._authorizer(self.authorizer.server_url, record)
 
-    async def _stored(self) -> ServerRecord | None:
+    async def _read_store(self) -> ServerRecord | None:
         url = self.authorizer.server_url
-        entry = await _awaited("the store of tokens", self.oauth.store.get, url)
+        entry = await _call_store(self.oauth.store.get, url)
         if entry is None:
             return None
         record = read_record(entry)
         if record.server_url != url:
-            raise UsageError("the store of tokens gave the entry of another server")
+            raise UsageError("the token store returned the entry of another server")
         return record
 
     async def found(self, flow: Flow) -> bool:
-        """Whether another process has stored what this flow is for."""
+        """Whether another process has stored the tokens that this flow would get.  If so, this process uses them."""
         try:
-            stored = await self._stored()
+            stored = await self._read_store()
         except McpError as error:
-            _log.warning("what other processes have stored cannot be read: %s", error)
+            _log.warning("cannot read the tokens that other processes may have stored: %s", error)
             return False
-        # What was there before is older than what we have, also where ours could not be stored, or is not trusted.
-        news, self._seen = stored != self._seen, stored
-        return news and stored is not None and self.authorizer.adopt(flow, stored)
+        # A record that has not changed is older than ours, even if ours could not be stored or is not trusted.
+        changed, self._stored_record = stored != self._stored_record, stored
+        return changed and stored is not None and self.authorizer.adopt(flow, stored)
 
     async def persist(self, record: ServerRecord) -> None:
-        """Never raises: what was got is of use as long as the process, and who could be told is not at fault."""
+        """Store the record.  Logs a failure and does not raise it: the tokens still work in this process, and the
+        caller is not at fault."""
         url = self.authorizer.server_url
         try:
-            await _awaited("the store of tokens", self.oauth.store.set, url, as_json(record))
-            self._seen = record
+            await _call_store(self.oauth.store.set, url, as_json(record))
+            self._stored_record = record
         except McpError as error:
-            place = urlsplit(url).netloc
-            _log.error("the tokens for %s could not be stored, and are gone with this process: %s", place, error)
+            host = urlsplit(url).netloc
+            _log.error("cannot store the tokens for %s; they are lost when this process ends: %s", host, error)
 
     # Flows.
 
     def begin(self, flow: Flow) -> None:
+        """Start a task for this flow."""
         run = self._runs[flow] = FlowRun(self, flow)
-        # In no nursery of a caller's: all others wait for it too.
+        # Not in the nursery of a caller, because other requests wait for it too.
         trio.lowlevel.spawn_system_task(self._drive, run, name="an authorization", context=copy_context())
 
     async def _drive(self, run: FlowRun) -> None:
         try:
             await run.drive()
-        except Exception as error:  # noqa: BLE001  # what leaves a system task is Trio's end
-            _log.exception("an authorization has failed in a way that was not foreseen")
-            run.broke(error)
+        except Exception as error:  # noqa: BLE001  # an exception that leaves a system task crashes Trio
+            _log.exception("an authorization failed with an unexpected error")
+            run.fail(error)
         finally:
             self.authorizer.abandon(run.flow)
             del self._runs[run.flow]
@@ -299,14 +311,16 @@ class TokenSource:
             run.over.set()
 
     async def wait(self, flow: Flow) -> None:
+        """Wait for the outcome of this flow, or until it ends without one."""
         if (run := self._runs.get(flow)) is not None:
             await run.settled.wait()
 
 
 class Credentials:
-    """What goes along with one HTTP request.
+    """The credentials of one HTTP request.
 
-    ``get`` it, send the request, say by `replied` what came, and if it was `refused`, begin again.
+    Await `get`, send the request with the fields of `beside`, and call `replied` with the response.  If `refused` is
+    true then, start again.
     """
 
     def __init__(self, authorization: TokenSource, method: str, url: str, operation: str) -> None:
@@ -318,19 +332,20 @@ class Credentials:
         self._granted: Fields = ()
         self._verdict: Verdict | None = None  # of the last refusal
         self.refusal: McpError | None = None
-        """How the server said it, which whoever has sent the request knows: the cause, where `get` fails after that."""
+        """The server's refusal as an error, set by the sender of the request.  If `get` fails after the refusal, this
+        is the cause of its error."""
 
     @property
     def refused(self) -> bool:
-        """What came was no answer: `get` has something better now, or says why not."""
+        """Whether the response was a refusal.  `get` then gets a better token, or raises the reason."""
         return self._verdict is not None
 
     async def get(self) -> None:
-        """Wait until there are some, or none are needed.
+        """Wait until there is a token, or the request needs none.
 
-        Raises `AuthorizationFailed` if there is no token and none is to be had, and `UsageError` for what
-        concerns the program: its store cannot be read, or its key cannot sign.  May be cancelled; what was begun goes
-        on, and the next request has the use of it.
+        Raises `AuthorizationFailed` if no token can be got, and `UsageError` if the program is at fault: its store
+        cannot be read, or its key cannot sign.  Can be cancelled; a flow that has started continues, and the next
+        request uses its token.
         """
         authorization = self._authorization
         await authorization.load()
@@ -339,7 +354,7 @@ class Credentials:
                 self._method, self._url, self._operation
             )
         go = self._authorized_request.go
-        verdict = self._verdict or self._heed(go)
+        verdict = self._verdict or self._follow(go)
         self._verdict = None
         while not isinstance(verdict, Authorized):
             if isinstance(verdict, FlowFailed):
@@ -347,49 +362,53 @@ class Credentials:
                 error.__cause__ = error.__cause__ or self.refusal
                 raise error
             await authorization.wait(verdict.flow)
-            verdict = self._heed(go)
+            verdict = self._follow(go)
         self._granted = verdict.headers
 
     def beside(self, own: Fields) -> Fields:
-        """The program's own header fields, and these beside them."""
+        """Return the program's own header fields, followed by those of the credentials."""
         for name, _ in own:
-            if name.lower() in _OURS:
-                raise UsageError(f"the header {name} is what the option auth is there for; leave one of them out")
+            if name.lower() in _AUTH_FIELDS:
+                raise UsageError(f"the option auth sets the header {name}; leave out one of the two")
         return (*own, *self._granted)
 
     def replied(self, status: int, headers: RawFields) -> None:
-        """The server has answered, whatever it was."""
+        """Take note of the server's response, of every status."""
         if status not in (401, 403):
             self._authorization.authorizer.replied(headers)
             return
         if self._method == "DELETE":
-            return  # nobody is asked for anything in order to say goodbye
+            return  # do not ask a user for access just to end a session
         authorized_request = self._authorized_request
-        assert authorized_request is not None  # what was sent was asked for before
-        self._verdict = self._heed(lambda now: authorized_request.refused(status, headers, now))
+        assert authorized_request is not None  # `get` comes before each request
+        self._verdict = self._follow(lambda now: authorized_request.refused(status, headers, now))
 
-    def _heed(self, ask: Callable[[float], Verdict]) -> Verdict:
+    def _follow(self, decide: Callable[[float], Verdict]) -> Verdict:
+        """Return the verdict; if it is a new flow, start it."""
         try:
-            verdict = ask(time.time())
+            verdict = decide(time.time())
         except McpError:
             raise
-        except Exception as error:  # a Key signs by a function of the program's
+        except Exception as error:  # the program's own function signs for a Key
             raise UsageError("the dpop Key of the application could not sign") from error
         if isinstance(verdict, StartFlow):
-            self._authorization.begin(verdict.flow)  # at once: from now on others wait for it
+            self._authorization.begin(verdict.flow)  # at once, because other requests wait for it from now on
         return verdict
 
 
-async def _awaited(whose: str, call: Callable[..., Awaitable[T]], *args: Any) -> T:
-    """What a callback of the program gives, in time; what it raises is an error of ours, with its own as the cause."""
-    with trio.move_on_after(_STORING):
+async def _call_store(method: Callable[..., Awaitable[T]], *args: Any) -> T:
+    """Call a method of the program's token store, with a time limit.
+
+    Raises `UsageError` if it fails, with the exception of the store as its cause.
+    """
+    with trio.move_on_after(_STORE_SECONDS):
         try:
-            came = call(*args)
-            if not inspect.isawaitable(came):
-                raise UsageError(f"{whose} is awaited: its get and set are to be async def")
-            return await came
+            pending = method(*args)
+            if not inspect.isawaitable(pending):
+                raise UsageError("get and set of the token store must be async def")
+            return await pending
         except McpError:
             raise
         except Exception as error:
-            raise UsageError(f"{whose} has failed: {type(error).__name__}") from error
-    raise UsageError(f"{whose} takes longer than {_STORING:g} seconds")
+            raise UsageError(f"the token store failed: {type(error).__name__}") from error
+    raise UsageError(f"the token store took longer than {_STORE_SECONDS:g} seconds")

@@ -1,6 +1,6 @@
-"""Keys that sign: client assertions (private_key_jwt) and DPoP proofs, by PyJWT from the extra `oauth`.
+"""Keys that sign client assertions (private_key_jwt) and DPoP proofs, with PyJWT from the extra `oauth`.
 
-What is signed is made by `core.auth_proofs`; here a PEM becomes the function that signs it.
+`core.oauth.proofs` builds the claims; this module makes the function that signs them from a PEM.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["load_key", "new_key"]
 
-# By the kind and the curve of the public key (RFC 7518, 6): the first is what a key is used for unless it is said.
+# By the kind and the curve of the public key (RFC 7518, 6).  The first algorithm is the default.
 _ALGORITHMS: Mapping[tuple[str, str | None], tuple[str, ...]] = {
     ("EC", "P-256"): ("ES256",),
     ("EC", "P-384"): ("ES384",),
@@ -34,11 +34,11 @@ _PUBLIC = ("kty", "crv", "n", "e", "x", "y")
 def load_key(
     pem: str | bytes, algorithm: str | None = None, *, id: str | None = None, password: str | bytes | None = None
 ) -> Key:
-    """The key in a PEM (PKCS #8), for `key` and `dpop` of `Application`.
+    """Load the private key in a PEM (PKCS #8), for `key` and `dpop` of `Application`.
 
-    `algorithm` is what it signs by, which the key itself says but for RSA, where it is RS256; `id` is its ``kid``, for
-    authorization servers that know several keys of the application.  Raises `UsageError` for what is no private
-    key, for an algorithm that is not for it, and where PyJWT is not installed.
+    `algorithm` is the signature algorithm.  The kind of the key determines it, except for RSA, where the default is
+    RS256.  `id` is the key's ``kid``, for authorization servers that know several keys of the application.  Raises
+    `UsageError` if `pem` is not a private key, if the algorithm does not fit the key, or if PyJWT is not installed.
     """
     _jwt()
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -46,18 +46,18 @@ def load_key(
     data, secret = (each.encode() if isinstance(each, str) else each for each in (pem, password))
     try:
         return _key(load_pem_private_key(data or b"", secret), algorithm, id)
-    except (ValueError, TypeError):  # whose text may repeat what was read
+    except (ValueError, TypeError):  # its text may repeat parts of the key
         raise UsageError(
-            "the key cannot be read: it takes the text of a private key in PEM, not its path, which begins with "
-            "-----BEGIN PRIVATE KEY-----, and its password if it has one"
+            "the key cannot be read: pem must be the text of a private key, which begins with "
+            "-----BEGIN PRIVATE KEY-----, not its path; an encrypted key needs its password"
         ) from None
 
 
 def new_key() -> Key:
-    """A fresh key for ES256, which DPoP is used with as a rule.
+    """Make a new key for ES256, the usual algorithm for DPoP.
 
-    Tokens that are bound to it are of no use without it, and it is gone with the process: to keep the one, keep the
-    other, as a PEM.  Raises `UsageError` where PyJWT is not installed.
+    The key is lost when the process ends, and tokens bound to it are useless without it.  A program that stores its
+    tokens loads its key from a PEM instead: see `load_key`.  Raises `UsageError` if PyJWT is not installed.
     """
     _jwt()
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -72,7 +72,7 @@ def _jwt() -> Any:
     except ImportError:
         has_crypto = False
     if not has_crypto:
-        raise UsageError("keys are used by PyJWT: pip install 'trio_mcp[oauth]'")
+        raise UsageError("keys need PyJWT: pip install 'trio_mcp[oauth]'")
     return jwt
 
 
@@ -80,8 +80,8 @@ def _key(private: Private, algorithm: str | None, id: str | None) -> Key:
     jwk = _public(private)
     known = _ALGORITHMS.get((jwk.get("kty", ""), jwk.get("crv")), ())
     if not known or (algorithm is not None and algorithm not in known):
-        able = f"this one is for {' or '.join(known)}" if known else "this is none of them"
-        raise UsageError(f"a key is of EC, RSA or Ed25519; {able}" + (f", not {algorithm}" if algorithm else ""))
+        usable = f"this one signs with {' or '.join(known)}" if known else "this one is of another kind"
+        raise UsageError(f"a key must be EC, RSA or Ed25519; {usable}" + (f", not {algorithm}" if algorithm else ""))
     chosen = algorithm or known[0]
     encode = _jwt().encode
 
@@ -93,7 +93,7 @@ def _key(private: Private, algorithm: str | None, id: str | None) -> Key:
 
 
 def _public(private: Private) -> dict[str, str]:
-    """The public half as a JWK; empty for a kind of key that nothing is signed with here."""
+    """Return the public key as a JWK; empty for a kind of key that this module does not support."""
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
     from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 

@@ -1,7 +1,7 @@
-"""One flow, driven: each deed that it asks for is done, and what came of it is told.
+"""The driver of one flow: carries out each action that the flow asks for, and reports the result as an event.
 
-What goes wrong here is an answer like any other, so a flow always has an outcome, unless it is ended from outside.
-Then it has none, and whoever needs its token begins another.
+A failed action is an event too, so a flow always has an outcome, except if it is ended from outside.  Then it has none,
+and the next request that needs a token starts another flow.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ __all__ = ["FlowRun"]
 
 _log = logging.getLogger("trio_mcp.oauth")
 
-_ENDING = 2.0  # seconds for a token that may have been given just now to arrive and be stored
-_SHOWING = 2.0  # seconds for the browser to take the page that tells how it went
+_END_SECONDS = 2.0  # for a token that may have just been issued to arrive and be stored
+_PAGE_SECONDS = 2.0  # for the browser to load the page that shows the outcome
 
 
 class _AddressChanged(McpError):
-    """A connection leads to an address where the request must not go."""
+    """A connection leads to an address to which the request must not be sent."""
 
     def __init__(self, address: str) -> None:
         super().__init__(f"the connection leads to {address}")
@@ -66,7 +66,10 @@ class _AddressChanged(McpError):
 
 
 class FlowRun:
-    """`settled` is set as soon as it has an outcome, or will have none; `over` when nothing is left of it."""
+    """Runs one flow.
+
+    `settled` is set once the flow has an outcome, or can have none.  `over` is set once its task ends.
+    """
 
     def __init__(self, authorization: TokenSource, flow: Flow) -> None:
         self.flow = flow
@@ -77,20 +80,21 @@ class FlowRun:
         self._scope = trio.CancelScope()
         self._ending = self._storing = False
         self._receiver: RedirectReceiver | None = None
-        self._came: BrowserReturn | None = None  # the browser, and waits to be told how it went
+        self._visit: BrowserReturn | None = None  # the browser's last request, which waits for its page
         self._deadline = math.inf  # for the user
-        self._trouble: BaseException | None = None  # that the last deed came to
-        self._request: SendRequest | None = None  # that is being sent
-        self._addresses: dict[tuple[str, int], str] = {}  # that connections lead to, by host and port
+        self._error: BaseException | None = None  # of the last action
+        self._request: SendRequest | None = None  # the request being sent
+        self._addresses: dict[tuple[str, int], str] = {}  # the addresses of the connections, by host and port
 
     def end(self) -> None:
-        """Nobody needs its outcome any more.  What must not be broken off is given `_ENDING` seconds."""
+        """End the flow, because its outcome is not needed any more.  A step that must not be interrupted gets
+        `_END_SECONDS` seconds."""
         self._ending = True
-        self._scope.deadline = trio.current_time() + _ENDING if self._delicate else -math.inf
+        self._scope.deadline = trio.current_time() + _END_SECONDS if self._delicate else -math.inf
 
     @property
     def _delicate(self) -> bool:
-        """Something may just be used up, or is to be stored; or the user is shown how it went."""
+        """Whether a code or a refresh token may be in use, a token is being stored, or the outcome is being shown."""
         return self._storing or self.flow.step in (FlowStep.TOKEN, FlowStep.REFRESH, FlowStep.OVER)
 
     async def drive(self) -> None:
@@ -106,47 +110,47 @@ class FlowRun:
                 while True:
                     actions = self._feed(event)
                     for action in actions:
-                        await self._keep(action)
+                        await self._persist(action)
                     if self.flow.over:
                         break
                     if self._ending and not self._delicate:
-                        return  # it would go on to ask a user
+                        return  # the next action would ask the user
                     event = await self._do(actions[-1])
                 self.settled.set()
-                await self._show()
+                await self._show_outcome()
 
-    def broke(self, error: Exception) -> None:
-        """Something has failed that is nobody's deed; those who wait are not to try the same again."""
-        self._trouble = error
-        self._tell(FlowAbandoned("something has failed inside of it"))
+    def fail(self, error: Exception) -> None:
+        """End the flow after an error in this program, so that the waiting requests fail and do not try it again."""
+        self._error = error
+        self._report(FlowAbandoned("an internal error"))
 
     def _feed(self, event: FlowEvent | None) -> tuple[FlowAction, ...]:
         authorizer = self._authorization.authorizer
         try:
             if event is None:
                 return authorizer.start(self.flow, time.time())
-            return self._tell(event)
-        except Exception as error:  # noqa: BLE001  # a Key signs by a function of the program's
-            self._trouble = error
+            return self._report(event)
+        except Exception as error:  # noqa: BLE001  # the program's own function signs for a Key
+            self._error = error
             why = str(error) if isinstance(error, McpError) else f"a Key could not sign ({type(error).__name__})"
-            return self._tell(FlowAbandoned(why))
+            return self._report(FlowAbandoned(why))
 
-    def _tell(self, event: FlowEvent) -> tuple[FlowAction, ...]:
+    def _report(self, event: FlowEvent) -> tuple[FlowAction, ...]:
         actions = self._authorization.authorizer.receive(self.flow, event, time.time())
         if actions and isinstance(last := actions[-1], FlowFailed):
-            last.error.__cause__ = self._trouble
+            last.error.__cause__ = self._error
         return actions
 
-    async def _keep(self, action: FlowAction) -> None:
+    async def _persist(self, action: FlowAction) -> None:
         if isinstance(action, Persist):
             self._storing = True
             await self._authorization.persist(action.record)
             self._storing = False
 
-    # Deeds.
+    # Actions.
 
     async def _do(self, action: FlowAction) -> FlowEvent:
-        self._trouble = None
+        self._error = None
         try:
             match action:
                 case SendRequest():
@@ -154,14 +158,14 @@ class FlowRun:
                 case OpenReceiver():
                     return await self._listen()
                 case OpenBrowser():
-                    return await self._visit(action)
+                    return await self._open_browser(action)
                 case ReturnIgnored():
-                    return await self._wait_on()
+                    return await self._wait_for_browser()
                 case _:
                     assert isinstance(action, AskAssertion)
                     return await self._ask_assertion(action)
         except McpError as error:
-            self._trouble = error
+            self._error = error
             return FlowAbandoned(str(error))
 
     async def _send(self, request: SendRequest) -> FlowEvent:
@@ -170,26 +174,27 @@ class FlowRun:
         with trio.move_on_after(request.seconds):
             try:
                 async with self._pool.request(request.method, request.url, request.headers, request.body) as reply:
-                    body = await _beginning(reply, request.body_bytes + 1)
+                    body = await _read_up_to(reply, request.body_bytes + 1)
                     return Replied(reply.status, reply.headers, body, self._addresses.get((origin.host, origin.port)))
             except _AddressChanged as error:
                 return ForbiddenAddress(error.address)
             except McpError as error:
-                self._trouble = error
+                self._error = error
                 return RequestFailed(str(error))
-        return RequestFailed(f"there was no answer within {request.seconds:g} seconds")
+        return RequestFailed(f"there was no response within {request.seconds:g} seconds")
 
     async def _connect(self, host: str, port: int) -> trio.abc.Stream:
-        """A connection of the pool, whose address is judged before the first byte of TLS, or of the request, is sent.
+        """Open a connection for the pool, and check its address before the first byte of TLS or of the request.
 
-        To resolve the name before, and judge that, would not do: the answer may be another one the next time.
+        To resolve the name earlier and check that address is not enough: the name may resolve to another address
+        the next time.
         """
         stream = await trio.open_tcp_stream(host, port)
         assert self._request is not None
         origin, _ = locate(self._request.url)
         peer = getattr(stream, "socket", None)
         if peer is None or (host, port) != (origin.host, origin.port):
-            return stream  # in memory; or it is a proxy, which looks for the server on its own
+            return stream  # it is in memory, or leads to a proxy, which resolves the server's name itself
         address: str = peer.getpeername()[0]
         if self._request.networks is not None and network_at(address) not in self._request.networks:
             await trio.aclose_forcefully(stream)
@@ -206,98 +211,99 @@ class FlowRun:
         self._receiver = await self._nursery.start(receive_returns, oauth.redirect_uri, tuple(before))
         return ReceiverReady(self._receiver.redirect_uri)
 
-    async def _visit(self, page: OpenBrowser) -> FlowEvent:
+    async def _open_browser(self, page: OpenBrowser) -> FlowEvent:
         oauth = self._oauth
         self._deadline = trio.current_time() + page.seconds
         if oauth.visit is None:
-            _log.info("waiting for the user to allow access, in the browser: %s", page.issuer)
+            _log.info("waiting for the user to allow access in the browser: %s", page.issuer)
             with trio.move_on_at(self._deadline):
-                event = await self._called("browser", oauth.browser, page.url)
-                return event if isinstance(event, FlowAbandoned) else await self._wait_on()
+                event = await self._call("browser", oauth.browser, page.url)
+                return event if isinstance(event, FlowAbandoned) else await self._wait_for_browser()
         else:
             with trio.move_on_at(self._deadline):
-                came = await self._called("visit", oauth.visit, page.url)
-                if isinstance(came, FlowAbandoned):
-                    return came
-                return self._given_back(came)
-        return self._nobody_came()
+                returned = await self._call("visit", oauth.visit, page.url)
+                if isinstance(returned, FlowAbandoned):
+                    return returned
+                return self._read_visit(returned)
+        return self._no_return()
 
-    def _given_back(self, came: object) -> FlowEvent:
-        """What `visit` gave, which somebody may have pasted."""
-        wanted = "the URL that the browser was sent back to"
-        if not isinstance(came, str):
-            return FlowAbandoned(f"visit gave {type(came).__name__} instead of {wanted}", at_fault=True)
+    def _read_visit(self, returned: object) -> FlowEvent:
+        """Check the result of the callback `visit`, which a user may have pasted."""
+        wanted = "the URL to which the browser was redirected"
+        if not isinstance(returned, str):
+            return FlowAbandoned(f"visit must return {wanted}, got {type(returned).__name__}", at_fault=True)
         query = ""
         with suppress(ValueError):
-            query = urlsplit(came.strip()).query
+            query = urlsplit(returned.strip()).query
         if not query:
-            return FlowAbandoned(f"what visit gave is not {wanted}, which begins with {self._oauth.redirect_uri}?")
+            return FlowAbandoned(f"visit must return {wanted}, which begins with {self._oauth.redirect_uri}?")
         return BrowserReturned(query)
 
-    async def _wait_on(self) -> FlowEvent:
-        """For the browser, in what is left of the time."""
-        if self._came is not None:
-            self._came.stray()
+    async def _wait_for_browser(self) -> FlowEvent:
+        """Wait for the browser's next request, until the deadline."""
+        if self._visit is not None:
+            self._visit.stray()
         if self._receiver is None:
-            return FlowAbandoned("what visit gave is the answer to another request")
+            return FlowAbandoned("visit returned the answer to another request")
         with trio.move_on_at(self._deadline):
-            self._came = await self._receiver.returns.receive()
-            return BrowserReturned(self._came.query)
-        return self._nobody_came()
+            self._visit = await self._receiver.returns.receive()
+            return BrowserReturned(self._visit.query)
+        return self._no_return()
 
-    def _nobody_came(self) -> FlowAbandoned:
+    def _no_return(self) -> FlowAbandoned:
         uri = self._oauth.redirect_uri if self._receiver is None else self._receiver.redirect_uri
-        return FlowAbandoned(f"nobody has come back to {uri} within {self._oauth.rules.user_seconds:g} seconds")
+        seconds = self._oauth.rules.user_seconds
+        return FlowAbandoned(f"the browser did not return to {uri} within {seconds:g} seconds")
 
     async def _ask_assertion(self, action: AskAssertion) -> FlowEvent:
-        came = await self._called("assertion", self._oauth.assertion, action.audience, action.resource)
-        if isinstance(came, FlowAbandoned):
-            return came
+        returned = await self._call("assertion", self._oauth.assertion, action.audience, action.resource)
+        if isinstance(returned, FlowAbandoned):
+            return returned
         return (
-            Asserted(came)
-            if isinstance(came, str)
-            else FlowAbandoned(f"assertion gave {type(came).__name__}, not text")
+            Asserted(returned)
+            if isinstance(returned, str)
+            else FlowAbandoned(f"assertion must return text, got {type(returned).__name__}")
         )
 
-    async def _called(self, name: str, callback: Callable[..., Any] | None, *args: object) -> Any:
-        """What a callback of the program gives; `FlowAbandoned` if it raises, which is then the cause of the
-        failure."""
+    async def _call(self, name: str, callback: Callable[..., Any] | None, *args: object) -> Any:
+        """Call a callback of the program and return its result.  If it raises, return `FlowAbandoned`; its exception
+        becomes the cause of the flow's failure."""
         assert callback is not None
         call = partial(callback, *args)
 
         async def answer() -> Any:
-            came = call()
-            return await came if inspect.isawaitable(came) else came
+            result = call()
+            return await result if inspect.isawaitable(result) else result
 
         try:
             return await contained(answer, name)
-        except Exception as error:  # noqa: BLE001  # it is the program's
-            self._trouble = error.__cause__ if isinstance(error, HandlerEscape) else error
-            return FlowAbandoned(f"the callback {name} has failed ({type(self._trouble).__name__})", at_fault=True)
+        except Exception as error:  # noqa: BLE001  # the program raised it
+            self._error = error.__cause__ if isinstance(error, HandlerEscape) else error
+            return FlowAbandoned(f"the callback {name} failed ({type(self._error).__name__})", at_fault=True)
 
-    async def _show(self) -> None:
-        """Tell the browser how it went: also where it came more than once, as those do that fetch ahead."""
-        if self._came is None or self._receiver is None:
+    async def _show_outcome(self) -> None:
+        """Show the outcome to the browser, in each of its requests: browsers that prefetch send more than one."""
+        if self._visit is None or self._receiver is None:
             return
         name, outcome = self._oauth.application.name, self.flow.outcome
-        came = [self._came]
+        visits = [self._visit]
         with suppress(trio.WouldBlock):
             while True:
-                came.append(self._receiver.returns.receive_nowait())
-        for each in came:
-            if each.query != self._came.query:
+                visits.append(self._receiver.returns.receive_nowait())
+        for each in visits:
+            if each.query != self._visit.query:
                 each.stray()
             elif isinstance(outcome, FlowFailed):
                 each.bad(name, outcome.error.why)
             else:
                 each.good(name)
-        with trio.move_on_after(_SHOWING):
-            for each in came:
+        with trio.move_on_after(_PAGE_SECONDS):
+            for each in visits:
                 await each.shown.wait()
 
 
-async def _beginning(reply: HttpReply, limit: int) -> bytes:
-    """Of the body, no more than so many bytes."""
+async def _read_up_to(reply: HttpReply, limit: int) -> bytes:
+    """Return the body of the reply, or its first `limit` bytes."""
     body = b""
     while len(body) < limit and (data := await reply.receive()):
         body += data

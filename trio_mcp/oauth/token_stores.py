@@ -1,13 +1,13 @@
-"""Where what is known of MCP servers' authorization outlives the process: registrations and tokens, by server.
+"""Stores for registrations and tokens of clients, by MCP server.
 
-An entry is a JSON object, which `core.auth_records` makes and reads.  It is full of secrets, in the clear: a store
-keeps it from other users of the machine (auth-22), and no repr or error of it shows any.  A file that others can read
-is refused: to tighten its mode in silence would hide that they may have read it.
+An entry is a JSON object; `core.oauth.records` writes and reads it.  It contains secrets in the clear, so a store hides
+it from other users of the machine (auth-22), and no repr or error message shows any of it.  A file that other users can
+read is refused: a silent change of its mode would hide that they may have read it.
 
-The file is replaced as a whole, by a name that nobody else has, so whoever reads it sees all of one state.  Whoever
-writes it holds a lock beside it from before the reading, so two processes do not lose each other's entries; it lies
-in a file of its own, for the one with the entries is another after each writing.  What cannot be read is never
-overwritten: that would be the end of every login in it.
+A write replaces the file as a whole, by renaming a draft, so each reader sees one complete state.  A writer holds a
+lock from before it reads until it has written, so two processes do not lose each other's entries.  The lock is on a
+file of its own, because each write replaces the file with the entries.  A file that cannot be read is never
+overwritten: that would lose every login in it.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ __all__ = ["FileTokenStore", "MemoryTokenStore", "TokenStore"]
 
 T = TypeVar("T")
 
-_FORM = 1  # of the file; another number is from another version of this module
-_LOCKED = 10.0  # seconds for which another process may hold the lock, who writes some KiB meanwhile
-_AGAIN = 0.02  # seconds between two attempts to get it
-_OTHERS = stat.S_IRWXG | stat.S_IRWXO  # who can write the file could also plant tokens in it
+_FORM = 1  # of the file; another number means another version of this module
+_LOCK_SECONDS = 10.0  # for which another process may hold the lock; it writes some KiB in that time
+_RETRY_SECONDS = 0.02  # between two attempts to get the lock
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO  # a user who can write the file could plant tokens in it
 
 
 class TokenStore(Protocol):
-    """What `OAuth` keeps registrations and tokens in.
+    """A place where `OAuth` stores registrations and tokens.  Write a class with these two methods for your own.
 
-    Both methods may raise anything, and may be cancelled.  An entry holds secrets: keep it from others.
+    Both methods may raise any exception, and may be cancelled.  An entry contains secrets: hide it from other users.
     """
 
     async def get(self, server_url: str) -> JsonObject | None:
-        """What was last set for the MCP server at this URL; None if nothing was."""
+        """Return the entry last set for the MCP server at this URL, or None if there is none."""
 
     async def set(self, server_url: str, entry: JsonObject | None) -> None:
-        """Keep this in place of what was set before; None forgets it, and the user has to allow everything again."""
+        """Replace the entry; None deletes it, and then the user must allow access again."""
 
 
 class MemoryTokenStore:
-    """For as long as the process."""
+    """A token store in memory, lost when the process ends."""
 
     def __init__(self) -> None:
         self._entries: dict[str, JsonObject] = {}
@@ -70,12 +70,11 @@ class MemoryTokenStore:
 
 
 class FileTokenStore:
-    """A file that only its owner can read, of JSON; several processes may use the same.
+    """A token store in a JSON file that only its owner can read.  Several processes may use the same file.
 
-    `path` may begin with ``~``.  Folders that are missing are made, likewise for the owner alone; a symbolic link is
-    followed.  One file belongs to one application.  Both methods raise `UsageError` for a file that cannot be
-    read or written, for one with something else in it, and for one that other users can read or write: it then is left
-    as it is.
+    `path` may begin with ``~``.  Missing folders are created, also readable for the owner only.  A symbolic link is
+    followed.  One file belongs to one application.  Both methods raise `UsageError` if the file cannot be read or
+    written, if it is not a token store, and if other users can read or write it.  The file is not changed then.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -87,26 +86,28 @@ class FileTokenStore:
     async def get(self, server_url: str) -> JsonObject | None:
         entry = (await self._in_a_thread(self._read)).get(server_url)
         if entry is not None and not isinstance(entry, dict):
-            raise self._damaged("an entry is no object")
+            raise self._damaged("an entry is not a JSON object")
         return entry
 
     async def set(self, server_url: str, entry: JsonObject | None) -> None:
-        with trio.move_on_after(_LOCKED):
+        with trio.move_on_after(_LOCK_SECONDS):
             while True:
                 try:
                     return await self._in_a_thread(lambda: self._update(server_url, entry))
                 except BlockingIOError:
-                    await trio.sleep(_AGAIN)
-        raise UsageError(f"{self._path} is locked by another process for {_LOCKED:g} seconds; has it stopped?")
+                    await trio.sleep(_RETRY_SECONDS)
+        raise UsageError(
+            f"another process has locked {self._path} for more than {_LOCK_SECONDS:g} seconds; does it hang?"
+        )
 
-    async def _in_a_thread(self, deed: Callable[[], T]) -> T:
-        # Not to be abandoned: who is cancelled has either written or has not.
+    async def _in_a_thread(self, action: Callable[[], T]) -> T:
+        # The thread is not abandoned, so that a cancelled write has either happened or not.
         try:
-            return await trio.to_thread.run_sync(deed)
+            return await trio.to_thread.run_sync(action)
         except BlockingIOError:
             raise
         except OSError as error:
-            raise UsageError(f"tokens cannot be kept in {self._path}: {error.strerror or error}") from error
+            raise UsageError(f"cannot store tokens in {self._path}: {error.strerror or error}") from error
 
     # In a thread.
 
@@ -119,22 +120,22 @@ class FileTokenStore:
             return {}
         if mode & _OTHERS:
             raise UsageError(
-                f"{self._path} must be open to its owner only, and has mode {mode:04o}; "
-                f"chmod 600 {shlex.quote(str(self._path))}, or, if others may have read it, delete it and have "
-                "everything allowed again"
+                f"only the owner may have access to {self._path}, and its mode is {mode:04o}; "
+                f"chmod 600 {shlex.quote(str(self._path))}, or, if other users may have read it, delete it and allow "
+                "access again"
             )
         try:
-            said = json.loads(data)
+            content = json.loads(data)
         except (ValueError, RecursionError):
-            raise self._damaged("it is no JSON") from None  # what was read may be secret
-        servers = said.get("servers") if isinstance(said, dict) and said.get("form") == _FORM else None
+            raise self._damaged("it is not JSON") from None  # the text of the error may repeat secrets
+        servers = content.get("servers") if isinstance(content, dict) and content.get("form") == _FORM else None
         if not isinstance(servers, dict):
-            raise self._damaged("it is of another kind")
+            raise self._damaged("its form is unknown")
         return servers
 
     def _update(self, server_url: str, entry: JsonObject | None) -> None:
-        """Raises BlockingIOError while somebody else writes."""
-        for folder in reversed(self._path.parents):  # mkdir(parents=True) would leave all but the last to the umask
+        """Raises BlockingIOError while another task or process holds the lock."""
+        for folder in reversed(self._path.parents):  # mkdir(parents=True) uses the mode only for the last folder
             if not folder.exists():
                 folder.mkdir(mode=0o700, exist_ok=True)
         lock = self._lock_file()
@@ -149,7 +150,7 @@ class FileTokenStore:
     def _lock_file(self) -> int:
         path = f"{self._path}.lock"
         try:
-            # What a link leads to would be created, or locked, in the name of our user.
+            # Through a symbolic link, any file could be created or locked with the rights of our user.
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             if error.errno != errno.ELOOP:
@@ -157,18 +158,18 @@ class FileTokenStore:
             raise UsageError(f"{path} must be a plain file, and is a symbolic link; delete it") from None
 
     def _replace(self, data: bytes) -> None:
-        draft = f"{self._path}.new"  # nobody else writes one: we have the lock
+        draft = f"{self._path}.new"  # no other process writes a draft: we have the lock
         if os.path.lexists(draft):
-            os.unlink(draft)  # of a process that was killed; whatever it is, nothing is written to it
+            os.unlink(draft)  # left by a process that was killed; never written to, because it may be a link
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-            os.fchmod(file.fileno(), 0o600)  # whatever the umask has made of it
+            os.fchmod(file.fileno(), 0o600)  # the umask may have removed bits
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, self._path)
-        # Until its folder is on the disk too, a crash of the machine may bring the old file back, whose refresh token
-        # is used up.  Some file systems cannot do that, and some folders cannot be read: then the file is in its place
-        # all the same.
+        # Until the folder is on the disk too, a crash of the machine may restore the old file, whose refresh token is
+        # used up.  Some file systems cannot sync a folder, and some folders cannot be read: the new file is in place
+        # even then.
         with suppress(OSError):
             folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
@@ -177,9 +178,7 @@ class FileTokenStore:
                 os.close(folder)
 
     def _damaged(self, why: str) -> UsageError:
-        return UsageError(
-            f"{self._path} is no store of tokens: {why}; mend it, or delete it and have everything allowed again"
-        )
+        return UsageError(f"{self._path} is not a token store: {why}; repair it, or delete it and allow access again")
 
 
 def _put(entries: dict[str, Json], server_url: str, entry: JsonObject | None) -> None:
