@@ -282,8 +282,8 @@ async def _() -> None:
     OAuth("Visitor").at("http://127.0.0.1:3000/mcp")
 
 
-said_by("… was not allowed to issue a token: nobody")(lambda: denied(browser=lambda url: None, user_seconds=0.001))
-said_by("… was not allowed to issue a token: what")(lambda: denied(visit=lambda url: "the-code"))
+said_by("… was not allowed to issue a token: the browser")(lambda: denied(browser=lambda url: None, user_seconds=0.001))
+said_by("… was not allowed to issue a token: visit")(lambda: denied(visit=lambda url: "the-code"))
 said_by("the application has no client id")(lambda: denied(registers=False))
 said_by("the MCP server refused")(lambda: denied(satisfied=False))
 said_by("this request needs the scopes")(lambda: denied(scopes=("notes:write",), withholds=("notes:write",)))
@@ -304,7 +304,7 @@ async def _() -> str:
         return await at.refusal()
 
 
-@said_by("… must be open")
+@said_by("only the owner may have access")
 async def _() -> None:
     with tempfile.NamedTemporaryFile() as file:
         os.chmod(file.name, 0o644)

@@ -422,7 +422,7 @@ async def test_a_server_that_dies_before_it_speaks_says_how_and_what_it_wrote_la
         with pytest.raises(ServerExited, match="no API key") as exited:
             async with open_client([sys.executable, "-c", program]):
                 raise AssertionError("it was opened")
-        assert "".join(traceback.format_exception(exited.value)).count("last it wrote to stderr:\n  no API key") == 1
+        assert "".join(traceback.format_exception(exited.value)).count("its last lines on stderr:\n  no API key") == 1
         assert exited.value.status == 3
         assert exited.value.stderr_tail == "no API key\n"
 

@@ -30,7 +30,7 @@ PROGRESS, KITCHEN = ([sys.executable, str(ROOT / "examples" / f"{name}.py")] for
         (["--call", "export", '{"rows": 5}', *PROGRESS], ["  5 of 5", "it gave:"], 0),
         (["--call", "export", "{}", *PROGRESS], ["it has failed:", "rows"], 0),
         (["--call", "export", "rows=5", *PROGRESS], ["the arguments of a tool are a JSON object"], 1),
-        (["http://127.0.0.1:1/mcp"], ["nobody listens there"], 1),
+        (["http://127.0.0.1:1/mcp"], ["connection refused"], 1),
         (["ftp://example.com"], ["a URL must begin with http://"], 1),
         ([sys.executable, "-c", "raise SystemExit('no API key')"], ["ended with status 1", "no API key"], 1),
     ],

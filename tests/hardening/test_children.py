@@ -250,7 +250,7 @@ STAYS = "; import sys; sys.stdin.read()"
          ["ended with status 0 before its first message (did it forget server.run()?), and wrote nothing"]),
         ("print('usage: x')", {}, ServerExited, ["(did it forget server.run()?); it wrote:\n  usage: x\nand nothing"]),
         ("print('half'); raise SystemExit('no key')", {}, ServerExited,
-         ["ended with status 1 before its first message; it wrote:\n  half\nand at last to stderr:\n  no key"]),
+         ["ended with status 1 before its first message; it wrote:\n  half\nand its last lines on stderr:\n  no key"]),
         ("import os, time; os.close(0); time.sleep(0.1); os.write(1, b'half'); raise SystemExit(3)", {}, ServerExited,
          ["ended with status 3 before its first message; it wrote:\n  half\n"]),
         ("import os; os.close(1)" + STAYS, {}, SessionClosed, ["closed its stdin or stdout before its first message"]),

@@ -384,16 +384,16 @@ def test_a_coroutine_as_a_target_is_to_be_awaited() -> None:
     [
         (["no-such server.py"], "there is no command 'no-such ...' in "),
         (["no-such-program"], "there is no command 'no-such-program' in "),
-        (["./notes"], "'./notes' cannot be started in {}: it is a directory; write the program in it"),
+        (["./notes"], "'./notes' cannot be started in {}: it is a directory; name a program in it"),
         (
             ["./plain.py"],
-            "'./plain.py' cannot be started in {}: it is not executable; write the program that runs it, such as "
+            "'./plain.py' cannot be started in {}: it is not executable; name the program that runs it: "
             '["python", "server.py"]',
         ),
         (
             ["./mute.py"],
-            "'./mute.py' cannot be started in {}: it has no first line that names an interpreter; write the program "
-            'that runs it, such as ["python", "server.py"]',
+            "'./mute.py' cannot be started in {}: it has no first line that names an interpreter; name the program "
+            'that runs it: ["python", "server.py"]',
         ),
     ],
 )

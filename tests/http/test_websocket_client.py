@@ -156,7 +156,7 @@ BAD_URLS = [
         for url in ("http://a/ws", "a", "", " ws://a", "ws:a")
     ),
     *(
-        (f"ws://{rest}", "it is like ws://127.0.0.1:3000/ws")
+        (f"ws://{rest}", "it must be like ws://127.0.0.1:3000/ws")
         for rest in ("", "/ws", "a:0/", "a:70000/", "a:b/", "[::1/")
     ),
     ("wss://me:secret@a.test/ws", "send them in an Authorization header"),
@@ -338,7 +338,7 @@ async def test_a_server_that_never_answers_does_not_hold_its_client_for_ever(
 
 @pytest.mark.parametrize(
     ("error", "why"),
-    [(ConnectionRefusedError(111, "no"), "nobody listens there"), (OSError(113, "No route"), "No route")],
+    [(ConnectionRefusedError(111, "no"), "connection refused"), (OSError(113, "No route"), "No route")],
 )
 async def test_where_there_is_no_connection_that_is_said(error: OSError, why: str) -> None:
     async def connect() -> trio.abc.Stream:

@@ -100,7 +100,7 @@ async def test_our_two_ends_over_tls(authority: trustme.CA, certified: ssl.SSLCo
 async def test_a_wrong_way_to_the_right_server_says_what_is_wrong_with_it(certified: ssl.SSLContext) -> None:
     async with listening(serving(), ssl_context=certified) as secure, listening(serving()) as plain:
         ways: list[tuple[str, type[Exception], str]] = [
-            (secure, ConnectionFailed, "certificate of .* was refused: .*ssl_context="),
+            (secure, ConnectionFailed, "certificate of .* is not trusted: .*ssl_context="),
             (secure.replace("wss:", "ws:"), SessionClosed, r"closed the connection.*not wss://$"),
             (plain.replace("ws:", "wss:"), ConnectionFailed, r"does not speak TLS; is it ws:// instead of wss://\?"),
             (plain.replace("/ws", "/mcp"), UpgradeRefused, "WebSockets are at /ws"),

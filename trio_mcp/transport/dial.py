@@ -1,13 +1,13 @@
-"""The way to an HTTP server: what a URL says, which proxy stands in between, TCP, CONNECT and TLS.
+"""Connections to HTTP servers: URLs, proxies, TCP, CONNECT and TLS.
 
-`locate` takes a URL apart, `Proxies` reads the environment, and `dial` gives a stream on which the server, or for plain
-HTTP its proxy, takes requests.
+`locate` parses a URL, `Proxies` reads the environment, and `dial` opens a stream on which the server, or for plain HTTP
+its proxy, accepts requests.
 
-The environment is read as most programs do: HTTPS_PROXY and HTTP_PROXY by the scheme of the URL, else ALL_PROXY, each
-in lower case first; NO_PROXY lists names (with all that ends with them), addresses and networks, each perhaps with a
-port, or ``*``.  What surprises: our own machine (localhost, 127.0.0.1, ::1) is never asked for through a proxy, which
-would look for it on its own; and where REQUEST_METHOD is set, HTTP_PROXY is not read, since to CGI it is a header of
-the client.
+The environment is read as most programs do.  HTTPS_PROXY or HTTP_PROXY is chosen by the scheme of the URL, with
+ALL_PROXY as the fallback; lower case takes precedence.  NO_PROXY lists names (each includes its subdomains), addresses
+and networks, each with or without a port, or ``*``.  Two surprises: this machine (localhost, 127.0.0.1, ::1) is never
+reached through a proxy, because the proxy would connect to itself; and if REQUEST_METHOD is set, HTTP_PROXY is not
+read, because under CGI it is a header of the client.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TypeAlias
 from urllib.parse import quote, unquote, urlsplit
 
 import attrs
-import idna  # by which Trio looks up names
+import idna  # Trio uses it to look up names
 import trio
 
 from trio_mcp.core.errors import ConnectionFailed, RemoteProtocolError, UsageError
@@ -35,8 +35,8 @@ from trio_mcp.transport.outbox import GONE
 __all__ = ["CONNECTING", "Connect", "ConnectionFailed", "Origin", "Proxies", "Proxy", "dial", "is_ours", "locate"]
 
 CONNECTING = 30.0
-"""Seconds after which a connection must stand: TCP, the proxy and TLS together.  A handshake over a bad line takes a
-few; systems try TCP for two minutes, which nobody waits for."""
+"""Seconds for opening a connection: TCP, the proxy and TLS together.  A handshake over a bad network takes a few
+seconds; systems try TCP for two minutes, which is longer than a user waits."""
 
 Connect: TypeAlias = Callable[[str, int], Awaitable[trio.abc.Stream]]
 """Opens a stream to a name or address, and a port."""
@@ -47,7 +47,7 @@ Connect: TypeAlias = Callable[[str, int], Awaitable[trio.abc.Stream]]
 
 @attrs.frozen
 class Origin:
-    """Whom a request is for.  `host` is in ASCII, without brackets."""
+    """The server that a request is for.  `host` is in ASCII, without brackets."""
 
     scheme: str
     host: str
@@ -60,7 +60,7 @@ class Origin:
 
     @property
     def authority(self) -> str:
-        """As it stands in URLs and in Host: without the port that everybody knows."""
+        """The address as URLs and the Host field have it: without the default port."""
         return self.address.removesuffix(f":{_PORTS[self.scheme]}")
 
     def __str__(self) -> str:
@@ -68,25 +68,25 @@ class Origin:
 
 
 _PORTS = {"http": 80, "https": 443}
-_FORM = "the URL is not understood; it is like http://127.0.0.1:3000/mcp or https://example.com/mcp"
+_FORM = "the URL is invalid; it must be like http://127.0.0.1:3000/mcp or https://example.com/mcp"
 _BLANKS = re.compile(r"[\x00-\x20\x7f]")
 _NAME = re.compile(r"[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*\.?")
-_RESERVED = "!$%&'()*+,/:;=?@[]~"  # what stands for itself in a path or a query, or was quoted already
+_RESERVED = "!$%&'()*+,/:;=?@[]~"  # not quoted: allowed in a path or a query, or part of a quoted character
 
 
-@lru_cache(maxsize=64)  # a client asks for the same few again and again
+@lru_cache(maxsize=64)  # a client requests the same few URLs again and again
 def locate(url: str) -> tuple[Origin, str]:
-    """The origin, and the target to ask it for.  Raises `UsageError`, which repeats nothing of the URL."""
+    """Return the origin and the request target.  Raises `UsageError`, which repeats nothing of the URL."""
     if _BLANKS.search(url):
-        raise UsageError("the URL has white space or a control character in it; a space is written %20")
+        raise UsageError("the URL contains white space or a control character; write a space as %20")
     try:
         parts = urlsplit(url)
         host, port = _in_ascii(parts.hostname or ""), parts.port
         target = quote((parts.path or "/") + (f"?{parts.query}" if parts.query else ""), _RESERVED)
-    except ValueError:  # a bad port, bracket or name, or half of a character
-        raise UsageError(_FORM) from None  # its text repeats what was taken for a port
+    except ValueError:  # a bad port, bracket or name, or a lone surrogate
+        raise UsageError(_FORM) from None  # the text of the ValueError repeats parts of the URL
     if "@" in parts.netloc:
-        raise UsageError("the URL has a user or a password in it; send them in an Authorization header instead")
+        raise UsageError("the URL contains a user or a password; send them in an Authorization header instead")
     if parts.scheme not in _PORTS or host is None or port == 0:
         raise UsageError(_FORM)
     return Origin(parts.scheme, host, port or _PORTS[parts.scheme]), target
@@ -112,7 +112,7 @@ def _address_of(host: str) -> bool:
 
 @attrs.frozen
 class Proxy:
-    """Who stands in between, and how we were told."""
+    """A proxy, and the environment variable that names it."""
 
     origin: Origin
     variable: str
@@ -120,7 +120,7 @@ class Proxy:
 
     @property
     def fields(self) -> str:
-        """The header lines that are for it."""
+        """The header lines for the proxy."""
         return f"Proxy-Authorization: {self.credentials}\r\n" if self.credentials else ""
 
     def __str__(self) -> str:
@@ -128,7 +128,7 @@ class Proxy:
 
 
 class Proxies:
-    """What the environment says about proxies.  It is read once."""
+    """The proxy settings of the environment, read once."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         everything = _setting(environ, "ALL_PROXY")
@@ -141,7 +141,7 @@ class Proxies:
         self._exempt = [each for part in exempt.lower().split(",") if (each := part.strip())]
 
     def between(self, origin: Origin) -> Proxy | None:
-        """The proxy for this origin.  Raises `ConnectionFailed` if the environment names none that can be used."""
+        """Return the proxy for this origin, or None.  Raises `ConnectionFailed` if the variable's value is invalid."""
         setting = self._settings[origin.scheme]
         if setting is None or is_ours(origin.host) or any(_exempts(rule, origin) for rule in self._exempt):
             return None
@@ -156,7 +156,7 @@ def _setting(environ: Mapping[str, str], name: str, *, upper: bool = True) -> tu
 
 
 def is_ours(host: str) -> bool:
-    """Whether this is our own machine, by one of its own names."""
+    """Whether this is the name or address of this machine on loopback."""
     return host.rstrip(".") == "localhost" or (_address_of(host) and ip_address(host).is_loopback)
 
 
@@ -187,13 +187,13 @@ def _proxy(variable: str, value: str) -> Proxy:
     if not mark:
         scheme, rest = "http", value
     if scheme.lower() not in _PORTS:
-        raise _unusable(variable, "names a proxy of another kind than http and https, and no other is spoken here")
-    # Not by urlsplit: a password may have any character in it, quoted or not.
-    login, _, place = rest.rstrip("/").rpartition("@")
+        raise _unusable(variable, "must name an http or https proxy; other kinds are not supported")
+    # Not urlsplit: a password may contain every character, quoted or not.
+    login, _, address = rest.rstrip("/").rpartition("@")
     try:
-        origin, _ = locate(f"{scheme}://{place}")
+        origin, _ = locate(f"{scheme}://{address}")
     except UsageError:
-        raise _unusable(variable, "does not name a proxy like http://proxy.example:3128") from None
+        raise _unusable(variable, "must name a proxy like http://proxy.example:3128") from None
     user, _, password = login.partition(":")
     pair = f"{unquote(user)}:{unquote(password)}".encode()
     return Proxy(origin, variable, f"Basic {b64encode(pair).decode()}" if login else "")
@@ -209,15 +209,16 @@ def _unusable(variable: str, fault: str) -> ConnectionFailed:
 async def dial(
     origin: Origin, proxy: Proxy | None, *, connect: Connect, context: Callable[[], ssl.SSLContext], limits: Limits
 ) -> trio.abc.Stream:
-    """A connection for requests to this origin, or `ConnectionFailed`, within `CONNECTING` seconds."""
+    """Open a connection for requests to this origin within `CONNECTING` seconds.  Raises `ConnectionFailed`."""
     with trio.move_on_after(CONNECTING):
         return await _dial(origin, proxy, connect, context, limits)
     raise ConnectionFailed(
-        f"no connection to {_way(origin, proxy)} within {CONNECTING:g} seconds; is it there, or is a firewall between?"
+        f"no connection to {_route(origin, proxy)} within {CONNECTING:g} seconds; is the server up, or is a firewall "
+        "in between?"
     )
 
 
-def _way(origin: Origin, proxy: Proxy | None) -> str:
+def _route(origin: Origin, proxy: Proxy | None) -> str:
     return origin.address if proxy is None else f"{origin.address} through {proxy}"
 
 
@@ -244,25 +245,25 @@ async def _dial(
 
 
 def _why(error: OSError) -> str:
-    """What went wrong, and what could be done about it."""
+    """The reason of the error, and advice."""
     reasons = _reasons(error)
     if any(isinstance(each, socket.gaierror) for each in reasons):
-        return f"the name is not known ({reasons[0].strerror}); is it right, and is there a network?"
+        return f"the name is unknown ({reasons[0].strerror}); is it correct, and is there a network?"
     if all(isinstance(each, ConnectionRefusedError) for each in reasons):
-        return "nobody listens there; is the server running, and is the port right?"
+        return "connection refused; is the server running, and is the port correct?"
     return ", ".join(dict.fromkeys(each.strerror or str(each) for each in reasons))
 
 
 def _reasons(error: BaseException) -> list[OSError]:
-    """The errors that Trio's "all attempts to connect failed" was made of: one for each address."""
+    """The errors that caused Trio's "all attempts to connect failed": one for each address."""
     if isinstance(error, BaseExceptionGroup):
         return [reason for each in error.exceptions for reason in _reasons(each)]
-    beneath = _reasons(error.__cause__) if error.__cause__ is not None else []
-    return beneath or ([error] if isinstance(error, OSError) else [])
+    causes = _reasons(error.__cause__) if error.__cause__ is not None else []
+    return causes or ([error] if isinstance(error, OSError) else [])
 
 
 async def _tunnel(stream: trio.abc.Stream, origin: Origin, proxy: Proxy, limits: Limits) -> None:
-    """RFC 9110, 9.3.6."""
+    """Ask the proxy for a tunnel to the origin (RFC 9110, 9.3.6)."""
     where = origin.address
     reader = ReplyReader(limits, bodiless=True)
     try:
@@ -270,19 +271,21 @@ async def _tunnel(stream: trio.abc.Stream, origin: Origin, proxy: Proxy, limits:
         while (head := reader.head()) is None:
             reader.feed(bytes(await stream.receive_some()))
     except GONE as error:
-        raise ConnectionFailed(f"{proxy} broke the connection when it was asked for {where}") from error
+        raise ConnectionFailed(f"{proxy} broke the connection when asked to connect to {where}") from error
     except RemoteProtocolError as error:
-        raise ConnectionFailed(f"{proxy} was asked for {where}: {error}; is it a proxy?") from error
+        raise ConnectionFailed(f"{proxy} was asked to connect to {where}: {error}; is it a proxy?") from error
     if head.status == 407:
         wants = "other credentials" if proxy.credentials else "credentials"
-        raise ConnectionFailed(f"{proxy} wants {wants} (407); put them into its URL, as http://user:password@host:port")
+        raise ConnectionFailed(
+            f"{proxy} requires {wants} (407); put them into its URL, as http://user:password@host:port"
+        )
     if not 200 <= head.status < 300:
         raise ConnectionFailed(
-            f"{proxy} gave no way to {where}, but {head.status}; if it can be reached without, list it in NO_PROXY"
+            f"{proxy} refused to connect to {where} ({head.status}); if no proxy is needed, list it in NO_PROXY"
         )
-    # Nothing of the server's can be there: in TLS the client speaks first.
+    # These bytes cannot be the server's: in TLS the client sends first.
     if reader.surplus:
-        raise ConnectionFailed(f"{proxy} sent something of its own before the way to {where} was used")
+        raise ConnectionFailed(f"{proxy} sent unexpected data after it had connected to {where}")
 
 
 async def _secured(stream: trio.abc.Stream, host: str, name: str, context: ssl.SSLContext) -> trio.abc.Stream:
@@ -298,12 +301,12 @@ async def _secured(stream: trio.abc.Stream, host: str, name: str, context: ssl.S
 def _no_tls(name: str, error: OSError | None) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
-            f"the certificate of {name} was refused: {error.verify_message.rstrip('.')}; "
-            "ssl_context= takes an ssl.SSLContext that trusts others"
+            f"the certificate of {name} is not trusted: {error.verify_message.rstrip('.')}; "
+            "to trust another certificate, give ssl_context= an ssl.SSLContext"
         )
     reason = error.reason if isinstance(error, ssl.SSLError) else None
     if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "UNKNOWN_PROTOCOL"):
         return f"{name} does not speak TLS; is it http:// instead of https://?"
     if error is None or isinstance(error, ssl.SSLEOFError) or reason is None:
-        return f"{name} broke the connection in the TLS handshake; is it https://, and is the port right?"
-    return f"no TLS with {name}: {reason.replace('_', ' ').lower()}; ssl_context= takes an ssl.SSLContext of your own"
+        return f"{name} broke the connection in the TLS handshake; is it https://, and is the port correct?"
+    return f"no TLS with {name}: {reason.replace('_', ' ').lower()}; to change the settings, give ssl_context="

@@ -1,22 +1,22 @@
-"""An HTTP/1.1 client: requests, their replies, and the connections that are kept between them.
+"""An HTTP/1.1 client: requests, their replies, and a pool of idle connections.
 
     async with HttpPool(limits=Limits()) as pool:
         async with pool.request("POST", "http://127.0.0.1:3000/mcp", fields, body) as reply:
             if reply.status == 200:
                 data = await reply.read(limits.message_bytes)
 
-What a status means is for the caller: nothing is followed, authorised or unpacked here.  A request has a connection to
-itself until the end of its block, and there is no task behind any of it, so whatever goes wrong is raised where
-somebody waits, as itself.  There is no limit to the connections in use.
+The caller interprets the status: the pool does not follow redirects, does not authorise requests, and does not decode
+compressed bodies.  A request owns its connection until the end of its block.  The pool has no background tasks, so
+every error is raised in the task of its request.  The number of connections in use is not limited.
 
-A connection is kept if the reply was read to its end and both sides want it.  The server may close it at any time, and
-what was sent at that moment may have been read or not.  So a connection on which anything has come is not used again;
-and a request whose connection ended before a single byte of a reply goes out a second time, on a fresh one, only if the
-caller says that twice is as good as once, or if not all of it had been sent (RFC 9110, 9.2.2).
+A connection is kept if the reply was read to its end and both sides allow it.  The server may close it at any time, and
+may or may not have read a request sent at that moment.  So a connection on which data has arrived is not used again.
+And a request whose connection ended before the first byte of the reply is sent again, on a new connection, only if the
+caller declares it replayable, or if not all of it had been sent (RFC 9110, 9.2.2).
 
-How long a reply takes is for the caller to bound, with a cancel scope; leaving the block for it closes the connection
-at once.  The rest is bounded here: `CONNECTING` seconds for a connection, `Limits.write_seconds` for a server that does
-not read, `KEPT` seconds for a connection that idles.
+The caller limits the time for the reply, with a cancel scope; leaving the block closes the connection at once.  This
+module limits the rest: `CONNECTING` seconds for opening a connection, `Limits.write_seconds` for a server that does
+not read, `KEPT` seconds for an idle connection.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ from trio_mcp.transport.outbox import CLOSING, GONE
 __all__ = ["CONNECTING", "KEPT", "ConnectionFailed", "HttpPool", "HttpReply", "ReplyBroken", "ReplyTooLong"]
 
 KEPT = 50.0
-"""Seconds for which a connection is kept without a request.  Proxies close theirs after 60 as a rule, and our server
-after 75 (`Limits.idle_seconds`): who closes first loses no request, and a call that is sent as the server closes may
-not be sent again.  Of servers that close after 5 the end is nearly always seen before the next request."""
+"""Seconds for which an idle connection is kept.  Proxies usually close theirs after 60, and our server after 75
+(`Limits.idle_seconds`).  The client should close first: a call that is sent while the server closes the connection must
+not be sent again.  If a server closes after 5 seconds, the pool nearly always sees it before the next request."""
 
-# Kept for one origin: more are open only while as many calls run at once.  A program that has some calls at a time
-# would else close most of its connections with each round of them, and a new one costs as much as several calls.
+# Idle connections per origin; more are open only while more calls run at once.  With fewer, a program that makes some
+# calls at a time would close most of its connections after each round, and a new one costs as much as several calls.
 _IDLE_EACH = 32
-_IDLE_IN_ALL = 64  # kept for all of them; one costs a file descriptor, and with TLS some tens of KiB
-_PIECE = 64 * 1024  # bytes that one write must get on with: what fits into the buffers of most systems
-_SMALL = 4096  # bytes that every system takes at once for a TCP connection on which nothing else waits to be sent
-_HEADS, _HEAD = 64, 2048  # heads that are kept as they were written, and bytes of the longest
+_IDLE_IN_ALL = 64  # idle connections in all; one costs a file descriptor, and with TLS some tens of KiB
+_PIECE = 64 * 1024  # bytes of one write with a time limit: they fit into the buffers of most systems
+_SMALL = 4096  # bytes that every system accepts at once on a TCP connection with an empty send buffer
+_HEADS, _HEAD = 64, 2048  # encoded heads that are cached, and the bytes of the longest
 
 
 class ReplyBroken(McpError):
-    """There is no reply, or not all of it: the connection ended, or what came is not HTTP.
+    """There is no reply, or only a part of it: the connection ended, or the data is not HTTP.
 
     `sent` tells whether the server may have acted on the request.
     """
@@ -73,21 +73,21 @@ class ReplyTooLong(McpError):
 
 
 class _Route(NamedTuple):
-    """What a connection is good for."""
+    """The endpoint of a connection: requests with the same route can share it."""
 
     origin: Origin
     proxy: Proxy | None
 
 
 class _HeadTemplate(NamedTuple):
-    """The head of requests that differ in their bodies alone."""
+    """The head of requests that differ only in their bodies."""
 
     route: _Route
-    name: str  # for messages of ours
-    before: bytes
-    after: bytes  # the length of the body
-    sized: bool  # it is told even if it is nothing
-    bodiless: bool  # the reply is, whatever it says
+    name: str  # for error messages
+    before: bytes  # up to the Content-Length field
+    after: bytes  # from there on
+    sized: bool  # Content-Length is sent even if the body is empty
+    bodiless: bool  # the reply has no body, even if its fields announce one
 
     def of(self, body: bytes) -> bytes:
         if not body and not self.sized:
@@ -106,9 +106,9 @@ class _PreparedRequest(NamedTuple):
 class HttpPool(trio.abc.AsyncResource):
     """Connections to any number of servers.
 
-    `ssl_context` is for https, and should offer ``http/1.1`` by ALPN; without one the system's certificates are
-    trusted.  `connect` opens what would be a TCP connection.  `environ` is where proxies are named (see `http_proxy`).
-    `tap` sees what is sent and received, after TLS was taken off.
+    `ssl_context` is for https, and should offer ``http/1.1`` by ALPN; by default the system's certificates are
+    trusted.  `connect` opens a stream in place of a TCP connection.  `environ` names the proxies (see `dial`).  `tap`
+    is called with the data sent and received, unencrypted.
     """
 
     def __init__(
@@ -132,12 +132,12 @@ class HttpPool(trio.abc.AsyncResource):
     def request(
         self, method: str, url: str, fields: Fields, body: bytes = b"", *, replayable: bool = False
     ) -> AbstractAsyncContextManager[HttpReply]:
-        """Send a request on entering, and give its reply once the head of it is there.
+        """Return a block that sends the request on entering, and gives the reply once its head has arrived.
 
-        The fields that carry the request (Host, Content-Length and so on) are added here.  `replayable` allows it to be
-        sent twice.  Raises `UsageError` for what cannot be sent, and `ConnectionFailed` for a proxy that cannot
-        be used, at once; on entering, `ConnectionFailed` and `ReplyBroken`.  May be cancelled at any time: the
-        connection is closed then.
+        The fields of the connection (Host, Content-Length and so on) are added here.  `replayable` allows the pool to
+        send the request twice.  Raises `UsageError` at once if the request is invalid, and `ConnectionFailed` if the
+        environment's proxy is; on entering, `ConnectionFailed` and `ReplyBroken`.  Can be cancelled at any time, which
+        closes the connection.
         """
         if self._closed:
             raise UsageError("the pool is closed; make requests before that")
@@ -155,23 +155,23 @@ class HttpPool(trio.abc.AsyncResource):
         route, sized = _Route(origin, proxy), method in ("POST", "PUT", "PATCH")
         head = _HeadTemplate(route, f"{method} {origin}", before, after, sized, method == "HEAD")
         if len(before) + len(after) <= _HEAD:
-            if len(self._heads) >= _HEADS:  # they may have arguments in them, and never come again
+            if len(self._heads) >= _HEADS:  # URLs may contain arguments, and then the heads are never used again
                 self._heads.clear()
             self._heads[method, url, fields] = head
         return head
 
     async def aclose(self) -> None:
-        """Close what idles.  A connection in use ends with its own block."""
+        """Close the idle connections.  A connection in use closes at the end of its block."""
         self._closed = True
         while self._idle:
             await self._idle.pop().close()
         await trio.lowlevel.checkpoint()
 
-    async def _kept(self, route: _Route) -> _PooledConnection | None:
-        """A connection that was used before, the one used last first: it is the least likely to be closed."""
+    async def _take_idle(self, route: _Route) -> _PooledConnection | None:
+        """Take the idle connection that was used last, because it is the least likely to be closed."""
         await self._sweep()
         while (link := self._take(route)) is not None and not link.quiet():
-            await link.close()  # and meanwhile others take and keep some
+            await link.close()  # meanwhile other tasks take and return connections
         return link
 
     def _take(self, route: _Route) -> _PooledConnection | None:
@@ -181,6 +181,7 @@ class HttpPool(trio.abc.AsyncResource):
         return None
 
     async def _keep(self, link: _PooledConnection) -> None:
+        """Add a connection to the idle ones; close the oldest if there are too many."""
         if self._closed:
             await link.close()
             return
@@ -195,26 +196,26 @@ class HttpPool(trio.abc.AsyncResource):
         await self._sweep()
 
     async def _sweep(self) -> None:
-        """Close what has idled for too long."""
+        """Close the connections that have been idle for too long."""
         before = trio.current_time() - KEPT
         while self._idle and self._idle[0].since <= before:
             await self._idle.pop(0).close()
 
-    async def _fresh(self, route: _Route) -> _PooledConnection:
+    async def _open(self, route: _Route) -> _PooledConnection:
         stream = await dial(*route, connect=self._connect, context=self._context, limits=self._limits)
         return _PooledConnection(stream, route, self._limits, self._tap)
 
     def _context(self) -> ssl.SSLContext:
         if self._ssl_context is None:
-            self._ssl_context = ssl.create_default_context()  # reads a hundred certificates: not before there is need
+            self._ssl_context = ssl.create_default_context()  # on first use, because it reads a hundred certificates
             self._ssl_context.set_alpn_protocols(["http/1.1"])
         return self._ssl_context
 
 
 # The head of a request.
 
-# These say where a request ends and what becomes of the connection, or ask for what is not done here.
-_OURS = frozenset(
+# These fields control the end of the request and the connection, or ask for features that this client does not have.
+_RESERVED = frozenset(
     {
         *("host", "content-length", "transfer-encoding", "te", "trailer", "connection", "keep-alive", "upgrade"),
         *("expect", "accept-encoding", "proxy-authorization", "proxy-connection"),
@@ -226,22 +227,22 @@ _FIELD = re.compile(rf"({_TOKEN}): [\t\x20-\x7e\x80-\xff]*")
 
 
 def _written(method: str, target: str, authority: str, fields: Fields, extra: str) -> tuple[bytes, bytes]:
-    """What stands before and after the length of the body, in bytes."""
+    """Return the bytes of the head before and after the Content-Length field."""
     if _METHOD.fullmatch(method) is None or method == "CONNECT":
-        raise UsageError(f"{shown(method)} is no method that can be used here")
+        raise UsageError(f"{shown(method)} is not a method that can be sent")
     lines = []
     for name, value in fields:
         line = f"{name}: {value}"
-        # The name in the line must be all of the name: one with a colon in it would be a field of its own.
+        # The match must cover the whole name: a name with a colon in it would become another field.
         if (match := _FIELD.fullmatch(line)) is None or match[1] != name:
             raise UsageError(
-                f"the field {shown(name)} cannot be sent: a name is a token, a value has characters of Latin-1, and "
-                "neither has line breaks or other control characters"
+                f"the field {shown(name)} cannot be sent: a name must be a token, a value must be Latin-1 text, and "
+                "neither may contain line breaks or other control characters"
             )
-        if name.lower() in _OURS:
-            raise UsageError(f"the field {name} is not the caller's to set: it is about the connection")
+        if name.lower() in _RESERVED:
+            raise UsageError(f"the field {name} belongs to the connection and cannot be set; leave it out")
         lines.append(line)
-    # Without Accept-Encoding any coding would do (RFC 9110, 12.5.3).
+    # Without Accept-Encoding the server may use any coding (RFC 9110, 12.5.3).
     first = f"{method} {target} HTTP/1.1\r\nHost: {authority}\r\nAccept-Encoding: identity\r\n{extra}"
     after = "".join([f"{line}\r\n" for line in lines]) + "\r\n"
     return first.encode("latin-1"), after.encode("latin-1")
@@ -261,17 +262,17 @@ class _PooledRequest(AbstractAsyncContextManager["HttpReply"]):
         self._request = request
         self._link: _PooledConnection | None = None
         self._reply: HttpReply | None = None
-        self._sent = False  # all of it, on a connection before
+        self._sent = False  # all of it was sent on an earlier connection
 
     async def __aenter__(self) -> HttpReply:
         if self._link is not None:
-            raise UsageError("a request is sent once; make another")
-        link = await self._pool._kept(self._route)
+            raise UsageError("a request can be sent only once; call request() again")
+        link = await self._pool._take_idle(self._route)
         if link is not None and (head := await self._ask(link, again=True)) is not None:
             return self._begin(link, head)
         self._sent = link is not None and link.written
         try:
-            link = await self._pool._fresh(self._route)
+            link = await self._pool._open(self._route)
         except ConnectionFailed as error:
             if not self._sent:
                 raise
@@ -286,7 +287,7 @@ class _PooledRequest(AbstractAsyncContextManager["HttpReply"]):
         return self._reply
 
     async def _ask(self, link: _PooledConnection, *, again: bool) -> ReplyHead | None:
-        """The head of the reply; None if the request can be sent on another connection."""
+        """Return the head of the reply, or None if the request can be sent on another connection."""
         request = self._request
         try:
             return await link.ask(request)
@@ -310,7 +311,7 @@ class _PooledRequest(AbstractAsyncContextManager["HttpReply"]):
 
 
 class _RestOfReply(AbstractAsyncContextManager["HttpReply"]):
-    """A block for what is left of a reply."""
+    """The block of a reply after `leave`."""
 
     def __init__(self, reply: HttpReply) -> None:
         self._reply = reply
@@ -323,7 +324,7 @@ class _RestOfReply(AbstractAsyncContextManager["HttpReply"]):
 
 
 class HttpReply:
-    """What the server answered.  It is read inside the block of its request, by one task."""
+    """The server's reply.  One task reads it, inside the block of the request."""
 
     __slots__ = ("_left", "_link", "_name", "_over", "_pool", "headers", "status")
 
@@ -337,11 +338,11 @@ class HttpReply:
 
     @property
     def done(self) -> bool:
-        """Whether all of it was read, so that nothing can be left."""
+        """Whether the whole reply has been read."""
         return self._link.reader.done
 
     def leave(self) -> AbstractAsyncContextManager[HttpReply]:
-        """A block for what is left of it, for another task to enter; that of the request ends without it."""
+        """Return a block in which another task reads the rest.  The block of the request then leaves the reply open."""
         self._left = True
         return _RestOfReply(self)
 
@@ -353,9 +354,10 @@ class HttpReply:
             await self._link.close()
 
     async def read(self, limit: int) -> bytes:
-        """The whole body.  Raises as `receive`, and `ReplyTooLong` once it is known to have more bytes than this.
+        """Return the whole body.  Raises the errors of `receive`, and `ReplyTooLong` as soon as the body is known to be
+        longer than `limit` bytes.
 
-        No checkpoint if all of it came with the head: to get that was one.
+        Not a checkpoint if the body came with the head: to receive the head was one.
         """
         reader = self._link.reader
         parts: list[bytes] = []
@@ -363,7 +365,7 @@ class HttpReply:
         while True:
             if size + reader.length > limit:
                 raise ReplyTooLong(
-                    f"{self._name}: the reply is too long; {limit} bytes are allowed (Limits.message_bytes)"
+                    f"{self._name}: the reply is longer than the allowed {limit} bytes (Limits.message_bytes)"
                 )
             parts.append(await self._receive())
             size += len(parts[-1])
@@ -371,9 +373,10 @@ class HttpReply:
                 return b"".join(parts)
 
     async def receive(self) -> bytes:
-        """What comes next of the body; nothing at its end.
+        """Return the next bytes of the body; empty at its end.
 
-        Raises `ReplyBroken` if it breaks off.  May be cancelled; nothing is lost by that inside the block.
+        Raises `ReplyBroken` if the connection breaks.  Can be cancelled and called again inside the block: no bytes are
+        lost.
         """
         if self._link.reader.ready:
             await trio.lowlevel.checkpoint()
@@ -381,7 +384,7 @@ class HttpReply:
 
     async def _receive(self) -> bytes:
         if self._over:
-            raise UsageError("the reply is over with the block of its request; read it there")
+            raise UsageError("the block of this request has ended; read its reply inside the block")
         reader = self._link.reader
         try:
             self._check_coding()
@@ -394,11 +397,11 @@ class HttpReply:
     def _check_coding(self) -> None:
         coding = self.headers.get("Content-Encoding", "identity")
         if coding.lower() not in ("identity", "") and not self._link.reader.done:
-            raise RemoteProtocolError(f"the reply came packed as {shown(coding)}, though only identity was asked for")
+            raise RemoteProtocolError(f"the reply has the coding {shown(coding)}; only identity was requested")
 
 
 class _PooledConnection:
-    """One connection, and on it one request at a time."""
+    """One connection, with one request at a time."""
 
     __slots__ = ("_limits", "_stream", "_tap", "reader", "route", "since", "written")
 
@@ -412,10 +415,10 @@ class _PooledConnection:
         self.written = False
 
     def quiet(self) -> bool:
-        """Whether nothing has come: the server has neither closed it nor said anything.
+        """Whether the server has neither sent data nor closed the connection.
 
-        A stream of another kind than TCP and TLS cannot be asked, and then the request finds out.  A late session
-        ticket of TLS costs a connection, and no more.
+        This is known only for TCP and TLS streams; on other streams the request finds out.  If a late TLS ticket
+        has arrived, the connection is not used again, and no harm is done.
         """
         stream = self._stream
         while isinstance(stream, trio.SSLStream):
@@ -423,7 +426,7 @@ class _PooledConnection:
         return not (isinstance(stream, trio.SocketStream) and stream.socket.is_readable())
 
     async def ask(self, request: _PreparedRequest) -> ReplyHead:
-        """Send it, and give the head of the reply.  Raises `RemoteProtocolError` if there is none."""
+        """Send the request and return the head of its reply.  Raises `RemoteProtocolError` if there is no reply."""
         self.reader = ReplyReader(self._limits, bodiless=request.bodiless)
         self.written = False
         if len(request.body) <= _PIECE:
@@ -433,7 +436,7 @@ class _PooledConnection:
             with trio.move_on_after(CLOSING):
                 return await self._head()
             raise RemoteProtocolError(_NOT_TAKEN)
-        # A server may refuse what is long before all of it has come, and read no more.
+        # A server may refuse a long request before it has read all of it, and then stop reading.
         async with open_nursery() as nursery:
             with trio.CancelScope() as scope:
                 nursery.start_soon(self._write_long, request, scope)
@@ -447,14 +450,14 @@ class _PooledConnection:
             reading.deadline = trio.current_time() + CLOSING
 
     async def _write(self, *parts: bytes | memoryview) -> None:
-        """Send all of it, unless the server does not take it.  There may be a reply all the same, such as 413, but
-        that has come by then, so that it need not be awaited for longer than `CLOSING` seconds."""
+        """Send the parts; stop if the server does not accept them.  It may have sent a reply all the same, such as 413,
+        but that has arrived by then, so `CLOSING` seconds are enough to wait for it."""
         for part in parts:
             if self._tap is not None:
                 self._tap("out", bytes(part))
             try:
                 if len(part) <= _SMALL and isinstance(self._stream, trio.SocketStream):
-                    await self._stream.send_all(part)  # which does not have to wait for the server
+                    await self._stream.send_all(part)  # does not have to wait for the server
                     continue
                 with trio.move_on_after(self._limits.write_seconds) as scope:
                     await self._stream.send_all(part)
@@ -473,15 +476,15 @@ class _PooledConnection:
         try:
             data = bytes(await self._stream.receive_some())
         except GONE as error:
-            raise RemoteProtocolError("the connection was broken off") from error
+            raise RemoteProtocolError("the connection broke") from error
         if self._tap is not None and data:
             self._tap("in", data)
         return data
 
     async def close(self) -> None:
-        """Close it at once, also when cancelled: whoever closes several must get to the last."""
+        """Close the connection at once, even if cancelled: a task that closes several must reach the last."""
         with trio.CancelScope(shield=True, deadline=-math.inf):
             await self._stream.aclose()
 
 
-_NOT_TAKEN = "the server has not taken all of the request, and gave no reply"
+_NOT_TAKEN = "the server did not read the whole request, and sent no reply"
