@@ -23,7 +23,7 @@ async def test_experimental_capabilities_are_declared_by_both_sides(where: Where
 
     @server.tool
     async def look(ctx: Context) -> None:
-        heard.append(ctx.terms.capabilities["experimental"])
+        heard.append(ctx._terms.capabilities["experimental"])
         assert ctx.supports("experimental", "com.example/voice")
         assert not ctx.supports("experimental", "com.example/smell")
 
@@ -40,7 +40,7 @@ async def test_without_the_option_nothing_experimental_is_declared(revision: str
 
     @server.tool
     async def look(ctx: Context) -> None:
-        heard.append("experimental" in ctx.terms.capabilities)
+        heard.append("experimental" in ctx._terms.capabilities)
 
     async with open_client(server, revision=revision) as client:
         await client.call_tool("look")
@@ -52,7 +52,7 @@ async def test_without_the_option_nothing_experimental_is_declared(revision: str
     ("given", "message"),
     [
         (["voice"], "experimental must be a mapping by name"),
-        ({"voice": True}, "the experimental capability 'voice' is declared by an object, such as {}"),
+        ({"voice": True}, "the experimental capability 'voice' must be an object, for example {}"),
         ({"voice": {"rate": object()}}, "JSON"),
     ],
 )
