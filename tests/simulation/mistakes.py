@@ -53,7 +53,7 @@ def _kept_listener() -> AbstractContextManager[Any]:
 
 def _unheard_cancellation() -> AbstractContextManager[Any]:
     """The client takes a call back, and the handler goes on."""
-    return mock.patch.object(Context, "cancel", return_value=None)
+    return mock.patch.object(Context, "_cancel", return_value=None)
 
 
 def _leaked_task() -> AbstractContextManager[Any]:
@@ -64,7 +64,7 @@ def _leaked_task() -> AbstractContextManager[Any]:
         trio.lowlevel.spawn_system_task(trio.sleep_forever, name="a leaked task")
         cancel(self, reason)
 
-    return mock.patch.object(Context, "cancel", leak)
+    return mock.patch.object(Context, "_cancel", leak)
 
 
 def _lost_change() -> AbstractContextManager[Any]:
