@@ -174,7 +174,7 @@ def test_calls_that_run_at_the_end_of_input_are_answered(child: Child) -> None:
 async def test_our_own_client_calls_the_asyncio_server(revision: str) -> None:
     seen: list[float] = []
     async with open_client([sys.executable, str(EXAMPLES / "asyncio_stdio.py")], revision=revision) as client:
-        assert [tool.name for tool in (await client.list_tools()).tools] == ["echo", "divide", "count"]
+        assert [tool.name for tool in await client.list_tools()] == ["echo", "divide", "count"]
         counted = await client.call_tool(
             "count", {"to": 3}, returns=str, on_progress=lambda done, *_: seen.append(done)
         )
