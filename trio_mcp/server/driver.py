@@ -132,8 +132,8 @@ class _StreamClient:
         self._duplex = Duplex(
             self, stream, framing, run.limits, nursery=run.nursery, tap=tap, account=account, input_ended=finish
         )
-        self._conversation = ServerSession(run, self._duplex.wire, account=account)
-        self.session: SessionProtocol = self._conversation.session
+        self._server_session = ServerSession(run, self._duplex.wire, account=account)
+        self.session: SessionProtocol = self._server_session.session
         self._over = trio.Event()
 
     async def serve(self, heartbeat: float | None, network: bool) -> None:
@@ -145,7 +145,7 @@ class _StreamClient:
                 await self._duplex.run(heartbeat, network=network)
         finally:
             with trio.CancelScope(shield=True):
-                await self._conversation.quiet()
+                await self._server_session.quiet()
             self._run.connections.pop(self, None)
             self._over.set()
         if self._duplex.wire.failure is not None:
@@ -154,30 +154,30 @@ class _StreamClient:
     # The methods of a `SessionHandler`.
 
     def receive(self, message: Message, now: float) -> None:
-        self._conversation.receive(
+        self._server_session.receive(
             message, now, headers=self._headers, principal=self._principal, size=self._framing.size
         )
 
     def release(self) -> None:
-        self._conversation.release()
+        self._server_session.release()
 
     def connection_lost(self, why: str) -> None:
-        self._conversation.connection_lost(why)
+        self._server_session.connection_lost(why)
 
     async def _finish(self) -> None:
         """The client has closed its side: give its calls `shutdown_timeout` seconds, and answer them."""
-        self._conversation.input_ended()
+        self._server_session.input_ended()
         assert self._shutdown_timeout is not None
         with trio.move_on_after(self._shutdown_timeout):
             await self._all_answered()
             return
         why = f"this call had not finished {self._shutdown_timeout:g} seconds after the end of the client's input"
-        self._conversation.abort_pending(why)
+        self._server_session.abort_pending(why)
         with trio.move_on_after(CLOSING):
             await self._all_answered()
 
     async def _all_answered(self) -> None:
-        await self._conversation.quiet()
+        await self._server_session.quiet()
         await self._duplex.wire.empty()
 
     # The methods of a `RunMember`.
@@ -188,11 +188,11 @@ class _StreamClient:
             await self._over.wait()
 
     async def _drained(self) -> None:
-        await self._conversation.drain()
+        await self._server_session.drain()
         await self._duplex.end()
 
     def abort_pending(self) -> None:
-        self._conversation.abort_pending(UNFINISHED)
+        self._server_session.abort_pending(UNFINISHED)
 
     def stop(self) -> None:
-        self._conversation.stop()
+        self._server_session.stop()
