@@ -48,7 +48,7 @@ async def test_its_tasks_end_with_the_block(autojump_clock: MockClock) -> None:
         nursery.start_soon(serve)
         await trio.sleep(1)
     assert trio.current_time() == 1
-    assert reasons == ["what its tasks served has ended"]
+    assert reasons == ["the block that these tasks serve has ended"]
 
 
 class Own(Exception):

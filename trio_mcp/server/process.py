@@ -44,7 +44,7 @@ from trio_mcp.core.errors import CannotServe, UsageError, check_seconds
 from trio_mcp.server.watchdog import watched
 from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.transport.outbox import CLOSING
-from trio_mcp.transport.stderr import Stderr, take_no_signals, unhindered_stderr
+from trio_mcp.transport.stderr import Stderr, block_signals, unhindered_stderr
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -196,7 +196,7 @@ class ProcessLife:
             threading.Thread(target=target, args=(why,), name="trio_mcp: the last deadline", daemon=True).start()
 
     def _enforce_deadline(self, why: str) -> None:
-        take_no_signals()
+        block_signals()
         if not self._over.wait(self.patience):
             self.leave(why)
 

@@ -19,7 +19,7 @@ from types import FrameType
 
 import trio
 
-from trio_mcp.transport.stderr import take_no_signals
+from trio_mcp.transport.stderr import block_signals
 from trio_mcp.transport.workers import Worker, WorkerPool, watchdog
 
 __all__ = ["watched"]
@@ -72,7 +72,7 @@ class _WatchdogThread:
         self.thread.join(_ANSWER)  # a log handler may be slow
 
     def _run(self) -> None:
-        take_no_signals()
+        block_signals()
         while not self._over.is_set():
             self._called.clear()
             self.asleep = True  # set before looking for calls, or a call that starts now might be missed

@@ -1,4 +1,4 @@
-"""Trio streams for both roles: nurseries, workers, writers, stdio, child processes, HTTP connections, paths."""
+"""Trio code for both roles: nurseries, workers, writers, stdio, child processes, HTTP connections, paths."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ else:
             "nursery": "Block check_trio is_but open_nursery sole",
             "outbox": "CLOSING GONE Outbox Wire",
             "paths": "PathRefused Roots below file_path",
-            "stderr": "Stderr take_no_signals unhindered_stderr",
+            "stderr": "Stderr block_signals unhindered_stderr",
             "stdio": "own_stdio owned_stdio",
             "workers": (
                 "HandlerEscape LeftOpen RunStopped Watchdog Work Worker WorkerPool called contained guarded stale "

@@ -1,7 +1,7 @@
-"""Exception groups, where there is one exception only.
+"""Nurseries that raise a single exception as itself, not in a group.
 
-A nursery puts whatever went wrong into a group.  Where nothing else went wrong, what a caller wrote and raised should
-reach it as it was.
+A Trio nursery puts every exception into a group.  If there is only one, the caller should get the exception that its
+own code raised.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 def sole(error: BaseException) -> BaseException:
-    """The one exception inside groups of one: a handler with a nursery fails like one without."""
+    """Unwrap groups that contain one exception: a handler with a nursery fails like a handler without."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
 
 
 def is_but(group: BaseException, error: BaseException | None) -> bool:
-    """Whether nothing is in this group but `error`, which somebody's nursery has put there."""
+    """Whether `error` is the only exception in this group."""
     return error is not None and _same(sole(group), sole(error))
 
 
 def _same(one: BaseException, other: BaseException | None) -> bool:
-    """Whether one is the other, or a copy: Trio copies the groups that it searches for cancellations."""
+    """Whether both are the same exception, or copies of one group: Trio copies groups when it filters cancellations."""
     if isinstance(one, BaseExceptionGroup) and isinstance(other, BaseExceptionGroup):
         return len(one.exceptions) == len(other.exceptions) and all(map(_same, one.exceptions, other.exceptions))
     return one is other
@@ -49,20 +49,20 @@ def check_trio() -> None:
     """Raise `UsageError` in a program on another event loop."""
     if not trio.lowlevel.in_trio_task():
         raise UsageError(
-            "trio_mcp runs on Trio, and this program, or the ASGI server that it is part of, on another event loop; "
-            "begin by trio.run(main), or use Hypercorn with its Trio worker: hypercorn --worker-class trio module:app"
+            "trio_mcp runs on Trio, and this program, or its ASGI server, on another event loop; "
+            "start with trio.run(main), or use Hypercorn with its Trio worker: hypercorn --worker-class trio module:app"
         )
 
 
 class open_nursery:
-    """A nursery for tasks that serve its block: they are cancelled when it ends; with `wait`, it waits for them.
+    """A nursery for tasks that serve its block: at the end of the block they are cancelled, or with `wait` awaited.
 
-    If one exception ends it, that leaves as itself; only several make a group.  Cancellations count as one exception:
-    they leave as a plain `trio.Cancelled`, that of the block if it has one.
+    A single exception is raised as itself; only several make a group.  Cancellations count as one exception: they are
+    raised as a plain `trio.Cancelled`, that of the block if it has one.
     """
 
-    # A class like Trio's own manager: a generator that is dropped (when a run crashes) would be closed by another task,
-    # which must not close a nursery, and so hide what happened.
+    # A class, like Trio's own manager.  When a run crashes, a generator would be closed by another task, which must not
+    # close a nursery; the error of that would hide the crash.
 
     __slots__ = ("_manager", "_nursery", "_wait")
 
@@ -78,7 +78,7 @@ class open_nursery:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
         if error is None and not self._wait:
-            self._nursery.cancel_scope.cancel(reason="what its tasks served has ended")
+            self._nursery.cancel_scope.cancel(reason="the block that these tasks serve has ended")
         try:
             return await self._manager.__aexit__(kind, error, traceback)
         except BaseExceptionGroup as group:
@@ -89,7 +89,7 @@ class open_nursery:
             elif len(failures.exceptions) > 1:
                 raise
             else:
-                alone = failures.exceptions[0]  # a group of the block's own is inside that of the nursery
+                alone = failures.exceptions[0]  # a group that the block raised is inside the nursery's group
             del cancelled
         if _same(alone, error):
             return False
@@ -97,12 +97,12 @@ class open_nursery:
         try:
             raise alone
         finally:
-            alone.__context__ = context  # as it was, without what the block was left with
-            del alone, error, failures, traceback  # or they would be kept by their own tracebacks
+            alone.__context__ = context  # as before, without the exception that left the block
+            del alone, error, failures, traceback  # or their own tracebacks would keep them alive
 
 
 class Block(AbstractAsyncContextManager[T_co]):
-    """What is good for nothing but being entered by ``async with``; whoever forgets that is told how it is used."""
+    """The base of objects for ``async with`` only; any other use raises an error that shows the correct code."""
 
     _usage: ClassVar[str]
 
@@ -110,10 +110,10 @@ class Block(AbstractAsyncContextManager[T_co]):
         raise AttributeError(f"there is no {name!r} yet: write {self._usage}")
 
     def __await__(self) -> Generator[Any, Any, NoReturn]:
-        raise TypeError(f"this is not awaited: write {self._usage}")
+        raise TypeError(f"this cannot be awaited: write {self._usage}")
 
     def __enter__(self) -> NoReturn:
-        raise TypeError(f"`with` alone cannot wait: write {self._usage}")
+        raise TypeError(f"`with` must be `async with`: write {self._usage}")
 
     def __exit__(self, *_: object) -> None:
-        """There, for without it Python would say that this is what is missing."""
+        """Defined because without it Python would report that this method is missing."""

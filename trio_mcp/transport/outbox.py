@@ -1,11 +1,11 @@
-"""What waits for one wire, and the right to write to it.
+"""The send queue of one wire, and its writer.
 
-Whoever has something to send writes it at once if nobody is writing, in its own task; what piles up meanwhile is sent
-together, by one task, which is there for as long as there is something to send.  A write is never cut short by a
-cancellation: what is on its way is finished, within `CLOSING` seconds once everything ends.
+A task that has a message to send writes it itself if no write is in progress.  Messages that are queued during a write
+are sent together afterwards, by one writer task, which exists only while there are messages.  A cancellation never
+interrupts a write: a write that has begun is finished, within `CLOSING` seconds once the connection ends.
 
-What one write carries is the transport's business: the bytes of a stream, a part of one HTTP response.  A `Wire` is
-what a conversation sees of it.
+The transport decides what one write contains: the bytes of a stream, or a part of one HTTP response.  `Wire` is the
+interface that a session uses.
 """
 
 from __future__ import annotations
@@ -21,57 +21,56 @@ __all__ = ["CLOSING", "GONE", "Outbox", "Wire"]
 T = TypeVar("T")
 
 CLOSING = 1.0
-"""Seconds for which a write that has been begun may still go on when everything ends."""
+"""Seconds for which a write that has begun may continue when the connection ends."""
 
 GONE = (trio.BrokenResourceError, trio.ClosedResourceError)
-"""What a stream raises when the other side has gone, or our own was closed meanwhile."""
+"""The exceptions of a stream that the peer, or another task of ours, has closed."""
 
 
 class Wire(Hashable, Protocol):
-    """Where messages go.  Wires are told apart: each is equal to itself only."""
+    """The destination of messages.  A wire is equal only to itself."""
 
     def wake(self) -> None:
-        """There is something to send, or a request that came in here has ended without an answer."""
+        """Start a writer: there are messages to send, or a request of this wire has ended without a response."""
 
     async def flush(self) -> None:
-        """As `wake`; the caller may be used to write.  For the last step of a task: it need not be a checkpoint."""
+        """Like `wake`, but may write in the caller's task.  For the last step of a task: it may not be a checkpoint."""
 
     @property
     def mark(self) -> int:
-        """The write that what is queued now goes out with."""
+        """The number of the write that will contain the messages queued now."""
 
     async def written(self, mark: int) -> None:
-        """Wait until that write is on its way, so that what comes after it is read apart from it."""
+        """Wait until that write has been sent, so that the peer reads later messages separately."""
 
     @property
     def full(self) -> bool:
-        """Whether so much waits to be sent that nothing should be added."""
+        """Whether the queue is full, so that no message should be added."""
 
     async def room(self) -> None:
-        """Wait while it is full.  Always a checkpoint."""
+        """Wait while the queue is full.  Always a checkpoint."""
 
     @property
     def answers_only(self) -> bool:
-        """Whether nothing but answers can be sent here: questions fail at once, and reports are dropped."""
+        """Whether only responses can be sent here: requests fail at once, and notifications are dropped."""
 
     def hang_up(self, retry: float) -> bool:
-        """Ask the client to come back for the rest after `retry` seconds; False where it would not, or could not."""
+        """Ask the client to fetch the rest after `retry` seconds; False if this client or transport cannot do that."""
 
     def close(self) -> None:
-        """Nothing more will be heard or sent: the server has stopped."""
+        """Stop receiving and sending: the server has stopped."""
 
 
 class Outbox(Generic[T]):
-    """What is to be sent, and the right to write.
+    """The send queue of one wire, and its writer.
 
-    `take` gives all that is to be sent and is not yet on its way, or None if that is nothing after all; `queued` tells
-    how many messages that is.  With `limit` of them it is full, and with more there is no room.  `send` carries one
-    write, and is never called twice at the same time: when it raises one of `GONE`, the client has gone; whatever else
-    it or `take` raises is kept as `failure`.  Either way `gone` is called, and nothing is written any more.  `spawn` is
-    where the writer runs; it must stay open until there is nothing more to send.
+    `take` returns all queued messages as one write, or None if there are none after all; `queued` counts them.  With
+    `limit` messages the queue is full, and with more there is no room.  `send` performs one write; calls never overlap.
+    If it raises one of `GONE`, the peer has closed the connection.  Any other exception of `send` or `take` is kept as
+    `failure`.  In both cases `gone` is called, and no more writes follow.  The writer runs in the nursery `spawn`; this
+    must stay open while there are messages.
 
-    `at_once` carries as much of a write as can go without waiting, and gives what is left of it, if anything is; that
-    is for `send`.
+    `at_once` writes as much as possible without waiting, and returns the rest for `send`, or None.
     """
 
     def __init__(
@@ -92,38 +91,38 @@ class Outbox(Generic[T]):
         self._limit = limit
         self._gone = gone
         self._spawn = spawn
-        self._scope = trio.CancelScope()  # of the write at hand
+        self._scope = trio.CancelScope()  # of the current write
         self._writing = False
         self._writes = 0  # that have ended
         self._written = trio.lowlevel.ParkingLot()
-        self._writer = False  # is on its way, or at work
+        self._writer = False  # the writer task is starting, or running
         self._over = False
         self.deadline = math.inf
-        """When what is being written must have been, once nothing more is."""
+        """The deadline of the last write, once the connection ends."""
         self.broken = False
-        """The client has gone, or a write has failed or was cut short."""
+        """The peer has closed the connection, or a write has failed or was cancelled."""
         self.failure: Exception | None = None
-        """What was raised in writing, unless it says that the client has gone."""
+        """The exception of a write, unless it is one of `GONE`."""
 
     def wake(self) -> None:
-        """There is something to send, perhaps."""
-        if not self._writer and not self._writing and self._waits():
+        """Start the writer if there are messages to send."""
+        if not self._writer and not self._writing and self._has_messages():
             self._writer = True
             self._spawn.start_soon(self._run, name="the writer of a connection")
 
     async def flush(self) -> None:
-        """As `wake`, but if nobody is writing, it is written here and now."""
+        """Like `wake`, but if no write is in progress, write in this task."""
         if self._writing or not await self._write():
             await trio.lowlevel.checkpoint()
 
     @property
     def mark(self) -> int:
-        """The write that what is queued now goes out with."""
+        """The number of the write that will contain the messages queued now."""
         return self._writes + 1 + self._writing
 
     async def written(self, mark: int) -> None:
-        """Wait until that write is on its way, so that what comes after it is another; the caller may have to write."""
-        while self._writes < mark and self._waits():
+        """Wait until that write has been sent, so that later messages go into another; may write in this task."""
+        while self._writes < mark and self._has_messages():
             if self._writing:
                 await self._written.park()
             else:
@@ -131,11 +130,11 @@ class Outbox(Generic[T]):
 
     @property
     def full(self) -> bool:
-        """Whether what can wait should.  Then something is there that will be sent, so it does not wait for ever."""
+        """Whether the queue is full.  It is not empty then, so the wait for room ends."""
         return not self._over and 0 < self._queued() >= self._limit
 
     async def room(self, most: int | None = None) -> None:
-        """Wait while more than this (by default the limit) waits to be sent.  Always a checkpoint."""
+        """Wait while more than `most` messages (by default the limit) are queued.  Always a checkpoint."""
         await trio.lowlevel.checkpoint()
         most = self._limit if most is None else most
         while self._queued() > most and not self._over:
@@ -143,47 +142,49 @@ class Outbox(Generic[T]):
             await self._written.park()
 
     async def idle(self) -> None:
-        """Wait until nothing is being written."""
+        """Wait until no write is in progress."""
         while self._writing:
             await self._written.park()
 
     async def empty(self) -> None:
-        """Wait until everything has been written."""
-        while self._waits() or self._writing:
+        """Wait until all messages have been written."""
+        while self._has_messages() or self._writing:
             self.wake()
             await self._written.park()
 
-    def _waits(self) -> bool:
-        """Whether there is something that can be sent."""
+    def _has_messages(self) -> bool:
         return not self._over and self._queued() > 0
 
     async def _run(self) -> None:
         try:
-            while not self._writing and self._waits() and await self._write():
+            while not self._writing and self._has_messages() and await self._write():
                 pass
         finally:
             self._writer = False
 
-    async def _write(self, company: bool = False) -> bool:
-        """Write what there is; False if it was nothing.  In `company`, where others may have something to say in the
-        same moment, it goes out with that: a write costs more than letting them have their turn."""
+    async def _write(self, batch: bool = False) -> bool:
+        """Write the queued messages; False if there were none.
+
+        `batch`: yield once before writing, so that answers that finish in the same tick share one write, which costs
+        more than the yield.
+        """
         self._writing = True
-        something = False
+        wrote = False
         try:
-            if company:
+            if batch:
                 await trio.lowlevel.cancel_shielded_checkpoint()
-            what = None if self._over else self._take()
-            something = what is not None
-            if what is not None and self._at_once is not None:
-                what = self._at_once(what)
-            if what is not None:
+            data = None if self._over else self._take()
+            wrote = data is not None
+            if data is not None and self._at_once is not None:
+                data = self._at_once(data)
+            if data is not None:
                 with trio.CancelScope(shield=True, deadline=self.deadline) as self._scope:
-                    await self._send(what)
-                if self._scope.cancelled_caught:  # it was cut short, at the end of everything
+                    await self._send(data)
+                if self._scope.cancelled_caught:  # at the deadline of `finish`
                     self._break()
         except GONE:
             self._break()
-        except Exception as error:  # noqa: BLE001  # for the transport: it is no fault of the handler that writes here
+        except Exception as error:  # noqa: BLE001  # for the transport: not a fault of the handler that writes here
             self.failure = error
             self._break()
         finally:
@@ -191,20 +192,20 @@ class Outbox(Generic[T]):
             self._writes += 1
             if self._written:
                 self._written.unpark_all()
-            if something:
-                self.wake()  # for what was queued meanwhile
-        return something
+            if wrote:
+                self.wake()  # for messages queued meanwhile
+        return wrote
 
     def _break(self) -> None:
         self.broken = True
         self.close()
 
     def close(self) -> None:
-        """Nothing more can be written."""
+        """Stop writing."""
         self._over = True
         self._written.unpark_all()
         self._gone()
 
     def finish(self) -> None:
-        """Nothing more will be queued, and what is being written is to be finished soon."""
+        """Set a deadline for the current write: the connection ends, and no more messages are queued."""
         self.deadline = self._scope.deadline = trio.current_time() + CLOSING

@@ -1,14 +1,15 @@
-"""Paths that a client names: `file:` URIs, staying below a directory, and the roots that a client exposes.
+"""Checks of paths that a client names: `file:` URIs, paths below a directory, and the roots that a client exposes.
 
-A path from outside is the input of an attacker.  What may come of it is decided here in two steps: the words are judged
-(absolute, `..`, and whatever becomes that when it is decoded), and then the file system is asked where the path really
-leads, symbolic links followed.  A path that passed is resolved: open that one, not the one that was asked for.
+A path from a client may come from an attacker.  It is checked in two steps: the text (absolute, `..`, and text that
+becomes one of these when decoded), and then the file system, which follows symbolic links to the real path.  The result
+is resolved: open the returned path, not the requested one.
 
-What is refused raises `PathRefused`, which a handler need not catch: it answers the client with -32602, and repeats
-neither the path asked for nor where the server keeps its files.
+A refused path raises `PathRefused`, which a handler need not catch: the client gets -32602, and the message repeats
+neither the requested path nor the server's directories.
 
-Two limits.  A check and the opening that follows it are two steps: who can write below the directory may put a link in
-between.  And roots narrow what a server does for a client; a client can claim any, and is entitled to none.
+Two limitations.  The check and the opening of the file are two steps: a user who can write below the directory may
+create a link in between.  And roots only narrow the work that a server does for a client: a client can claim any root,
+and a claim is not a permission.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ if TYPE_CHECKING:
 
 __all__ = ["PathRefused", "Roots", "below", "file_path"]
 
-# Systems open no longer path (PATH_MAX of Linux); and to resolve one takes time by its length times its steps.
+# Systems do not open longer paths (PATH_MAX of Linux), and resolving takes time by the length times the components.
 _BYTES = 4096
-# How often somebody behind us might decode a path once more: a proxy, a template, a careless file server.
+# How often later programs might decode a path again: a proxy, a template, a careless file server.
 _DECODINGS = 4
-# No host but this one; no query or fragment, which files do not have; no control characters.
+# Only this host; no query or fragment, which files do not have; no control characters.
 _FILE_URI = re.compile(r"file:(?://(?:localhost)?)?(/(?!/)[^?#\x00-\x1f\x7f]*)", re.IGNORECASE)
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
 class PathRefused(RequestError):
-    """A path from the client that must not be followed.
+    """A path from the client that must not be opened.
 
-    Uncaught it answers the request with -32602, or the call of a tool with a result that tells the model.
+    If a handler does not catch it, the client gets -32602; for a tool, the model gets a result with the error.
     """
 
     def __init__(self, why: str) -> None:
@@ -47,9 +48,9 @@ class PathRefused(RequestError):
 
 
 def file_path(uri: str) -> Path:
-    """The path that a `file:` URI of this machine names, percent-decoded once; nothing is looked up.
+    """Return the path of a `file:` URI of this machine, percent-decoded once.  Does not access the file system.
 
-    Raises `PathRefused` for any other URI, and for one that climbs by `..`.
+    Raises `PathRefused` for any other URI, and for a path with `..`.
     """
     found = _FILE_URI.fullmatch(uri)
     if found is None or _BAD_ESCAPE.search(found[1]):
@@ -63,10 +64,10 @@ def file_path(uri: str) -> Path:
 
 
 def below(base: Path, relative: str) -> Path:
-    """`relative` below the directory `base`, resolved; it need not exist.  An empty one is `base` itself.
+    """Return the resolved path of `relative` below the directory `base`.  It need not exist; an empty one is `base`.
 
-    res-18: raises `PathRefused` for a path that is absolute, climbs by `..` (encoded, too, however often), or leads out
-    of `base` by a symbolic link.
+    res-18: raises `PathRefused` if the path is absolute, contains `..` (also percent-encoded, even repeatedly), or
+    leads out of `base` through a symbolic link.
     """
     for reading in _readings(relative):
         if PurePath(reading).anchor or reading.startswith("\\"):
@@ -74,12 +75,12 @@ def below(base: Path, relative: str) -> Path:
     top = _resolved(base)
     target = _resolved(top / relative)
     if not target.is_relative_to(top):
-        raise PathRefused("The path leads outside of what may be accessed")
+        raise PathRefused("The path leads outside of the accessible directory")
     return target
 
 
 class Roots(Sequence["Root"]):
-    """The roots that a client exposes.  It may name directories and files that are not, or no longer, there."""
+    """The roots that a client exposes.  They may name directories and files that do not exist, or not any more."""
 
     __slots__ = ("_roots",)
 
@@ -100,9 +101,10 @@ class Roots(Sequence["Root"]):
         return f"Roots({list(self._roots)!r})"
 
     def path(self, place: str | os.PathLike[str]) -> Path:
-        """An absolute path or a `file:` URI, resolved, if it is one of the roots or below one (root-09).
+        """Resolve an absolute path or a `file:` URI that is one of the roots or below one (root-09).
 
-        Raises `PathRefused` otherwise.  A root that has disappeared allows nothing, and is no error (root-08).
+        Raises `PathRefused` for any other path.  A root that no longer exists allows no path and is not an error
+        (root-08).
         """
         text = os.fspath(place)
         path = file_path(text) if text[:5].lower() == "file:" else _absolute(text)
@@ -116,8 +118,8 @@ class Roots(Sequence["Root"]):
             try:
                 top = _resolved(file_path(root.uri))
             except PathRefused:
-                continue  # a root that is no file, or no root at all, has nothing below it
-            if os.path.exists(top):  # and no error for one that may not be seen
+                continue  # a root that is not a file URI has no paths below it
+            if os.path.exists(top):  # false, without an error, if we may not access it
                 yield top
 
 
@@ -129,7 +131,7 @@ def _absolute(text: str) -> Path:
 
 
 def _readings(text: str) -> list[str]:
-    """`text` as it stands, and as it reads decoded again, and again.  Raises if one of them is no path, or climbs."""
+    """Return `text`, and `text` decoded once, twice and so on.  Raises if one of these is not a path, or has `..`."""
     try:
         fits = len(os.fsencode(text)) <= _BYTES
     except UnicodeEncodeError:  # half a surrogate pair
@@ -143,14 +145,14 @@ def _readings(text: str) -> list[str]:
         if "\0" in reading:
             raise _no_path()
         if ".." in re.split(r"[/\\]", reading):
-            raise PathRefused("The path climbs by '..'")
+            raise PathRefused("The path must not contain '..'")
     return readings
 
 
 def _no_path() -> PathRefused:
-    return PathRefused("Not a path: it is too long, or holds characters that no file name has")
+    return PathRefused("Not a path: it is too long, or contains characters that no file name can have")
 
 
 def _resolved(path: Path) -> Path:
-    # Not Path.resolve, which raises for a link that leads to itself: that one is refused when it is opened.
+    # Not Path.resolve, which raises for a link that leads to itself: opening such a path fails anyway.
     return Path(os.path.realpath(path))

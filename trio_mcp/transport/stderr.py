@@ -1,16 +1,15 @@
 """Standard error that never waits for its reader.
 
-A host may start a server with a pipe as its stderr and never read it.  The pipe holds 64 KiB; the next line of the log
-would then wait for ever, and the event loop with it.  So while `server.run()` serves, the Python files that lead to
-stderr write without waiting.  A line is written at once where there is room, as before; else it goes into a bounded
-queue, which a thread writes out when the pipe moves again.  Lines beyond the bound are dropped, counted, and reported
-in one line.
+A host may start a server with a pipe as its stderr and never read it.  The pipe holds 64 KiB; the next log line would
+block for ever, and the event loop with it.  So while `server.run()` serves, the Python files for stderr write without
+waiting.  A line is written at once if there is room; otherwise it goes into a bounded queue, which a thread writes when
+the pipe has room again.  If the queue is full, lines are dropped, counted, and reported in one line.
 
-The files are made anew in place.  A logging handler that was set up before, or a module that has imported `stderr`,
-holds the same object, and must not wait either; another object in `sys` would not reach them.
+The file objects are initialised again in place.  A logging handler created earlier, or a module that has imported
+`stderr`, holds the same object, and must not block either; a new object in `sys` would not reach them.
 
-C code and child processes write to the file descriptors themselves, and may still wait.  A pipe of our own before the
-real one would cover them, but the last words of a process that crashes, or calls `os._exit`, would be lost in it.
+C code and child processes write to the file descriptors directly, and may still block.  A pipe of our own in front of
+the real one would cover them, but the last lines of a process that crashes or calls `os._exit` would be lost in it.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ from trio_mcp.transport.outbox import CLOSING
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = ["Stderr", "take_no_signals", "unhindered_stderr"]
+__all__ = ["Stderr", "block_signals", "unhindered_stderr"]
 
-_HELD = 256 * 1024
-"""Bytes that may wait for a reader: some thousand lines, enough for a host that is slow for a moment."""
+_MAX_QUEUED = 256 * 1024
+"""Bytes in the queue at most: some thousand lines, enough for a host that is slow for a moment."""
 
 
 @contextmanager
 def unhindered_stderr() -> Iterator[Stderr | None]:
-    """Within the block `sys.stderr` does not wait for its reader.  None where stderr is a file, a terminal, or closed:
-    nothing has to wait there."""
+    """Within the block, `sys.stderr` does not wait for its reader.  None if stderr is a file, a terminal, or closed,
+    because writes do not block there."""
     mode = 0
     with suppress(OSError):
         mode = os.fstat(2).st_mode
@@ -51,14 +50,14 @@ def unhindered_stderr() -> Iterator[Stderr | None]:
         return
     stderr = Stderr(2)
     try:
-        with stderr.carrying(2, sys.stderr, sys.__stderr__):
+        with stderr.redirecting(2, sys.stderr, sys.__stderr__):
             yield stderr
     finally:
         stderr.close(CLOSING)
 
 
 class Stderr:
-    """A pipe or a socket, and the lines that wait for a reader of it."""
+    """A pipe or a socket, and the queue of lines that wait for its reader."""
 
     def __init__(self, fd: int) -> None:
         fileno, self._write_now, self._close = _writer_of(fd)
@@ -66,47 +65,47 @@ class Stderr:
         self._room.register(fileno, select.POLLOUT)
         self._lock = threading.RLock()  # a signal handler may write while its own thread does
         self._queue: deque[bytes] = deque()
-        self._held = 0
+        self._queued = 0  # bytes
         self._dropped = 0  # lines
         self._writer: threading.Thread | None = None
         self._closed = False
 
     @contextmanager
-    def carrying(self, fd: int, *files: TextIO | None) -> Iterator[None]:
-        """Within the block those of these files that Python made for `fd` write here."""
+    def redirecting(self, fd: int, *files: TextIO | None) -> Iterator[None]:
+        """Within the block, these files write here, if they are Python's files for `fd`."""
         with ExitStack() as undo:
             for file in dict.fromkeys(files):
-                if _is_of(file, fd):
-                    undo.enter_context(self._made_anew(file))
+                if _is_file_of(file, fd):
+                    undo.enter_context(self._redirected(file))
             yield
 
     @contextmanager
-    def _made_anew(self, file: io.TextIOWrapper) -> Iterator[None]:
+    def _redirected(self, file: io.TextIOWrapper) -> Iterator[None]:
         fd = file.fileno()
         if self._room.poll(0):
             with suppress(OSError):
                 file.flush()
-        # Lines leave as a whole: two threads that print do not mix theirs.
-        _make_anew(file, _NonblockingFile(self, fd), line_buffering=True)
+        # Lines are written as a whole, so that the lines of two threads do not mix.
+        _reinitialise(file, _NonblockingFile(self, fd), line_buffering=True)
         try:
             yield
         finally:
-            with suppress(OSError, ValueError):  # the program has done away with it
+            with suppress(OSError, ValueError):  # the program has closed or detached it
                 file.flush()
-                # Without a buffer, which the end of the interpreter would have to flush, and could not if a thread that
-                # was left behind has its lock.
-                _make_anew(file, io.FileIO(fd, "w", closefd=False), line_buffering=False)
+                # Without a buffer: the interpreter would have to flush it at its end, and could not if an abandoned
+                # thread holds its lock.
+                _reinitialise(file, io.FileIO(fd, "w", closefd=False), line_buffering=False)
 
     def put(self, data: bytes) -> None:
-        """Write `data` now or when there is room; drop it when too much waits.  May be called from any thread."""
+        """Write `data` now or when there is room; drop it if the queue is full.  May be called from any thread."""
         with self._lock:
-            if self._closed:  # by a thread that was left behind
+            if self._closed:  # an abandoned thread writes
                 return
             if not self._queue:
                 data = self._write(data)
             if not data:
                 return
-            if self._queue and self._held + len(data) > _HELD:  # a line that was begun is finished, however long
+            if self._queue and self._queued + len(data) > _MAX_QUEUED:  # a partly written line is always finished
                 self._dropped += data.count(b"\n") or 1
                 return
             self._report()
@@ -116,8 +115,8 @@ class Stderr:
                 self._writer.start()
 
     def close(self, seconds: float) -> None:
-        """Take no more.  The queue has so many seconds to be read; after that the thread goes on with it, unless the
-        process ends."""
+        """Drop all later lines, and wait up to `seconds` until the queue has been read.  After that, the thread goes on
+        writing it until the process ends."""
         with self._lock:
             self._closed, writer = True, self._writer
             if writer is None:
@@ -126,20 +125,20 @@ class Stderr:
             writer.join(seconds)
 
     def _write(self, data: bytes) -> bytes:
-        """Write as much as there is room for; the rest."""
+        """Write as much as there is room for, and return the rest."""
         left = memoryview(data)
         try:
             while left:
                 left = left[self._write_now(left) :]
         except BlockingIOError:
             return bytes(left)
-        except OSError:  # its reader has gone
+        except OSError:  # its reader has closed it
             pass
         return b""
 
     def _add(self, data: bytes) -> None:
         self._queue.append(data)
-        self._held += len(data)
+        self._queued += len(data)
 
     def _report(self) -> None:
         if self._dropped:
@@ -148,16 +147,16 @@ class Stderr:
             self._add(f"trio_mcp: {lines} dropped here because standard error was not read\n".encode())
 
     def _catch_up(self) -> None:
-        """In a thread of its own: write the queue, as there is room."""
-        take_no_signals()
+        """Run in a thread of its own: write the queue whenever there is room."""
+        block_signals()
         while True:
             self._room.poll()
             with self._lock:
                 data = self._queue.popleft()
-                self._held -= len(data)
+                self._queued -= len(data)
                 if left := self._write(data):
                     self._queue.appendleft(left)
-                    self._held += len(left)
+                    self._queued += len(left)
                 elif not self._queue:
                     self._report()
                 if not self._queue:
@@ -167,21 +166,21 @@ class Stderr:
                     return
 
 
-def take_no_signals() -> None:
-    """Leave signals to the main thread, where Python handles them.  For the first line of a thread.
+def block_signals() -> None:
+    """Leave signals to the main thread, where Python handles them.  Call this first in a new thread.
 
-    A signal interrupts only the thread that the system gives it to: a main thread that sleeps would sleep on.
+    The system gives a signal to one thread and interrupts only that one: a sleeping main thread would sleep on.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
 
 
-def _make_anew(file: io.TextIOWrapper, raw: io.RawIOBase, *, line_buffering: bool) -> None:
+def _reinitialise(file: io.TextIOWrapper, raw: io.RawIOBase, *, line_buffering: bool) -> None:
     whole = cast(BinaryIO, raw)
     io.TextIOWrapper.__init__(file, whole, file.encoding, file.errors, None, line_buffering, not line_buffering)
 
 
 class _NonblockingFile(io.RawIOBase):
-    """The raw file below one of Python's files; `fileno` stays the same."""
+    """The raw file below one of Python's text files; `fileno` stays the same."""
 
     name = "<stderr>"
     mode = "wb"
@@ -202,18 +201,18 @@ class _NonblockingFile(io.RawIOBase):
         return len(whole)
 
 
-def _is_of(file: TextIO | None, fd: int) -> TypeGuard[io.TextIOWrapper]:
-    """Whether this is a file of Python's for `fd`; a program may have replaced, detached or closed it."""
+def _is_file_of(file: TextIO | None, fd: int) -> TypeGuard[io.TextIOWrapper]:
+    """Whether this is Python's file for `fd`; a program may have replaced, detached or closed it."""
     with suppress(ValueError, OSError):
         return isinstance(file, io.TextIOWrapper) and file.fileno() == fd
     return False
 
 
 def _writer_of(fd: int) -> tuple[int, Callable[[memoryview], int], Callable[[], object]]:
-    """An fd for the same pipe or socket, a function that writes to it without waiting, and one that closes it.
+    """Return an fd for the same pipe or socket, a function that writes to it without waiting, and one that closes it.
 
-    The function writes as much as there is room for, and raises BlockingIOError if there is none.  O_NONBLOCK cannot
-    just be set: it belongs to the open file description, which the parent and children share.
+    The writing function writes as much as there is room for, and raises BlockingIOError if there is no room.  Setting
+    O_NONBLOCK is not enough: it belongs to the open file description, which the parent and children share.
     """
     if stat.S_ISSOCK(os.fstat(fd).st_mode):
         sock = socket.socket(fileno=os.dup(fd))
@@ -228,6 +227,6 @@ def _writer_of(fd: int) -> tuple[int, Callable[[memoryview], int], Callable[[], 
     def write(data: memoryview) -> int:
         if not room.poll(0):
             raise BlockingIOError
-        return os.write(shared, data[: select.PIPE_BUF])  # there is room for so much
+        return os.write(shared, data[: select.PIPE_BUF])  # there is room for this many bytes
 
     return shared, write, lambda: os.close(shared)
