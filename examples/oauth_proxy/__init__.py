@@ -15,6 +15,6 @@ The provider has to know `PUBLIC_URL` with ``/callback`` after it as a redirect 
 - `proxy`: the authorization server for MCP clients
 - `notes`: the MCP server, and the application with both
 
-docs/http.md says in "A proxy before an identity provider" what each check stands against.  Everything is kept in
+docs/oauth.md says in "A proxy before an identity provider" what each check stands against.  Everything is kept in
 memory: after a restart clients register anew and users sign in again.
 """
