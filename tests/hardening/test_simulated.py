@@ -202,6 +202,14 @@ async def test_a_session_is_whole_though_its_opening_did_not_get_through_at_firs
     assert left == [0]
 
 
+def test_a_relay_on_a_slow_line_listens_late() -> None:
+    """Its session with the upstream server is open by then."""
+    listens, puts = Program((Move("listen", size=9),)), Program((Move("listen"), Move("put")))
+    line = Line(chunk=512, delay=1.5)
+    plan = Plan(4, "stream", E, (listens, puts), line, behind="sse", behind_era=D)
+    assert play(plan).violations == ()
+
+
 def test_a_long_message_on_its_way_is_a_sign_of_life() -> None:
     """The answer to a ping follows it, and comes late."""
     moves = (Move("ask", wait=0.3, patience=0.001, by_option=True), Move("complete", wait=0.3))

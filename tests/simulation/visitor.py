@@ -39,6 +39,8 @@ class Surroundings(Protocol):
 
     @property
     def tells(self) -> bool: ...
+    @property
+    def opening(self) -> float: ...
 
     async def target(self) -> Any: ...
 
@@ -228,13 +230,14 @@ class Visitor:
             told = tuple(sorted(set(KEYS) - {change.item for change in changes.missing}))
             self._book.tell(f"{call.token} listens to {', '.join(told)}")
             block = Listened(self.name, told, self._book.tick)
-            with trio.move_on_after(move.size + PROMPT) as scope:
+            prompt = PROMPT + self._world.opening
+            with trio.move_on_after(move.size + prompt) as scope:
                 await self._hear(changes, block)
             if self._book.harms and scope.cancelled_caught:
                 with trio.move_on_after(PATIENT) as scope:
                     await self._hear(changes, block)
             if scope.cancelled_caught and self._world.tells:  # else the server has ended it
-                self._book.listened(block, PATIENT if self._book.harms else PROMPT)
+                self._book.listened(block, PATIENT if self._book.harms else prompt)
 
     async def _hear(self, changes: Any, block: Listened) -> None:
         async for change in changes:

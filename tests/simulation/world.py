@@ -55,6 +55,7 @@ from trio_mcp.testing import seeded
 __all__ = ["Played", "play"]
 
 LONGEST = 2 * 3600.0  # seconds for which a world is played; a longer wait is endless
+CROSSED = 14  # times that a line is crossed until a session by HTTP+SSE is open and listens
 HEALING = 300.0  # seconds after which nothing is kept for anybody
 LEAVING = 5.0  # seconds for a program to end, and for others to notice
 STEPS = 400_000  # of tasks; more means that some go round in circles
@@ -211,6 +212,11 @@ class _World:
         """Whether a listener hears of every change.  A relay says that it listens before the server behind it has
         agreed, and cannot take it back when that refuses."""
         return self.plan.behind != "json"
+
+    @property
+    def opening(self) -> float:
+        """Seconds that a relay may need until it listens to the upstream server."""
+        return 0.0 if self.plan.behind is None else CROSSED * self.plan.line.delay
 
     @property
     def _authenticates(self) -> bool:

@@ -189,6 +189,13 @@ class Peer:
     otherwise two threads could write in the wrong order.
     """
 
+    # Defaults of the class: there is a session for each modern request, and few sessions change any of them.
+    half_closed = False
+    """The other side sends no more messages, so no request of ours can be answered.  It may still read."""
+    account: Account | None = None
+    """If set, queued messages that are not short are charged here.  See `take_charge`."""
+    _charged = 0
+
     def __init__(
         self, role: Role, *, link: LinkKind = LinkKind.DUPLEX, limits: Limits | None = None, first_id: int = 1
     ) -> None:
@@ -197,8 +204,6 @@ class Peer:
         self.limits = limits if limits is not None else _LIMITS
         self.terms: Terms | None = None
         self.closed = False
-        self.half_closed = False
-        """The other side sends no more messages, so no request of ours can be answered.  It may still read."""
         self._first_id = self._next_id = first_id
         self._calling: dict[Id, _OutgoingRequest] = {}
         self._serving: dict[Id, _IncomingRequest] = {}
@@ -214,9 +219,6 @@ class Peer:
         # time when we last sent a message that has no answer, or gave up a request.  0 after a later request was
         # answered.  See `_only_possible_request`.
         self._ambiguous_before = 0
-        self.account: Account | None = None
-        """If set, queued messages that are not short are charged here.  See `take_charge`."""
-        self._charged = 0
         # Cancelled requests of theirs that had messages in the queue, and the length of the queue at that time.  It is
         # never longer than the queue, however many requests the peer cancels without reading.
         self._withdrawn: dict[Id | None, int] = {}
