@@ -477,7 +477,7 @@ async def test_a_cancellation_that_a_lifespan_raises_again_is_a_failure(when: st
         yield
         raise kept if when == "at its end" else BaseExceptionGroup("one", [kept])
 
-    with pytest.raises(RuntimeError, match="the lifespan has raised"):
+    with pytest.raises(RuntimeError, match="the lifespan raised"):
         async with Server("mistaken", lifespan=lifespan).running():
             await trio.sleep(1)
 

@@ -350,7 +350,7 @@ BAD_REPLIES = [
     (b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + b"[" * 100_000, "the response is not JSON"),
     (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", "the response is not a key set"),
     (b'HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n{"keys":{}}', "the response is not a key set"),
-    (b"HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n", "too long"),
+    (b"HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n", "longer than the allowed"),
     (b"nonsense\r\n\r\n", "GET http://127.0.0.1:9"),
 ]
 

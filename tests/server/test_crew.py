@@ -223,7 +223,7 @@ async def test_who_was_not_wanted_for_long_waits_no_more(bench: Bench, monkeypat
             await bench.at_once(wanted)
 
     monkeypatch.setattr(crew, "_SPARE", 2)
-    monkeypatch.setattr(crew, "_LATELY", 200)
+    monkeypatch.setattr(crew, "_PERIOD", 200)
     await at_once(50, 200)
     await at_once(50, 150)
     assert bench.pool.idle == 50  # all of them are wanted

@@ -81,7 +81,7 @@ def test_what_finds_none_waits_and_what_is_too_much_is_counted(
         stderr.put(line)
         lines += 1
     assert full(write)
-    monkeypatch.setattr(module, "_HELD", stderr._held + 3000)
+    monkeypatch.setattr(module, "_MAX_QUEUED", stderr._queued + 3000)
     for _ in range(30 + lost):
         stderr.put(line)
     report = f"trio_mcp: {lost} lines were dropped here because standard error was not read\n".replace(
@@ -110,7 +110,7 @@ def test_what_comes_after_the_report_stands_after_it(ends: Ends, monkeypatch: py
     while not stderr._queue:
         stderr.put(b"x" * 100)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_HELD", stderr._held)
+        patch.setattr(module, "_MAX_QUEUED", stderr._queued)
         stderr.put(b"lost")  # half a line counts as one
     stderr.put(b"found\n")
     said = read_until(read, b"found\n")
@@ -149,7 +149,7 @@ def test_a_file_is_the_same_object_and_its_lines_leave_whole(
 ) -> None:
     read, write = ends
     stderr, file = Stderr(write), files(write)
-    with stderr.carrying(write, file, file, None):
+    with stderr.redirecting(write, file, file, None):
         file.write("half, ")
         assert not select.select([read], [], [], 0)[0]
         print("ünd whole", file=file)
@@ -170,7 +170,7 @@ def test_what_a_program_has_put_elsewhere_stays_there(
     _, write = ends
     stderr, away = Stderr(write), files(write)
     away.detach()
-    with open(tmp_path / "log", "w") as log, stderr.carrying(write, log, away, io.StringIO()):
+    with open(tmp_path / "log", "w") as log, stderr.redirecting(write, log, away, io.StringIO()):
         log.write("into the file")
     assert (tmp_path / "log").read_text() == "into the file"
     stderr.close(0)
@@ -179,7 +179,7 @@ def test_what_a_program_has_put_elsewhere_stays_there(
 def test_a_file_that_was_closed_meanwhile_stays_closed(ends: Ends, files: Callable[[int], io.TextIOWrapper]) -> None:
     _, write = ends
     stderr, file = Stderr(write), files(write)
-    with stderr.carrying(write, file):
+    with stderr.redirecting(write, file):
         file.close()
     assert file.closed
     stderr.close(0)

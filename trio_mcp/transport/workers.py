@@ -1,24 +1,24 @@
-"""Workers: the tasks that handlers run in, and what keeps a handler's mistake inside its own call.
+"""Workers: the tasks in which handlers run.  They limit a handler's mistake to its own call.
 
-While it runs, a handler has a task, a cancel scope and context variables to itself.  A task and a scope cost about as
-much as the rest of a short call, so a worker is used again: after a call it waits for the next one of the same run.
+A running handler has its own task, cancel scope and context variables.  A task and a scope cost about as much as the
+rest of a short call, so workers are reused: after a call, a worker waits for the next call of the same run.
 
-A handler may leave a nursery or a cancel scope open: it drops an async generator that holds one, by `return` or `break`
-in an `async for`, or enters one and never exits it.  Trio cannot repair that.  It lets the task fail at its end, and
-the nursery around the task with it.  Therefore each worker is the only task in a nursery of its own, which a second
-task, its supervisor, holds, and that failure ends there.  A nursery for each call would do the same for 12 µs a call.
+A handler may leave a nursery or a cancel scope open: it drops an async generator that contains one, by `return` or
+`break` in an `async for`, or enters one and never exits it.  Trio cannot repair that: the task fails at its end, and so
+does the nursery around the task.  Therefore each worker is the only task in a nursery of its own.  A second task, its
+supervisor, owns this nursery, and the failure ends there.  A nursery for each call would do the same for 12 µs a call.
 
-| What a call leaves | What becomes of its worker |
+| Left open after a call | Effect on the worker |
 |---|---|
-| nothing | it waits for the next call |
-| a cancellation that came too late | it ends |
-| a lock that it has not released | it ends, which breaks the lock for the tasks that wait for it |
-| a nursery or a scope | the call fails; the worker waits for nothing any more, not even a write, and ends |
+| no scope, nursery or lock | it waits for the next call |
+| a cancellation that arrived too late | it ends |
+| a lock that the handler did not release | it ends, which breaks the lock for the tasks that wait for it |
+| a nursery or a scope | the call fails; the worker does not wait again, not even for a write, and ends |
 
-The tasks in a nursery that was left open are cancelled when the worker ends.  One that shields itself goes on.  It must
-not outlive the run, which Trio takes for an error of its own; so the supervisor waits for it.
+The tasks in a nursery that was left open are cancelled when the worker ends.  A shielded task goes on.  It must not
+outlive the run, which Trio would report as an internal error, so the supervisor waits for it.
 
-What a handler raises is its failure, but for what passes on: see `Worker.judged`.
+An exception of a handler is the failure of its call, with a few exceptions: see `Worker.judged`.
 """
 
 from __future__ import annotations
@@ -54,20 +54,20 @@ Work: TypeAlias = Callable[["Worker", Any], Awaitable[object]]
 
 _IDLE = "a worker that waits for the next call"
 _SUPERVISOR = "the supervisor of a worker"
-_SPARE = 64  # idle workers that are kept in any case: as many calls as a lively client has in flight
-_MOST = 5_000  # idle workers that are kept at the most
-_LATELY = 20_000  # calls in which a worker was wanted, or is not kept
+_SPARE = 64  # idle workers that are always kept: as many calls as a busy client has in flight
+_MOST = 5_000  # idle workers at most
+_PERIOD = 20_000  # calls after which the idle workers that were not needed in this period end
 _HELD = 1_000  # dropped generators that are held for one call
 
-# Two names of Trio are private, and nothing public tells the same.
+# Two names of Trio are private, and no public name gives the same information.
 #
-# The scope that a task is in.  Without it, a scope around each call finds another that was left open, for 3.3 µs; and a
-# nursery that was left open is found by a public name.
+# The scope that a task is in.  Without this name, a scope around each call detects one left open, at a cost of 3.3 µs;
+# a nursery left open is detected by a public name.
 _HAS_SCOPES = hasattr(Task, "_cancel_status")
 scope_of: Callable[[Any], object] = (
     attrgetter("_cancel_status") if _HAS_SCOPES else lambda task: task.child_nurseries or None
 )
-# The tasks that hold a lock.  Without it no worker is used again: a task that ends breaks its locks.
+# The tasks that hold a lock.  Without this name no worker is reused: a task that ends breaks its locks.
 _UNKNOWN: Container[Task] = ()
 _lock_holders = _UNKNOWN
 with suppress(ImportError):
@@ -79,59 +79,62 @@ def _unguarded(work: Awaitable[T]) -> Awaitable[T]:
 
 
 async def _guarded(work: Awaitable[T]) -> T:
-    with trio.CancelScope():  # raises RuntimeError where one inside was left open, and puts the task back here
+    with trio.CancelScope():  # if the handler left a scope open, raises RuntimeError and makes this scope current again
         return await work
-    raise AssertionError  # nobody cancels it
+    raise AssertionError  # this scope is never cancelled
 
 
 guarded: Callable[[Awaitable[T]], Awaitable[T]] = _unguarded if _HAS_SCOPES else _guarded
-"""To be put around each call of a handler."""
+"""Wrap each call of a handler in this."""
 
 
 class LeftOpen(RuntimeError):
     """A handler has ended inside a nursery or a cancel scope that it had entered."""
 
     def __init__(self, task: Task) -> None:
-        what = "nursery" if task.child_nurseries else "cancel scope"
+        kind = "nursery" if task.child_nurseries else "cancel scope"
         super().__init__(
-            f"a {what} was left open: enter it by `with` or `async with`, and wrap an async generator that has one in "
-            "`async with contextlib.aclosing(...)`, which closes it also after `return` or `break`"
+            f"a {kind} was left open: enter it with `with` or `async with`, and wrap an async generator that contains "
+            "one in `async with contextlib.aclosing(...)`, which closes it also after `return` or `break`"
         )
 
 
 class HandlerEscape(RuntimeError):
-    """A handler has raised, as the cause of this, what would have ended more than its call."""
+    """A handler raised an exception that would have ended more than its call.  That exception is the cause."""
 
 
 class RunStopped(Exception):
-    """The run has ended, and what was called in one of its workers with it."""
+    """The run has ended, and so has the function called in one of its workers."""
 
 
 class Watchdog(Protocol):
-    """What sees that a handler holds the event loop; see `watchdog`."""
+    """Detects that a handler blocks the event loop.  `trio_mcp.server.watchdog` implements it."""
 
     asleep: bool
 
     def wake(self) -> None:
-        """A call begins."""
+        """Start to watch: a call begins."""
 
     def watch(self, pool: WorkerPool) -> None:
-        """It is there."""
+        """Watch this pool too."""
 
 
 watchdog: trio.lowlevel.RunVar[Watchdog | None] = trio.lowlevel.RunVar("what watches the workers", default=None)
 
 
 class WorkerPool:
-    """The workers of one run, in its nursery."""
+    """The workers of one run, in its nursery.
+
+    Keeps up to `_SPARE` idle workers, and more while calls need them, but at most `_MOST`.
+    """
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
         self._variables = copy_context()
         self._idle: list[Worker] = []
         self._most = 0 if _lock_holders is _UNKNOWN else _MOST
-        self._hired = 0
-        self._unwanted = 0  # of those that are idle, the first so many have been since it was last looked
+        self._calls = 0
+        self._unused = 0  # the first `_unused` workers of `_idle` have been idle for the whole period
         self.workers = 0
         self._watchdog = watchdog.get()
         if self._watchdog is not None:
@@ -145,29 +148,29 @@ class WorkerPool:
 
     @property
     def busy(self) -> bool:
-        """Whether there is a call.  It may be asked from another thread."""
+        """Whether a call is running.  May be read from another thread."""
         return self.workers > len(self._idle)
 
     def hire(self) -> Worker:
-        """A worker, to be started now."""
+        """Return a worker, which the caller must `start` at once."""
         if self._watchdog is not None and self._watchdog.asleep:
             self._watchdog.wake()
-        self._hired += 1
-        if not self._hired % _LATELY:
-            self._dismiss(self._idle[_SPARE : self._unwanted])
-            self._unwanted = len(self._idle)
+        self._calls += 1
+        if not self._calls % _PERIOD:
+            self._dismiss(self._idle[_SPARE : self._unused])
+            self._unused = len(self._idle)
         if not self._idle:
             self.workers += 1
             return Worker(self)
         worker = self._idle.pop()
-        if len(self._idle) < self._unwanted:
-            self._unwanted = len(self._idle)
+        if len(self._idle) < self._unused:
+            self._unused = len(self._idle)
         return worker
 
     def start(self, worker: Worker, work: Work, argument: Any, name: str, variables: Variables) -> None:
-        """Have `work(worker, argument)` done with these variables, of which a new worker makes a copy.
+        """Run `work(worker, argument)` in the worker with these context variables; a new worker copies them.
 
-        It must call `worker.check` or `worker.judged` when the handler has ended, before it waits for anything else.
+        When the handler has ended, `work` must call `worker.check` or `worker.judged` before it waits again.
         """
         worker.work, worker.argument = work, argument
         if worker.task is None:
@@ -178,25 +181,26 @@ class WorkerPool:
             reschedule(worker.task)
 
     async def call(self, function: Callable[[], Awaitable[T]], name: str) -> T:
-        """What a function of the author returns or raises.  It runs in a worker, with the variables of this task.
+        """Call a function of the author in a worker, with the context variables of this task; return or raise its
+        outcome.
 
-        Raises LeftOpen as a handler's call would fail, and RunStopped.  When this is cancelled, so is the function, and
-        nobody waits for it, for it may shield itself.
+        Raises LeftOpen like the call of a handler, and RunStopped.  A cancellation also cancels the function, and does
+        not wait for it, because it may be shielded.
         """
         call = _WorkerCall(function, name, joins=False)
         await call.run(self)
         return call.outcome()
 
     def leave(self, worker: Worker) -> None:
-        """It was cancelled while it was idle."""
+        """Remove an idle worker that was cancelled."""
         self._idle.remove(worker)
 
     def trim(self) -> None:
-        """A connection has ended, and its burst of calls with it."""
+        """End the idle workers above `_SPARE`, because a connection has ended, and its burst of calls with it."""
         self._dismiss(self._idle[_SPARE:])
 
     def end(self) -> None:
-        """Keep no idle worker any more: a busy one ends after its call."""
+        """End the idle workers, and each busy one after its call."""
         self._most = 0
         self.ended = True
         self._dismiss(self._idle)
@@ -208,7 +212,8 @@ class WorkerPool:
 
 
 class Worker:
-    """One task, its supervisor, and the scope that a call runs in.  To cancel that scope later may hit another call."""
+    """One task, its supervisor, and the scope that a call runs in.  Cancel that scope only during the call: later it
+    belongs to another one."""
 
     __slots__ = ("_error", "_held", "_left", "_pool", "argument", "inside", "scope", "spoilt", "task", "work")
 
@@ -219,33 +224,33 @@ class Worker:
         self.work: Work
         self.argument: Any
         self.spoilt = False
-        """A handler left something open: the task must not wait any more."""
+        """A handler left a nursery or a scope open: the task must not wait any more."""
         self.inside: object = None
         """The scope that the task is in if the handler left no scope and no nursery open."""
-        self._error: BaseException | None = None  # what passes on although the task is spoilt
-        self._left: frozenset[trio.Nursery] = frozenset()  # the nurseries that were open when something was dropped
+        self._error: BaseException | None = None  # the exception that passes on although the task is spoilt
+        self._left: frozenset[trio.Nursery] = frozenset()  # nurseries left open, or open when a generator was dropped
         self._held: list[Callable[[], object]] = []
 
     @property
     def name(self) -> str:
-        """That of its call, without the id."""
+        """The name of its call, without the id."""
         name = "" if self.task is None else self.task.name
         return name.rpartition(" #")[0] or name
 
     async def supervise(self, name: str) -> None:
-        """Hold the nursery of the task, and wait for what it leaves behind."""
+        """Own the nursery of the task, and wait for the tasks that it leaves behind."""
         failed: BaseException | None = None
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.serve, name=name)
         except BaseExceptionGroup as group:
-            # Trio's complaint about a spoilt task adds nothing to the failure of its call.
+            # The call has failed already; Trio's error for a spoilt task adds no information.
             failed = self._error if self.spoilt else sole(group)
         finally:
             self._pool.workers -= 1
         if self._left:
-            await _ended(self._left)
-        self._let_go()
+            await _wait_for_tasks(self._left)
+        self._close_held()
         if failed is not None:
             try:
                 raise failed
@@ -266,12 +271,12 @@ class Worker:
         finally:
             del self._pool.serving[task]
 
-    @trio.lowlevel.enable_ki_protection  # or an idle worker that is found might not be there
+    @trio.lowlevel.enable_ki_protection  # otherwise Ctrl-C could end a worker that is in the list of idle ones
     async def _rest(self, task: Task) -> bool:
         """Wait for the next call; return False if enough workers wait already."""
         del self.work, self.argument
         if self._held:
-            self._let_go()
+            self._close_held()
         pool = self._pool
         if len(pool._idle) >= pool._most:
             return False
@@ -284,7 +289,7 @@ class Worker:
         self._pool.leave(self)
         return Abort.SUCCEEDED
 
-    # What a call of a handler has come to.
+    # The outcome of a call.
 
     def check(self) -> None:
         """Raise LeftOpen if the handler left a scope or nursery open: `scope_of` its task is not `inside`."""
@@ -295,17 +300,17 @@ class Worker:
             raise LeftOpen(task)
 
     def judged(self, error: BaseException) -> tuple[BaseException | None, Exception | None]:
-        """Split what a handler raised: what passes on, and what is the failure of its call.
+        """Split the exception of a handler into the part that passes on, and the failure of its call.
 
-        | What was raised, alone or in a group | What it is |
+        | Exception, alone or in a group | Part |
         |---|---|
-        | anything while Python closes the coroutine of the task | passes on |
+        | every exception while Python closes the coroutine of the task | passes on |
         | KeyboardInterrupt | passes on |
-        | Cancelled, when the task is cancelled outside of the scopes of the handler | passes on |
-        | Cancelled otherwise: an exception that was kept, and raised again | failure |
-        | anything else, such as GeneratorExit or SystemExit | failure |
+        | Cancelled, if the task is cancelled by a scope outside of the handler | passes on |
+        | Cancelled otherwise: the handler kept an earlier exception and raised it again | failure |
+        | every other exception, such as GeneratorExit or SystemExit | failure |
 
-        When something was left open, that is the failure, whatever was raised.
+        If a nursery or a scope was left open, the failure is LeftOpen, with the exception as its cause.
         """
         task = self.task
         assert task is not None
@@ -331,15 +336,16 @@ class Worker:
         self.spoilt = True
         self._left |= frozenset(task.child_nurseries)
 
-    # Generators that were dropped.
+    # Dropped generators.
 
     def hold(self, task: Task, close: Callable[[], object]) -> None:
+        """Call `close` when the call has ended well, or the task has ended."""
         self._left |= frozenset(task.child_nurseries)
         self._held.append(close)
         if len(self._held) > _HELD:
             self._held.pop(0)()
 
-    def _let_go(self) -> None:
+    def _close_held(self) -> None:
         held, self._held, self._left = self._held, [], frozenset()
         for close in held:
             close()
@@ -348,33 +354,33 @@ class Worker:
 def _split(
     error: BaseException, kinds: tuple[type[BaseException], ...]
 ) -> tuple[BaseException | None, BaseException | None]:
-    """What of an exception, which may be a group, is of these kinds, and the rest."""
+    """Split an exception, which may be a group, into the part of these kinds and the rest."""
     if isinstance(error, BaseExceptionGroup):
         found, rest = error.split(kinds)
         return found, error if found is None else rest
     return (error, None) if isinstance(error, kinds) else (None, error)
 
 
-def _as_failure(error: BaseException, what: str = "the call") -> Exception:
-    """An exception that must not end more than a call, as one that does not."""
+def _as_failure(error: BaseException, where: str = "the call") -> Exception:
+    """Wrap an exception that would end more than a call in HandlerEscape; return any other unchanged."""
     cancelled = _split(error, (trio.Cancelled,))[0] is not None
     if isinstance(error, Exception) and not cancelled:
         return error
-    raised = "trio.Cancelled, and nothing had cancelled it" if cancelled else type(sole(error)).__name__
-    failure = HandlerEscape(f"{what} has raised {raised}")
+    raised = "trio.Cancelled, although it was not cancelled" if cancelled else type(sole(error)).__name__
+    failure = HandlerEscape(f"{where} raised {raised}")
     failure.__cause__ = error
     return failure
 
 
-def stale(error: BaseException | None, what: str) -> Exception | None:
-    """As a failure of `what`: an exception with a cancellation in it, where nothing has cancelled this task."""
+def stale(error: BaseException | None, where: str) -> Exception | None:
+    """Return a failure of `where` if `error` contains a cancellation although this task is not cancelled."""
     if error is None or _split(error, (trio.Cancelled,))[0] is None or trio.current_effective_deadline() == -math.inf:
         return None
-    return _as_failure(error, what)
+    return _as_failure(error, where)
 
 
 def called(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What a plain function of the author returns or raises, which is an Exception but for KeyboardInterrupt."""
+    """Call a plain function of the author.  Every exception except KeyboardInterrupt is raised as an Exception."""
     try:
         return function(*args, **kwargs)
     except Exception:
@@ -386,7 +392,7 @@ def called(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 class _WorkerCall(Generic[T]):
-    """One call of a function in a worker, from a task that waits for it; `joins`: in any case, also when cancelled."""
+    """One call of a function in a worker, for a task that waits for it; with `joins`, even if cancelled."""
 
     def __init__(self, function: Callable[[], Awaitable[T]], name: str, *, joins: bool) -> None:
         self._function = function
@@ -402,7 +408,7 @@ class _WorkerCall(Generic[T]):
         self._worker = worker = pool.hire()
         pool.start(worker, self._work, None, self._name, copy_context() if worker.task is None else task.context)
         await wait_task_rescheduled(self._cancel)
-        if isinstance(self._error, RunStopped):  # perhaps because this was cancelled
+        if isinstance(self._error, RunStopped):  # the reason may be that this task was cancelled
             await trio.lowlevel.checkpoint_if_cancelled()
 
     def _cancel(self, _: Any) -> Abort:
@@ -428,21 +434,21 @@ class _WorkerCall(Generic[T]):
 
     async def _work(self, worker: Worker, _: None) -> None:
         task = current_task()
-        if task.context is not self._variables:  # what the function sets in it is for the task that waits
+        if task.context is not self._variables:  # the function must set variables for the waiting task
             task.context = self._variables
             await trio.lowlevel.cancel_shielded_checkpoint()
         error: Exception | None = RunStopped()
         try:
-            await trio.lowlevel.checkpoint_if_cancelled()  # then nothing is begun
+            await trio.lowlevel.checkpoint_if_cancelled()  # if cancelled, the function is not called
             self._result = await guarded(self._function())
             worker.check()
             error = None
-        except BaseException as raised:  # noqa: BLE001  # sorted by what it is
+        except BaseException as raised:  # noqa: BLE001  # `judged` decides
             stopped, failed = worker.judged(raised)
             if stopped is None:
                 error = failed
             if failed is not None and (stopped is not None or self._waiting is None):
-                # Its text may hold a secret, such as an access token, and whoever waited knew what to leave out.
+                # Log no text: it may contain a secret, such as an access token, and only the caller could remove it.
                 _log.error("%s failed while it was being stopped: %s", self._name, type(failed).__name__)
             if stopped is not None:
                 raise sole(stopped) from None
@@ -451,7 +457,7 @@ class _WorkerCall(Generic[T]):
 
 
 async def contained(function: Callable[[], Awaitable[T]], name: str) -> T:
-    """As `WorkerPool.call`, for a task that has no pool at hand and that waits for the function in any case."""
+    """Like `WorkerPool.call`, for a task without a pool.  Waits for the function even if cancelled."""
     call = _WorkerCall(function, name, joins=True)
     async with open_nursery() as nursery:
         pool = WorkerPool(nursery)
@@ -460,11 +466,11 @@ async def contained(function: Callable[[], Awaitable[T]], name: str) -> T:
     return call.outcome()
 
 
-# What a handler leaves behind.
+# Nurseries that a handler left open.
 
 
-async def _ended(nurseries: Collection[trio.Nursery]) -> None:
-    """Wait until no task is left in them.  Nobody else can: they are not closed by anything that waits for them."""
+async def _wait_for_tasks(nurseries: Collection[trio.Nursery]) -> None:
+    """Wait until the nurseries have no tasks.  No `async with` block does that any more."""
     instrument = _Exits(nurseries)
     trio.lowlevel.add_instrument(instrument)
     try:
@@ -485,24 +491,24 @@ class _Exits(trio.abc.Instrument):
             self.none_left.set()
 
 
-# When an async generator is dropped, Trio closes it in another task.  A nursery that is inside it would then be closed
-# in that task, and would wake the task that had opened it, whatever that is doing by now: Trio's loop ends by an error
-# of its own.  So a generator that a worker drops, while a nursery is open in its task, is held until the task has
-# ended, or the call well.  Where something else drops it, such as the cyclic collector, it is looked for the nursery of
-# a worker; to hold all that is dropped while any handler has a nursery would keep what they hold, such as locks.
-# The hook is that of the thread, so there is one for each run of Trio, which takes it back.
+# When an async generator is dropped, Trio closes it in another task.  A nursery inside it would be closed in that task,
+# and would wake the task that had opened it, no matter which operation that task waits for by then: Trio's loop ends
+# with an internal error.  So a generator that a worker drops while a nursery is open in its task is held until the task
+# has ended, or the call has ended well.  If the cyclic collector or another task drops it, it is searched for the
+# nursery of a worker; holding every generator dropped while a handler has a nursery would also keep their locks.
+# The hook belongs to the thread, so each run of Trio has one, and Trio restores the old one at its end.
 _serving: trio.lowlevel.RunVar[dict[Task, Worker]] = trio.lowlevel.RunVar("the workers that serve")
 
 
 def _guard_generators() -> dict[Task, Worker]:
-    """The workers of this run of Trio by their tasks, for which dropped generators are held."""
+    """Install the hook for dropped generators once, and return the workers of this run of Trio by their tasks."""
     try:
         return _serving.get()
     except LookupError:
         workers: dict[Task, Worker] = {}
         _serving.set(workers)
     close = sys.get_asyncgen_hooks().finalizer
-    if close is None:  # the loop that Trio is a guest of has put its own hooks in the place of Trio's
+    if close is None:  # in guest mode, the host loop has replaced Trio's hooks
         return workers
     token = trio.lowlevel.current_trio_token()
 
@@ -527,7 +533,7 @@ def _guard_generators() -> dict[Task, Worker]:
 
 
 def _opener(generator: AsyncGenerator[Any, Any], nurseries: Mapping[object, Task]) -> Task | None:
-    """The task that has opened one of these nurseries in this generator, or in what the generator holds."""
+    """Return the task that opened one of these nurseries in this generator, or in an object that it holds."""
     if not nurseries:
         return None
     near: list[object] = [generator]
@@ -542,6 +548,6 @@ def _opener(generator: AsyncGenerator[Any, Any], nurseries: Mapping[object, Task
     return None
 
 
-# A nursery of a generator is near: a variable, or behind the manager that waits to be exited.
+# The search is limited: a nursery of a generator is one of its variables, or belongs to a manager that it has entered.
 _NEAR = 1_000
 _FAR = (type, types.ModuleType, types.FunctionType, types.CodeType, Task)
