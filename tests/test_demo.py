@@ -179,7 +179,7 @@ def test_a_message_is_told_by_what_it_is() -> None:
 @pytest.mark.parametrize("arguments", [[], ["dmeo"], ["demo", "again"]])
 def test_anything_else_is_told_what_there_is(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
-    what = f"not understood: {' '.join(arguments)}\n" if arguments else ""
+    what = f"unknown arguments: {' '.join(arguments)}\n" if arguments else ""
     assert capsys.readouterr() == ("", what + USAGE)
 
 

@@ -10,25 +10,25 @@ __all__ = ["main"]
 USAGE = """\
 usage: python -m trio_mcp demo
 
-  demo    a server and a client at work, in old and new revisions of the protocol
+  demo    run a server and a client, in old and new revisions of the protocol
 
-Servers and clients of yours are programs by themselves; the README has one of each to paste.
+Your own servers and clients are separate programs; the README contains an example of each.
 """
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit status: 2 for what cannot be understood, 130 after Ctrl-C."""
+    """Run the command and return the exit status: 2 for wrong arguments, 130 after Ctrl-C."""
     if list(arguments) in (["-h"], ["--help"]):
         sys.stdout.write(USAGE)
         return 0
     if list(arguments) != ["demo"]:
-        sys.stderr.write(f"not understood: {' '.join(arguments)}\n" * bool(arguments) + USAGE)
+        sys.stderr.write(f"unknown arguments: {' '.join(arguments)}\n" * bool(arguments) + USAGE)
         return 2
     try:
         from trio_mcp.cli.demo.tour import run
 
         return run()
-    except KeyboardInterrupt:  # while all of it is loaded
+    except KeyboardInterrupt:  # during the imports
         return 130
 
 

@@ -1,7 +1,7 @@
-"""Names that a package offers without loading the modules that own them.
+"""Lazy public names: a package offers names without loading the modules that define them.
 
-`import trio_mcp` must cost nothing, and a tiny server must load no more than it uses.  So the `__init__` of each room
-has a table of its public names, and a module is loaded when one of its names is used for the first time.
+`import trio_mcp` must be fast, and a small server must load only the modules that it uses.  So the `__init__` of each
+package has a table of its public names, and a module is loaded when one of its names is first used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ def lazy_names(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` for a package.
 
-    `modules` maps modules below `root` (by default the package itself) to the names that they own, separated by spaces.
+    `modules` maps modules below `root` (by default the package itself) to the names that they define, separated by
+    spaces.
     """
     homes = {name: f"{root or package}.{module}" for module, names in modules.items() for name in names.split()}
 
@@ -27,7 +28,7 @@ def lazy_names(
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(importlib.import_module(homes[name]), name)
-        setattr(sys.modules[package], name, value)  # found once
+        setattr(sys.modules[package], name, value)  # later lookups do not come here
         return value
 
     def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""For tests: a client and a server in one process, what they said to each other, and a server that is only played.
+"""Helpers for tests: a client and a server in one process, transcripts of their messages, and a replayed server.
 
     from trio_mcp import Server
     from trio_mcp.testing import assert_transcript, open_memory_pair
@@ -19,23 +19,22 @@
             < {"jsonrpc": "2.0", "id": 2, "result": {"content": [{"type": "text", "text": "3"}], "...": "..."}}
             ''')
 
-Real bytes go from one side to the other, no socket is opened, nothing sleeps and nothing is patched: under Trio's
-`MockClock` a day passes at once.  Two runs say the same; in the same order as well within `seeded`, also where several
-tasks work side by side.
+Client and server exchange real bytes in memory: without sockets, sleeps or patches, so under Trio's `MockClock` a day
+passes at once.  Two runs exchange the same messages; within `seeded` also in the same order, even with several tasks.
 
 A transcript is text, one line for each message, in the order in which the client sent and received them:
 
-| A line | means |
+| Line | Meaning |
 |---|---|
-| ``> {...}`` | the client says this |
-| ``< {...}`` | the server does |
-| ``...`` | any number of messages, in what is expected |
-| ``# ...``, nothing | a remark |
+| ``> {...}`` | the client sends this message |
+| ``< {...}`` | the server sends this message |
+| ``...`` | any number of messages, in an expected transcript |
+| ``# ...``, empty | a comment |
 
-What varies is left open by ``"..."``: as a value it stands for anything, and as the name of a member for any further
-members.  Everything else has to be the same, ids as well; only the order of the members of an object means nothing.
+In an expected transcript, ``"..."`` is a wildcard: as a value it matches every value, and as the name of a member it
+matches any further members.  All other parts must be equal, including ids; the order of members does not matter.
 
-A transcript has everything that was said, so what was secret there is secret here.
+A transcript contains every message, so it contains the secrets of the messages too.
 """
 
 from __future__ import annotations
@@ -78,19 +77,19 @@ __all__ = [
     "seeded",
 ]
 
-# Trio has no public way to decide the order of tasks.  These two names are there for its plugins of pytest and
-# Hypothesis; they are looked up here once, so that a Trio without them is told by name and not by runs that differ.
+# Trio has no public way to set the order of tasks.  These two names exist for its plugins for pytest and Hypothesis.
+# They are looked up here once, so that a Trio without them causes a clear error, not runs that differ.
 _trio_run: Any = getattr(getattr(trio, "_core", None), "_run", None)
 _SCHEDULER = ("_ALLOW_DETERMINISTIC_SCHEDULING", "_r")
 _missing = [name for name in _SCHEDULER if not hasattr(_trio_run, name)]
 
 _OPEN = "..."
-_WHO = {">": "the client", "<": "the server"}
+_SENDERS = {">": "the client", "<": "the server"}
 _MARKS: dict[str, Literal[">", "<"]] = {"out": ">", "in": "<"}
 
 
 class TranscriptMismatch(AssertionError):
-    """Something else was said than the transcript has; the message shows what."""
+    """The messages differ from the expected transcript; the error message shows the first difference."""
 
 
 # The order of tasks.
@@ -98,19 +97,19 @@ class TranscriptMismatch(AssertionError):
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Within the block `seed` decides in which order Trio runs tasks that could run at the same time.
+    """Within the block, `seed` determines the order in which Trio runs tasks that are ready at the same time.
 
-    Each seed is one order, and the same in each run:
+    Each seed gives one order, the same in each run:
 
         for seed in range(1000):
             with seeded(seed):
                 trio.run(scenario, seed, clock=trio.testing.MockClock(autojump_threshold=0))
 
-    It may also be entered inside a run.  Handlers that are `def` run in the event loop meanwhile, because threads have
-    an order of their own.  What else differs from run to run is left to the test: other threads, sockets, random ids,
-    and sets of text, whose order PYTHONHASHSEED decides.
+    It may also be entered inside a run.  Within the block, `def` handlers run in the event loop, because the order of
+    threads cannot be set.  Other sources of differences are left to the test: other threads, sockets, random ids, and
+    sets of text, whose order depends on PYTHONHASHSEED.
 
-    Raises RuntimeError if this version of Trio cannot do it.
+    Raises RuntimeError if this version of Trio does not support it.
     """
     if _missing:
         raise RuntimeError(
@@ -128,12 +127,12 @@ def seeded(seed: int) -> Iterator[None]:
         _trio_run._r.setstate(state)
 
 
-# What was said.
+# Transcripts.
 
 
 @attrs.frozen
 class Line:
-    """One message: who says it, and its text as it was on the wire.  Of "..." there is no text."""
+    """One message: its sender, and its text as on the wire.  A line "..." has no text."""
 
     mark: Literal[">", "<", "..."]
     text: str = ""
@@ -143,7 +142,7 @@ class Line:
 
     @property
     def message(self) -> Json:
-        """The message; its text where that is no JSON, for junk can be said, too."""
+        """The message; if its text is not valid JSON, the text."""
         try:
             return json.loads(self.text)
         except ValueError:
@@ -151,16 +150,16 @@ class Line:
 
 
 class Transcript(Sequence[Line]):
-    """What a client and its server said to each other.
+    """The messages that a client and its server exchanged.
 
-    To record, give `tap` to a client on any stream, and keep what it heard; `str` of a transcript is its text:
+    To record one, give its `tap` to a client on any stream; `str` of a transcript is its text:
 
         transcript = Transcript()
         async with open_client(["python", "server.py"], tap=transcript.tap) as client:
             ...
         transcript.write("talk.txt")
 
-    It grows for as long as the test which asked for it, and keeps all of it.
+    It has no size limit and keeps every message.
     """
 
     def __init__(self, lines: Iterable[Line] = ()) -> None:
@@ -169,23 +168,23 @@ class Transcript(Sequence[Line]):
 
     @classmethod
     def parse(cls, text: str) -> Transcript:
-        """The transcript that is written here.  Raises ValueError for a line that is none of one."""
+        """Parse the text of a transcript.  Raises ValueError if a line is not in the format above."""
         return cls(_lines(text))
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Transcript:
-        """From a file.  Raises as `parse`, and OSError."""
+        """Read a transcript from a file.  Raises OSError, and ValueError like `parse`."""
         return cls.parse(Path(path).read_bytes().decode("utf-8", "surrogateescape"))
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Into a file, from which `read` reads the same."""
+        """Write the transcript to a file, for `read`.  Raises OSError."""
         Path(path).write_bytes(str(self).encode("utf-8", "surrogateescape"))
 
     def tap(self, direction: str, data: bytes) -> None:
-        """For the option `tap` of a client whose stream has one message a line."""
+        """Record data.  Give this as the option `tap` of a client whose stream has one message a line."""
         mark = _MARKS[direction]
         *lines, self._rest[mark] = (self._rest[mark] + data).split(b"\n")
-        for line in lines:  # what is no UTF-8 is kept as well: surrogates stand for its bytes
+        for line in lines:  # bytes that are not UTF-8 are kept as surrogates
             self._lines.append(Line(mark, line.decode("utf-8", "surrogateescape").strip()))
 
     def __getitem__(self, index: Any) -> Any:
@@ -199,55 +198,57 @@ class Transcript(Sequence[Line]):
 
 
 def _lines(text: str) -> Iterator[Line]:
-    for number, line in enumerate(text.split("\n"), 1):  # no other end of a line ends a message
-        said = line.strip()
-        if said == _OPEN:
+    for number, line in enumerate(text.split("\n"), 1):  # not splitlines: only \n ends a message
+        content = line.strip()
+        if content == _OPEN:
             yield Line("...")
-        elif said.startswith((">", "<")):
-            yield Line(">" if said[0] == ">" else "<", said[1:].strip())
-        elif said and not said.startswith("#"):
-            raise ValueError(f"line {number} of a transcript begins with >, < or #, or is ...; not {said[:40]!r}")
+        elif content.startswith((">", "<")):
+            yield Line(">" if content[0] == ">" else "<", content[1:].strip())
+        elif content and not content.startswith("#"):
+            raise ValueError(
+                f"line {number} of a transcript must begin with >, < or #, or be ..., got {content[:40]!r}"
+            )
 
 
-# What was expected.
+# Comparison with an expected transcript.
 
 
-def assert_transcript(said: Transcript, expected: Transcript | str) -> None:
-    """Raise `TranscriptMismatch` unless exactly this was said, but for what is left open.
+def assert_transcript(actual: Transcript, expected: Transcript | str) -> None:
+    """Raise `TranscriptMismatch` unless the messages match the expected transcript.
 
-    It shows the first message that was not expected, and how it differs: of the ways in which "..." may be understood,
-    in the one by which most of what was expected was said.
+    The error shows the first unexpected message as a diff.  If "..." can match in several ways, it shows the way that
+    matches most of the expected messages.
     """
     wanted = tuple(Transcript.parse(expected) if isinstance(expected, str) else expected)
-    # All places of `wanted` at which one may stand, as "..." may stand for more messages or fewer.
-    places = _onward({0}, wanted)
-    furthest, where = -1, 0  # the place that was left without a fitting message, and the number of what came instead
-    for number, line in enumerate(said):
+    # All positions in `wanted` that the messages so far can lead to, because "..." may match more messages or fewer.
+    positions = _skip_open({0}, wanted)
+    furthest, where = -1, 0  # the last position without a match, and the number of the message found instead
+    for number, line in enumerate(actual):
         following: set[int] = set()
-        for at in places:
+        for at in positions:
             if at < len(wanted) and wanted[at].mark == _OPEN:
                 following.add(at)
             elif at < len(wanted) and _same(wanted[at], line):
                 following.add(at + 1)
             elif at > furthest and not _after_open(at, wanted):
                 furthest, where = at, number
-        places = _onward(following, wanted)
-    if len(wanted) in places:
+        positions = _skip_open(following, wanted)
+    if len(wanted) in positions:
         return
-    if places and max(places) > furthest:
-        furthest, where = max(places), len(said)
-    raise TranscriptMismatch(_difference(where + 1, wanted[furthest:][:1], said[where : where + 1]))
+    if positions and max(positions) > furthest:
+        furthest, where = max(positions), len(actual)
+    raise TranscriptMismatch(_difference(where + 1, wanted[furthest:][:1], actual[where : where + 1]))
 
 
-def _after_open(place: int, wanted: Sequence[Line]) -> bool:
-    """Whether what does not fit here can be one of any number of messages."""
-    return place > 0 and wanted[place - 1].mark == _OPEN
+def _after_open(position: int, wanted: Sequence[Line]) -> bool:
+    """Whether a message that does not match here can belong to a "..." before it."""
+    return position > 0 and wanted[position - 1].mark == _OPEN
 
 
-def _onward(places: set[int], wanted: Sequence[Line]) -> set[int]:
-    """These places, and those after a "..." that stands for nothing."""
-    found = set(places)
-    for at in sorted(places):
+def _skip_open(positions: set[int], wanted: Sequence[Line]) -> set[int]:
+    """Return these positions, and those after a "..." that matches no message."""
+    found = set(positions)
+    for at in sorted(positions):
         while at < len(wanted) and wanted[at].mark == _OPEN:
             at += 1
             found.add(at)
@@ -255,45 +256,45 @@ def _onward(places: set[int], wanted: Sequence[Line]) -> set[int]:
 
 
 def _same(wanted: Line, line: Line) -> bool:
-    return wanted.mark == line.mark and _fits(wanted.message, line.message)
+    return wanted.mark == line.mark and _matches(wanted.message, line.message)
 
 
-def _fits(wanted: Json, said: Json) -> bool:
+def _matches(wanted: Json, actual: Json) -> bool:
     if wanted == _OPEN:
         return True
-    if isinstance(wanted, dict) and isinstance(said, dict):
+    if isinstance(wanted, dict) and isinstance(actual, dict):
         named = wanted.keys() - {_OPEN}
-        exact = _OPEN in wanted or len(named) == len(said)
-        return exact and named <= said.keys() and all(_fits(wanted[name], said[name]) for name in named)
-    if isinstance(wanted, list) and isinstance(said, list):
-        return len(wanted) == len(said) and all(map(_fits, wanted, said))
-    return type(wanted) is type(said) and bool(wanted == said)  # True is no 1
+        exact = _OPEN in wanted or len(named) == len(actual)
+        return exact and named <= actual.keys() and all(_matches(wanted[name], actual[name]) for name in named)
+    if isinstance(wanted, list) and isinstance(actual, list):
+        return len(wanted) == len(actual) and all(map(_matches, wanted, actual))
+    return type(wanted) is type(actual) and bool(wanted == actual)  # True does not match 1
 
 
-def _difference(number: int, wanted: Sequence[Line], said: Sequence[Line]) -> str:
-    """For people: a diff, with what was left open shown as it was said."""
-    pattern = _filled(wanted[0].message, said[0].message) if wanted and said else None
-    before = _spread(wanted[0], pattern if said else wanted[0].message) if wanted else ["(nothing more)"]
-    after = _spread(said[0], said[0].message) if said else ["(nothing more)"]
-    diff = difflib.unified_diff(before, after, "expected", "said", lineterm="", n=100)
-    return "\n".join((f"message {number} is not what was expected", *diff))
+def _difference(number: int, wanted: Sequence[Line], actual: Sequence[Line]) -> str:
+    """Return a diff for people, in which wildcards are filled in from the actual message."""
+    pattern = _filled(wanted[0].message, actual[0].message) if wanted and actual else None
+    before = _spread(wanted[0], pattern if actual else wanted[0].message) if wanted else ["(no more messages)"]
+    after = _spread(actual[0], actual[0].message) if actual else ["(no more messages)"]
+    diff = difflib.unified_diff(before, after, "expected", "actual", lineterm="", n=100)
+    return "\n".join((f"message {number} differs from the expected transcript", *diff))
 
 
 def _spread(line: Line, message: Json) -> list[str]:
     written = json.dumps(message, indent=2, sort_keys=True, ensure_ascii=False)
-    return [f"{_WHO.get(line.mark, 'somebody')} says", *written.split("\n")]
+    return [f"{_SENDERS.get(line.mark, 'either side')} sends", *written.split("\n")]
 
 
-def _filled(wanted: Json, said: Json) -> Json:
-    """What was wanted, with what was left open filled in."""
+def _filled(wanted: Json, actual: Json) -> Json:
+    """Return `wanted` with its wildcards replaced by the actual values."""
     if wanted == _OPEN:
-        return said
-    if isinstance(wanted, dict) and isinstance(said, dict):
-        more = {name: said[name] for name in said if name not in wanted} if _OPEN in wanted else {}
+        return actual
+    if isinstance(wanted, dict) and isinstance(actual, dict):
+        more = {name: actual[name] for name in actual if name not in wanted} if _OPEN in wanted else {}
         named = {name: each for name, each in wanted.items() if name != _OPEN}
-        return {name: _filled(each, said.get(name, each)) for name, each in named.items()} | more
-    if isinstance(wanted, list) and isinstance(said, list) and len(wanted) == len(said):
-        return list(map(_filled, wanted, said))
+        return {name: _filled(each, actual.get(name, each)) for name, each in named.items()} | more
+    if isinstance(wanted, list) and isinstance(actual, list) and len(wanted) == len(actual):
+        return list(map(_filled, wanted, actual))
     return wanted
 
 
@@ -302,30 +303,30 @@ def _filled(wanted: Json, said: Json) -> Json:
 
 @attrs.frozen(eq=False, repr=False)
 class MemoryPair:
-    """A client and the server that it speaks with."""
+    """A client and a server, connected in memory."""
 
     client: Client
     server: Server
     transcript: Transcript
-    """What they have said so far."""
-    _theirs: trio.abc.Stream
+    """The messages so far."""
+    _server_end: trio.abc.Stream
 
     async def drop(self) -> None:
-        """The link is lost: whatever waits on either side ends at once."""
-        await self._theirs.aclose()
+        """Break the connection: all pending operations on both sides end at once."""
+        await self._server_end.aclose()
 
 
 def open_memory_pair(server: Server, **options: Unpack[ClientOptions]) -> AbstractAsyncContextManager[MemoryPair]:
-    """``async with open_memory_pair(server, revision="2025-11-25") as pair``: a client of this server.
+    """Open a client of this server: ``async with open_memory_pair(server, revision="2025-11-25") as pair``.
 
-    The options are those of `open_client`, and it raises as that does.  What the server's own program raises, such as
-    its lifespan, leaves the block as it is; what the block raises does, too.
+    The options are those of `open_client`, and the block raises the same errors.  Exceptions of the block, and of the
+    server's own program, such as its lifespan, are raised as themselves.
     """
     return _PairBlock(server, options)
 
 
 class _PairBlock(AbstractAsyncContextManager[MemoryPair]):
-    """A class, as `groups.open_nursery` is one."""
+    """The block of `open_memory_pair`: runs the server in a nursery, and opens the client."""
 
     def __init__(self, server: Server, options: ClientOptions) -> None:
         self._server = server
@@ -334,15 +335,14 @@ class _PairBlock(AbstractAsyncContextManager[MemoryPair]):
 
     async def __aenter__(self) -> MemoryPair:
         check_trio()
-        ours, theirs = memory_stream_pair()
+        client_end, server_end = memory_stream_pair()
         transcript, served = Transcript(), trio.Event()
         options = _tapped(self._options, transcript)
 
         async def serve() -> None:
             try:
-                await serve_stream(
-                    self._server, theirs, shutdown_timeout=0
-                )  # a client that closes its end reads nothing more
+                # No timeout: a client that closes its end reads no more.
+                await serve_stream(self._server, server_end, shutdown_timeout=0)
             except Exception as error:
                 self._failure = error
                 raise
@@ -357,9 +357,9 @@ class _PairBlock(AbstractAsyncContextManager[MemoryPair]):
             nursery = await stack.enter_async_context(open_nursery())
             nursery.start_soon(serve, name="the server of this pair")
             stack.push_async_callback(wait)
-            client = await stack.enter_async_context(open_client(ours, **options))
+            client = await stack.enter_async_context(open_client(client_end, **options))
             self._stack = stack.pop_all()
-        return MemoryPair(client, self._server, transcript, theirs)
+        return MemoryPair(client, self._server, transcript, server_end)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -367,34 +367,35 @@ class _PairBlock(AbstractAsyncContextManager[MemoryPair]):
         try:
             return await self._stack.__aexit__(kind, error, traceback)
         except BaseException:
-            if self._failure is not None:  # it is why the client lost its server, and says more
+            if self._failure is not None:  # the reason why the client lost its server
                 raise self._failure from None
             raise
 
 
 def _tapped(options: ClientOptions, transcript: Transcript) -> ClientOptions:
-    theirs = options.get("tap")
+    callers_tap = options.get("tap")
 
     def tap(direction: str, data: bytes) -> None:
         transcript.tap(direction, data)
-        if theirs is not None:
-            theirs(direction, data)
+        if callers_tap is not None:
+            callers_tap(direction, data)
 
     tapped: ClientOptions = {**options, "tap": tap}
     return tapped
 
 
-# A server that is played.
+# A replayed server.
 
 
 def open_replayed(
     transcript: Transcript | str, **options: Unpack[ClientOptions]
 ) -> AbstractAsyncContextManager[Client]:
-    """``async with open_replayed(transcript) as client``: a client of a server that says what it said then.
+    """Open a client of a server that sends the server's messages of a transcript:
+    ``async with open_replayed(Transcript.read("talk.txt")) as client``.
 
-    For tests of what uses a client: ``open_replayed(Transcript.read("talk.txt"))``.  Raises `TranscriptMismatch`, as
-    soon as the client says something else than it did then, and at the end for what it has not said; otherwise as
-    `open_client`, whose options these are.
+    For tests of code that uses a client.  Raises `TranscriptMismatch` when the client sends a message that differs
+    from the transcript, and at the end if it has not sent all of them.  The options and the other errors are those of
+    `open_client`.
     """
     return _Replaying(transcript, options)
 
@@ -416,79 +417,79 @@ class _Replaying(AbstractAsyncContextManager[Client]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
         try:
-            left = await self._block.__aexit__(kind, error, traceback)
+            suppressed = await self._block.__aexit__(kind, error, traceback)
         finally:
-            if self._peer.mismatch is not None:  # why the client has lost its server, and whatever came of that
+            if self._peer.mismatch is not None:  # the reason why the client lost its server
                 raise self._peer.mismatch
         if error is None:
             self._peer.finish()
-        return left
+        return suppressed
 
 
 def replayed(transcript: Transcript | str) -> ReplayedServer:
-    """A stream at whose other end somebody plays the server's part of a transcript; for `connect_client` and the like.
+    """Return a stream to a server that sends the server's messages of a transcript; for `connect_client` and others.
 
-    Raises ValueError for a transcript that leaves open how much is said.
+    Raises ValueError if the transcript contains ``...``.
     """
     return ReplayedServer(Transcript.parse(transcript) if isinstance(transcript, str) else transcript)
 
 
 class ReplayedServer(trio.abc.Stream):
-    """The client's end; see `replayed`.
+    """The client's end of a stream to a replayed server; see `replayed`.
 
-    Each message of the server comes as soon as the client has said everything that stands before it.  When the client
-    says something else, `send_all` raises `TranscriptMismatch`, which is also kept as `mismatch`, and the stream ends.
+    Each message of the server arrives as soon as the client has sent all messages before it.  If the client sends a
+    different message, `send_all` raises `TranscriptMismatch`, which is also kept as `mismatch`, and the stream ends.
     """
 
     def __init__(self, transcript: Transcript) -> None:
         if any(line.mark == _OPEN for line in transcript):
-            raise ValueError("what is replayed has to say every message; ... stands for any number of them")
+            raise ValueError("a replayed transcript must contain every message; replace its ... by the messages")
         self.mismatch: TranscriptMismatch | None = None
         self._script = tuple(transcript)
         self._at = 0
-        self._heard = b""
-        self._said = b""
+        self._partial_line = b""
+        self._output = b""
         self._closed = False
-        self._news = trio.Event()
-        self._go_on()
+        self._changed = trio.Event()
+        self._send_next()
 
     def finish(self) -> None:
-        """Raise `TranscriptMismatch` unless the client has said all that the transcript has."""
+        """Raise `TranscriptMismatch` unless the client has sent all its messages of the transcript."""
         if self.mismatch is None and self._at < len(self._script):
-            self._refuse(())
+            self._set_mismatch(())
         if self.mismatch is not None:
             raise self.mismatch
 
-    def _go_on(self) -> None:
-        """Say what is the server's to say now."""
+    def _send_next(self) -> None:
+        """Send the server's messages up to the client's next one."""
         while self._at < len(self._script) and self._script[self._at].mark == "<":
-            self._said += self._script[self._at].text.encode("utf-8", "surrogateescape") + b"\n"
+            self._output += self._script[self._at].text.encode("utf-8", "surrogateescape") + b"\n"
             self._at += 1
         self._wake()
 
     def _wake(self) -> None:
-        self._news.set()
-        self._news = trio.Event()
+        self._changed.set()
+        self._changed = trio.Event()
 
-    def _hear(self, line: Line) -> None:
+    def _receive(self, line: Line) -> None:
         if self._at == len(self._script) or not _same(self._script[self._at], line):
-            self._refuse((line,))
+            self._set_mismatch((line,))
         else:
             self._at += 1
-            self._go_on()
+            self._send_next()
 
-    def _refuse(self, said: Sequence[Line]) -> None:
-        self.mismatch = TranscriptMismatch(_difference(self._at + 1, self._script[self._at :][:1], said))
+    def _set_mismatch(self, actual: Sequence[Line]) -> None:
+        self.mismatch = TranscriptMismatch(_difference(self._at + 1, self._script[self._at :][:1], actual))
         self._wake()
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         await trio.lowlevel.checkpoint()
         if self._closed:
             raise trio.ClosedResourceError
-        *lines, self._heard = (self._heard + bytes(data)).split(b"\n")
+        *lines, self._partial_line = (self._partial_line + bytes(data)).split(b"\n")
         for line in lines:
             if self.mismatch is None:
-                self._hear(Line(">", line.decode("utf-8", "surrogateescape").strip()))
+                self._receive(Line(">", line.decode("utf-8", "surrogateescape").strip()))
         if self.mismatch is not None:
             raise self.mismatch
 
@@ -497,13 +498,13 @@ class ReplayedServer(trio.abc.Stream):
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         await trio.lowlevel.checkpoint()
-        while not self._said and self.mismatch is None and not self._closed:
-            await self._news.wait()
+        while not self._output and self.mismatch is None and not self._closed:
+            await self._changed.wait()
         if self._closed:
             raise trio.ClosedResourceError
-        some = self._said[:max_bytes]
-        self._said = self._said[len(some) :]
-        return some
+        data = self._output[:max_bytes]
+        self._output = self._output[len(data) :]
+        return data
 
     async def aclose(self) -> None:
         self._closed = True

@@ -173,7 +173,7 @@ def test_a_transcript_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_remarks_are_no_messages_and_what_is_nothing_is_refused() -> None:
     assert list(Transcript.parse("# a remark\n\n  > 1\n...\n")) == [Line(">", "1"), Line("...")]
-    with pytest.raises(ValueError, match=r"line 2 .* not 'what'"):
+    with pytest.raises(ValueError, match=r"line 2 .* got 'what'"):
         Transcript.parse("> 1\nwhat")
 
 
@@ -205,17 +205,17 @@ def test_what_is_left_open_fits(expected: str) -> None:
         ('> {"a": true}\n...', 1, '-  "a": true'),
         ('> {"a": 1, "e": 1}\n...', 1, '-  "e": 1'),
         ("> {}\n...", 1, '+  "a": 1'),
-        ('< {"a": 1}\n...', 1, "-the server says"),
+        ('< {"a": 1}\n...', 1, "-the server sends"),
         ('> {"a": 1}\n< {"b": [1, {"c": 1}]}\n...', 2, '-      "c": 1'),
         ('> {"a": 1}\n< {"b": [1]}\n...', 2, '+      "c": true'),
-        ('...\n> {"f": 1}', 4, "+(nothing more)"),
+        ('...\n> {"f": 1}', 4, "+(no more messages)"),
         (SAID + "> 1", 4, "-1"),
-        ('> "..."\n< "..."', 3, "-(nothing more)"),
+        ('> "..."\n< "..."', 3, "-(no more messages)"),
         ('...\n> {"a": 1}\n< {"b": 2}', 2, '-  "b": 2'),
         ('...\n> "..."\n< {"b": "..."}\n> {"d": 1}\n...', 3, '-  "d": 1'),
-        ('...\n> "..."\n> {"f": 1}', 2, "-the client says"),
+        ('...\n> "..."\n> {"f": 1}', 2, "-the client sends"),
         ('...\n> {"a": 1}\n...\n> {"f": 1}', 4, '-  "f": 1'),
-        ('...\n< "..."', 3, "-(nothing more)"),
+        ('...\n< "..."', 3, "-(no more messages)"),
     ],
 )
 def test_what_does_not_fit_is_shown(expected: str, number: int, shows: str) -> None:
@@ -270,14 +270,14 @@ async def test_a_client_that_opens_otherwise_fails_the_test() -> None:
 
 
 async def test_a_client_that_says_too_much_fails_the_test() -> None:
-    with pytest.raises(TranscriptMismatch, match="nothing more"):  # noqa: PT012  # so does this one
+    with pytest.raises(TranscriptMismatch, match="no more messages"):  # noqa: PT012  # so does this one
         async with open_replayed(await recorded("2025-11-25"), revision="2025-11-25") as client:
             await client.call_tool("add", {"a": 1, "b": 2})
             await client.ping()
 
 
 async def test_a_client_that_says_too_little_fails_the_test() -> None:
-    with pytest.raises(TranscriptMismatch, match="nothing more"):
+    with pytest.raises(TranscriptMismatch, match="no more messages"):
         async with open_replayed(await recorded("2025-11-25"), revision="2025-11-25"):
             pass
 
@@ -338,7 +338,7 @@ async def test_what_is_shown_is_the_first_that_differs() -> None:
 
 
 def test_what_is_open_cannot_be_replayed() -> None:
-    with pytest.raises(ValueError, match="has to say every message"):
+    with pytest.raises(ValueError, match="must contain every message"):
         ReplayedServer(Transcript([Line("...")]))
 
 

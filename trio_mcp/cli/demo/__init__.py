@@ -1,13 +1,13 @@
-"""The demo: ``python -m trio_mcp demo`` shows a server and a client at work, and the code that they are made of.
+"""The demo: ``python -m trio_mcp demo`` runs a server and a client, and shows their code.
 
-| Module | What it has |
+| Module | Content |
 |---|---|
 | `server` | the server; ``python -m trio_mcp.cli.demo.server`` is a command for any host |
-| `scenes` | what the client does; each scene is a function, whose lines are shown and then run |
-| `screen` | how that looks in a terminal, and in a pipe |
-| `tour` | the order of it all, and how it ends |
+| `scenes` | the client's actions; each scene is a function, whose lines are shown and then run |
+| `screen` | the output, in a terminal and in a pipe |
+| `tour` | the order of the scenes, and the end of the demo |
 
-Nothing is played: what is shown came from the server.
+The output is real: the values shown come from the server.
 """
 
 __all__ = ["scenes", "screen", "server", "tour"]

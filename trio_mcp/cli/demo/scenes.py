@@ -1,6 +1,6 @@
-"""What the client of the demo does.  The lines of each function are shown, and then run, so they are short.
+"""The actions of the demo's client.  The lines of each function are shown and then run, so they are short.
 
-`print` is what the screen gives in the place of Python's, so that what is shown is what anybody would write.
+`print` is a method of the screen in place of Python's `print`, so that the code shown looks like a user's own code.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ async def every_revision(nursery: trio.Nursery, print: Print) -> None:
     old: HttpOptions = {"sse_path": "/sse", "message_path": "/post"}
     address = await nursery.start(partial(serve_http, server, **old))
     for name, revision in REVISIONS.items():
-        # HTTP was another transport in the first of them.
+        # The oldest revision has another HTTP transport.
         url = address.url if revision.http else address.sse_url
         async with open_client(url, revision=name) as client:
             star = await client.call_tool("find", SIRIUS, returns=Star)

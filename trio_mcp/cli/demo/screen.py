@@ -1,4 +1,4 @@
-"""How the demo looks: in colour and with a bar that grows in a terminal, plain lines in a pipe."""
+"""The output of the demo: colours and a growing bar in a terminal, plain lines in a pipe."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TextIO
 __all__ = ["FIRM", "WIDTH", "Screen"]
 
 WIDTH = 79
-"""What a line may have, in a terminal of 80 columns: one that is full wraps in some of them."""
+"""Characters of a line at most, in a terminal of 80 columns: some terminals wrap a full line."""
 FIRM = "\xa0"
-"""A space at which no line is broken.  It is written as any other, for not every terminal has it."""
+"""A space at which lines are not broken.  It is written as a normal space, because not every terminal has it."""
 
 _LABEL = 6
 _BAR = 30
@@ -29,15 +29,15 @@ _PLAIN = {"rule": "|", "full": "#", "rest": "-", "out": "->", "in": "<-", "times
 
 
 class Screen:
-    """Writes to `file` and keeps nothing back, so that each line is seen when it is true."""
+    """Writes to `file` and flushes each line, so that the user sees it at once."""
 
     def __init__(self, file: TextIO, environ: Mapping[str, str]) -> None:
         self._file = file
         self._redraws = file.isatty() and environ.get("TERM") != "dumb"
         self._colours = self._redraws and not environ.get("NO_COLOR")  # see no-color.org
         self.glyphs = _FANCY if _can_write(file, "".join(_FANCY.values())) else _PLAIN
-        self._growing = False  # there is a bar in the line of the cursor
-        self._quarter = 0  # of a call whose progress is told line by line
+        self._growing = False  # the line of the cursor contains a bar
+        self._quarter = 0  # the last quarter of progress that was written, if the bar cannot be redrawn
 
     def title(self, text: str) -> None:
         self._write("")
@@ -52,12 +52,12 @@ class Screen:
             self._write(self._painted(line, "note"))
 
     def code(self, label: str, *objects: object) -> None:
-        """How these functions and classes are written."""
+        """Show the source of these functions and classes."""
         for each in objects:
             self._lines(label, _source(each))
 
     def body(self, label: str, function: object) -> None:
-        """What a function does, whose first line is all of its head."""
+        """Show the source of a function without its first line."""
         self._lines(label, textwrap.dedent(_source(function).partition("\n")[2]))
 
     def _lines(self, label: str, source: str) -> None:
@@ -65,14 +65,14 @@ class Screen:
             self._labelled("" if number else label, line, self._highlighted(line))
 
     def print(self, value: object) -> None:
-        """What the client prints."""
+        """Show a value that the client prints."""
         self._wrapped("prints", str(value), "value")
 
     def say(self, label: str, text: str) -> None:
         self._wrapped(label, text, "wire")
 
     def bar(self, progress: float, total: float | None, message: str | None) -> None:
-        """One report of progress, as a client is given it; where nothing can be drawn anew, one in each quarter."""
+        """Show a progress report of a call; if the bar cannot be redrawn, one line for each quarter."""
         share = min(1.0, progress / total) if total else 0.0
         full, quarter = int(share * _BAR), int(share * 4)
         bar = self.glyphs["full"] * full + self.glyphs["rest"] * (_BAR - full)
@@ -86,7 +86,7 @@ class Screen:
             self._quarter = quarter
 
     def settle(self) -> None:
-        """The bar, if there is one, stays as it is, and what comes next has a line of its own."""
+        """End the line of the bar, if there is one; the next output starts on a new line."""
         self._quarter = 0
         if self._growing:
             self._growing = False
@@ -123,7 +123,7 @@ class Screen:
 def _source(each: object) -> str:
     try:
         return textwrap.dedent(inspect.getsource(each))  # type: ignore[arg-type]
-    except OSError:  # a Python that was given no sources
+    except OSError:  # an installation without sources
         return ""
 
 

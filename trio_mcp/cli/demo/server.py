@@ -2,7 +2,7 @@
 
     python -m trio_mcp.cli.demo.server
 
-Its lines are short, for they are shown.
+Its lines are short because the demo shows them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The order of the demo: a client of the newest revision, one of an old one, and all five at one port.
+"""The order of the demo: a client of the newest revision, a client of an old one, and all five revisions at one port.
 
-The first two start the same command, and do the same.  What differs is on the wire, and is shown: the names of the
-messages that went by, taken from the bytes themselves.
+The first two clients start the same command and run the same code.  Only the messages differ: the demo shows their
+names, read from the bytes on the wire.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ OLD = "2025-06-18"  # the oldest in which a server can ask the user
 SCENES: tuple[tuple[str, scenes.Scene, tuple[object, ...]], ...] = (
     ("A typed call", scenes.a_typed_call, (server.Star, server.find)),
     ("A long call, and its progress", scenes.a_long_call, (server.expose,)),
-    ("One that takes too long: the timeout is a scope, and the server stops, too", scenes.a_timeout, ()),
+    ("A call that takes too long: the timeout is a scope, and the server stops too", scenes.a_timeout, ()),
     ("A question to the user, in the middle of a call", scenes.a_question, (server.Booking, server.reserve)),
-    ("A change, heard while it happens", scenes.a_change, (server.report,)),
+    ("A subscription: the client sees a change at once", scenes.a_change, (server.report,)),
 )
 
 
 def run() -> int:
-    """Show everything on standard output; the exit status of the process."""
+    """Run the demo on standard output, and return the exit status of the process."""
     screen = Screen(sys.stdout, os.environ)
     status = 0
     try:
         status = trio.run(_until_stopped, screen)
     except* BrokenPipeError:
-        # Whoever read has seen enough; and Python, which still has something to flush, is not to complain of it.
+        # The reader has closed the pipe.  With /dev/null in its place, Python's last flush raises no error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
     if status >= 128:
@@ -51,18 +51,18 @@ def run() -> int:
 
 
 async def _until_stopped(screen: Screen) -> int:
-    """The tour, which a signal ends in good order: clients are closed, and the processes of their servers awaited."""
+    """Run the tour until a signal ends it in order: clients are closed, and the processes of their servers awaited."""
     stopped_by = 0
     async with open_nursery() as nursery:
 
-        async def hear(task_status: trio.TaskStatus[None]) -> None:
+        async def wait_for_signal(task_status: trio.TaskStatus[None]) -> None:
             nonlocal stopped_by
             with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
                 task_status.started()
                 stopped_by = await anext(signals)
                 nursery.cancel_scope.cancel()
 
-        await nursery.start(hear)
+        await nursery.start(wait_for_signal)
         await tour(screen)
         nursery.cancel_scope.cancel()
     return 128 + stopped_by if stopped_by else 0
@@ -71,15 +71,15 @@ async def _until_stopped(screen: Screen) -> int:
 async def tour(screen: Screen) -> None:
     screen.title(f"trio_mcp {__version__}: one server, every revision of MCP")
     screen.note(
-        "The client starts the server as a process of its own and speaks with it over pipes, then does five things. "
-        "The code that you see is the code that runs, and what it prints is what came."
+        "The client starts the server as a child process, talks to it over pipes, and does five things. "
+        "The code that you see is the code that runs, and its output comes from the server."
     )
     await _visit(screen, "A client of the newest revision", {}, with_code=True)
-    await _visit(screen, f"A client of {OLD}, which does the same with the same code", {"revision": OLD})
+    await _visit(screen, f"A client of {OLD}, with the same code", {"revision": OLD})
     await _every_revision(screen)
-    screen.title("That was all")
-    screen.note("A host starts the same server by: python -m trio_mcp.cli.demo.server")
-    screen.note("The README begins with a server and a client to paste.")
+    screen.title("The end")
+    screen.note("A host starts the same server with: python -m trio_mcp.cli.demo.server")
+    screen.note("The README begins with a server and a client to copy.")
 
 
 async def _visit(screen: Screen, title: str, options: ClientOptions, *, with_code: bool = False) -> None:
@@ -112,7 +112,7 @@ async def _visit(screen: Screen, title: str, options: ClientOptions, *, with_cod
 
 
 async def _every_revision(screen: Screen) -> None:
-    """The same server inside this process, for clients of every revision at one port."""
+    """Run the same server inside this process, for clients of every revision at one port."""
     screen.title("All five revisions over HTTP, at one port, as a task of this program")
     screen.body("both", scenes.every_revision)
     async with open_nursery() as nursery:
@@ -125,7 +125,8 @@ def _word(value: object) -> str:
 
 
 def said(lines: Iterable[Line], glyphs: Mapping[str, str]) -> str:
-    """What these messages are, in order: ``→ tools/call  ← progress ×24  ← result``.  No word breaks within itself."""
+    """Return the names of these messages in order: ``→ tools/call  ← progress ×24  ← result``.  Lines are not broken
+    inside a name."""
     words = []
     for word, same in itertools.groupby(_words(lines, glyphs)):
         count = len(list(same))
