@@ -571,7 +571,7 @@ async def page_is_done(revision: str) -> Any:
     async with played(revision, elicitation_url=lambda page: True) as (client, peer):
         await peer.tell("notifications/elicitation/complete", {"elicitationId": "1"})
         await wait_all_tasks_blocked()
-        return ["is no notification" in each for each in client.deviations]
+        return ["is not a notification" in each for each in client.deviations]
 
 
 # HTTP.

@@ -159,6 +159,23 @@ def test_a_body_is_given_out_as_it_comes() -> None:
     assert (reader.body(), reader.done, reader.reusable) == (b"", True, True)
 
 
+def test_a_reader_has_more_after_bytes_after_the_end_and_when_done() -> None:
+    reader = ReplyReader(Limits())
+    assert (reader.ready, reader.surplus) == (False, False)
+    reader.feed(OK + b"Content-Length: 2\r\n\r\n")
+    assert (reader.ready, reader.surplus) == (True, True)
+    assert reader.head() is not None
+    assert (reader.ready, reader.surplus) == (False, False)
+    reader.feed(b"hi")
+    assert reader.body() == b"hi"
+    assert (reader.ready, reader.surplus) == (True, False)
+    reader.feed(b"HTTP")
+    assert (reader.ready, reader.surplus) == (True, True)
+    ended = ReplyReader(Limits())
+    ended.feed(b"")
+    assert (ended.ready, ended.surplus) == (True, False)
+
+
 def test_what_came_before_a_fault_is_given_out_first() -> None:
     reader = ReplyReader(Limits())
     reader.feed(CHUNKED + b"2\r\nhi\r\nx\r\n")

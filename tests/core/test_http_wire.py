@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import email.utils
 import json
+import time
 import tracemalloc
 from itertools import combinations, pairwise
 
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trio_mcp.core.errors import UsageError
-from trio_mcp.core.http.wire import RequestHead, RequestReader, UnreadableRequest, _parse_plain, chunk, head_bytes
+from trio_mcp.core.http.wire import RequestHead, RequestReader, UnreadableRequest, _parse_plain, chunk, date, head_bytes
 from trio_mcp.core.jsonrpc import Limits
 
 POST = b"POST /mcp HTTP/1.1\r\nHost: localhost\r\n"
@@ -132,6 +134,45 @@ def test_the_target_of_a_request_is_not_shown() -> None:
     reader = RequestReader(Limits())
     reader.feed(b"GET /messages?session=secret HTTP/1.1\r\nHost: a\r\nAuthorization: secret\r\n\r\n")
     assert "secret" not in repr(reader.head())
+
+
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        ("/mcp", "/mcp"),
+        ("/mcp?x=1?y=2", "/mcp"),
+        ("/", "/"),
+        ("*", "*"),
+        ("http://a:80/mcp/x?y=1", "/mcp/x"),
+        ("http://a", "/"),
+        ("http://a?y=/1", "/"),
+        ("/mcp?to=http://a/b", "/mcp"),
+        ("/to/http://a/b", "/to/http://a/b"),
+    ],
+)
+def test_the_path_of_a_request_is_its_target_without_host_and_query(target: str, path: str) -> None:
+    reader = RequestReader(Limits())
+    reader.feed(f"GET {target} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+    head = reader.head()
+    assert head is not None
+    assert (head.target, head.path) == (target, path)
+
+
+@pytest.mark.parametrize(
+    ("framing", "has_body"),
+    [
+        (b"", False),
+        (b"Content-Length: 0\r\n", False),
+        (b"Content-Length: 1\r\n", True),
+        (b"Transfer-Encoding: chunked\r\n", True),
+    ],
+)
+def test_a_request_has_a_body_if_it_has_a_length_or_chunks(framing: bytes, has_body: bool) -> None:
+    reader = RequestReader(Limits())
+    reader.feed(POST + framing + b"\r\n")
+    head = reader.head()
+    assert head is not None
+    assert head.has_body is has_body
 
 
 # What is refused.
@@ -490,6 +531,20 @@ def test_how_much_of_a_body_has_come_is_told() -> None:
     assert (reader.body(), reader.body_received) == (None, 6)
 
 
+def test_the_content_of_unfinished_chunks_counts_as_held() -> None:
+    reader = RequestReader(Limits())
+    reader.feed(CHUNKED)
+    assert (reader.waiting, reader.held) == (len(CHUNKED), len(CHUNKED))
+    assert reader.head() is not None
+    assert (reader.waiting, reader.held) == (0, 0)
+    reader.feed(b"3\r\nabc\r\n9\r\nde")
+    assert (reader.body(), reader.waiting, reader.held) == (None, 0, 5)
+    reader.feed(b"\r")  # one more byte of content
+    assert (reader.waiting, reader.held) == (1, 6)
+    reader.feed(b"ghijkl\r\n0\r\n\r\nGET")
+    assert (reader.body(), reader.waiting, reader.held) == (b"abcde\rghijkl", 3, 3)
+
+
 # However the bytes come.
 
 EXCHANGE = (
@@ -568,6 +623,13 @@ def test_a_head_is_a_status_line_and_fields() -> None:
     assert head == (
         b"HTTP/1.1 404 Not Found\r\nDate: today\r\nContent-Type: text/plain\r\nX: \xe4\r\nContent-Length: 0\r\n\r\n"
     )
+
+
+def test_a_date_is_written_as_http_requires() -> None:
+    assert date(1994, 11, 6, 8, 49, 37, 6) == "Sun, 06 Nov 1994 08:49:37 GMT"  # the example of RFC 9110, 5.6.7
+    day = 24 * 60 * 60
+    for seconds in range(0, 366 * day, day - 1):
+        assert date(*time.gmtime(seconds)[:7]) == email.utils.formatdate(seconds, usegmt=True)
 
 
 @pytest.mark.parametrize("value", ["a\r\nSet-Cookie: b", "a\nb", "a\rb"])

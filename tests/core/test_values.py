@@ -15,7 +15,7 @@ import types
 import typing
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, TypedDict, TypeVar, Union
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypedDict, TypeVar, Union
 
 import attrs
 import pytest
@@ -105,6 +105,50 @@ class Even:
     def _check(self, _: object, value: int) -> None:
         if value % 2:
             raise ValueError(f"odd: {value}")
+
+
+class Words(TypedDict):
+    n: str
+
+
+@dataclasses.dataclass
+class Amount:
+    """A stand-in for a pydantic model, which accepts "3" for 3.  `number` is called `n` in JSON."""
+
+    number: float
+
+    model_fields: ClassVar = {"number": None}
+    model_computed_fields: ClassVar = {"double": None}
+
+    @property
+    def double(self) -> float:
+        return 2 * self.number
+
+    @classmethod
+    def model_json_schema(cls, mode: str) -> Any:
+        return {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+    @classmethod
+    def model_validate(cls, value: Any) -> Any:
+        if (number := int(value["n"])) < 0:
+            raise ValueError(f"below 0: {number}")
+        return cls(number)
+
+    def model_dump(self, *, mode: str, by_alias: bool, include: set[str] | None = None) -> Any:
+        assert mode == "json"
+        names = [*self.model_fields, *self.model_computed_fields]
+        return {
+            "n" if name == "number" and by_alias else name: getattr(self, name)
+            for name in names
+            if include is None or name in include
+        }
+
+
+@dataclasses.dataclass
+class SecretAmount(Amount):
+    secret: str = "s"
+
+    model_fields: ClassVar = {"number": None, "secret": None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -406,6 +450,10 @@ def test_json_that_is_the_value_needs_no_reader(hint: Any) -> None:
         (Annotated[int | bytes, Field(ge=3)] | Level, 2, Level.HIGH),
         (Annotated[bytes, "Bytes."] | str, "!", "!"),
         (Node, {"left": {"value": "2026-01-31"}}, Branch(Leaf(datetime.date(2026, 1, 31)))),
+        # Of two classes that can read a value, the one whose schema it fits.
+        (list[Amount], [{"n": 3}], [Amount(3)]),
+        (Words | Amount, {"n": 3}, Amount(3)),
+        (Amount | Words, {"n": "3"}, {"n": "3"}),
     ],
 )
 def test_a_value_is_read(hint: Any, json: Any, value: Any) -> None:
@@ -459,6 +507,8 @@ LETTER = "00000000-0000-0000-0000-00000000000a"
         (datetime.date | uuid.UUID, SECRET, "", "matches none of the alternatives"),
         (list[datetime.date | uuid.UUID], [SECRET], "/0", "matches none of the alternatives"),
         (Colour, "green", "", "must be one of the allowed values"),
+        (list[Amount], [{"n": 3}, {"n": -1}], "/1", "does not meet the rules of Amount"),
+        (Amount | Words, {"n": -1}, "", "matches none of the alternatives"),
     ],
 )
 def test_what_cannot_be_read_says_where_and_why_but_never_what(hint: Any, json: Any, path: str, why: str) -> None:
@@ -621,6 +671,7 @@ class Rows(collections.abc.Sequence[int]):
         (Forecast(3.5, tags=["x"]), {"celsius": 3.5, "wind": None, "tags": ["x"]}),
         (Derived(1, "x"), {"a": 1, "secret": "x"}),
         ([Base(1), {"b": Point(1)}], [{"a": 1}, {"b": {"x": 1, "y": 0}}]),
+        ([SecretAmount(1, "x")], [{"n": 1, "secret": "x", "double": 2}]),
     ],
 )
 def test_a_value_is_written_by_its_type(value: Any, json: Any) -> None:
@@ -653,7 +704,13 @@ def test_a_value_is_written_by_its_type(value: Any, json: Any) -> None:
         (tuple[int, ...], Point(1, 2), {"x": 1, "y": 2}),
         (list[Base] | list[Point], [Derived(1, "x")], [{"a": 1, "secret": "x"}]),
         (datetime.date, NOON.date(), "2026-01-31"),
+        (Amount, Amount(1), {"n": 1, "double": 2}),
+        (list[Amount], [SecretAmount(1, "x")], [{"n": 1, "double": 2}]),
+        (Amount | None, SecretAmount(1, "x"), {"n": 1, "double": 2}),
+        (SecretAmount, SecretAmount(1, "x"), {"n": 1, "secret": "x", "double": 2}),
         # What does not fit the hint is written by its type.
+        (Amount, 3, 3),
+        (SecretAmount, Amount(1), {"n": 1, "double": 2}),
         (Base, {"a": 1}, {"a": 1}),
         (Base, None, None),
         (Base | None, 3, 3),
@@ -697,6 +754,7 @@ class Zone(datetime.tzinfo):
         (float("nan"), "a float that is not finite"),
         ([float("-inf")], "a float that is not finite"),
         (Ratio("inf"), "a float that is not finite"),
+        (Amount(float("nan")), "a float that is not finite"),
         ({1: "a"}, "a key of type int has no JSON form: keys must be text"),
         ({None: "a"}, "a key of type NoneType"),
         ({pathlib.PurePosixPath("a"): 1, "a": 2}, "two keys of a dict become the same text"),

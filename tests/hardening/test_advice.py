@@ -275,7 +275,7 @@ async def test_no_extension_is_shipped_whose_fallback_would_have_to_be_described
     heard: list[Any] = []
 
     async def look(ctx: Context, request: Request, call_next: Any) -> Any:
-        heard.append(ctx.terms.capabilities)
+        heard.append(ctx._terms.capabilities)
         return await call_next()
 
     server = Server("plain", middleware=[look], capabilities=["tools", "prompts", "resources"])

@@ -25,10 +25,10 @@ import trio
 import trustme
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.core.test_http_wire import SMUGGLED
 from tests.http.client import Web, request
 from tests.http.served import MemoryListener, listening, served
 from tests.http.test_http_connection import answers, get, why
-from tests.http.test_http_wire import SMUGGLED
 from tests.http.ws import HANDSHAKE
 from tests.peers.installed import needs, tool
 from tests.requirements import req

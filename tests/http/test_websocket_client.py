@@ -410,7 +410,7 @@ def note(text: str) -> bytes:
     return json.dumps({"jsonrpc": "2.0", "method": text}, ensure_ascii=False).encode()
 
 
-_UNREAD = "the other side took less than 1024 bytes a second for 60 seconds (Limits.write_rate, Limits.write_seconds)"
+_UNREAD = "the peer read less than 1024 bytes a second for 60 seconds (Limits.write_rate, Limits.write_seconds)"
 
 
 class Ear:
@@ -614,7 +614,7 @@ async def test_a_server_may_go_after_any_byte(breaks: Any, autojump_clock: MockC
 async def test_a_silent_server_is_asked_and_then_given_up(autojump_clock: MockClock) -> None:
     async with linked() as (ear, server, _):
         await patiently(ear.over.wait, "the end")
-        assert (ear.over_at, ear.why) == (40, "the other side was silent for 40 seconds")
+        assert (ear.over_at, ear.why) == (40, "the peer was silent for 40 seconds")
         assert heard_by(server) == [(PING, b"")]  # and no farewell to nobody
 
 
@@ -780,7 +780,7 @@ async def play(server: PipeEnd, then: bytes, rest: bytes = b"") -> None:
     [
         (close_frame(Role.CLIENT, 4001, "enough"), "the server closed the connection with code 4001: 'enough'", 0),
         (to_client(BINARY, b"x"), "broke the rules of WebSocket .1003.: messages are text", 0),
-        (to_client(TEXT, b"{}")[:3], "the other side was silent for 40 seconds", 40),
+        (to_client(TEXT, b"{}")[:3], "the peer was silent for 40 seconds", 40),
     ],
 )
 async def test_a_call_that_waits_is_told_how_the_connection_ended(

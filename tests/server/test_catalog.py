@@ -653,7 +653,7 @@ def everywhere(*catalogs: Catalog) -> list[Any]:
 @pytest.mark.parametrize(
     ("taken", "new", "why"),
     [
-        (["m_i_a", "i_a", "a"], tool("a"), "the tool '{}' exists already; give the new one another name (or its server"),
+        (["m_i_a", "i_a", "a"], tool("a"), "the tool '{}' exists already; give the new one another name (or its"),
         (["m_i_p", "i_p", "p"], prompt("p"), "the prompt '{}' exists already"),
         (["a:b"] * 3, resource("a:b"), "the resource '{}' exists already; give the new one another URI"),
         (["a://{x}"] * 3, template("a://{x}"), "the resource template '{}' exists already"),
@@ -801,7 +801,7 @@ def test_whatever_is_done_each_catalog_shows_its_own_and_all_below_or_nothing_ha
         (lambda outer, middle, inner: inner.mount(inner), "a server cannot contain itself"),
         (lambda outer, middle, inner: inner.mount(middle, "x"), "a server cannot contain itself"),
         (lambda outer, middle, inner: inner.mount(outer, "x"), "a server cannot contain itself"),
-        (lambda outer, middle, inner: middle.mount(inner, "i_"), "this server is mounted here already with the prefix 'i_'"),
+        (lambda outer, middle, inner: middle.mount(inner, "i_"), "is mounted here already with the prefix 'i_'"),
         (lambda outer, middle, inner: inner.mount(Catalog(), "a b"), "a prefix may only have the characters"),
         (lambda outer, middle, inner: inner.mount(Catalog(), None), "a prefix may only have the characters"),
         (lambda outer, middle, inner: inner.mount(Catalog(), "x" * 128), "a prefix may only have the characters"),

@@ -557,8 +557,8 @@ print(json.dumps(sorted(unwanted & {name.partition(".")[0] for name in sys.modul
 
 # What is shielded without a deadline of its own, and why it ends all the same.
 ENDS = {
-    ("child", "aclose"): "it waits for `_live`",
-    ("child", "_live"): "each step of the end has a deadline",
+    ("child", "aclose"): "it waits for `_run`",
+    ("child", "_run"): "each step of the end has a deadline",
     (
         "workers",
         "_ended",

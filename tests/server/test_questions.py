@@ -884,7 +884,7 @@ ALONE = "tool results must be in a user message without other content"
     [
         ([says("assistant", use("1")), says("user", result("1"), text("and"))], rf"messages\[1\]: {ALONE}"),
         ([says("assistant", use("1")), says("assistant", result("1"))], ALONE),
-        ([says("user", use("1")), says("user", result("1"))], r"messages\[0\]: only an assistant message can use tools"),
+        ([says("user", use("1")), says("user", result("1"))], r"\[0\]: only an assistant message can use tools"),
         ([says("assistant", use("1"), use("2")), says("user", result("1"))], BALANCE),
         ([says("assistant", use("1")), says("user", result("1"), result("1"))], BALANCE),
         ([says("assistant", use("1")), says("user", result("2"))], BALANCE),
