@@ -27,7 +27,7 @@ from tests.server.checkpoints import (
     wide,
 )
 from trio_mcp import Limits, Server, UsageError
-from trio_mcp.transport.http_pool import KEPT, HttpPool, ReplyBroken, ReplyTooLong
+from trio_mcp.transport.http_pool import IDLE_SECONDS, HttpPool, ReplyBroken, ReplyTooLong
 from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.transport.outbox import CLOSING
 
@@ -366,13 +366,13 @@ async def test_no_more_than_some_connections_idle_and_none_for_longer_than_state
                 await reply.read(10)
             assert there.open == 40
         assert there.open == 32
-        await trio.sleep(KEPT - 1)
+        await trio.sleep(IDLE_SECONDS - 1)
         await there.get()
         assert (len(there.lines), there.open) == (40, 32)
         await trio.sleep(2)
         await there.get()
         assert (len(there.lines), there.open) == (40, 1)
-        await trio.sleep(KEPT)
+        await trio.sleep(IDLE_SECONDS)
         await there.get("http://other.test/")
         assert (len(there.lines), there.open) == (41, 1)
 

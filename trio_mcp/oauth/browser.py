@@ -3,7 +3,7 @@
 The authorization server redirects the browser to an address on loopback, where this program listens while it waits
 (RFC 8252).  Any program on the machine can send requests there, and a browser prefetches pages and asks for icons.  So
 no request is accepted here as the answer: each one is passed on as a `BrowserReturn`, and the flow decides whether it
-is the answer.  Only then does the browser get its page, which shows the outcome.
+is the answer.  After this decision the browser gets its page, which shows the outcome.
 
 The page repeats nothing of the request except the reason of a failure, escaped.  It loads no other resources and has
 no links.

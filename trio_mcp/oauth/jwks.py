@@ -33,7 +33,7 @@ from trio_mcp.core.errors import RemoteProtocolError, UsageError, check_seconds,
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.core.oauth.principals import Principal
 from trio_mcp.core.oauth.resource import CannotVerify, canonical, claims_fault, scopes_in
-from trio_mcp.transport.dial import is_ours, locate
+from trio_mcp.transport.dial import is_this_machine, locate
 from trio_mcp.transport.http_pool import HttpPool
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ def _lies_within(seconds: float, since: float) -> bool:
 def _checked(url: str, http_on_loopback: bool) -> str:
     """auth-24, auth-53."""
     origin, _ = locate(url)
-    if origin.scheme != "https" and not (http_on_loopback and is_ours(origin.host)):
+    if origin.scheme != "https" and not (http_on_loopback and is_this_machine(origin.host)):
         raise UsageError(
             "the URL of an issuer's keys must be https, or an attacker could sign tokens; http_on_loopback=True allows "
             f"plain http on this machine, for development; got {shown(url)}"

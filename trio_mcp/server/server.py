@@ -40,7 +40,7 @@ from trio_mcp.server.description import (
 from trio_mcp.server.dispatch import Filter, Middleware, ServerFeatures
 from trio_mcp.server.process import live, parse_address
 from trio_mcp.server.run import Draining, Run, Runs, Statistics
-from trio_mcp.transport.nursery import check_trio, is_but, open_nursery
+from trio_mcp.transport.nursery import check_trio, contains_only, open_nursery
 from trio_mcp.transport.workers import stale
 
 if TYPE_CHECKING:
@@ -778,7 +778,7 @@ class _RunningServer:
         try:
             return await self._stack.__aexit__(kind, error, traceback)
         except BaseExceptionGroup as group:
-            if not is_but(group, error):
+            if not contains_only(group, error):
                 raise
             return False  # the nursery of a lifespan wraps an exception that passes through it in a group
         finally:

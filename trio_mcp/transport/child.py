@@ -44,7 +44,7 @@ import trio
 
 from trio_mcp.core.errors import ConnectionFailed, SessionClosed, UsageError, printable, shown
 from trio_mcp.core.jsonrpc import ABSENT, Absent
-from trio_mcp.transport.command import Command, Environment, arguments_of, name_of, variables_of, why_not
+from trio_mcp.transport.command import Command, Environment, arguments_of, explain_start_error, name_of, variables_of
 from trio_mcp.transport.duplex import write_now
 from trio_mcp.transport.nursery import open_nursery
 
@@ -167,9 +167,9 @@ async def _start_and_keep(
             start_new_session=True,
         )
     except OSError as error:
-        raise ConnectionFailed(why_not(error, argv[0], variables, cwd)) from error
+        raise ConnectionFailed(explain_start_error(error, argv[0], variables, cwd)) from error
     except ValueError as error:
-        raise UsageError(why_not(error, argv[0], variables, cwd)) from error
+        raise UsageError(explain_start_error(error, argv[0], variables, cwd)) from error
     child = Child(process, name_of(argv), shutdown_timeout, stderr)
     await child._supervise(task_status)
 

@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 
 from trio_mcp.core.errors import UsageError, shown
 
-__all__ = ["MINIMAL", "Command", "Environment", "arguments_of", "name_of", "variables_of", "why_not"]
+__all__ = ["MINIMAL", "Command", "Environment", "arguments_of", "explain_start_error", "name_of", "variables_of"]
 
 Command: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 Environment: TypeAlias = Literal["minimal", "inherit"] | Mapping[str, str]
@@ -109,7 +109,7 @@ def variables_of(environment: Environment, env: Mapping[str, str | None] | None)
     return {name: value for name, value in variables.items() if value is not None}
 
 
-def why_not(
+def explain_start_error(
     error: OSError | ValueError, program: str, variables: dict[str, str], cwd: str | os.PathLike[str] | None
 ) -> str:
     """Explain why the process could not be started.  The text repeats only the first word of the command, because

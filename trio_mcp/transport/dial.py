@@ -32,7 +32,17 @@ from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.transport.duplex import keep_alive
 from trio_mcp.transport.outbox import GONE
 
-__all__ = ["CONNECTING", "Connect", "ConnectionFailed", "Origin", "Proxies", "Proxy", "dial", "is_ours", "locate"]
+__all__ = [
+    "CONNECTING",
+    "Connect",
+    "ConnectionFailed",
+    "Origin",
+    "Proxies",
+    "Proxy",
+    "dial",
+    "is_this_machine",
+    "locate",
+]
 
 CONNECTING = 30.0
 """Seconds for opening a connection: TCP, the proxy and TLS together.  A handshake over a bad network takes a few
@@ -143,7 +153,7 @@ class Proxies:
     def between(self, origin: Origin) -> Proxy | None:
         """Return the proxy for this origin, or None.  Raises `ConnectionFailed` if the variable's value is invalid."""
         setting = self._settings[origin.scheme]
-        if setting is None or is_ours(origin.host) or any(_exempts(rule, origin) for rule in self._exempt):
+        if setting is None or is_this_machine(origin.host) or any(_exempts(rule, origin) for rule in self._exempt):
             return None
         return _proxy(*setting)
 
@@ -155,7 +165,7 @@ def _setting(environ: Mapping[str, str], name: str, *, upper: bool = True) -> tu
     return None
 
 
-def is_ours(host: str) -> bool:
+def is_this_machine(host: str) -> bool:
     """Whether this is the name or address of this machine on loopback."""
     return host.rstrip(".") == "localhost" or (_address_of(host) and ip_address(host).is_loopback)
 

@@ -1,10 +1,9 @@
-"""One end of a link that is one stream for everything: read, feed, act; wait, drain, write.
+"""One end of a connection that is one stream in both directions, for both roles.
 
-One task reads; who writes is the business of `outbox`.  How messages lie in the bytes is that of a `Framing`: lines
-here, WebSocket messages elsewhere.  What the messages mean is that of a `SessionHandler`, the same for both roles.
+One task reads and passes the messages on; `outbox` decides which task writes.  A `Framing` finds the messages in the
+bytes: lines here, WebSocket messages elsewhere.  A `SessionHandler` acts on the messages.
 
-What waits for the wire is bounded by whoever queues it; and when the other side neither reads nor stops sending, it is
-not read any more either.
+Each task that queues messages limits their number.  If the peer keeps sending and does not read, it is not read either.
 """
 
 from __future__ import annotations
@@ -31,56 +30,57 @@ __all__ = ["Duplex", "Framing", "Lines", "SessionHandler", "Tap", "close", "keep
 Tap: TypeAlias = Callable[[str, bytes], object]
 """Called with "in" or "out" and the bytes that were read or are about to be written."""
 
-_CONTROL = 127  # bytes that count as one message when a framing has something to say: a pong has no more
-_TURN = 1000  # messages that are heard before others have their turn: some are three bytes, and each is owed an answer
-_COPIED = 64 * 1024  # bytes of a line that is copied rather than written apart from its newline
-_PIECE = 16 * 1024  # bytes of a write that count as progress: a stream does not tell how much of one has gone
+_CONTROL = 127  # bytes of control frames that count as one message: a pong is at most this long
+_TURN = 1000  # messages that are handled before other tasks run: some have three bytes, and each needs a response
+_COPIED = 64 * 1024  # bytes of the longest line that is copied, in order to write it together with its newline
+_PIECE = 16 * 1024  # bytes of one write: progress is measured by writes, because a stream does not report parts
 
 
 class Framing(Protocol):
-    """How messages lie in the bytes of a stream; of one connection, and without I/O."""
+    """Finds messages in the bytes of one connection, and writes messages as bytes; without I/O."""
 
     @property
     def ended(self) -> bool:
-        """The other side said that it ends, or broke the framing: nothing is read, and no message sent, any more."""
+        """The peer has ended the framing, or violated it: no more reads, and no more messages sent."""
 
     @property
     def why(self) -> str:
-        """What is to be said of the end, to whoever waits for an answer."""
+        """The reason of the end, for the requests that wait for a response."""
 
     @property
     def stretch(self) -> int | None:
-        """Bytes that are fed at once at most, for nobody else is served meanwhile; None: as they come."""
+        """The most bytes to feed at once, because no other task runs meanwhile; None: no limit."""
 
     @property
     def size(self) -> int:
-        """What the message that `feed` has given last takes while it is held, in bytes."""
+        """The memory for the last message that `feed` returned, in bytes."""
 
     @property
     def held(self) -> int:
-        """Bytes of a message that has begun to come and is not whole."""
+        """The bytes received of an incomplete message."""
 
     def feed(self, data: bytes) -> Iterable[Message]:
-        """The messages that are whole now; also takes in control frames.  No data is the end of the stream."""
+        """Return the messages that are now complete; also handles control frames.  Empty data is the end of the
+        stream."""
 
     def give_up(self, why: str, *, late: bool) -> None:
-        """Wait no longer for the message that is not whole, and so for no other: it is late, or finds no room."""
+        """Stop receiving: the incomplete message is late, or exceeds a memory limit."""
 
     def frame(self, texts: Sequence[bytes]) -> Sequence[bytes]:
-        """These messages, each as JSON, as they go out: pieces, each of which is one write."""
+        """Return these JSON messages as pieces of bytes.  Each piece is one write."""
 
     def pending(self) -> bytes:
-        """What the framing itself has to say now, such as a pong; once."""
+        """Return the control frames to send now, such as a pong; each is returned once."""
 
     def ping(self) -> None:
-        """Ask the other side for a sign of life; the question is `pending`.  Only called where a heartbeat is."""
+        """Add a ping to `pending`.  Only called on connections with a heartbeat."""
 
     def farewell(self) -> bytes:
-        """What is said before an end of ours, if anything is; then the other side may say that it ends too."""
+        """Return the closing frame to send before our end, or no bytes.  The peer may answer with its own."""
 
 
 class Lines:
-    """One message a line."""
+    """The framing of one message per line."""
 
     stretch = None
 
@@ -89,7 +89,7 @@ class Lines:
         self.why = "the connection has ended"
         self.size = 0
         self.watch: Callable[[bytes, Message], None] | None = None
-        """Called with each line, and the message that it is, before that is heard."""
+        """Called with each line and its message, before the message is handled."""
         self._limits = limits
         self._framer = LineFramer(limits.message_bytes)
 
@@ -113,7 +113,7 @@ class Lines:
             yield message
 
     def rest(self) -> bytes:
-        """What has come of a line that is not whole, which is given up by that."""
+        """Return and discard the bytes of an incomplete line."""
         return b"".join([each for each in self._framer.close() if isinstance(each, bytes)])
 
     def give_up(self, why: str, *, late: bool) -> None:
@@ -123,7 +123,7 @@ class Lines:
         if max(map(len, texts)) <= _COPIED:
             return (b"\n".join((*texts, b"")),)
         pieces: list[bytes] = []
-        lines: list[bytes] = []  # one after the other; what is longer is not copied for the sake of a newline
+        lines: list[bytes] = []  # joined into one write; a longer line is not copied just to append a newline
         for text in texts:
             if len(text) <= _COPIED:
                 lines.append(text)
@@ -136,47 +136,47 @@ class Lines:
         return b""
 
     def ping(self) -> None:
-        """There is none."""
+        """Do nothing: this framing has no ping."""
 
     def farewell(self) -> bytes:
         return b""
 
 
 class SessionHandler(Protocol):
-    """Who speaks by the link."""
+    """The client or server session that uses the connection."""
 
     @property
     def session(self) -> SessionProtocol:
-        """What waits to be sent is in here."""
+        """The protocol state, with the queue of messages to send."""
 
     def receive(self, message: Message, now: float) -> None:
-        """A message has come."""
+        """Handle a message."""
 
     def release(self) -> None:
-        """What waits is taken out now, so there is room again."""
+        """Take note that the queue has been emptied, so there is room again."""
 
     def connection_lost(self, why: str) -> None:
-        """Nothing more will be heard."""
+        """Take note that no more messages will arrive."""
 
 
-# A TCP line on which nothing has come for a minute is tried each quarter of a minute, four times: a dead one is noticed
-# after two minutes, and a router that forgets idle lines after five is kept from it.
+# The system probes a TCP connection after an idle minute, four times at intervals of 15 seconds.  So a dead connection
+# is detected after two minutes, and a router that forgets idle connections after five minutes does not forget ours.
 _TCP_KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPALIVE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
 
 
-def keep_alive(line: object) -> None:
-    """Have the system notice when the TCP line of this stream is dead, or those that this listener accepts.
+def keep_alive(endpoint: object) -> None:
+    """Switch on TCP keep-alive for this stream, or for the connections that this listener accepts.
 
-    What its owner has set so already stays as it is, and other streams stay as they are.
+    If its owner has switched it on already, the settings stay the same.  Has no effect on streams other than TCP.
     """
-    line = getattr(line, "transport_stream", line)  # of TLS
-    line = getattr(line, "transport_listener", line)
-    if not isinstance(line, trio.SocketStream | trio.SocketListener):
+    endpoint = getattr(endpoint, "transport_stream", endpoint)  # of TLS
+    endpoint = getattr(endpoint, "transport_listener", endpoint)
+    if not isinstance(endpoint, trio.SocketStream | trio.SocketListener):
         return
-    sock = line.socket
+    sock = endpoint.socket
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
-    with suppress(OSError):  # it may be gone already
+    with suppress(OSError):  # it may be closed already
         if sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE):
             return
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -186,28 +186,29 @@ def keep_alive(line: object) -> None:
 
 
 async def close(stream: trio.abc.Stream, deadline: float) -> None:
-    # Streams do close when they are cancelled at it, only less politely.
+    """Close the stream by the deadline."""
+    # A stream whose `aclose` is cancelled closes too, but without a closing handshake.
     with suppress(*GONE), trio.CancelScope(shield=True, deadline=deadline):
         await stream.aclose()
 
 
 def write_now(fd: int, data: bytes | memoryview) -> int:
-    """How many bytes of it the system takes without anybody having to wait: what a stream's `send_now` is."""
+    """Write as many bytes as possible without waiting, and return their number.  Implements a stream's `send_now`."""
     try:
         return os.write(fd, data)
-    except OSError:  # there is no room, or nobody reads: `send_all` waits for the one, and can tell the other
+    except OSError:  # there is no room, or the reader has gone: `send_all` waits for room, and raises for the other
         return 0
 
 
 class StreamWire(Outbox[Sequence[bytes | memoryview]]):
-    """Everything goes on a stream of its own."""
+    """The wire of a session with a stream of its own."""
 
     answers_only = False
-    talk: SessionHandler
+    handler: SessionHandler
 
     async def flush(self) -> None:
         if not self._writing:
-            await self._write(self.talk.session.serving > 0)
+            await self._write(self.handler.session.serving > 0)
 
     def hang_up(self, retry: float) -> bool:
         return False
@@ -216,15 +217,15 @@ class StreamWire(Outbox[Sequence[bytes | memoryview]]):
 class Duplex:
     """One connection, from its first byte to its last.
 
-    `nursery` is where the writer runs when nobody else does its work; it must outlast whoever speaks.  `received` came
-    on the stream before, and is the first of what is read.  `input_ended` is called when the other side has ended its
-    half of the stream and may still read; the link ends when it returns.  Without it, and on a stream that has no
-    halves, that is the end of the link at once.
+    The writer task runs in `nursery`, which must outlive the session.  `received` was read from the stream earlier and
+    is handled first.  `input_ended` is called when the peer has ended its half of the stream and may still read; the
+    connection ends when it returns.  Without `input_ended`, or if the stream cannot be half-closed, the connection ends
+    at once.
     """
 
     def __init__(
         self,
-        talk: SessionHandler,
+        handler: SessionHandler,
         stream: trio.abc.Stream,
         framing: Framing,
         limits: Limits,
@@ -237,47 +238,47 @@ class Duplex:
     ) -> None:
         self._received = received
         self._account = account
-        self._sending = 0  # bytes in it of what is being written
-        # It has an account of its own: if too many calls run, the calls that it brings are refused, not the connection.
+        self._sending = 0  # bytes charged to the account for the current write
+        # An account of its own, so that with too many running calls, its calls are refused and not the connection.
         self._unfinished = None if account is None else Charge(account.budget.account(account.holder))
         self._unfinished_bytes = 0
         self._input_ended = input_ended if isinstance(stream, trio.abc.HalfCloseableStream) else None
-        self._talk = talk
+        self._handler = handler
         self._stream = stream
         sending = stream.send_stream if isinstance(stream, trio.StapledStream) else stream
         self._send_now: Callable[[bytes | memoryview], int] | None = getattr(sending, "send_now", None)
         self._framing = framing
         self._limits = limits
         self._tap = tap
-        self._open = trio.CancelScope()  # cancelled when this is to end
+        self._open = trio.CancelScope()  # cancelled to end the connection
         limit, gone = limits.outgoing, self._open.cancel
         at_once = None if self._send_now is None else self._at_once
         self.wire = StreamWire(self._send, self._take, self._queued, limit, gone, spawn=nursery, at_once=at_once)
-        self.wire.talk = talk
-        self._control = b""  # what the framing has to say
+        self.wire.handler = handler
+        self._control = b""  # control frames to send
         self.last_data_at = trio.current_time()
         """The time of the last bytes."""
-        self._gone = False  # the other side has, so there is nobody to say farewell to
-        self._half_closed = False  # it was in good order, and may still read
+        self._gone = False  # the peer has gone, so no closing frame is sent
+        self._half_closed = False  # the peer ended its half in order, and may still read
         self._network = False
-        self._reads = Pace(limits.write_seconds, limits.write_rate)  # how the other side does
-        self._writes = Pace(limits.body_seconds, limits.body_rate)
-        self._piece = trio.CancelScope()  # of the write at hand
-        self._why = ""  # it was given up
+        self._reads = Pace(limits.write_seconds, limits.write_rate)  # how fast the peer reads
+        self._writes = Pace(limits.body_seconds, limits.body_rate)  # how fast the peer sends a message
+        self._piece = trio.CancelScope()  # of the current write
+        self._why = ""  # the reason of `give_up`, or of a write that was too slow
 
     async def run(self, heartbeat: float | None = None, *, network: bool = False) -> None:
-        """Carry messages until the other side, or this one, ends the link; the stream is closed then.
+        """Transfer messages until one side ends the connection; then close the stream.
 
-        After `heartbeat` seconds without a byte the other side is asked for a sign of life, and after as many more it
-        is given up.  With a heartbeat, and on a `network`, it has to make progress: in reading what waits for it
-        (`Limits.write_seconds`, `Limits.write_rate`), and towards a server in finishing a message that it has begun
-        (`Limits.body_seconds`, `Limits.body_rate`).  Else it may be silent, and busy, for ever, as a child process may.
-        What `tap` or the stream raise, other than that it has gone, is `wire.failure`.
+        After `heartbeat` seconds without a byte, send a ping, and after as many more seconds, give the peer up.  With a
+        heartbeat or on a `network`, the peer must make progress: it must read the messages for it
+        (`Limits.write_seconds`, `Limits.write_rate`), and a client must finish each message that it has begun
+        (`Limits.body_seconds`, `Limits.body_rate`).  Otherwise the peer may be silent or busy for ever, like a child
+        process.  Exceptions of `tap` or of the stream, except those in `GONE`, are kept in `wire.failure`.
         """
         if heartbeat is not None or network:
             self._network = True
             self._reads.begin(trio.current_time())
-            self._piece.deadline = self._reads.deadline  # somebody may be writing already
+            self._piece.deadline = self._reads.deadline  # a write may be in progress already
         try:
             with self._open:
                 async with open_nursery() as nursery:
@@ -288,28 +289,28 @@ class Duplex:
                         if self._half_closed and self._input_ended is not None:
                             await self._input_ended()
                     finally:
-                        # What was not begun is dropped: the other side reads nothing more, and some peers stumble
-                        # over it.
-                        self._talk.connection_lost(self._why or self._framing.why)
+                        # Messages that are not being written yet are dropped: the peer reads no more, and some peers
+                        # fail on late messages.
+                        self._handler.connection_lost(self._why or self._framing.why)
                         self.wire.finish()
         finally:
             with trio.CancelScope(shield=True):
-                await self.wire.idle()  # a handler may be the one that writes
-            self.wire.close()  # what is said from here on is said by this task, and no writer beside it
+                await self.wire.idle()  # a handler's task may be writing
+            self.wire.close()  # from here on only this task writes
             if self._unfinished is not None:
                 self._unfinished.set(0)
             try:
-                await self._part()
+                await self._say_farewell()
             finally:
                 await close(self._stream, self.wire.deadline)
 
     async def end(self) -> None:
-        """End the link as soon as everything has been written."""
+        """End the connection as soon as all messages have been written."""
         await self.wire.empty()
         self._open.cancel()
 
     async def _read(self) -> None:
-        # Beyond this only what answers the other side's own pings and mistakes can pile up, so it is its doing.
+        # Only responses to the peer's own pings and mistakes can exceed this number, so the peer is the cause.
         most = self._limits.calls + self._limits.outgoing
         stretch = self._framing.stretch
         while not self._framing.ended:
@@ -329,15 +330,15 @@ class Duplex:
                 self._tap("in", data)
             number = 0
             for number, message in enumerate(self._framing.feed(data), 1):
-                self._talk.receive(message, self.last_data_at)
+                self._handler.receive(message, self.last_data_at)
                 if not number % _TURN:
                     await self.wire.room(most)
             if self._unfinished is not None:
-                self._look_at_unfinished(len(data) if number else 0)
+                self._check_unfinished(len(data) if number else 0)
             self._control += self._framing.pending()
             if self._queued():
                 self.wire.wake()
-                await self.wire.room(most)  # also so that it is on its way before an end of the stream is seen
+                await self.wire.room(most)  # also a checkpoint, so that the write begins before the next read
 
     async def _receive(self, stretch: int | None) -> bytes:
         if self._writes.deadline == math.inf:
@@ -347,25 +348,25 @@ class Duplex:
         if scope.cancelled_caught:
             limits = self._limits
             why = (
-                f"a message was not whole within {limits.body_seconds:g} seconds, and did not go on at "
+                f"a message was not complete within {limits.body_seconds:g} seconds, and arrived at less than "
                 f"{limits.body_rate:g} bytes a second (Limits.body_seconds, Limits.body_rate)"
             )
             self._framing.give_up(why, late=True)
             self._control += self._framing.pending()
         return b""
 
-    def _look_at_unfinished(self, moved: int) -> None:
-        """Charge what has come of a message that is not whole, and see to it that it goes on.
+    def _check_unfinished(self, moved: int) -> None:
+        """Charge the bytes of an incomplete message to the account, and check that the message makes progress.
 
-        `moved` are bytes that have made a message whole.  Else only what becomes a part of it is progress: pings and
-        empty frames are not.
+        `moved` is the number of bytes read, if they completed a message.  Otherwise only bytes that become part of a
+        message are progress: pings and empty frames are not.
         """
         before, held = self._unfinished_bytes, self._framing.held
         self._unfinished_bytes = held
         assert self._unfinished is not None
         if (held or self._unfinished.held) and (limit := self._unfinished.set(held)) is not None:
             self._unfinished.set(0)
-            self._framing.give_up(f"too much waits that the other side has sent (Limits.{limit})", late=False)
+            self._framing.give_up(f"the peer has sent too much data that is still held (Limits.{limit})", late=False)
         if not self._network:
             return
         if held:
@@ -375,22 +376,22 @@ class Duplex:
             self._writes.end(self.last_data_at)
 
     def _end_input(self) -> None:
-        """The other side has ended its half of the stream in good order."""
+        """Handle the end of the peer's half of the stream."""
         self._gone = self._half_closed = True
         if self._input_ended is not None:
             for message in self._framing.feed(b""):
-                self._talk.receive(message, self.last_data_at)
+                self._handler.receive(message, self.last_data_at)
 
     def _queued(self) -> int:
-        queued = self._talk.session.queued
+        queued = self._handler.session.queued
         return queued - -len(self._control) // _CONTROL if self._control else queued
 
     def _take(self) -> Sequence[bytes] | None:
-        session = self._talk.session
+        session = self._handler.session
         messages = session.outgoing()
         self._sending += session.take_charge()
-        self._talk.release()
-        if not messages:  # all that there was has been cancelled
+        self._handler.release()
+        if not messages:  # all queued messages have been cancelled
             messages = session.outgoing()
             self._sending += session.take_charge()
         texts = [encode(message) for message, _ in messages]
@@ -398,14 +399,14 @@ class Duplex:
         if self._control:
             pieces, self._control = (*pieces, self._control), b""
         if not pieces:
-            self._written()
+            self._return_charge()
             return None
         if self._tap is not None:
             self._tap("out", b"".join(pieces))
         return pieces
 
-    def _written(self) -> None:
-        """What was taken is with the other side, or never will be."""
+    def _return_charge(self) -> None:
+        """Give back the bytes charged for a write that has ended."""
         if self._sending and self._account is not None:
             self._account.give(self._sending)
         self._sending = 0
@@ -416,20 +417,20 @@ class Duplex:
             taken = self._send_now(piece)
             if taken < len(piece):
                 return (memoryview(piece)[taken:], *pieces[at + 1 :])
-        self._written()
+        self._return_charge()
         return None
 
     async def _send(self, pieces: Sequence[bytes | memoryview]) -> None:
         try:
-            if self._send_now is not None:  # what can do that is no network, and may take as long as it likes
+            if self._send_now is not None:  # a stream with `send_now` is not a network, and has no time limit
                 for piece in pieces:
                     await self._stream.send_all(piece)
             else:
-                await self._send_at_a_pace(pieces)
+                await self._send_with_pace(pieces)
         finally:
-            self._written()
+            self._return_charge()
 
-    async def _send_at_a_pace(self, pieces: Sequence[bytes | memoryview]) -> None:
+    async def _send_with_pace(self, pieces: Sequence[bytes | memoryview]) -> None:
         if self._network:
             self._reads.begin(trio.current_time())
         for data in pieces:
@@ -440,7 +441,7 @@ class Duplex:
                 if self._piece.cancelled_caught:
                     limits = self._limits
                     self._why = (
-                        f"the other side took less than {limits.write_rate:g} bytes a second for "
+                        f"the peer read less than {limits.write_rate:g} bytes a second for "
                         f"{limits.write_seconds:g} seconds (Limits.write_rate, Limits.write_seconds)"
                     )
                     raise trio.BrokenResourceError(self._why)
@@ -449,10 +450,10 @@ class Duplex:
         if self._network:
             self._reads.end(trio.current_time())
 
-    async def _part(self) -> None:
-        """Say farewell, where the framing has one, and give the other side a moment to say it too."""
+    async def _say_farewell(self) -> None:
+        """Send the closing frame, if the framing has one, and give the peer a moment to send its own."""
         if self._gone or self.wire.broken:
-            return  # a framing that was asked for its farewell would believe that it has been said
+            return  # `farewell` must not be called: the framing would count the closing frame as sent
         data = self._control + self._framing.farewell()
         if not data:
             return
@@ -462,24 +463,24 @@ class Duplex:
             await self._stream.send_all(data)
             while not self._framing.ended and (received := bytes(await self._stream.receive_some())):
                 for _ in self._framing.feed(received):
-                    pass  # it comes too late
+                    pass  # messages arrive too late
 
     async def _watch(self, heartbeat: float) -> None:
-        """Give the other side up when it is silent for too long, or does not read what would have to be sent first."""
+        """Give the peer up if it is silent for too long, or does not read the data queued before the ping."""
         while True:
-            heard = self.last_data_at
-            await trio.sleep_until(heard + heartbeat)
-            if self.last_data_at == heard:
+            last = self.last_data_at
+            await trio.sleep_until(last + heartbeat)
+            if self.last_data_at == last:
                 self._framing.ping()
                 self._control += self._framing.pending()
                 self.wire.wake()
                 await trio.sleep(heartbeat)
-            if self.last_data_at == heard:
-                self.give_up(f"the other side was silent for {2 * heartbeat:g} seconds")
+            if self.last_data_at == last:
+                self.give_up(f"the peer was silent for {2 * heartbeat:g} seconds")
                 return
 
     def give_up(self, why: str) -> None:
-        """The other side is not there any more, though it has not said so; `run` returns soon."""
+        """End the connection without a closing frame, because the peer seems to be gone; `run` returns soon."""
         self._gone = True
         self._why = why
         self._open.cancel(reason=why)

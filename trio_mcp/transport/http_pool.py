@@ -16,7 +16,7 @@ caller declares it replayable, or if not all of it had been sent (RFC 9110, 9.2.
 
 The caller limits the time for the reply, with a cancel scope; leaving the block closes the connection at once.  This
 module limits the rest: `CONNECTING` seconds for opening a connection, `Limits.write_seconds` for a server that does
-not read, `KEPT` seconds for an idle connection.
+not read, `IDLE_SECONDS` seconds for an idle connection.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from trio_mcp.transport.duplex import Tap
 from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.transport.outbox import CLOSING, GONE
 
-__all__ = ["CONNECTING", "KEPT", "ConnectionFailed", "HttpPool", "HttpReply", "ReplyBroken", "ReplyTooLong"]
+__all__ = ["CONNECTING", "IDLE_SECONDS", "ConnectionFailed", "HttpPool", "HttpReply", "ReplyBroken", "ReplyTooLong"]
 
-KEPT = 50.0
+IDLE_SECONDS = 50.0
 """Seconds for which an idle connection is kept.  Proxies usually close theirs after 60, and our server after 75
 (`Limits.idle_seconds`).  The client should close first: a call that is sent while the server closes the connection must
 not be sent again.  If a server closes after 5 seconds, the pool nearly always sees it before the next request."""
@@ -197,7 +197,7 @@ class HttpPool(trio.abc.AsyncResource):
 
     async def _sweep(self) -> None:
         """Close the connections that have been idle for too long."""
-        before = trio.current_time() - KEPT
+        before = trio.current_time() - IDLE_SECONDS
         while self._idle and self._idle[0].since <= before:
             await self._idle.pop(0).close()
 

@@ -15,7 +15,7 @@ import trio
 
 from trio_mcp.core.errors import UsageError
 
-__all__ = ["Block", "check_trio", "is_but", "open_nursery", "sole"]
+__all__ = ["Block", "check_trio", "contains_only", "open_nursery", "sole"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -27,7 +27,7 @@ def sole(error: BaseException) -> BaseException:
     return error
 
 
-def is_but(group: BaseException, error: BaseException | None) -> bool:
+def contains_only(group: BaseException, error: BaseException | None) -> bool:
     """Whether `error` is the only exception in this group."""
     return error is not None and _same(sole(group), sole(error))
 

@@ -58,7 +58,7 @@ async def expose(frames: int, ctx: Context) -> str:
 
 @server.tool
 async def last_entry() -> str:
-    """What the diary says of the last picture, when the telescope rests."""
+    """Read the diary's last entry, once the telescope is free."""
     async with telescope:
         return diary[-1]
 
@@ -81,13 +81,13 @@ async def reserve(ctx: Context) -> str:
 
 @server.resource(SKY)
 def tonight() -> str:
-    """What can be seen tonight."""
+    """The objects visible tonight."""
     return ", ".join(sightings)
 
 
 @server.tool
 async def report(sighting: str) -> str:
-    """Report what else can be seen."""
+    """Report a sighting."""
     sightings.append(sighting)
     server.notify_resource_updated("sky://tonight")
     return "Thank you!"
