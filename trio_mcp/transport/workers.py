@@ -119,7 +119,7 @@ class Watchdog(Protocol):
         """Watch this pool too."""
 
 
-watchdog: trio.lowlevel.RunVar[Watchdog | None] = trio.lowlevel.RunVar("what watches the workers", default=None)
+watchdog: trio.lowlevel.RunVar[Watchdog | None] = trio.lowlevel.RunVar("the watchdog of the workers", default=None)
 
 
 class WorkerPool:
