@@ -478,7 +478,7 @@ BAD = {
     "error of no id, on a stream": (
         stream(event({"jsonrpc": "2.0", "error": {"code": -32600, "message": "oh"}}), ends=False), RequestError, "oh",
     ),
-    "packed": (reply(200, b"{}", **{"Content-Encoding": "gzip"}), NoResponse, "packed"),
+    "packed": (reply(200, b"{}", **{"Content-Encoding": "gzip"}), NoResponse, "coding"),
 }  # fmt: skip
 
 
