@@ -17,7 +17,7 @@ import pytest
 
 from trio_mcp.__main__ import USAGE, main
 from trio_mcp.cli.demo.screen import WIDTH, Screen
-from trio_mcp.cli.demo.tour import said
+from trio_mcp.cli.demo.tour import message_names
 from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.testing import Transcript
 
@@ -156,7 +156,7 @@ def test_a_terminal_gets_what_it_wants(environ: dict[str, str], colour: bool, re
 def test_characters_that_cannot_be_written_are_not() -> None:
     file = io.TextIOWrapper(io.BytesIO(), "latin-1")
     screen = Screen(file, {})
-    screen.say("wire", said(Transcript.parse('> {"method": "ping"}\n< {"result": {}}'), screen.glyphs))
+    screen.say("wire", message_names(Transcript.parse('> {"method": "ping"}\n< {"result": {}}'), screen.glyphs))
     file.seek(0)
     assert file.read() == "  wire | -> ping  <- result\n"
 
@@ -172,7 +172,7 @@ def test_a_message_is_told_by_what_it_is() -> None:
         """
     )
     glyphs = {"out": ">", "in": "<", "times": "x"}
-    words = said(transcript, glyphs).replace("\xa0", " ")
+    words = message_names(transcript, glyphs).replace("\xa0", " ")
     assert words == "> tools/call  < progress x2  < input_required  < error -32602"
 
 

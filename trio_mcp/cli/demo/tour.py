@@ -22,7 +22,7 @@ from trio_mcp.testing import Line, Transcript
 from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.types import ClientOptions
 
-__all__ = ["run", "said", "tour"]
+__all__ = ["message_names", "run", "tour"]
 
 OLD = "2025-06-18"  # the oldest in which a server can ask the user
 
@@ -90,7 +90,7 @@ async def _visit(screen: Screen, title: str, options: ClientOptions, *, with_cod
             screen.say("tried", f"{attempt.tried}: {attempt.answered}")
         screen.say("chosen", f"{client.revision}, with {client.server['name']} {client.server['version']}")
         screen.say("found", ", ".join([tool.name for tool in await client.list_tools()]))
-        screen.say("wire", said(wire, screen.glyphs))
+        screen.say("wire", message_names(wire, screen.glyphs))
         for heading, scene, shown in SCENES:
             before = len(wire)
             screen.head(heading)
@@ -101,7 +101,7 @@ async def _visit(screen: Screen, title: str, options: ClientOptions, *, with_cod
                 screen.body("client", scene)
             await scene(client, screen.print, screen.bar)
             screen.settle()
-            screen.say("wire", said(wire[before:], screen.glyphs))
+            screen.say("wire", message_names(wire[before:], screen.glyphs))
 
     screen.title(title)
     if with_code:
@@ -124,7 +124,7 @@ def _word(value: object) -> str:
     return repr(value) if isinstance(value, str) else getattr(value, "__name__", "...")
 
 
-def said(lines: Iterable[Line], glyphs: Mapping[str, str]) -> str:
+def message_names(lines: Iterable[Line], glyphs: Mapping[str, str]) -> str:
     """Return the names of these messages in order: ``→ tools/call  ← progress ×24  ← result``.  Lines are not broken
     inside a name."""
     words = []
