@@ -160,6 +160,12 @@ class Callback:
     def read(self) -> None: ...
 
 
+def partial_of_partial() -> Callable[..., object]:
+    inner = functools.partial(Callback().read)
+    inner.label = "x"  # type: ignore[attr-defined]  # without an attribute of its own, Python would merge the two
+    return functools.partial(inner)
+
+
 @pytest.mark.parametrize(
     ("function", "name"),
     [
@@ -169,7 +175,7 @@ class Callback:
         (Callback().read, "Callback.read"),
         (lambda: None, "<lambda>"),
         (functools.partial(shown, 1), "shown"),
-        (functools.partial(functools.partial(Callback().read)), "Callback.read"),
+        (partial_of_partial(), "Callback.read"),
         (Callback(), "an object of Callback"),
         (functools.partial(Callback()), "an object of Callback"),
         (3, "an object of int"),

@@ -1,0 +1,93 @@
+"""Names of other SDKs: each fails with the line to write instead, and no list of attributes shows it.
+
+The names go by the name of the class, so stand-ins for Server and Context do here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trio_mcp.core.migration import OPTIONS, WithOtherNames, option_error
+
+
+class Server(metaclass=WithOtherNames):
+    def prompt(self) -> str:
+        return "prompt"
+
+
+class Context(metaclass=WithOtherNames):
+    pass
+
+
+class Derived(Server):
+    settings = "mine"
+
+
+class Other(metaclass=WithOtherNames):
+    middleware = "mine"
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "error"),
+    [
+        (Server, "run_async", "a Server has no 'run_async'; write await serve_stdio(server), or await serve_http("
+         'server, "127.0.0.1", 3000)'),
+        (Derived, "middleware", "a Derived has no 'middleware'; write Server(\"name\", middleware=[log_calls])"),
+        (Context, "info", "a Context has no 'info'; write await ctx.log(\"info\", \"...\")"),
+        # Names of another class and unknown names fail as in any class.
+        (Context, "run_async", "'Context' object has no attribute 'run_async'"),
+        (Server, "info", "'Server' object has no attribute 'info'"),
+        (Server, "unknown", "'Server' object has no attribute 'unknown'"),
+    ],
+)  # fmt: skip
+def test_reading_a_name_of_another_sdk_fails_with_the_line_to_write(owner: Any, name: str, error: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(owner(), name)
+    assert str(caught.value) == error
+    assert not hasattr(owner(), name)
+
+
+@pytest.mark.parametrize("name", ["run_async", "unknown"])
+def test_the_class_itself_fails_in_the_words_of_python(name: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(Server, name)
+    assert str(caught.value) == f"type object 'Server' has no attribute {name!r}"
+
+
+def test_a_program_may_define_the_name_itself() -> None:
+    assert Derived().settings == Derived.settings == "mine"
+    assert Other().middleware == Other.middleware == "mine"
+    server: Any = Server()
+    server.middleware = "mine"
+    assert server.middleware == "mine"
+
+
+@pytest.mark.parametrize("listed", [Server, Server(), Derived, Derived()], ids=repr)
+def test_dir_lists_only_the_names_that_the_class_has(listed: object) -> None:
+    names = dir(listed)
+    assert "prompt" in names
+    assert "__init__" in names
+    assert not {"run_async", "middleware", "list_tools"} & {*names}
+
+
+def test_dir_of_a_class_without_such_names_is_whole() -> None:
+    assert "middleware" in dir(Other)
+    assert "middleware" in dir(Other())
+
+
+def test_an_option_of_another_sdk_is_refused_with_the_line_to_write() -> None:
+    error = option_error("Server", "json_response", ["name", "version"])
+    assert type(error) is TypeError
+    assert str(error) == (
+        "Server has no option 'json_response'; write server.run(http=\"127.0.0.1:8000\", json_only=True)"
+    )
+    for name, equivalent in OPTIONS.items():
+        assert str(option_error("Server", name, ())) == f"Server has no option {name!r}; write {equivalent}"
+
+
+def test_an_unknown_option_is_refused_with_the_options_that_exist() -> None:
+    error = option_error("Server", "nmae", ["name", "version"])
+    assert type(error) is TypeError
+    assert str(error) == "Server has no option 'nmae'; the options are name, version"
