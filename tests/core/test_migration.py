@@ -64,7 +64,7 @@ def test_a_program_may_define_the_name_itself() -> None:
     assert server.middleware == "mine"
 
 
-@pytest.mark.parametrize("listed", [Server, Server(), Derived, Derived()], ids=repr)
+@pytest.mark.parametrize("listed", [Server, Server(), Derived, Derived()])
 def test_dir_lists_only_the_names_that_the_class_has(listed: object) -> None:
     names = dir(listed)
     assert "prompt" in names
