@@ -561,7 +561,7 @@ ENDS = {
     ("child", "_run"): "each step of the end has a deadline",
     (
         "workers",
-        "_ended",
+        "_wait_for_tasks",
     ): "it is cancelled, unless it shields itself: then it ends as any handler does that is shielded",
     ("conversation", "_work_in_turn"): "whoever is before has been cancelled, too",
     ("driver", "serve"): "what it waits for has been cancelled",
