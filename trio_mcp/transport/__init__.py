@@ -23,7 +23,7 @@ else:
         __name__,
         {
             "child": "Child ServerExited start_child",
-            "command": "Command Environment arguments_of name_of variables_of explain_start_error",
+            "command": "Command Environment arguments_of explain_start_error name_of variables_of",
             "dial": "CONNECTING Connect Origin Proxies Proxy is_this_machine locate",
             "duplex": "Duplex Framing Lines SessionHandler Tap close keep_alive write_now",
             "http_pool": "HttpPool HttpReply IDLE_SECONDS ReplyBroken ReplyTooLong",
@@ -33,8 +33,8 @@ else:
             "stderr": "Stderr block_signals unhindered_stderr",
             "stdio": "own_stdio owned_stdio",
             "workers": (
-                "HandlerEscape LeftOpen RunStopped Watchdog Work Worker WorkerPool called contained guarded stale "
-                "watchdog"
+                "HandlerEscape LeftOpen RunStopped Watchdog Work Worker WorkerPool called contained guarded "
+                "scope_of stale watchdog"
             ),
         },
     )
