@@ -18,7 +18,7 @@ import pytest
 from trio_mcp.__main__ import USAGE, main
 from trio_mcp.cli.demo.screen import WIDTH, Screen
 from trio_mcp.cli.demo.tour import message_names
-from trio_mcp.core.revisions import REVISIONS
+from trio_mcp.core import REVISIONS
 from trio_mcp.testing import Transcript
 
 DEMO = [sys.executable, "-m", "trio_mcp", "demo"]

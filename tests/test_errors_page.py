@@ -20,7 +20,7 @@ from tests.hardening.test_oauth_trust import HONEST, HOSTILE, PRIVATE, naming, n
 from tests.http.client import request
 from tests.http.served import served
 from trio_mcp import Context, OAuth, Server, open_client, serve_http
-from trio_mcp.client.client import Client
+from trio_mcp.client import Client
 from trio_mcp.oauth import Application, FileTokenStore
 
 PAGE = Path(__file__).parent.parent / "docs" / "errors.md"

@@ -37,13 +37,16 @@ from trio_mcp import (
     UsageError,
     open_client,
 )
-from trio_mcp.core.content import ToolResultContent, ToolUseContent
-from trio_mcp.core.jsonrpc import Request
-from trio_mcp.core.meta import check_meta
-from trio_mcp.core.models import ToolExecution
-from trio_mcp.core.opening import ClientProtocol
-from trio_mcp.core.revisions import REVISIONS
-from trio_mcp.core.session import Offer
+from trio_mcp.core import (
+    REVISIONS,
+    ClientProtocol,
+    Offer,
+    Request,
+    ToolExecution,
+    ToolResultContent,
+    ToolUseContent,
+    check_meta,
+)
 from trio_mcp.errors import NotDeclared, NotInThisRevision, UrlElicitationRequired
 from trio_mcp.testing import open_memory_pair
 from trio_mcp.types import (

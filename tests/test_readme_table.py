@@ -39,10 +39,10 @@ from trio_mcp import (
     open_client,
     serve_http,
 )
-from trio_mcp.core.subscriptions import resource_updated
+from trio_mcp.core import resource_updated
 from trio_mcp.errors import HandshakeError, NoResponse, NotInThisRevision, Unauthorized
 from trio_mcp.testing import MemoryPair, open_memory_pair
-from trio_mcp.transport.nursery import open_nursery
+from trio_mcp.transport import open_nursery
 from trio_mcp.types import FormElicitationRequest, Icon, PromptMessage, PromptReference, Tool
 
 PAGE = (Path(__file__).parent.parent / "docs" / "revisions.md").read_text(encoding="utf-8")

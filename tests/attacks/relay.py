@@ -19,7 +19,7 @@ import trio
 from tests.client.everywhere import at_home
 from tests.http.served import bearer, by_token
 from trio_mcp import open_client
-from trio_mcp.relay.relay import open_relay
+from trio_mcp.relay import open_relay
 
 __all__ = ["CASES", "COMMAND", "Case", "Findings", "attack", "transferring"]
 

@@ -8,7 +8,7 @@ import trio
 
 from tests.attacks.victim import post, request, said, victim
 from tests.http.ws import TEXT, frame, opening
-from trio_mcp.core.revisions import Role
+from trio_mcp.core import Role
 
 
 async def threads() -> None:

@@ -11,10 +11,7 @@ from functools import partial
 from tests.bench.measures import Figure, Measure
 from tests.bench.messages import INITIALIZE, TEXT, call, encoded
 from tests.bench.subjects import core_command, running
-from trio_mcp.core.framing import LineFramer
-from trio_mcp.core.jsonrpc import Limits, decode, encode
-from trio_mcp.core.session import Call, Offer, ServerProtocol
-from trio_mcp.core.state import LinkKind
+from trio_mcp.core import Call, Limits, LineFramer, LinkKind, Offer, ServerProtocol, decode, encode
 
 __all__ = ["WORKS", "cost", "prepare"]
 

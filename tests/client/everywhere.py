@@ -35,8 +35,8 @@ from tests.http.stage import OLD, A, B, C, D, E
 from tests.server.checkpoints import running_tasks, where_all_stand
 from trio_mcp import Server, serve_http
 from trio_mcp.asgi import AsgiApp
-from trio_mcp.client.client import Client, open_client
-from trio_mcp.transport.nursery import open_nursery
+from trio_mcp.client import Client, open_client
+from trio_mcp.transport import open_nursery
 
 __all__ = ["ROOT", "Where", "at_home", "contract", "everywhere", "nothing_left", "reachable", "visiting"]
 

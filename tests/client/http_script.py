@@ -21,16 +21,10 @@ import trio
 
 from tests.client.linked import Recorder
 from tests.server.checkpoints import Pair, PipeEnd, unwrapped, wide
-from trio_mcp.client.caller import Caller
-from trio_mcp.client.http_link import HttpLink, SseLink
-from trio_mcp.core.http.fields import Fields, Headers, Mirror
-from trio_mcp.core.http.sse import SseEvent, encode_event
-from trio_mcp.core.jsonrpc import Limits
-from trio_mcp.core.opening import ClientProtocol
-from trio_mcp.core.revisions import REVISIONS
-from trio_mcp.core.session import Offer
-from trio_mcp.core.state import LinkKind
-from trio_mcp.transport.http_pool import HttpPool
+from trio_mcp.client import Caller, HttpLink, SseLink
+from trio_mcp.core import REVISIONS, ClientProtocol, Limits, LinkKind, Offer
+from trio_mcp.core.http import Fields, Headers, Mirror, SseEvent, encode_event
+from trio_mcp.transport import HttpPool
 
 __all__ = ["SESSION", "URL", "Asked", "Bench", "Out", "Play", "Script", "legacy", "linked", "modern", "script"]
 

@@ -25,15 +25,20 @@ from trio.testing import wait_all_tasks_blocked
 from tests.server.checkpoints import patiently, unwrapped, wide
 from tests.server.wire import CAPABILITIES
 from trio_mcp import Server, serve_stream
-from trio_mcp.client.caller import Caller, Failure
-from trio_mcp.client.stream_link import StreamLink
-from trio_mcp.core.errors import RequestError
-from trio_mcp.core.jsonrpc import JsonObject, Limits
-from trio_mcp.core.opening import ClientProtocol
-from trio_mcp.core.outcomes import Outcome
-from trio_mcp.core.revisions import META_SUBSCRIPTION_ID, REVISIONS
-from trio_mcp.core.session import Call, Notice, Offer
-from trio_mcp.transport.duplex import Lines
+from trio_mcp.client import Caller, Failure, StreamLink
+from trio_mcp.core import (
+    META_SUBSCRIPTION_ID,
+    REVISIONS,
+    Call,
+    ClientProtocol,
+    JsonObject,
+    Limits,
+    Notice,
+    Offer,
+    Outcome,
+    RequestError,
+)
+from trio_mcp.transport import Lines
 
 __all__ = ["Link", "Peer", "Recorder", "connect", "linked", "scripted", "serving"]
 

@@ -30,7 +30,7 @@ from tests.http.served import MemoryListener
 from tests.http.stage import OLD
 from tests.server.checkpoints import Pair, PipeEnd, running_tasks, unwrapped, where_all_stand, wide
 from trio_mcp import Client, OAuth, Principal, Server, open_client, serve_http
-from trio_mcp.core.oauth.deeds import SendRequest
+from trio_mcp.core.oauth import SendRequest
 from trio_mcp.oauth import Application
 
 __all__ = ["ISSUER", "RESOURCE", "URLS", "Town", "quiet", "town"]

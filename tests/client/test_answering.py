@@ -20,28 +20,37 @@ import trio
 from tests.core.pairs import opened
 from tests.requirements import req
 from tests.server.checkpoints import Attempt, cancel_everywhere
-from trio_mcp.client.answering import Answering, RootLike
-from trio_mcp.client.asked import FormElicitationRequest, SamplingRequest, UrlElicitationRequest
-from trio_mcp.core import models
-from trio_mcp.core.content import ImageContent, MalformedContent, TextContent, ToolUseContent
-from trio_mcp.core.elicitation import Accepted, Declined, Dismissed
-from trio_mcp.core.errors import (
+from trio_mcp.client import Answering, FormElicitationRequest, RootLike, SamplingRequest, UrlElicitationRequest
+from trio_mcp.core import (
     INVALID_PARAMS,
+    LEGACY,
+    META_CLIENT_CAPABILITIES,
     METHOD_NOT_FOUND,
+    REVISIONS,
+    Accepted,
+    Ask,
+    Call,
+    Declined,
+    Dismissed,
+    ImageContent,
     InputUnavailable,
+    JsonObject,
+    MalformedContent,
     NotInThisRevision,
+    Peer,
+    Question,
+    Refused,
     RemoteProtocolError,
     RequestError,
+    Revision,
+    Rounds,
+    Terms,
+    TextContent,
+    ToolUseContent,
     UsageError,
+    models,
 )
-from trio_mcp.core.jsonrpc import JsonObject
-from trio_mcp.core.outcomes import Refused
-from trio_mcp.core.peer import Peer
-from trio_mcp.core.revisions import LEGACY, META_CLIENT_CAPABILITIES, REVISIONS, Revision
-from trio_mcp.core.rounds import Ask, Question, Rounds
-from trio_mcp.core.session import Call
-from trio_mcp.core.terms import Terms
-from trio_mcp.server.questions import Elicit, ElicitUrl, Inquiry, ListRoots, Sample
+from trio_mcp.server import Elicit, ElicitUrl, Inquiry, ListRoots, Sample
 
 A, B, C, D, E = REVISIONS.values()
 EVERY = pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)

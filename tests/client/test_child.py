@@ -22,10 +22,9 @@ import trio
 
 from tests.requirements import req
 from tests.server.checkpoints import Attempt, open_fds
-from trio_mcp.core.errors import ConnectionFailed, SessionClosed, UsageError
-from trio_mcp.transport.child import Child, ServerExited, start_child
-from trio_mcp.transport.command import MINIMAL, name_of
-from trio_mcp.transport.nursery import open_nursery
+from trio_mcp.core import ConnectionFailed, SessionClosed, UsageError
+from trio_mcp.transport import Child, ServerExited, name_of, open_nursery, start_child
+from trio_mcp.transport.command import MINIMAL
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="what is left is seen in /proc")
 

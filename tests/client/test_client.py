@@ -20,9 +20,8 @@ from tests.client.http_script import URL, Asked, Out, Script, script
 from tests.http.stage import C, D, E
 from tests.requirements import req
 from trio_mcp import CacheHints, RequestError, Server, UsageError, serve_http, serve_stdio
-from trio_mcp.client.client import Client, open_client
-from trio_mcp.core.models import PromptReference
-from trio_mcp.core.revisions import REVISIONS
+from trio_mcp.client import Client, open_client
+from trio_mcp.core import REVISIONS, PromptReference
 from trio_mcp.relay import open_relay
 from trio_mcp.testing import open_memory_pair
 

@@ -18,9 +18,8 @@ from tests.http.stage import D, E
 from tests.requirements import req
 from tests.server.checkpoints import patiently
 from trio_mcp import Accepted, Context, RequestError, ResourceNotFound, Server
-from trio_mcp.client.client import Client, open_client
-from trio_mcp.core.cache import CacheHints
-from trio_mcp.core.errors import McpError, UsageError
+from trio_mcp.client import Client, open_client
+from trio_mcp.core import CacheHints, McpError, UsageError
 from trio_mcp.errors import SessionClosed
 
 CAPABILITIES: dict[str, Any] = {"tools": {}, "resources": {}, "prompts": {}}

@@ -18,11 +18,15 @@ from tests.http.stage import A, B, C, D, E
 from tests.requirements import req
 from tests.server.checkpoints import patiently
 from trio_mcp import Context, Declined, RequestError, Server, UsageError
-from trio_mcp.client.caller import HandshakeError
-from trio_mcp.client.client import Client, connect_client, open_client
-from trio_mcp.client.tools import ToolFailed
-from trio_mcp.core.errors import InputUnavailable, McpError
-from trio_mcp.core.subscriptions import PROMPTS_CHANGED, RESOURCES_CHANGED, TOOLS_CHANGED, resource_updated
+from trio_mcp.client import Client, HandshakeError, ToolFailed, connect_client, open_client
+from trio_mcp.core import (
+    PROMPTS_CHANGED,
+    RESOURCES_CHANGED,
+    TOOLS_CHANGED,
+    InputUnavailable,
+    McpError,
+    resource_updated,
+)
 from trio_mcp.errors import NotDeclared, NotInThisRevision, RemoteProtocolError, SessionClosed
 from trio_mcp.types import PromptReference, ResourceReference
 

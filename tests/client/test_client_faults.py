@@ -23,14 +23,10 @@ from tests.http.stage import OLD, A, D, E
 from tests.requirements import req
 from tests.server.checkpoints import Attempt, PipeEnd, anything, cancel_everywhere, patiently, where_all_stand, wide
 from trio_mcp import Context, Server, UsageError, serve_http, serve_stream
-from trio_mcp.client.caller import HandshakeError
-from trio_mcp.client.client import Client, connect_client, open_client
-from trio_mcp.client.http_posts import NoResponse
-from trio_mcp.core.errors import McpError
-from trio_mcp.transport.child import ServerExited
+from trio_mcp.client import Client, HandshakeError, NoResponse, connect_client, open_client
+from trio_mcp.core import McpError
+from trio_mcp.transport import CLOSING, ServerExited, open_nursery
 from trio_mcp.transport.http_pool import ConnectionFailed
-from trio_mcp.transport.nursery import open_nursery
-from trio_mcp.transport.outbox import CLOSING
 from trio_mcp.types import Tool
 
 JUNK = b"\x00\xffjunk\r\n\r\n{]\n"

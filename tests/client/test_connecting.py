@@ -20,13 +20,10 @@ from tests.client.everywhere import nothing_left, reachable
 from tests.client.http_script import URL, Asked, Out, legacy, script
 from tests.http.stage import A, D, E
 from tests.requirements import req
-from trio_mcp.client.caller import HandshakeError, SessionLost
-from trio_mcp.client.client import open_client
-from trio_mcp.client.connecting import EVENT_STREAM_WAIT, OPENING, PROBE, connector_for
-from trio_mcp.client.http_posts import NoResponse
-from trio_mcp.client.options import ClientOptions
-from trio_mcp.core.errors import SessionClosed, UsageError
-from trio_mcp.transport.child import ServerExited
+from trio_mcp.client import ClientOptions, HandshakeError, NoResponse, SessionLost, connector_for, open_client
+from trio_mcp.client.connecting import EVENT_STREAM_WAIT, OPENING, PROBE
+from trio_mcp.core import SessionClosed, UsageError
+from trio_mcp.transport import ServerExited
 
 Play = Callable[[Asked, Out], Awaitable[None]]
 

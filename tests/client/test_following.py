@@ -11,9 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.client.house import Forecast, build
 from tests.server.checkpoints import patiently
 from trio_mcp import RequestError
-from trio_mcp.client.client import open_client
-from trio_mcp.client.following import ToolCall, _ToolCallBlock
-from trio_mcp.client.tools import ToolFailed
+from trio_mcp.client import ToolCall, ToolFailed, _ToolCallBlock, open_client
 from trio_mcp.errors import SessionClosed
 
 

@@ -25,10 +25,16 @@ from trio_mcp import (
     open_client,
     serve_stream,
 )
-from trio_mcp.client.answering import FormElicitationRequest, SamplingRequest
-from trio_mcp.core.content import TextContent
-from trio_mcp.core.errors import ConnectionFailed, RemoteProtocolError, SessionClosed, UsageError
-from trio_mcp.core.models import CreateMessageResult, Tool
+from trio_mcp.client import FormElicitationRequest, SamplingRequest
+from trio_mcp.core import (
+    ConnectionFailed,
+    CreateMessageResult,
+    RemoteProtocolError,
+    SessionClosed,
+    TextContent,
+    Tool,
+    UsageError,
+)
 from trio_mcp.testing import open_memory_pair
 from trio_mcp.types import PromptReference
 

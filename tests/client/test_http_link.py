@@ -30,14 +30,11 @@ from tests.http.stage import OLD, QUESTIONS, TOOLS, A, B, C, D, E, Stage, play
 from tests.requirements import req
 from tests.server.checkpoints import Attempt, anything, cancel_everywhere, patiently
 from tests.server.wire import CAPABILITIES
-from trio_mcp.client.caller import HandshakeError, HeadersRefused, SessionLost
-from trio_mcp.client.http_link import NeedsSse, NoResponse, Unauthorized
-from trio_mcp.core.errors import McpError, RemoteProtocolError, RequestError, SessionClosed, UsageError
-from trio_mcp.core.http.fields import find_mirrors
-from trio_mcp.core.http.sse import SseEvent, encode_event
-from trio_mcp.core.jsonrpc import Limits
-from trio_mcp.core.revisions import META_VERSION
-from trio_mcp.transport.http_pool import ConnectionFailed, ReplyBroken, ReplyTooLong
+from trio_mcp.client import HandshakeError, HeadersRefused, NeedsSse, NoResponse, SessionLost, Unauthorized
+from trio_mcp.core import META_VERSION, Limits, McpError, RemoteProtocolError, RequestError, SessionClosed, UsageError
+from trio_mcp.core.http import SseEvent, encode_event, find_mirrors
+from trio_mcp.transport import ReplyBroken, ReplyTooLong
+from trio_mcp.transport.http_pool import ConnectionFailed
 
 SESSIONS = (B, C, D)
 in_all = pytest.mark.parametrize("revision", [A, B, C, D, E])

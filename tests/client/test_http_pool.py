@@ -27,9 +27,7 @@ from tests.server.checkpoints import (
     wide,
 )
 from trio_mcp import Limits, Server, UsageError
-from trio_mcp.transport.http_pool import IDLE_SECONDS, HttpPool, ReplyBroken, ReplyTooLong
-from trio_mcp.transport.nursery import open_nursery
-from trio_mcp.transport.outbox import CLOSING
+from trio_mcp.transport import CLOSING, IDLE_SECONDS, HttpPool, ReplyBroken, ReplyTooLong, open_nursery
 
 URL = "http://mcp.test/mcp"
 HI = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"

@@ -18,13 +18,11 @@ from tests.http.stage import A, D, E
 from tests.requirements import req
 from tests.server.checkpoints import Attempt, anything, cancel_everywhere, patiently
 from trio_mcp import RequestError, serve_http
-from trio_mcp.client.caller import HandshakeError, SessionLost
-from trio_mcp.client.client import Client, open_client
-from trio_mcp.core.errors import McpError
-from trio_mcp.core.subscriptions import TOOLS_CHANGED, resource_updated
+from trio_mcp.client import Client, HandshakeError, SessionLost, open_client
+from trio_mcp.core import TOOLS_CHANGED, McpError, resource_updated
 from trio_mcp.errors import RemoteProtocolError, SessionClosed, SubscriptionUnsupported
+from trio_mcp.transport import open_nursery
 from trio_mcp.transport.http_pool import ConnectionFailed
-from trio_mcp.transport.nursery import open_nursery
 
 ONE = resource_updated("r://one")
 RESULT: dict[str, Any] = {"content": [{"type": "text", "text": "done"}]}

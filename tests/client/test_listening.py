@@ -15,18 +15,20 @@ from tests.requirements import req
 from tests.server.checkpoints import Attempt, anything, cancel_everywhere, patiently, pipe_pair
 from tests.server.wire import CANCELLED, LATEST, everywhere, legacy, modern
 from trio_mcp import Limits, Server, UsageError
-from trio_mcp.client.caller import Failure, Unauthorized
-from trio_mcp.client.subscriptions import Subscription, SubscriptionManager, SubscriptionUnsupported
-from trio_mcp.core.errors import McpError, RemoteProtocolError, RequestError, SessionClosed
-from trio_mcp.core.outcomes import Outcome
-from trio_mcp.core.session import Notice
-from trio_mcp.core.subscriptions import (
+from trio_mcp.client import Failure, Subscription, SubscriptionManager, SubscriptionUnsupported, Unauthorized
+from trio_mcp.core import (
     ACKNOWLEDGED,
     PROMPTS_CHANGED,
     RESOURCES_CHANGED,
     TOOLS_CHANGED,
     ChangeEvent,
     ChangeKind,
+    McpError,
+    Notice,
+    Outcome,
+    RemoteProtocolError,
+    RequestError,
+    SessionClosed,
     resource_updated,
 )
 from trio_mcp.types import Resource

@@ -14,7 +14,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.requirements import req
-from trio_mcp.core.errors import UsageError
+from trio_mcp.core import UsageError
 from trio_mcp.oauth.browser import RedirectReceiver, open_in_browser, receive_returns
 
 

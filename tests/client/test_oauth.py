@@ -20,7 +20,7 @@ from tests.core.auth_server import CALLBACK, AuthServer, McpServer, Visitor, Wor
 from tests.http.stage import A, B, C, D, E
 from tests.requirements import req
 from trio_mcp import Client, OAuth, RequestError, Server, UsageError, open_client
-from trio_mcp.core.oauth.deeds import SendRequest
+from trio_mcp.core.oauth import SendRequest
 from trio_mcp.errors import AuthorizationFailed, RemoteProtocolError
 from trio_mcp.oauth import (
     Application,

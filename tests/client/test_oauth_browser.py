@@ -15,8 +15,7 @@ from tests.client.oauth_town import Town, quiet, town
 from tests.client.test_oauth import Store, add
 from tests.requirements import req
 from trio_mcp import OAuth
-from trio_mcp.core.oauth.deeds import SendRequest
-from trio_mcp.core.oauth.records import read_record
+from trio_mcp.core.oauth import SendRequest, read_record
 from trio_mcp.errors import AuthorizationFailed
 from trio_mcp.oauth import Blame
 from trio_mcp.oauth.browser import BrowserReturn

@@ -17,7 +17,7 @@ from tests.http.stage import B, D, E
 from tests.requirements import req
 from tests.server.checkpoints import Attempt, anything, cancel_everywhere
 from trio_mcp import Client, UsageError
-from trio_mcp.core.oauth.deeds import SendRequest
+from trio_mcp.core.oauth import SendRequest
 from trio_mcp.errors import AuthorizationFailed, ReplyBroken, Unauthorized, UpgradeRefused
 from trio_mcp.oauth import Application, Blame, Key, MemoryTokenStore
 

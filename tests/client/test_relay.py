@@ -30,11 +30,10 @@ from trio_mcp import (
     serve_http,
     serve_stream,
 )
-from trio_mcp.client.client import Client, open_client
-from trio_mcp.core.models import LoggingMessageParams
-from trio_mcp.core.revisions import REVISIONS
+from trio_mcp.client import Client, open_client
+from trio_mcp.core import REVISIONS, LoggingMessageParams
 from trio_mcp.errors import SessionClosed
-from trio_mcp.relay.relay import open_relay
+from trio_mcp.relay import open_relay
 from trio_mcp.types import CallToolResult, PromptReference, ResourceReference, Tool
 
 A, B, C, D, E = REVISIONS

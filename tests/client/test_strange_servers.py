@@ -19,7 +19,7 @@ from tests.client.everywhere import nothing_left, reachable
 from tests.http.served import MemoryListener
 from tests.http.stage import B, D, E
 from trio_mcp import McpError, connect_client
-from trio_mcp.client.client import Client
+from trio_mcp.client import Client
 from trio_mcp.types import PromptReference
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "x-mcp-header": "A"}}}

@@ -19,8 +19,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.server.checkpoints import Attempt, anything, cancel_everywhere
 from trio_mcp import Context, Server, testing
-from trio_mcp.client.client import open_client
-from trio_mcp.core.revisions import REVISIONS
+from trio_mcp.client import open_client
+from trio_mcp.core import REVISIONS
 from trio_mcp.errors import SessionClosed
 from trio_mcp.testing import (
     Line,

@@ -14,9 +14,8 @@ from tests.client.linked import Link, linked, scripted
 from tests.http.stage import A, B, C, D, E
 from tests.server.checkpoints import patiently
 from trio_mcp import Server, open_client
-from trio_mcp.core.errors import McpError, RemoteProtocolError, RequestError
-from trio_mcp.core.jsonrpc import Limits
-from trio_mcp.transport.nursery import open_nursery
+from trio_mcp.core import Limits, McpError, RemoteProtocolError, RequestError
+from trio_mcp.transport import open_nursery
 
 LITTLE = Limits(message_bytes=6000)
 LONG = {"x": ["y" * 10_000]}

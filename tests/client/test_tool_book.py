@@ -10,18 +10,19 @@ import pytest
 
 from tests.requirements import req
 from trio_mcp import RequestError, UsageError
-from trio_mcp.client.tools import KnownTools, ReturnType, ToolFailed
-from trio_mcp.core.content import (
+from trio_mcp.client import KnownTools, ReturnType, ToolFailed
+from trio_mcp.core import (
+    ABSENT,
     AudioContent,
     BlobResourceContents,
+    CallToolResult,
     EmbeddedResource,
     ImageContent,
     TextContent,
     TextResourceContents,
+    Tool,
 )
-from trio_mcp.core.jsonrpc import ABSENT
-from trio_mcp.core.models import CallToolResult, Tool
-from trio_mcp.core.schema.schema import Field
+from trio_mcp.core.schema import Field
 from trio_mcp.errors import RemoteProtocolError, SessionClosed
 
 

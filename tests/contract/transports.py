@@ -42,10 +42,9 @@ from tests.http.served import MemoryListener
 from tests.server.checkpoints import unwrapped
 from tests.server.wire import LATEST
 from trio_mcp.asgi import AsgiApp
-from trio_mcp.core.http.verdicts import LOOPBACK_HOSTS
-from trio_mcp.core.revisions import META_VERSION
-from trio_mcp.server.driver import serve_stream
-from trio_mcp.server.stdio import serve_stdio
+from trio_mcp.core import META_VERSION
+from trio_mcp.core.http import LOOPBACK_HOSTS
+from trio_mcp.server import serve_stdio, serve_stream
 
 __all__ = ["TRANSPORTS"]
 
@@ -313,7 +312,7 @@ async def _over_http(
     *,
     tap: Any = None,
 ) -> None:
-    from trio_mcp.server.http.listener import serve_http
+    from trio_mcp.server.http import serve_http
 
     listener = MemoryListener()
     how: dict[str, Any] = {"listeners": [listener], "allowed_hosts": LOOPBACK_HOSTS, "tap": tap, **options}

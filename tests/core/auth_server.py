@@ -23,28 +23,30 @@ from urllib.parse import parse_qsl, unquote_plus, urlencode, urlsplit
 
 import attrs
 
-from trio_mcp.core.http.fields import Headers
-from trio_mcp.core.oauth.clients import Application
-from trio_mcp.core.oauth.deeds import (
+from trio_mcp.core.http import Headers
+from trio_mcp.core.oauth import (
+    Application,
     AskAssertion,
     Asserted,
+    AuthorizationFailed,
+    Authorized,
+    Authorizer,
     BrowserReturned,
+    Flow,
     FlowAction,
     FlowEvent,
     FlowFailed,
+    Key,
     OpenBrowser,
     OpenReceiver,
     Persist,
     ReceiverReady,
     Replied,
     SendRequest,
+    ServerRecord,
+    StartFlow,
+    UrlRules,
 )
-from trio_mcp.core.oauth.errors import AuthorizationFailed
-from trio_mcp.core.oauth.flow import Flow
-from trio_mcp.core.oauth.places import UrlRules
-from trio_mcp.core.oauth.proofs import Key
-from trio_mcp.core.oauth.records import ServerRecord
-from trio_mcp.core.oauth.tokens import Authorized, Authorizer, StartFlow
 
 CALLBACK = "http://localhost:3000/callback"
 NOW = 1_800_000_000.0

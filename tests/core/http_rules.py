@@ -17,8 +17,7 @@ import attrs
 import pytest
 
 from tests.requirements import req
-from trio_mcp.core.jsonrpc import Limits
-from trio_mcp.core.revisions import LEGACY, MODERN, REVISIONS
+from trio_mcp.core import LEGACY, MODERN, REVISIONS, Limits
 
 A, B, C, D, E = REVISIONS
 NONE: Mapping[str, Any] = MappingProxyType({})

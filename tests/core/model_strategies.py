@@ -13,10 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import attrs
 from hypothesis import strategies as st
 
-from trio_mcp.core import content, forms, models
-from trio_mcp.core.content import MalformedContent, Model, UnknownContent
-from trio_mcp.core.jsonrpc import Absent
-from trio_mcp.core.revisions import Revision
+from trio_mcp.core import Absent, MalformedContent, Model, Revision, UnknownContent, content, forms, models
 
 BASES = {"Model", "Named", "Described", "CacheableResult", "RetryParams"}
 MODELS: list[type[Model]] = [

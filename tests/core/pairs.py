@@ -7,10 +7,22 @@ from typing import Any
 
 import attrs
 
-from trio_mcp.core.jsonrpc import Event, JsonObject, Limits, Message, Request, decode, encode
-from trio_mcp.core.opening import ClientProtocol
-from trio_mcp.core.revisions import META_CLIENT_CAPABILITIES, META_VERSION, Revision
-from trio_mcp.core.session import Offer, ServerProtocol, SessionProtocol
+from trio_mcp.core import (
+    META_CLIENT_CAPABILITIES,
+    META_VERSION,
+    ClientProtocol,
+    Event,
+    JsonObject,
+    Limits,
+    Message,
+    Offer,
+    Request,
+    Revision,
+    ServerProtocol,
+    SessionProtocol,
+    decode,
+    encode,
+)
 
 LIMITS = Limits()
 CLIENT_INFO = {"name": "client", "version": "1", "title": "The Client", "websiteUrl": "https://example.com"}

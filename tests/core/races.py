@@ -25,21 +25,28 @@ from collections.abc import Callable, Iterator
 
 import attrs
 
-from trio_mcp.core.errors import RequestError
-from trio_mcp.core.jsonrpc import Error, Event, Id, InvalidMessage, Message, Notification, Request, Response
-from trio_mcp.core.outcomes import (
+from trio_mcp.core import (
     Answered,
     ConnectionLost,
+    Error,
+    Event,
+    Id,
     InvalidAnswer,
+    InvalidMessage,
+    LinkKind,
+    Message,
+    Notification,
+    Peer,
     ProgressReported,
     Refused,
+    Request,
     RequestCancelled,
+    RequestError,
+    Response,
+    Role,
     SubscriptionEnded,
     TimedOut,
 )
-from trio_mcp.core.peer import Peer
-from trio_mcp.core.revisions import Role
-from trio_mcp.core.state import LinkKind
 
 CLIENT, SERVER = Role.CLIENT, Role.SERVER
 DUPLEX, SESSION, EXCHANGE = LinkKind

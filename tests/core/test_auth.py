@@ -23,26 +23,27 @@ from tests.core.auth_server import (
     world,
 )
 from tests.requirements import req
-from trio_mcp.core.errors import UsageError
-from trio_mcp.core.oauth.clients import (
+from trio_mcp.core import UsageError
+from trio_mcp.core.oauth import (
     Application,
-    ClientCredentials,
-    IdentityAssertion,
-    OAuthClient,
-)
-from trio_mcp.core.oauth.deeds import (
+    Authorized,
+    Authorizer,
+    Blame,
     BrowserReturned,
+    ClientCredentials,
     FlowDone,
     FlowFailed,
+    IdentityAssertion,
+    OAuthClient,
     OpenBrowser,
     OpenReceiver,
     Persist,
     SendRequest,
+    ServerRecord,
+    StartFlow,
+    UrlRules,
+    WaitForFlow,
 )
-from trio_mcp.core.oauth.errors import Blame
-from trio_mcp.core.oauth.places import UrlRules
-from trio_mcp.core.oauth.records import ServerRecord
-from trio_mcp.core.oauth.tokens import Authorized, Authorizer, StartFlow, WaitForFlow
 
 CHALLENGE = {"WWW-Authenticate": f'Bearer resource_metadata="{MCP}/metadata"'}
 LATER = NOW + 3600

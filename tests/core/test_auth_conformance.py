@@ -23,17 +23,19 @@ from tests.core.auth_server import (
     world,
 )
 from tests.requirements import req
-from trio_mcp.core.http.fields import Headers
-from trio_mcp.core.oauth.clients import (
+from trio_mcp.core.http import Headers
+from trio_mcp.core.oauth import (
     Application,
+    AuthorizationFailed,
+    Blame,
     ClientAuthMethod,
     ClientCredentials,
+    FlowEvent,
     IdentityAssertion,
     OAuthClient,
+    SendRequest,
     WorkloadIdentity,
 )
-from trio_mcp.core.oauth.deeds import FlowEvent, SendRequest
-from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame
 
 WELL_KNOWN = "/.well-known/oauth-protected-resource"
 SERVER_KNOWN = "/.well-known/oauth-authorization-server"

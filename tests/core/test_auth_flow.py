@@ -29,26 +29,29 @@ from tests.core.auth_server import (
     world,
 )
 from tests.requirements import req
-from trio_mcp.core.errors import UsageError
-from trio_mcp.core.http.fields import Headers
-from trio_mcp.core.oauth.clients import (
+from trio_mcp.core import UsageError
+from trio_mcp.core.http import Headers
+from trio_mcp.core.oauth import (
+    FLOW,
     Application,
+    Asserted,
     AuthorizationCode,
+    Authorized,
+    Authorizer,
+    Blame,
+    BrowserReturned,
     ClientAuthMethod,
     ClientCredentials,
-    Grant,
-    IdentityAssertion,
-    OAuthClient,
-    WorkloadIdentity,
-)
-from trio_mcp.core.oauth.deeds import (
-    Asserted,
-    BrowserReturned,
     FlowAbandoned,
     FlowDone,
     FlowEvent,
     FlowFailed,
+    FlowFinding,
+    FlowStep,
     ForbiddenAddress,
+    Grant,
+    IdentityAssertion,
+    OAuthClient,
     OpenBrowser,
     OpenReceiver,
     Persist,
@@ -57,11 +60,11 @@ from trio_mcp.core.oauth.deeds import (
     RequestFailed,
     ReturnIgnored,
     SendRequest,
+    StartFlow,
+    WorkloadIdentity,
+    as_json,
+    read_record,
 )
-from trio_mcp.core.oauth.errors import Blame
-from trio_mcp.core.oauth.flow import FLOW, FlowFinding, FlowStep
-from trio_mcp.core.oauth.records import as_json, read_record
-from trio_mcp.core.oauth.tokens import Authorized, Authorizer, StartFlow
 
 LATER = NOW + 3600
 WELL_KNOWN = "/.well-known/oauth-protected-resource/mcp"

@@ -13,55 +13,59 @@ from hypothesis import strategies as st
 
 from tests.core.auth_server import CALLBACK, ISSUER, MCP, NOW, Visitor, again, entropy, key, reply, unsigned, world
 from tests.requirements import req
-from trio_mcp.core.errors import UsageError
-from trio_mcp.core.http.fields import Headers
-from trio_mcp.core.oauth.challenge import (
-    AuthChallenge,
-    Challenge,
-    read_auth_challenge,
-    read_challenges,
-    scopes_of,
-    union,
-)
-from trio_mcp.core.oauth.clients import (
+from trio_mcp.core import UsageError
+from trio_mcp.core.http import Headers
+from trio_mcp.core.oauth import (
     Application,
+    AuthChallenge,
+    AuthorizationFailed,
+    Blame,
+    Challenge,
     ClientAuthMethod,
+    FlowEvent,
+    Key,
+    Network,
+    Nonces,
     OAuthClient,
+    PendingAuthorization,
+    SendRequest,
+    ServerRecord,
+    UrlRules,
+    as_json,
     authenticated,
+    authorization_url,
+    censored,
+    check_pkce,
     choose_method,
     client_document,
-    read_registration,
-    registration,
-    registration_refused,
-)
-from trio_mcp.core.oauth.deeds import FlowEvent, SendRequest
-from trio_mcp.core.oauth.documents import default_server, read_object, read_resource, read_server
-from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame, censored
-from trio_mcp.core.oauth.grants import (
-    PendingAuthorization,
-    authorization_url,
-    check_pkce,
-    form,
-    new_authorization,
-    read_return,
-    read_tokens,
-    refused,
-)
-from trio_mcp.core.oauth.places import (
-    Network,
-    UrlRules,
     client_id_fault,
     covers,
+    default_server,
+    dpop_proof,
+    form,
     issuer_fault,
     legacy_metadata_url,
     network_at,
+    new_authorization,
+    read_auth_challenge,
+    read_challenges,
+    read_object,
+    read_record,
+    read_registration,
+    read_resource,
+    read_return,
+    read_server,
+    read_tokens,
     redirect_target,
+    refused,
+    registration,
+    registration_refused,
     resource_metadata_urls,
+    scopes_of,
     server_metadata_urls,
+    union,
     url_fault,
 )
-from trio_mcp.core.oauth.proofs import Key, Nonces, dpop_proof
-from trio_mcp.core.oauth.records import ServerRecord, as_json, read_record
 
 STRICT, LOOSE = UrlRules(), UrlRules(loopback=True)
 PENDING = PendingAuthorization(ISSUER, False, CALLBACK, "state", "verifier")

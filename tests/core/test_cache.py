@@ -14,18 +14,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.requirements import req
-from trio_mcp.core.cache import COMPLETION_SECONDS, MAX_BYTES, MAX_ENTRIES, CacheHints, ResponseCache
-from trio_mcp.core.errors import UsageError
-from trio_mcp.core.jsonrpc import Limits
-from trio_mcp.core.revisions import (
+from trio_mcp.core import (
+    COMPLETION_SECONDS,
     LATEST,
     LEGACY,
+    MAX_BYTES,
+    MAX_ENTRIES,
     META_CLIENT_CAPABILITIES,
     META_CLIENT_INFO,
     META_LOG_LEVEL,
     MODERN,
     REVISIONS,
+    CacheHints,
+    Limits,
+    ResponseCache,
     Role,
+    UsageError,
 )
 
 LISTS = ["tools/list", "prompts/list", "resources/list", "resources/templates/list"]

@@ -14,21 +14,37 @@ from hypothesis import strategies as st
 
 from tests.core.model_strategies import JSON, MODELS, Fixed, build, exists, instances
 from tests.requirements import req
-from trio_mcp.core import codec, content, forms, jsonrpc, models
-from trio_mcp.core.codec import MAX_MALFORMED, NOTIFICATIONS, REQUESTS, from_json, to_json
-from trio_mcp.core.content import (
+from trio_mcp.core import (
+    ABSENT,
+    MAX_MALFORMED,
+    NOTIFICATIONS,
+    REQUESTS,
+    REVISIONS,
     AudioContent,
     BlobResourceContents,
+    CallToolResult,
+    CreateMessageResult,
     ImageContent,
+    ListToolsResult,
     MalformedContent,
     Model,
+    NotInThisRevision,
+    RemoteProtocolError,
+    Revision,
+    Role,
+    SamplingMessage,
     TextContent,
+    Tool,
     UnknownContent,
+    UsageError,
+    codec,
+    content,
+    forms,
+    from_json,
+    jsonrpc,
+    models,
+    to_json,
 )
-from trio_mcp.core.errors import NotInThisRevision, RemoteProtocolError, UsageError
-from trio_mcp.core.jsonrpc import ABSENT
-from trio_mcp.core.models import CallToolResult, CreateMessageResult, ListToolsResult, SamplingMessage, Tool
-from trio_mcp.core.revisions import REVISIONS, Revision, Role
 
 V2024_11, V2025_03, V2025_06, V2025_11, V2026_07 = REVISIONS.values()
 EVERY = pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)

@@ -21,24 +21,42 @@ from tests.core.pairs import (
     modern,
 )
 from tests.requirements import req
-from trio_mcp.core.connection import Connection
-from trio_mcp.core.errors import NotInThisRevision, RequestError, SessionClosed, UsageError
-from trio_mcp.core.jsonrpc import Event, InvalidMessage, Limits, Message, Notification, Response, decode, encode
-from trio_mcp.core.opening import ClientProtocol, OpeningFailed
-from trio_mcp.core.outcomes import (
+from trio_mcp.core import (
+    LEGACY,
+    REVISIONS,
     Answered,
+    Call,
+    ClientProtocol,
+    Connection,
     ConnectionLost,
+    Event,
     InvalidAnswer,
+    InvalidMessage,
+    Limits,
+    LinkKind,
+    Message,
+    Notice,
+    Notification,
+    NotInThisRevision,
+    Offer,
+    Opened,
+    OpeningFailed,
     Outcome,
     PeerMistake,
     ProgressReported,
     Refused,
     RequestCancelled,
+    RequestError,
+    Response,
+    Revision,
+    ServerProtocol,
+    SessionAgreed,
+    SessionClosed,
     TimedOut,
+    UsageError,
+    decode,
+    encode,
 )
-from trio_mcp.core.revisions import LEGACY, REVISIONS, Revision
-from trio_mcp.core.session import Call, Notice, Offer, Opened, ServerProtocol, SessionAgreed
-from trio_mcp.core.state import LinkKind
 
 SMALL = Limits(message_bytes=400)
 each_revision = pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)

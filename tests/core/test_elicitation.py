@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from trio_mcp.core.elicitation import Accepted, Declined, Dismissed, ElicitationOutcome
+from trio_mcp.core import Accepted, Declined, Dismissed, ElicitationOutcome
 
 
 def summary(outcome: ElicitationOutcome[int]) -> str:

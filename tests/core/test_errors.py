@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from trio_mcp.core.errors import (
+from trio_mcp.core import (
     INVALID_PARAMS,
     INVALID_REQUEST,
     ConnectionFailed,
+    Error,
     InputUnavailable,
     McpError,
     NotDeclared,
@@ -21,14 +22,11 @@ from trio_mcp.core.errors import (
     RequestError,
     ResourceNotFound,
     UsageError,
-    check_seconds,
-    name_of,
     printable,
     redacted,
-    repeated,
     shown,
 )
-from trio_mcp.core.jsonrpc import Error
+from trio_mcp.core.errors import check_seconds, name_of, repeated
 
 
 @pytest.mark.parametrize("value", ["", "it's", "two\nlines", "x" * 78, 7, None, True, 1.5, [1, "x"], {"a": {}}])

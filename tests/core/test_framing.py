@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trio_mcp.core.errors import INVALID_REQUEST
-from trio_mcp.core.framing import LineFramer
-from trio_mcp.core.jsonrpc import InvalidMessage, Notification, decode, encode
-from trio_mcp.core.jsonrpc import Limits as Bounds
+from trio_mcp.core import INVALID_REQUEST, InvalidMessage, LineFramer, Notification, decode, encode
+from trio_mcp.core import Limits as Bounds
 
 
 def frame(*chunks: bytes, limit: int = 8, close: bool = True) -> list[bytes | InvalidMessage]:

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.requirements import req
-from trio_mcp.core.errors import UsageError
-from trio_mcp.core.http.fields import (
+from trio_mcp.core import Notification, Request, UsageError
+from trio_mcp.core.http import (
     NAMED_BY,
     AllowList,
     Fields,
@@ -35,7 +35,6 @@ from trio_mcp.core.http.fields import (
     standard_headers,
     without_credentials,
 )
-from trio_mcp.core.jsonrpc import Notification, Request
 
 SAFE = 2**53 - 1
 

@@ -27,16 +27,31 @@ from tests.core.http_rules import (
     request,
 )
 from tests.requirements import req
-from trio_mcp.core import errors
-from trio_mcp.core.errors import UsageError
-from trio_mcp.core.http.fields import Headers, find_mirrors, reply_headers
-from trio_mcp.core.http.server_rules import check_session, judge, screen
-from trio_mcp.core.http.verdicts import (
+from trio_mcp.core import (
+    LATEST,
+    LEGACY,
+    REVISIONS,
+    Batch,
+    Error,
+    InvalidMessage,
+    LinkKind,
+    Notification,
+    Offer,
+    Request,
+    Response,
+    ServerProtocol,
+    Terms,
+    UsageError,
+    encode,
+    errors,
+)
+from trio_mcp.core.http import (
     LOOPBACK_HOSTS,
     LOOPBACK_ORIGINS,
     Answer,
     Deliver,
     EndSession,
+    Headers,
     HttpPolicy,
     HttpRequest,
     OpenLegacyStream,
@@ -46,16 +61,16 @@ from trio_mcp.core.http.verdicts import (
     Serve,
     SessionFacts,
     Verdict,
+    check_session,
     endpoint_uri,
+    find_mirrors,
+    judge,
     refusal,
+    reply_headers,
+    screen,
     session_id,
     status_for,
 )
-from trio_mcp.core.jsonrpc import Batch, Error, InvalidMessage, Notification, Request, Response, encode
-from trio_mcp.core.revisions import LATEST, LEGACY, REVISIONS
-from trio_mcp.core.session import Offer, ServerProtocol
-from trio_mcp.core.state import LinkKind
-from trio_mcp.core.terms import Terms
 
 A, B, C, D, E = REVISIONS.values()
 SESSION = "fIVvX1WMvj8nT7Wc"

@@ -12,40 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.requirements import req
-from trio_mcp.core import errors
-from trio_mcp.core.errors import UsageError
-from trio_mcp.core.http.client_rules import (
-    AnswerReceived,
-    Challenged,
-    Exchange,
-    KeepAlives,
-    NoStream,
-    Reconnect,
-    Redirected,
-    RefreshTools,
-    ReplyAccepted,
-    ReplyLost,
-    ReplyVerdict,
-    RetryAfter,
-    SessionGone,
-    Streaming,
-    StreamResumption,
-    TryInitialize,
-    TrySse,
-    TryVersion,
-    read_answer,
-    read_endpoint,
-    read_reply,
-    request_headers,
-    url_without_secrets,
-)
-from trio_mcp.core.http.event_log import MemoryEventLog, Replay
-from trio_mcp.core.http.fields import Headers, find_mirrors
-from trio_mcp.core.http.server_rules import judge
-from trio_mcp.core.http.sse import EventReader, Oversized, SseEvent, encode_message, encode_messages, priming_event
-from trio_mcp.core.http.verdicts import Deliver, EndSession, HttpPolicy, HttpRequest, OpenStream, Serve, SessionFacts
-from trio_mcp.core.http.verdicts import Reply as Answered
-from trio_mcp.core.jsonrpc import (
+from trio_mcp.core import (
+    LEGACY,
+    META_CLIENT_CAPABILITIES,
+    META_VERSION,
+    REVISIONS,
     Batch,
     Error,
     InvalidMessage,
@@ -54,11 +25,57 @@ from trio_mcp.core.jsonrpc import (
     Notification,
     Request,
     Response,
+    Revision,
+    UsageError,
     decode,
     encode,
+    errors,
     prepare,
 )
-from trio_mcp.core.revisions import LEGACY, META_CLIENT_CAPABILITIES, META_VERSION, REVISIONS, Revision
+from trio_mcp.core.http import (
+    AnswerReceived,
+    Challenged,
+    Deliver,
+    EndSession,
+    EventReader,
+    Exchange,
+    Headers,
+    HttpPolicy,
+    HttpRequest,
+    KeepAlives,
+    MemoryEventLog,
+    NoStream,
+    OpenStream,
+    Oversized,
+    Reconnect,
+    Redirected,
+    RefreshTools,
+    Replay,
+    ReplyAccepted,
+    ReplyLost,
+    ReplyVerdict,
+    RetryAfter,
+    Serve,
+    SessionFacts,
+    SessionGone,
+    SseEvent,
+    Streaming,
+    StreamResumption,
+    TryInitialize,
+    TrySse,
+    TryVersion,
+    encode_message,
+    encode_messages,
+    find_mirrors,
+    judge,
+    priming_event,
+    read_answer,
+    read_endpoint,
+    read_reply,
+    request_headers,
+    url_without_secrets,
+)
+from trio_mcp.core.http import Reply as Answered
 
 A, B, C, D, E = REVISIONS.values()
 URL = "https://example.com/mcp"

@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from trio_mcp import Limits
-from trio_mcp.core.http.replies import ReplyReader
+from trio_mcp.core.http import ReplyReader
 from trio_mcp.errors import RemoteProtocolError
 
 OK = b"HTTP/1.1 200 OK\r\n"

@@ -11,16 +11,32 @@ from hypothesis import strategies as st
 
 from tests.core.pairs import CLIENT_INFO, EVERYTHING_OF_A_SERVER, SERVER_INFO, initialize, modern
 from tests.requirements import req
-from trio_mcp.core.errors import RequestError
-from trio_mcp.core.http.fields import reply_headers
-from trio_mcp.core.http.response import EncodedPart, ResponseEncoder
-from trio_mcp.core.http.sse import KEEP_ALIVE, EventReader
-from trio_mcp.core.http.verdicts import Answer, OpenStream, Serve
-from trio_mcp.core.jsonrpc import Batch, Message, Notification, Request, encode
-from trio_mcp.core.revisions import LEGACY, REVISIONS, Revision
-from trio_mcp.core.session import Offer, ServerProtocol, SessionAgreed
-from trio_mcp.core.state import LinkKind
-from trio_mcp.core.terms import Terms
+from trio_mcp.core import (
+    LEGACY,
+    REVISIONS,
+    Batch,
+    LinkKind,
+    Message,
+    Notification,
+    Offer,
+    Request,
+    RequestError,
+    Revision,
+    ServerProtocol,
+    SessionAgreed,
+    Terms,
+    encode,
+)
+from trio_mcp.core.http import (
+    KEEP_ALIVE,
+    Answer,
+    EncodedPart,
+    EventReader,
+    OpenStream,
+    ResponseEncoder,
+    Serve,
+    reply_headers,
+)
 
 A, B, C, D, E = REVISIONS.values()
 CORS = (("Access-Control-Allow-Origin", "http://localhost"),)

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_mcp.core.errors import UsageError
-from trio_mcp.core.http.wire import RequestHead, RequestReader, UnreadableRequest, _parse_plain, chunk, date, head_bytes
-from trio_mcp.core.jsonrpc import Limits
+from trio_mcp.core import Limits, UsageError
+from trio_mcp.core.http import RequestHead, RequestReader, UnreadableRequest, chunk, date, head_bytes
+from trio_mcp.core.http.wire import _parse_plain
 
 POST = b"POST /mcp HTTP/1.1\r\nHost: localhost\r\n"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.requirements import req
-from trio_mcp.core.content import Icon
-from trio_mcp.core.icons import (
+from trio_mcp.core import (
     ICON_BYTES,
     IMAGE_TYPES,
     REQUEST_HEADERS,
     SVG,
+    Icon,
     address_fault,
     embedded,
     image_fault,

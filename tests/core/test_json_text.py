@@ -18,8 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_mcp.core import json_text
-from trio_mcp.core.json_text import parse, to_readable, to_text, writable
+from trio_mcp.core import json_text, parse, to_readable, to_text, writable
 
 orjson: Any = pytest.importorskip("orjson")
 

@@ -17,11 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.requirements import req
-from trio_mcp.core import json_text
-from trio_mcp.core.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, UsageError
-from trio_mcp.core.glimpse import holds_more_values, outside_strings
-from trio_mcp.core.jsonrpc import (
+from trio_mcp.core import (
     ABSENT,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    PARSE_ERROR,
+    REVISIONS,
     Batch,
     CachedResult,
     Error,
@@ -29,19 +30,23 @@ from trio_mcp.core.jsonrpc import (
     Limits,
     Message,
     Notification,
+    Peer,
+    PeerMistake,
     Request,
     Response,
+    Role,
+    UsageError,
     decode,
     encode,
+    holds_more_values,
     is_prepared,
+    json_text,
+    outside_strings,
     prepare,
     prepared_progress,
     prepared_request,
     prepared_result,
 )
-from trio_mcp.core.outcomes import PeerMistake
-from trio_mcp.core.peer import Peer
-from trio_mcp.core.revisions import REVISIONS, Role
 
 LIMITS = Limits()
 

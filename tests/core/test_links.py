@@ -19,38 +19,48 @@ from tests.core.pairs import (
     opened,
 )
 from tests.requirements import req
-from trio_mcp.core.errors import NotInThisRevision, RequestError, SessionClosed, UsageError
-from trio_mcp.core.framing import LineFramer
-from trio_mcp.core.http.client_rules import Exchange, request_headers
-from trio_mcp.core.http.fields import Headers
-from trio_mcp.core.http.server_rules import judge
-from trio_mcp.core.http.verdicts import HttpPolicy, HttpRequest, Serve
-from trio_mcp.core.jsonrpc import Batch, Event, InvalidMessage, Notification, Request, Response, decode, encode
-from trio_mcp.core.opening import ClientProtocol
-from trio_mcp.core.outcomes import Answered, RequestCancelled
-from trio_mcp.core.revisions import (
+from trio_mcp.core import (
+    ACKNOWLEDGED,
     LATEST,
     LATEST_LEGACY,
     META_CLIENT_CAPABILITIES,
     META_SUBSCRIPTION_ID,
     META_VERSION,
-    REVISIONS,
-    Revision,
-)
-from trio_mcp.core.session import Call, Offer, ServerProtocol, SessionAgreed, SessionProtocol
-from trio_mcp.core.state import LinkKind
-from trio_mcp.core.subscriptions import (
-    ACKNOWLEDGED,
     PROMPTS_CHANGED,
     RESOURCES_CHANGED,
+    REVISIONS,
     TOOLS_CHANGED,
+    Answered,
+    Batch,
+    Call,
+    ClientProtocol,
+    Event,
+    InvalidMessage,
+    LineFramer,
+    LinkKind,
     Listeners,
+    Notification,
+    NotInThisRevision,
+    Offer,
+    Request,
+    RequestCancelled,
+    RequestError,
+    Response,
+    Revision,
+    ServerProtocol,
+    SessionAgreed,
+    SessionClosed,
+    SessionProtocol,
     Subscriptions,
+    Terms,
+    UsageError,
     change_of,
+    decode,
+    encode,
     listen_params,
     resource_updated,
 )
-from trio_mcp.core.terms import Terms
+from trio_mcp.core.http import Exchange, Headers, HttpPolicy, HttpRequest, Serve, judge, request_headers
 
 EVERY_REVISION = pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)
 

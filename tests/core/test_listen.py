@@ -9,32 +9,42 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.requirements import req
-from trio_mcp.core.errors import RequestError, UsageError
-from trio_mcp.core.jsonrpc import Error, Id, Json, JsonObject, Limits, Notification, Request, Response
-from trio_mcp.core.outcomes import (
-    Answered,
-    ConnectionLost,
-    InvalidAnswer,
-    Outcome,
-    Refused,
-    SubscriptionEnded,
-    TimedOut,
-)
-from trio_mcp.core.revisions import LATEST, META_SUBSCRIPTION_ID, REVISIONS, Revision, Role
-from trio_mcp.core.shares import ByteBudget
-from trio_mcp.core.subscriptions import (
+from trio_mcp.core import (
     ACKNOWLEDGED,
+    LATEST,
+    META_SUBSCRIPTION_ID,
     PROMPTS_CHANGED,
     RESOURCES_CHANGED,
+    REVISIONS,
     TOOLS_CHANGED,
+    Answered,
+    ByteBudget,
     ChangeEvent,
     ChangeKind,
     ChangeReceived,
+    ConnectionLost,
+    Error,
+    Id,
+    InvalidAnswer,
+    Json,
+    JsonObject,
+    Limits,
     Listeners,
+    Notification,
     OpenSubscription,
+    Outcome,
+    Refused,
+    Request,
+    RequestError,
+    Response,
+    Revision,
+    Role,
     SubscriptionAcknowledged,
+    SubscriptionEnded,
     Subscriptions,
     SubscriptionState,
+    TimedOut,
+    UsageError,
     change_of,
     listen_params,
     resource_updated,

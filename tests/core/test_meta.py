@@ -12,11 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.requirements import req
-from trio_mcp.core import revisions
-from trio_mcp.core.errors import UsageError
-from trio_mcp.core.jsonrpc import Limits, Request, decode, encode
-from trio_mcp.core.meta import check_extension, check_key, check_meta
-from trio_mcp.core.revisions import REVISIONS, Revision
+from trio_mcp.core import (
+    REVISIONS,
+    Limits,
+    Request,
+    Revision,
+    UsageError,
+    check_extension,
+    check_key,
+    check_meta,
+    decode,
+    encode,
+    revisions,
+)
 
 EVERY = pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)
 WITHOUT_RULES = {"2024-11-05", "2025-03-26"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trio_mcp.core.migration import OPTIONS, WithOtherNames, option_error
+from trio_mcp.core import OPTIONS, WithOtherNames, option_error
 
 
 class Server(metaclass=WithOtherNames):

@@ -13,20 +13,27 @@ import pytest
 
 from tests.core.model_strategies import MODELS, Fixed, build
 from tests.requirements import req
-from trio_mcp.core import content, forms, models
-from trio_mcp.core.content import (
+from trio_mcp.core import (
+    LATEST,
+    REVISIONS,
+    CacheableResult,
+    CallToolResult,
     Icon,
     ImageContent,
     MalformedContent,
     Resource,
+    Result,
     TextContent,
+    Tool,
+    ToolAnnotations,
     ToolResultContent,
     UnknownContent,
+    UsageError,
+    content,
+    forms,
+    models,
     well_formed,
 )
-from trio_mcp.core.errors import UsageError
-from trio_mcp.core.models import CacheableResult, CallToolResult, Result, Tool, ToolAnnotations
-from trio_mcp.core.revisions import LATEST, REVISIONS
 
 SCHEMA = {"type": "object"}
 

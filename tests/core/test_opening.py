@@ -10,23 +10,41 @@ import pytest
 
 from tests.core.pairs import CLIENT_INFO, EVERYTHING_OF_A_CLIENT, LIMITS, SERVER_INFO, drain, modern, opened, pair
 from tests.requirements import req
-from trio_mcp.core.errors import SessionClosed, UsageError
-from trio_mcp.core.jsonrpc import ABSENT, Error, Event, InvalidMessage, Notification, Request, Response, decode, encode
-from trio_mcp.core.opening import (
+from trio_mcp.core import (
+    ABSENT,
+    LATEST,
+    LEGACY,
+    META_VERSION,
     OPENING,
+    REVISIONS,
     Attempt,
+    Call,
     ClientProtocol,
+    ConnectionLost,
+    Error,
+    Event,
+    InvalidMessage,
+    LinkKind,
     Negotiation,
+    Notification,
+    Offer,
+    Opened,
     OpeningAction,
     OpeningEvent,
     OpeningFailed,
+    PeerMistake,
     Phase,
+    Request,
+    Response,
+    Revision,
+    ServerProtocol,
+    SessionClosed,
+    Terms,
+    TimedOut,
+    UsageError,
+    decode,
+    encode,
 )
-from trio_mcp.core.outcomes import ConnectionLost, PeerMistake, TimedOut
-from trio_mcp.core.revisions import LATEST, LEGACY, META_VERSION, REVISIONS, Revision
-from trio_mcp.core.session import Call, Offer, Opened, ServerProtocol
-from trio_mcp.core.state import LinkKind
-from trio_mcp.core.terms import Terms
 
 A, B, C, D, E = REVISIONS.values()
 ALL = tuple(REVISIONS.values())

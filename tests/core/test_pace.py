@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_mcp.core.pace import Pace
+from trio_mcp.core import Pace
 
 
 def test_a_window_begins_with_what_waits_and_ends_with_enough_progress() -> None:

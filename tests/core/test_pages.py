@@ -7,9 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.requirements import req
-from trio_mcp.core.errors import RemoteProtocolError, RequestError, UsageError
-from trio_mcp.core.jsonrpc import Json, JsonObject, Limits
-from trio_mcp.core.pages import Pager, paginate
+from trio_mcp.core import Json, JsonObject, Limits, Pager, RemoteProtocolError, RequestError, UsageError, paginate
 
 
 def same(item: str) -> str:

@@ -19,47 +19,47 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.requirements import req
-from trio_mcp.core.errors import (
+from trio_mcp.core import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
     INVALID_REQUEST,
-    RequestError,
-    SessionClosed,
-    UsageError,
-    shown,
-)
-from trio_mcp.core.jsonrpc import (
+    LOG_LEVELS,
+    REVISIONS,
+    Answered,
     Batch,
+    ByteBudget,
+    ConnectionLost,
     Error,
     Event,
     Id,
+    InvalidAnswer,
     InvalidMessage,
     Limits,
+    LinkKind,
     Message,
     Notification,
-    Request,
-    Response,
-    decode,
-    encode,
-)
-from trio_mcp.core.outcomes import (
-    Answered,
-    ConnectionLost,
-    InvalidAnswer,
     Outcome,
+    Peer,
     PeerComplaint,
     PeerMistake,
     ProgressReported,
     Refused,
+    Request,
     RequestCancelled,
+    RequestError,
+    Response,
+    Revision,
+    Role,
+    SessionClosed,
     SubscriptionEnded,
+    Terms,
     TimedOut,
+    UsageError,
+    charged,
+    decode,
+    encode,
+    shown,
 )
-from trio_mcp.core.peer import Peer, charged
-from trio_mcp.core.revisions import REVISIONS, Revision, Role
-from trio_mcp.core.shares import ByteBudget
-from trio_mcp.core.state import LinkKind
-from trio_mcp.core.terms import LOG_LEVELS, Terms
 
 CLIENT, SERVER = Role.CLIENT, Role.SERVER
 DUPLEX, SESSION, EXCHANGE = LinkKind

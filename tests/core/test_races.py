@@ -20,7 +20,7 @@ from tests.core.races import (
     tell,
 )
 from tests.requirements import req
-from trio_mcp.core.state import CALLING, SERVING, Action, LinkKind, RequestEvent, State, Table
+from trio_mcp.core import CALLING, SERVING, Action, LinkKind, RequestEvent, State, Table
 
 SAMPLE = "sampling/createMessage"
 FULL = "progress cancel error garble teardown rogue"

@@ -8,8 +8,8 @@ import pickle
 import attrs
 import pytest
 
-from trio_mcp.core.jsonrpc import Request, Response
-from trio_mcp.core.records import mutable_twin, record
+from trio_mcp.core import Request, Response, mutable_twin
+from trio_mcp.core.records import record
 
 
 @record

@@ -7,10 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.requirements import req
-from trio_mcp.core.errors import UsageError
-from trio_mcp.core.http.event_log import EventLog, LoggedEvent, MemoryEventLog, NotReplayable, Replay
-from trio_mcp.core.jsonrpc import Limits
-from trio_mcp.core.shares import ByteBudget
+from trio_mcp.core import ByteBudget, Limits, UsageError
+from trio_mcp.core.http import EventLog, LoggedEvent, MemoryEventLog, NotReplayable, Replay
 
 
 def new_log(events: int = 100, size: int = 1000) -> MemoryEventLog:

@@ -8,18 +8,19 @@ from typing import Any
 import pytest
 
 from tests.requirements import req
-from trio_mcp.core.errors import UsageError
-from trio_mcp.core.http.verdicts import HttpRequest, Reply
-from trio_mcp.core.oauth.challenge import AuthChallenge, read_auth_challenge
-from trio_mcp.core.oauth.documents import read_resource
-from trio_mcp.core.oauth.places import UrlRules
-from trio_mcp.core.oauth.principals import Principal
-from trio_mcp.core.oauth.resource import (
+from trio_mcp.core import UsageError
+from trio_mcp.core.http import HttpRequest, Reply
+from trio_mcp.core.oauth import (
     WELL_KNOWN,
+    AuthChallenge,
+    Principal,
     Protection,
     ResourceServer,
+    UrlRules,
     canonical,
     claims_fault,
+    read_auth_challenge,
+    read_resource,
     scopes_in,
 )
 

@@ -11,25 +11,27 @@ import attrs
 import pytest
 
 from tests.requirements import req
-from trio_mcp.core import errors
-from trio_mcp.core.jsonrpc import Request
-from trio_mcp.core.revisions import (
+from trio_mcp.core import (
     LATEST,
     LATEST_LEGACY,
     LEGACY,
     MODERN,
     REVISIONS,
+    Call,
     CapabilityRule,
     ConditionalNeed,
     HttpRules,
     MethodRule,
+    Offer,
+    Request,
     Revision,
     Role,
+    ServerProtocol,
     capability_object,
     declares,
+    errors,
     missing_capabilities,
 )
-from trio_mcp.core.session import Call, Offer, ServerProtocol
 
 A, B, C, D, E = REVISIONS.values()
 ALL = tuple(REVISIONS.values())

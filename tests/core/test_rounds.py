@@ -20,34 +20,36 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.requirements import req
-from trio_mcp.core.errors import (
+from trio_mcp.core import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
-    MISSING_CLIENT_CAPABILITY,
-    InputUnavailable,
-    NotInThisRevision,
-    RemoteProtocolError,
-    RequestError,
-    UsageError,
-)
-from trio_mcp.core.jsonrpc import Request
-from trio_mcp.core.outcomes import Answered
-from trio_mcp.core.peer import Peer
-from trio_mcp.core.revisions import LATEST, LEGACY, MODERN, REVISIONS, Role
-from trio_mcp.core.rounds import (
+    LATEST,
+    LEGACY,
     MAX_PARKED,
     MAX_PARKED_EACH,
     MAX_ROUNDS,
     MAX_STATE_CHARS,
+    MISSING_CLIENT_CAPABILITY,
+    MODERN,
+    REVISIONS,
     STATE_TTL,
+    Answered,
     Ask,
     Complete,
+    InputUnavailable,
+    NotInThisRevision,
     ParkedKeys,
+    Peer,
     Question,
+    RemoteProtocolError,
+    Request,
+    RequestError,
+    Role,
     Rounds,
     SealedState,
     StateRefusal,
     StateSealer,
+    UsageError,
     input_required,
     read_answers,
 )

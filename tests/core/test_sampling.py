@@ -10,10 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.requirements import req
-from trio_mcp.core.content import TextContent, ToolResultContent, ToolUseContent
-from trio_mcp.core.errors import UsageError
-from trio_mcp.core.models import SamplingMessage, Tool
-from trio_mcp.core.sampling import check_sampling
+from trio_mcp.core import (
+    SamplingMessage,
+    TextContent,
+    Tool,
+    ToolResultContent,
+    ToolUseContent,
+    UsageError,
+    check_sampling,
+)
 
 TEXT = TextContent("text")
 OBJECT = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}

@@ -26,10 +26,17 @@ import pytest
 import typing_extensions
 
 from tests.requirements import req
-from trio_mcp.core.errors import UsageError
-from trio_mcp.core.jsonrpc import ABSENT
-from trio_mcp.core.schema.schema import Description, Field, describe, hint_of, parameters_schema, schema_of
-from trio_mcp.core.schema.validation import check_input_schema, compile_schema
+from trio_mcp.core import ABSENT, UsageError
+from trio_mcp.core.schema import (
+    Description,
+    Field,
+    check_input_schema,
+    compile_schema,
+    describe,
+    hint_of,
+    parameters_schema,
+    schema_of,
+)
 
 if typing.TYPE_CHECKING:
     from somewhere import Context  # type: ignore[import-not-found]

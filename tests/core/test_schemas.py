@@ -14,9 +14,19 @@ from hypothesis import given, settings
 
 from tests.core.model_strategies import MODELS, Fixed, build, exists, instances, one_of, our_own
 from tests.requirements import req
-from trio_mcp.core import codec, content, forms, models
-from trio_mcp.core.content import Model
-from trio_mcp.core.revisions import LATEST, META_CLIENT_CAPABILITIES, META_VERSION, REVISIONS, Revision, Role
+from trio_mcp.core import (
+    LATEST,
+    META_CLIENT_CAPABILITIES,
+    META_VERSION,
+    REVISIONS,
+    Model,
+    Revision,
+    Role,
+    codec,
+    content,
+    forms,
+    models,
+)
 
 EACH = pytest.mark.parametrize(
     ("revision", "cls"),

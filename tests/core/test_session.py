@@ -25,27 +25,50 @@ from tests.core.pairs import (
     pair,
 )
 from tests.requirements import req
-from trio_mcp.core import errors
-from trio_mcp.core.errors import NotDeclared, NotInThisRevision, RequestError, SessionClosed, UsageError
-from trio_mcp.core.jsonrpc import Batch, CachedResult, Error, Limits, Notification, Request, Response, decode, encode
-from trio_mcp.core.opening import ClientProtocol, OpeningFailed
-from trio_mcp.core.outcomes import Answered, PeerMistake, ProgressReported, Refused, RequestCancelled
-from trio_mcp.core.revisions import (
+from trio_mcp.core import (
     LATEST,
     LATEST_LEGACY,
     LEGACY,
+    LOG_LEVELS,
     META_SERVER_INFO,
     META_SUBSCRIPTION_ID,
     MODERN,
     REVISIONS,
+    Answered,
+    Batch,
+    ByteBudget,
+    CachedResult,
+    Call,
     CapabilityRule,
+    ClientProtocol,
+    Error,
+    Limits,
+    LinkKind,
+    NotDeclared,
+    Notice,
+    Notification,
+    NotInThisRevision,
+    Offer,
+    Opened,
+    OpeningFailed,
+    PeerMistake,
+    ProgressReported,
+    Refused,
+    Request,
+    RequestCancelled,
+    RequestError,
+    Response,
     Revision,
     Role,
+    ServerProtocol,
+    SessionAgreed,
+    SessionClosed,
+    Terms,
+    UsageError,
+    decode,
+    encode,
+    errors,
 )
-from trio_mcp.core.session import Call, Notice, Offer, Opened, ServerProtocol, SessionAgreed
-from trio_mcp.core.shares import ByteBudget
-from trio_mcp.core.state import LinkKind
-from trio_mcp.core.terms import LOG_LEVELS, Terms
 
 A, B, C, D, E = REVISIONS.values()
 ALL = tuple(REVISIONS.values())

@@ -10,8 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_mcp.core.jsonrpc import Limits, Response, decode
-from trio_mcp.core.shares import FEW, LONG, ByteBudget, Charge, FairQueue, Shares, holder_of, to_make_room, weight
+from trio_mcp.core import (
+    FEW,
+    LONG,
+    ByteBudget,
+    Charge,
+    FairQueue,
+    Limits,
+    Response,
+    Shares,
+    decode,
+    holder_of,
+    to_make_room,
+    weight,
+)
 
 
 @pytest.mark.parametrize(

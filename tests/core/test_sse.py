@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.requirements import req
-from trio_mcp.core.errors import UsageError
-from trio_mcp.core.http.sse import (
+from trio_mcp.core import Limits, Notification, UsageError, decode, encode
+from trio_mcp.core.http import (
     KEEP_ALIVE,
     EventReader,
     Oversized,
@@ -16,7 +16,6 @@ from trio_mcp.core.http.sse import (
     encode_messages,
     priming_event,
 )
-from trio_mcp.core.jsonrpc import Limits, Notification, decode, encode
 
 
 def read(data: bytes, limit: int = 1000) -> list[SseEvent | Oversized]:

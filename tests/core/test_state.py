@@ -8,8 +8,18 @@ from __future__ import annotations
 import pytest
 
 from tests.requirements import req
-from trio_mcp.core.errors import UsageError
-from trio_mcp.core.state import CALLING, SERVING, Action, LinkKind, RequestEvent, State, Table, first_state, step
+from trio_mcp.core import (
+    CALLING,
+    SERVING,
+    Action,
+    LinkKind,
+    RequestEvent,
+    State,
+    Table,
+    UsageError,
+    first_state,
+    step,
+)
 
 TABLES = [
     pytest.param(tables[link], id=f"{side}-{link.name}")

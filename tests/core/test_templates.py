@@ -6,8 +6,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from trio_mcp.core.errors import UsageError
-from trio_mcp.core.schema.templates import Matcher, Template, Value
+from trio_mcp.core import UsageError
+from trio_mcp.core.schema import Matcher, Template, Value
 
 # RFC 6570, section 3.2: the variables, then its examples, operator by operator.
 VALUES: dict[str, Value] = {

@@ -14,16 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.requirements import req
-from trio_mcp.core.errors import UsageError
-from trio_mcp.core.schema.validation import (
+from trio_mcp.core import UsageError
+from trio_mcp.core.schema import (
     DEFAULT_DIALECT,
     DIALECTS,
     InvalidSchema,
     Problem,
-    _states,
     check_input_schema,
     compile_schema,
 )
+from trio_mcp.core.schema.validation import _states
 
 D4, D6, D7, D2019, D2020 = DIALECTS
 TREE = {

@@ -25,11 +25,18 @@ from hypothesis import strategies as st
 
 from tests.core import test_schema as hints
 from tests.core.test_schema import HINTS, Colour, Forecast, Level, Movie, Person, Point, Tree
-from trio_mcp.core.content import TextContent
-from trio_mcp.core.errors import UsageError
-from trio_mcp.core.schema.schema import Field, parameters_schema, schema_of
-from trio_mcp.core.schema.validation import compile_schema
-from trio_mcp.core.schema.values import Unreadable, arguments_reader, reader_of, to_json_value, writer_of
+from trio_mcp.core import TextContent, UsageError
+from trio_mcp.core.schema import (
+    Field,
+    Unreadable,
+    arguments_reader,
+    compile_schema,
+    parameters_schema,
+    reader_of,
+    schema_of,
+    to_json_value,
+    writer_of,
+)
 
 T = TypeVar("T")
 UTC = datetime.UTC
@@ -320,7 +327,7 @@ BOUNDED: dict[str, st.SearchStrategy[Any]] = {
 
 
 def objects(hint: Any, depth: int) -> st.SearchStrategy[Any]:
-    from trio_mcp.core.schema.schema import members_of, resolved_alone, substituted
+    from trio_mcp.core.schema import members_of, resolved_alone, substituted
 
     kind = typing.get_origin(hint) or hint
     variables = dict(zip(getattr(kind, "__parameters__", ()), typing.get_args(hint), strict=False))

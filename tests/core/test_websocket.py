@@ -22,13 +22,18 @@ from wsproto.frame_protocol import CloseReason
 from tests.core.http_rules import EVIL
 from tests.http.ws import BINARY, CLOSE, CONTINUED, HANDSHAKE, KEY, PING, PONG, TEXT, frame
 from tests.requirements import req
-from trio_mcp.core.http import websocket
-from trio_mcp.core.http.server_rules import screen
-from trio_mcp.core.http.verdicts import HttpPolicy, HttpRequest, Reply
-from trio_mcp.core.http.websocket import SUBPROTOCOL, Upgrade, WebSocketFrames, judge_upgrade
-from trio_mcp.core.jsonrpc import InvalidMessage, Limits, Request, decode
-from trio_mcp.core.revisions import Role
-from trio_mcp.core.shares import weight
+from trio_mcp.core import InvalidMessage, Limits, Request, Role, decode, weight
+from trio_mcp.core.http import (
+    SUBPROTOCOL,
+    HttpPolicy,
+    HttpRequest,
+    Reply,
+    Upgrade,
+    WebSocketFrames,
+    judge_upgrade,
+    screen,
+    websocket,
+)
 from trio_mcp.server.http import websocket as websocket_server
 
 both_roles = pytest.mark.parametrize("role", list(Role))

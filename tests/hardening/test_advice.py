@@ -24,8 +24,7 @@ from tests.requirements import req
 from tests.server.wire import connected
 from trio_mcp import Context, Field, Server, UsageError, open_client
 from trio_mcp.asgi import AsgiApp
-from trio_mcp.core.content import ToolResultContent, ToolUseContent
-from trio_mcp.core.models import CreateMessageResult, SamplingMessage
+from trio_mcp.core import CreateMessageResult, SamplingMessage, ToolResultContent, ToolUseContent
 from trio_mcp.errors import InvalidSchema, RemoteProtocolError
 from trio_mcp.types import BlobResourceContents, EmbeddedResource, Request, TextResourceContents, Tool
 

@@ -28,7 +28,7 @@ from tests.http.client import Cut
 from tests.http.served import served
 from tests.http.stage import Size, Stage, plays, text_of
 from trio_mcp import Context, Limits, McpError, Principal, RequestError, Server, ToolFailed, open_client
-from trio_mcp.core.http.event_log import MemoryEventLog
+from trio_mcp.core.http import MemoryEventLog
 from trio_mcp.types import FormElicitationRequest, HttpRequest, LoggingMessageParams
 
 # Trio warns of each async generator that is dropped before its end, which is the mistake here.

@@ -16,7 +16,7 @@ from trio.testing import MockClock, lockstep_stream_pair, memory_stream_pair, wa
 from tests.server.streams import Whole
 from tests.server.wire import CAPABILITIES, LATEST, REVISION_NAMES, Wire, connected
 from trio_mcp import Accepted, Context, Limits, Server, serve_stream
-from trio_mcp.core.revisions import META_CLIENT_CAPABILITIES, META_VERSION
+from trio_mcp.core import META_CLIENT_CAPABILITIES, META_VERSION
 from trio_mcp.errors import SessionClosed
 
 Pair = tuple[trio.abc.Stream, trio.abc.Stream]

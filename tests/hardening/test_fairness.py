@@ -24,8 +24,8 @@ from tests.requirements import req
 from tests.server.wire import LATEST, WireError, connected
 from trio_mcp import Context, Limits, Server
 from trio_mcp.asgi import AsgiApp
-from trio_mcp.core.http.fields import Headers
-from trio_mcp.core.revisions import Role
+from trio_mcp.core import Role
+from trio_mcp.core.http import Headers
 
 OLD = "2025-11-25"
 LONG = b"x" * 200_000

@@ -16,7 +16,7 @@ import trio
 import trio_mcp
 from tests.http.stage import D, E
 from trio_mcp import Client, Context, Server, UsageError, open_client
-from trio_mcp.core.jsonrpc import Request
+from trio_mcp.core import Request
 from trio_mcp.types import Tool
 
 PYTHON = sys.executable

@@ -27,7 +27,7 @@ from tests.core.auth_server import CALLBACK, AuthServer, reply
 from tests.http.auth_site import AuthSite
 from tests.http.test_jwks import NOW, issuing, public, signed, verifier
 from trio_mcp import McpError, OAuth, UsageError, open_client
-from trio_mcp.core.oauth.deeds import Replied, SendRequest
+from trio_mcp.core.oauth import Replied, SendRequest
 from trio_mcp.errors import AuthorizationFailed, CannotVerify
 from trio_mcp.oauth import FileTokenStore, MemoryTokenStore
 

@@ -20,7 +20,7 @@ from tests.requirements import req
 from tests.server.checkpoints import pipe_pair
 from tests.server.wire import LATEST
 from trio_mcp import Context, serve_stream
-from trio_mcp.core.revisions import Role
+from trio_mcp.core import Role
 
 META = {"io.modelcontextprotocol/protocolVersion": LATEST, "io.modelcontextprotocol/clientCapabilities": {}}
 SIZE = 100_000

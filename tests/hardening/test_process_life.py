@@ -21,7 +21,7 @@ from typing import IO, Any
 import pytest
 
 import trio_mcp
-from trio_mcp.core.revisions import META_CLIENT_CAPABILITIES, META_VERSION
+from trio_mcp.core import META_CLIENT_CAPABILITIES, META_VERSION
 
 LATEST = "2026-07-28"
 ENVIRONMENT = {

@@ -20,7 +20,7 @@ from tests.http.served import MemoryListener, bearer, by_token
 from tests.http.stage import A, D, E
 from trio_mcp import Client, Context, Limits, RequestError, Server, open_client, serve_http, serve_stream
 from trio_mcp.errors import SessionClosed
-from trio_mcp.relay.relay import open_relay
+from trio_mcp.relay import open_relay
 
 FORM = {"message": "transfer?", "requestedSchema": {"type": "object", "properties": {"yes": {"type": "boolean"}}}}
 

@@ -29,10 +29,7 @@ from tests.server.checkpoints import pipe_pair
 from tests.server.wire import connected
 from trio_mcp import Context, Limits, RequestError, Server, serve_stream
 from trio_mcp.asgi import AsgiApp
-from trio_mcp.core.jsonrpc import Notification, Request
-from trio_mcp.core.peer import Peer
-from trio_mcp.core.revisions import Role
-from trio_mcp.core.subscriptions import Listeners, Subscriptions, resource_updated
+from trio_mcp.core import Listeners, Notification, Peer, Request, Role, Subscriptions, resource_updated
 from trio_mcp.errors import ClientError
 from trio_mcp.types import SamplingRequest
 

@@ -22,7 +22,7 @@ import trio
 
 from tests.core.auth_server import AuthServer, reply
 from trio_mcp import Context, Principal, Server, serve_http
-from trio_mcp.core.oauth.deeds import Replied, SendRequest
+from trio_mcp.core.oauth import Replied, SendRequest
 
 __all__ = ["AuthSite", "Hold", "auth_site", "protected_by"]
 

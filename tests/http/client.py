@@ -38,9 +38,8 @@ from tests.server.wire import (
     _rule,
     _schema,
 )
-from trio_mcp.core.http.fields import Headers, encode_value
-from trio_mcp.core.http.sse import EventReader, SseEvent
-from trio_mcp.core.revisions import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_LOG_LEVEL, META_VERSION
+from trio_mcp.core import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_LOG_LEVEL, META_VERSION
+from trio_mcp.core.http import EventReader, Headers, SseEvent, encode_value
 
 __all__ = ["Answer", "Broken", "Cut", "Link", "Stream", "Web", "WireError", "note", "patiently", "request", "response"]
 

@@ -21,11 +21,9 @@ from trio.testing import wait_all_tasks_blocked
 from tests.http.client import Web, note, request
 from tests.server.wire import CAPABILITIES, CLIENT_INFO
 from trio_mcp import Server
-from trio_mcp.core.http.fields import Fields, Headers
-from trio_mcp.core.http.sse import EventReader, SseEvent
-from trio_mcp.core.http.verdicts import HttpRequest, Reply
-from trio_mcp.server.http.endpoint import Endpoint, send_reply
-from trio_mcp.server.run import Run
+from trio_mcp.core.http import EventReader, Fields, Headers, HttpRequest, Reply, SseEvent
+from trio_mcp.server import Run
+from trio_mcp.server.http import Endpoint, send_reply
 
 __all__ = ["Door", "Recorder", "Visit", "at", "by_the_rules"]
 

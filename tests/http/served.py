@@ -14,7 +14,7 @@ import trio
 
 from tests.http.client import Web
 from tests.server.checkpoints import running_tasks, unwrapped, where_all_stand, wide
-from trio_mcp.core.http.verdicts import LOOPBACK_HOSTS, HttpRequest
+from trio_mcp.core.http import LOOPBACK_HOSTS, HttpRequest
 
 __all__ = ["MemoryListener", "bearer", "by_token", "listening", "served"]
 
@@ -69,7 +69,7 @@ async def served(
 
     With `ends=False` the block waits at its end until the server has returned by itself, as after a drain.
     """
-    from trio_mcp.server.http.listener import serve_http
+    from trio_mcp.server.http import serve_http
 
     listener = MemoryListener(streams)
     options.setdefault("allowed_hosts", LOOPBACK_HOSTS)
@@ -82,7 +82,7 @@ async def served(
 @contextlib.asynccontextmanager
 async def listening(server: Any, *, check: bool = True, ends: bool = True, **options: Any) -> AsyncIterator[Web]:
     """A client of `server` over sockets on loopback; `options` are those of `serve_http`."""
-    from trio_mcp.server.http.listener import serve_http
+    from trio_mcp.server.http import serve_http
 
     async with _serving(serve_http, server, ends, port=0, **options) as address:
         port = address.listeners[0].socket.getsockname()[1]

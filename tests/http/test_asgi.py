@@ -30,8 +30,7 @@ from tests.server.checkpoints import unwrapped
 from tests.server.wire import LATEST, everywhere, speaking
 from trio_mcp import Context, Limits, Server, UsageError
 from trio_mcp.asgi import AsgiApp
-from trio_mcp.core.http.fields import Headers
-from trio_mcp.core.http.verdicts import HttpRequest
+from trio_mcp.core.http import Headers, HttpRequest
 
 SESSIONS = ("2025-03-26", "2025-06-18", "2025-11-25")
 in_sessions = pytest.mark.parametrize("revision", SESSIONS)

@@ -20,12 +20,10 @@ from tests.requirements import req
 from tests.server.checkpoints import Attempt, anything, cancel_everywhere
 from tests.server.wire import ACKNOWLEDGED, CANCELLED, PROGRESS, connected, everywhere
 from trio_mcp import Context, Limits, Server
-from trio_mcp.core.errors import NotDeclared, SessionClosed, UsageError
-from trio_mcp.core.http.event_log import MemoryEventLog
-from trio_mcp.core.http.verdicts import HttpRequest, Reply
-from trio_mcp.server.http.endpoint import AdmittedRequest, Endpoint
-from trio_mcp.server.http.lanes import ResponseStream
-from trio_mcp.transport.outbox import CLOSING
+from trio_mcp.core import NotDeclared, SessionClosed, UsageError
+from trio_mcp.core.http import HttpRequest, MemoryEventLog, Reply
+from trio_mcp.server.http import AdmittedRequest, Endpoint, ResponseStream
+from trio_mcp.transport import CLOSING
 
 LISTEN = "subscriptions/listen"
 OPENING = {"protocolVersion": D, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}

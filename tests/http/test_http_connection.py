@@ -24,12 +24,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.cuts import Cuts
 from tests.server.checkpoints import Attempt, Pair, PipeEnd, _Pipe, anything, cancel_everywhere, narrow, pipe_pair, wide
-from trio_mcp.core.http.fields import Fields
-from trio_mcp.core.http.verdicts import HttpRequest, Reply, refusal
-from trio_mcp.core.http.wire import RequestHead, refused
-from trio_mcp.core.jsonrpc import Error, Limits
-from trio_mcp.core.shares import ByteBudget
-from trio_mcp.server.http.connection import HttpConnection, ListenerState
+from trio_mcp.core import ByteBudget, Error, Limits
+from trio_mcp.core.http import Fields, HttpRequest, Reply, RequestHead, refusal, refused
+from trio_mcp.server.http import HttpConnection, ListenerState
 
 CHUNKED = "Transfer-Encoding: chunked"
 TEXT: Fields = (("Content-Type", "text/plain"),)

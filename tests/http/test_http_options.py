@@ -13,7 +13,7 @@ from trio.testing import MockClock
 from tests.http.served import bearer, by_token, served
 from tests.http.stage import OLD, E, Stage
 from trio_mcp import Server, UsageError
-from trio_mcp.server.http.endpoint import Endpoint
+from trio_mcp.server.http import Endpoint
 from trio_mcp.types import HttpRequest
 
 

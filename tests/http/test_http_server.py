@@ -35,7 +35,7 @@ from tests.requirements import req
 from tests.server.checkpoints import Pair, PipeEnd, _Pipe, narrow, unwrapped
 from tests.server.wire import LATEST
 from trio_mcp import Context, Limits, Server, UsageError
-from trio_mcp.server.http.listener import HttpAddress, serve_http, serve_http_stream
+from trio_mcp.server.http import HttpAddress, serve_http, serve_http_stream
 
 D = "2025-11-25"
 ECHO = {"name": "echo", "arguments": {"text": "hello"}}

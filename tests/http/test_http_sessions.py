@@ -22,11 +22,9 @@ from tests.http.stage import OLD, SESSIONS, TOOLS, UPDATED, B, D, Stage, in_sess
 from tests.requirements import req
 from tests.server.wire import CANCELLED, PROGRESS
 from trio_mcp import Context, Limits, Server
-from trio_mcp.core.http.event_log import MemoryEventLog
-from trio_mcp.core.http.verdicts import SessionFacts
-from trio_mcp.core.revisions import REVISIONS
-from trio_mcp.core.subscriptions import ChangeKind
-from trio_mcp.server.http.sessions import Sessions
+from trio_mcp.core import REVISIONS, ChangeKind
+from trio_mcp.core.http import MemoryEventLog, SessionFacts
+from trio_mcp.server.http import Sessions
 
 TIMEOUT = Limits().session_idle_seconds
 

@@ -27,7 +27,7 @@ from tests.http.served import MemoryListener, bearer, served
 from tests.requirements import req
 from trio_mcp import Context, Principal, Server, UsageError
 from trio_mcp.errors import CannotVerify
-from trio_mcp.oauth.jwks import JwksVerifier
+from trio_mcp.oauth import JwksVerifier
 
 ISSUER = "https://auth.example.com"
 AT = "https://mcp.example.com/mcp"

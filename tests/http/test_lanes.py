@@ -18,13 +18,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.http.recorder import Recorder, by_the_rules
 from tests.server.checkpoints import Attempt, anything, cancel_everywhere
-from trio_mcp.core.http.event_log import MemoryEventLog, Replay
-from trio_mcp.core.http.sse import encode_message
-from trio_mcp.core.http.verdicts import Answer
-from trio_mcp.core.jsonrpc import Batch, Error, Id, Notification, Request, Response
-from trio_mcp.core.revisions import REVISIONS
-from trio_mcp.server.http.lanes import EndpointStreams, OutgoingMessage, ResponseMode, ResponseStream, StreamOwner
-from trio_mcp.server.http.silence import IdleOrder
+from trio_mcp.core import REVISIONS, Batch, Error, Id, Notification, Request, Response
+from trio_mcp.core.http import Answer, MemoryEventLog, Replay, encode_message
+from trio_mcp.server.http import EndpointStreams, IdleOrder, OutgoingMessage, ResponseMode, ResponseStream, StreamOwner
 
 B, D, E = REVISIONS["2025-03-26"], REVISIONS["2025-11-25"], REVISIONS["2026-07-28"]
 CORS = (("Access-Control-Allow-Origin", "http://localhost"),)

@@ -33,7 +33,7 @@ from tests.http.stage import (
 from tests.requirements import req
 from tests.server.wire import PROGRESS, REVISION_NAMES
 from trio_mcp import Context, Limits, Server
-from trio_mcp.transport.outbox import CLOSING
+from trio_mcp.transport import CLOSING
 
 # Sessions, and their end.
 

@@ -23,8 +23,8 @@ from tests.requirements import req
 from tests.server.wire import WireError, speaking
 from trio_mcp import Context, Limits, McpError, Principal, RequestError, Server, UsageError, open_client
 from trio_mcp.asgi import AsgiApp
-from trio_mcp.core.content import TextContent
-from trio_mcp.core.oauth.resource import WELL_KNOWN
+from trio_mcp.core import TextContent
+from trio_mcp.core.oauth import WELL_KNOWN
 from trio_mcp.errors import CannotVerify
 from trio_mcp.types import HttpRequest
 

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from trio_mcp.core.errors import UsageError
-from trio_mcp.server import rates
-from trio_mcp.server.rates import Rates
+from trio_mcp.core import UsageError
+from trio_mcp.server import Rates, rates
 
 
 async def test_without_a_rate_everybody_may_ask_and_nobody_is_kept_in_mind() -> None:

@@ -17,8 +17,7 @@ from tests.core.http_rules import RULES, SCHEMA, TOOL, Rule
 from tests.http.client import Answer, Web
 from tests.http.served import listening
 from trio_mcp import Context, Server
-from trio_mcp.core.http.fields import Headers
-from trio_mcp.core.http.verdicts import HttpRequest
+from trio_mcp.core.http import Headers, HttpRequest
 from trio_mcp.types import Tool
 
 NOBODY = "nobody in particular"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, assert_checkpoints, wait_all_tasks_blocked
 
-from trio_mcp.server.http.silence import IdleOrder
+from trio_mcp.server.http import IdleOrder
 
 
 async def watch(silence: IdleOrder[str], found: list[tuple[str, float]]) -> None:

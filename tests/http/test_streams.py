@@ -32,7 +32,7 @@ from tests.http.stage import (
 from tests.requirements import req
 from tests.server.wire import CANCELLED, PROGRESS
 from trio_mcp import Limits
-from trio_mcp.core.http.sse import SseEvent
+from trio_mcp.core.http import SseEvent
 
 # JSON or a stream.
 

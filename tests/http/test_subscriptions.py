@@ -20,7 +20,7 @@ from tests.http.stage import (
 )
 from tests.requirements import req
 from tests.server.wire import ACKNOWLEDGED, PROGRESS
-from trio_mcp.core.revisions import META_SUBSCRIPTION_ID
+from trio_mcp.core import META_SUBSCRIPTION_ID
 
 # Subscriptions of the modern revision.
 

@@ -34,17 +34,11 @@ from tests.server.checkpoints import (
 )
 from tests.server.wire import LATEST
 from trio_mcp import Limits, Server, UsageError, open_client
-from trio_mcp.client.websocket import dial_websocket
-from trio_mcp.core.http.websocket import WebSocketFrames
-from trio_mcp.core.jsonrpc import Message, Notification
-from trio_mcp.core.opening import ClientProtocol
-from trio_mcp.core.revisions import REVISIONS, Role
-from trio_mcp.core.session import Offer
+from trio_mcp.client import dial_websocket
+from trio_mcp.core import REVISIONS, ClientProtocol, Message, Notification, Offer, Role
+from trio_mcp.core.http import WebSocketFrames
 from trio_mcp.errors import ConnectionFailed, RemoteProtocolError, SessionClosed, UpgradeRefused
-from trio_mcp.transport.dial import CONNECTING
-from trio_mcp.transport.duplex import Duplex
-from trio_mcp.transport.nursery import open_nursery
-from trio_mcp.transport.outbox import CLOSING
+from trio_mcp.transport import CLOSING, CONNECTING, Duplex, open_nursery
 
 URL = "ws://127.0.0.1:3000/ws"
 

@@ -18,7 +18,7 @@ from tests.server.checkpoints import wide
 from tests.server.wire import Wire, everywhere
 from trio_mcp import Context, Limits, Server, TextContent, open_client
 from trio_mcp.errors import ConnectionFailed, SessionClosed, UpgradeRefused
-from trio_mcp.server.http.listener import serve_http
+from trio_mcp.server.http import serve_http
 
 LARGE = 3_000_000
 HANDSHAKE = "2025-06-18"

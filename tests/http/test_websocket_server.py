@@ -32,14 +32,12 @@ from tests.server.wire import (
     speaking,
 )
 from trio_mcp import Context, Limits, Server
-from trio_mcp.core.http.verdicts import HttpRequest
-from trio_mcp.core.http.websocket import WebSocketFrames
-from trio_mcp.core.revisions import Role
-from trio_mcp.server.driver import converse
-from trio_mcp.server.http.endpoint import Endpoint
-from trio_mcp.server.http.websocket import _WebSocketStream, serve_upgrade
-from trio_mcp.server.run import Run
-from trio_mcp.transport.outbox import CLOSING
+from trio_mcp.core import Role
+from trio_mcp.core.http import HttpRequest, WebSocketFrames
+from trio_mcp.server import Run, converse
+from trio_mcp.server.http import Endpoint, serve_upgrade
+from trio_mcp.server.http.websocket import _WebSocketStream
+from trio_mcp.transport import CLOSING
 
 ERAS = pytest.mark.parametrize("revision", ["2025-11-25", LATEST])
 

@@ -20,7 +20,7 @@ import trio
 
 from tests.http.client import Answer, Web, note, request
 from tests.server.wire import CLIENT_INFO, LATEST, Object, everywhere, legacy
-from trio_mcp.core.http.fields import Headers
+from trio_mcp.core.http import Headers
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "wsgi_json.py"
 BATCHES = "2025-03-26"

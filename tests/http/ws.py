@@ -33,10 +33,9 @@ from wsproto.events import Request as Asked
 
 from tests.server.checkpoints import wide
 from tests.server.wire import Wire, connected
-from trio_mcp.core.http.verdicts import HttpRequest
-from trio_mcp.core.revisions import Role
-from trio_mcp.server.http.endpoint import Endpoint
-from trio_mcp.server.http.websocket import serve_upgrade
+from trio_mcp.core import Role
+from trio_mcp.core.http import HttpRequest
+from trio_mcp.server.http import Endpoint, serve_upgrade
 
 __all__ = [
     "BINARY", "CLOSE", "CONTINUED", "HANDSHAKE", "KEY", "PING", "PONG", "TEXT", "Socket", "close_frame",

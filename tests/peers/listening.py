@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from trio_mcp.transport.nursery import open_nursery
+from trio_mcp.transport import open_nursery
 
 __all__ = ["listening"]
 

@@ -17,8 +17,7 @@ import pytest
 import trio
 
 from trio_mcp import Client, RequestError, open_client
-from trio_mcp.core.content import TextContent
-from trio_mcp.core.models import CallToolResult
+from trio_mcp.core import CallToolResult, TextContent
 
 __all__ = ["Gaps", "Look", "Says", "Table", "Visit", "calls", "check", "code_of", "lists", "said", "visiting"]
 

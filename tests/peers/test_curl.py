@@ -20,8 +20,7 @@ from tests.peers.installed import needs, tool
 from tests.requirements import req
 from tests.server.wire import CAPABILITIES, CLIENT_INFO
 from trio_mcp import Context, Server
-from trio_mcp.core.http.fields import Headers
-from trio_mcp.core.http.sse import EventReader, SseEvent
+from trio_mcp.core.http import EventReader, Headers, SseEvent
 
 pytestmark = pytest.mark.full  # curl is not everywhere
 

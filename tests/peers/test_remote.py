@@ -20,7 +20,7 @@ import trio
 from tests.fixtures.everything_server import make_server
 from tests.peers.installed import PEERS, needs, node, npm
 from trio_mcp import Client, open_client, serve_http
-from trio_mcp.core.subscriptions import resource_updated
+from trio_mcp.core import resource_updated
 from trio_mcp.types import FormElicitationRequest, SamplingRequest
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the first of them installs the proxy

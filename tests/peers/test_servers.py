@@ -27,7 +27,7 @@ from tests.peers.looking import TOO_LATE, visiting
 from tests.peers.server_gaps import GAPS, LISTED
 from tests.peers.visits import stdio_server
 from trio_mcp import serve_http
-from trio_mcp.core.revisions import REVISIONS
+from trio_mcp.core import REVISIONS
 from trio_mcp.types import HttpOptions
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the first visit installs the server

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from trio_mcp.core.jsonrpc import Message, Request
-from trio_mcp.server.conversation import ServerSession
+from trio_mcp.core import Message, Request
+from trio_mcp.server import ServerSession
 
 __all__ = ["known_callers", "named"]
 

@@ -20,7 +20,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.server.checkpoints import pipe_pair
 from tests.server.wire import LATEST, Wire, connected, everywhere, modern
 from trio_mcp import Context, Limits, Server, serve_stream
-from trio_mcp.server.admission import Admission
+from trio_mcp.server import Admission
 
 # By itself, against a model.
 

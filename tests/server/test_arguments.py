@@ -13,12 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.requirements import req
-from trio_mcp.core.errors import UsageError
-from trio_mcp.core.jsonrpc import Json
-from trio_mcp.core.schema.schema import Field, parameters_schema, schema_of
-from trio_mcp.core.schema.validation import compile_schema
-from trio_mcp.server.arguments import Arguments, BadArguments, _quick_check, arguments_of, text_arguments
-from trio_mcp.server.handlers import typed
+from trio_mcp.core import Json, UsageError
+from trio_mcp.core.schema import Field, compile_schema, parameters_schema, schema_of
+from trio_mcp.server import Arguments, BadArguments, arguments_of, text_arguments, typed
+from trio_mcp.server.arguments import _quick_check
 
 
 class Size(enum.Enum):

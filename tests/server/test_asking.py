@@ -37,12 +37,9 @@ from tests.server.wire import (
 )
 from tests.server.wires import Nowhere, session_of
 from trio_mcp import Context, Elicit, ElicitUrl, InputRequired, ListRoots, RequestError, Sample, Server, UsageError
-from trio_mcp.core.jsonrpc import Notification, Request, Response
-from trio_mcp.core.models import ModelPreferences, Tool
-from trio_mcp.core.rounds import MAX_ROUNDS
-from trio_mcp.core.terms import LOG_LEVELS
+from trio_mcp.core import LOG_LEVELS, MAX_ROUNDS, ModelPreferences, Notification, Request, Response, Tool
 from trio_mcp.errors import NotDeclared, NotInThisRevision, SessionClosed, UrlElicitationRequired
-from trio_mcp.server.questions import Inquiry
+from trio_mcp.server import Inquiry
 
 Object = dict[str, Any]
 LATEST = REVISION_NAMES[-1]

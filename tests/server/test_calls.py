@@ -42,9 +42,9 @@ from trio_mcp import (
     file,
     image,
 )
-from trio_mcp.core.terms import LOG_LEVELS
+from trio_mcp.core import LOG_LEVELS
 from trio_mcp.errors import NotDeclared, NotInThisRevision, RemoteProtocolError
-from trio_mcp.transport.paths import PathRefused
+from trio_mcp.transport import PathRefused
 from trio_mcp.types import (
     AudioContent,
     BlobResourceContents,

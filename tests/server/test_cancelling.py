@@ -15,9 +15,9 @@ from tests.requirements import req
 from tests.server.checkpoints import narrow, unwrapped
 from tests.server.wire import CANCELLED, MESSAGE, PROGRESS, Wire, connected, everywhere, legacy, modern
 from trio_mcp import Context, Limits, Server, serve_stream
-from trio_mcp.core.outcomes import ConnectionLost
+from trio_mcp.core import ConnectionLost
 from trio_mcp.errors import SessionClosed
-from trio_mcp.server.context import ClientGone
+from trio_mcp.server import ClientGone
 from trio_mcp.server.conversation import _PendingQuestion
 
 Body = Callable[[Context], Awaitable[Any]]

@@ -19,27 +19,39 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.requirements import req
-from trio_mcp.core.content import Annotations, Icon, Resource
-from trio_mcp.core.errors import INVALID_PARAMS, RequestError, UsageError
-from trio_mcp.core.jsonrpc import JsonObject, Limits
-from trio_mcp.core.models import (
+from trio_mcp.core import (
+    INVALID_PARAMS,
+    LATEST,
+    PROMPTS_CHANGED,
+    RESOURCES_CHANGED,
+    REVISIONS,
+    TOOLS_CHANGED,
+    Annotations,
+    ChangeEvent,
+    Icon,
+    JsonObject,
+    Limits,
+    Pager,
     Prompt,
     PromptArgument,
     PromptReference,
+    RequestError,
+    Resource,
     ResourceReference,
     ResourceTemplate,
+    Revision,
     Tool,
     ToolAnnotations,
     ToolExecution,
+    UsageError,
 )
-from trio_mcp.core.pages import Pager
-from trio_mcp.core.revisions import LATEST, REVISIONS, Revision
 from trio_mcp.core.schema import templates
-from trio_mcp.core.subscriptions import PROMPTS_CHANGED, RESOURCES_CHANGED, TOOLS_CHANGED, ChangeEvent
-from trio_mcp.server.catalog import Catalog
-from trio_mcp.server.context import Context
-from trio_mcp.server.entries import Completer, Completing, Entry
-from trio_mcp.server.registration import (
+from trio_mcp.server import (
+    Catalog,
+    Completer,
+    Completing,
+    Context,
+    Entry,
     completer_of,
     prompt_of,
     raw_prompt,

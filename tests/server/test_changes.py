@@ -24,9 +24,8 @@ from tests.server.wire import (
     modern,
 )
 from trio_mcp import Context, Limits, Server, UsageError
-from trio_mcp.core.revisions import META_SUBSCRIPTION_ID
-from trio_mcp.core.subscriptions import TOOLS_CHANGED
-from trio_mcp.server.publishing import Publisher
+from trio_mcp.core import META_SUBSCRIPTION_ID, TOOLS_CHANGED
+from trio_mcp.server import Publisher
 from trio_mcp.types import CallNext, JsonObject, Prompt, Request, Resource, ResourceTemplate, Tool
 
 Object = dict[str, Any]

@@ -15,7 +15,7 @@ from tests.requirements import req
 from tests.server.callers import known_callers, named
 from tests.server.wire import PROGRESS, Wire, WireError, connected, everywhere
 from trio_mcp import Context, Limits, RequestError, Server, ToolError, UsageError, serve_stream
-from trio_mcp.core.jsonrpc import Request
+from trio_mcp.core import Request
 from trio_mcp.types import Tool
 
 Object = dict[str, Any]

@@ -14,13 +14,21 @@ from tests.server.checkpoints import PipeEnd, narrow
 from tests.server.wire import CAPABILITIES, LATEST, REVISION_NAMES, everywhere, legacy
 from tests.server.wires import Nowhere, session_of
 from trio_mcp import Context, ElicitUrl, Limits, Server, UsageError, serve_stream
-from trio_mcp.core.jsonrpc import Error, Notification, Request, Response, encode
-from trio_mcp.core.revisions import META_CLIENT_CAPABILITIES, META_LOG_LEVEL, META_VERSION, REVISIONS
-from trio_mcp.core.state import LinkKind
-from trio_mcp.core.terms import Terms
+from trio_mcp.core import (
+    META_CLIENT_CAPABILITIES,
+    META_LOG_LEVEL,
+    META_VERSION,
+    REVISIONS,
+    Error,
+    LinkKind,
+    Notification,
+    Request,
+    Response,
+    Terms,
+    encode,
+)
 from trio_mcp.errors import NotDeclared
-from trio_mcp.server.conversation import ServerSession
-from trio_mcp.server.run import Run
+from trio_mcp.server import Run, ServerSession
 
 OLD = REVISION_NAMES[-2]
 

@@ -13,8 +13,8 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from trio_mcp.transport import LeftOpen, Worker, WorkerPool
 from trio_mcp.transport import workers as crew
-from trio_mcp.transport.workers import LeftOpen, Worker, WorkerPool
 
 variable: ContextVar[Any] = ContextVar("variable", default="unset")
 Work = Callable[[Any], Awaitable[object]]

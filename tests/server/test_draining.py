@@ -14,7 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.server.checkpoints import unwrapped, wide
 from tests.server.wire import LATEST, Broken, WireError, connected, everywhere, modern
 from trio_mcp import Context, Server, UsageError, serve_http, serve_stream
-from trio_mcp.server.run import Run
+from trio_mcp.server import Run
 
 
 def working(**options: Any) -> Server:

@@ -34,8 +34,8 @@ from tests.server.wire import (
     since,
 )
 from trio_mcp import Accepted, Context, Limits, Server, serve_stream
-from trio_mcp.core.session import ServerProtocol
-from trio_mcp.transport.outbox import CLOSING
+from trio_mcp.core import ServerProtocol
+from trio_mcp.transport import CLOSING
 
 BATCHES = "2025-03-26"
 ERAS = pytest.mark.parametrize("revision", ["2025-11-25", LATEST])

@@ -31,7 +31,7 @@ from tests.peers.programs.surf import Browser
 from tests.requirements import req
 from tests.server.test_example_servers import line_of, until_sigterm
 from trio_mcp import OAuth, open_client
-from trio_mcp.core.oauth.deeds import Replied, SendRequest
+from trio_mcp.core.oauth import Replied, SendRequest
 from trio_mcp.oauth import MemoryTokenStore
 
 EXAMPLES = str(Path(__file__).parents[2] / "examples")

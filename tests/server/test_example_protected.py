@@ -19,7 +19,7 @@ from tests.http.client import Answer, Web
 from tests.http.served import bearer
 from tests.http.test_jwks import Issuer, public, signed
 from tests.server.test_example_servers import line_of, until_sigterm
-from trio_mcp.core.oauth.resource import WELL_KNOWN
+from trio_mcp.core.oauth import WELL_KNOWN
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "protected.py")
 RESOURCE = "https://mcp.example.com/mcp"

@@ -15,11 +15,9 @@ from tests.server.checkpoints import Pair, narrow, unwrapped, wide
 from tests.server.streams import watched
 from tests.server.wire import CAPABILITIES, LATEST
 from trio_mcp import Context, Limits, Server
-from trio_mcp.core.jsonrpc import Message, decode
-from trio_mcp.core.revisions import META_CLIENT_CAPABILITIES, META_VERSION
-from trio_mcp.server.driver import converse
-from trio_mcp.transport.duplex import Lines
-from trio_mcp.transport.outbox import CLOSING
+from trio_mcp.core import META_CLIENT_CAPABILITIES, META_VERSION, Message, decode
+from trio_mcp.server import converse
+from trio_mcp.transport import CLOSING, Lines
 
 
 class Frames:

@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from trio_mcp.transport.nursery import open_nursery, sole
+from trio_mcp.transport import open_nursery, sole
 
 ONE = ValueError("one")
 TWO = ExceptionGroup("two", [KeyError(), ValueError()])

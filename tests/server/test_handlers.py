@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import pytest
 
 import trio_mcp.server.context
-from trio_mcp.core.errors import UsageError, name_of
-from trio_mcp.server import handlers
-from trio_mcp.server.context import Context
-from trio_mcp.server.handlers import RunMode, raw, typed
+from trio_mcp.core import UsageError
+from trio_mcp.core.errors import name_of
+from trio_mcp.server import Context, RunMode, handlers, raw, typed
 
 if TYPE_CHECKING:
-    from trio_mcp.server.context import Context as HiddenContext
-    from trio_mcp.server.context import Context as Other
+    from trio_mcp.server import Context as HiddenContext
+    from trio_mcp.server import Context as Other
 
 CTX: Any = object()
 
@@ -148,9 +147,7 @@ def test_options_for_threads_are_refused_where_there_is_none(function: Callable[
 
 
 def test_a_class_is_refused_with_what_to_register_instead() -> None:
-    why = (
-        r"^Forecast is a class, .*; register a method of an object, such as Forecast\(...\).run, or a function"
-    )
+    why = r"^Forecast is a class, .*; register a method of an object, such as Forecast\(...\).run, or a function"
     with pytest.raises(UsageError, match=why):
         typed(Forecast)
 

@@ -29,7 +29,7 @@ import trio_mcp
 from tests.server.checkpoints import busy_threads, open_fds, wide
 from tests.server.wire import LATEST, REVISION_NAMES, Wire, connected
 from trio_mcp import Context, ElicitUrl, ListRoots, RequestError, Server, ToolError, serve_stream
-from trio_mcp.transport.outbox import Outbox
+from trio_mcp.transport import Outbox
 
 ROOT = Path(__file__).parents[2]
 ANSWERS: dict[str, Callable[[Any], Any]] = {

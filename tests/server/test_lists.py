@@ -13,7 +13,7 @@ from tests.requirements import req
 from tests.server.callers import known_callers, named
 from tests.server.wire import LATEST, Wire, WireError, connected, everywhere, modern
 from trio_mcp import CacheHints, Context, ElicitUrl, InputRequired, Limits, ResourceNotFound, Server
-from trio_mcp.core.jsonrpc import Request
+from trio_mcp.core import Request
 from trio_mcp.types import (
     Annotations,
     CallNext,

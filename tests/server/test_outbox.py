@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock, assert_checkpoints, wait_all_tasks_blocked
 
-from trio_mcp.transport.outbox import CLOSING, GONE, Outbox
+from trio_mcp.transport import CLOSING, GONE, Outbox
 
 
 class Wire:

@@ -40,15 +40,10 @@ from trio_mcp import (
     ToolError,
     UsageError,
 )
-from trio_mcp.core.jsonrpc import Request
-from trio_mcp.core.revisions import REVISIONS
-from trio_mcp.core.rounds import MAX_PARKED, MAX_PARKED_EACH, MAX_ROUNDS, STATE_TTL, StateSealer
-from trio_mcp.core.terms import Terms
+from trio_mcp.core import MAX_PARKED, MAX_PARKED_EACH, MAX_ROUNDS, REVISIONS, STATE_TTL, Request, StateSealer, Terms
 from trio_mcp.errors import SessionClosed, UrlElicitationRequired
-from trio_mcp.server.driver import converse
-from trio_mcp.server.parking import ParkedCall, Parking
-from trio_mcp.server.questions import Inquiry
-from trio_mcp.transport.duplex import Lines
+from trio_mcp.server import Inquiry, ParkedCall, Parking, converse
+from trio_mcp.transport import Lines
 
 Object = dict[str, Any]
 KEY = b"k" * 32

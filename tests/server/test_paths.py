@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.requirements import req
-from trio_mcp.core.errors import INVALID_PARAMS, RequestError
-from trio_mcp.core.models import Root
-from trio_mcp.transport.paths import PathRefused, Roots, below, file_path
+from trio_mcp.core import INVALID_PARAMS, RequestError, Root
+from trio_mcp.transport import PathRefused, Roots, below, file_path
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ import trustme
 import trio_mcp
 from tests.server.wire import LATEST
 from trio_mcp import Server, UsageError
-from trio_mcp.core.revisions import META_CLIENT_CAPABILITIES, META_VERSION
-from trio_mcp.server.process import ProcessLife, live, parse_address
+from trio_mcp.core import META_CLIENT_CAPABILITIES, META_VERSION
+from trio_mcp.server import ProcessLife, live, parse_address
 
 PROGRAM = """
 import sys

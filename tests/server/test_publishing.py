@@ -11,9 +11,18 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.requirements import req
-from trio_mcp.core.jsonrpc import Id, Limits, Notification, Request
-from trio_mcp.core.subscriptions import PROMPTS_CHANGED, RESOURCES_CHANGED, TOOLS_CHANGED, ChangeEvent, resource_updated
-from trio_mcp.server.publishing import ListenerKey, Publisher
+from trio_mcp.core import (
+    PROMPTS_CHANGED,
+    RESOURCES_CHANGED,
+    TOOLS_CHANGED,
+    ChangeEvent,
+    Id,
+    Limits,
+    Notification,
+    Request,
+    resource_updated,
+)
+from trio_mcp.server import ListenerKey, Publisher
 
 WINDOW = 0.5
 DECLARED = {name: {"listChanged": True, "subscribe": True} for name in ("tools", "prompts", "resources")}

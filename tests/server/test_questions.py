@@ -32,23 +32,33 @@ from hypothesis import strategies as st
 
 from tests.core.pairs import opened
 from tests.requirements import req
-from trio_mcp.core import codec, content, forms, models
-from trio_mcp.core.elicitation import Accepted, Declined, Dismissed
-from trio_mcp.core.errors import (
+from trio_mcp.core import (
+    LATEST,
+    LATEST_LEGACY,
+    LEGACY,
     MISSING_CLIENT_CAPABILITY,
+    REVISIONS,
     URL_ELICITATION_REQUIRED,
+    Accepted,
+    Declined,
+    Dismissed,
     NotDeclared,
     NotInThisRevision,
+    Question,
     RemoteProtocolError,
     RequestError,
+    Revision,
+    Role,
     UsageError,
+    codec,
+    content,
+    forms,
+    input_required,
+    models,
 )
-from trio_mcp.core.revisions import LATEST, LATEST_LEGACY, LEGACY, REVISIONS, Revision, Role
-from trio_mcp.core.rounds import Question, input_required
-from trio_mcp.core.schema.schema import Field
-from trio_mcp.server import questions
-from trio_mcp.server.questions import Elicit, ElicitUrl, Inquiry, ListRoots, Sample, UrlElicitationRequired
-from trio_mcp.transport.paths import Roots
+from trio_mcp.core.schema import Field
+from trio_mcp.server import Elicit, ElicitUrl, Inquiry, ListRoots, Sample, UrlElicitationRequired, questions
+from trio_mcp.transport import Roots
 
 FORMS_SINCE = [each for each in REVISIONS.values() if each.name >= "2025-06-18"]
 URLS_SINCE = [each for each in REVISIONS.values() if each.name >= "2025-11-25"]

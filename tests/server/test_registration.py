@@ -10,20 +10,32 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from tests.requirements import req
-from trio_mcp.core.cache import CacheHints
-from trio_mcp.core.content import Annotations, Icon, Resource
-from trio_mcp.core.errors import UsageError
-from trio_mcp.core.http.fields import Mirror
-from trio_mcp.core.models import Prompt, PromptArgument, ResourceTemplate, Tool, ToolAnnotations
-from trio_mcp.core.revisions import LATEST
-from trio_mcp.core.schema.schema import Field
-from trio_mcp.core.schema.validation import InvalidSchema
+from trio_mcp.core import (
+    LATEST,
+    Annotations,
+    CacheHints,
+    Icon,
+    Prompt,
+    PromptArgument,
+    Resource,
+    ResourceTemplate,
+    Tool,
+    ToolAnnotations,
+    UsageError,
+)
+from trio_mcp.core.http import Mirror
+from trio_mcp.core.schema import Field, InvalidSchema
+from trio_mcp.server import (
+    BadArguments,
+    Catalog,
+    Context,
+    PromptEntry,
+    ResourceEntry,
+    RunMode,
+    TemplateEntry,
+    ToolEntry,
+)
 from trio_mcp.server import registration as entries
-from trio_mcp.server.arguments import BadArguments
-from trio_mcp.server.catalog import Catalog
-from trio_mcp.server.context import Context
-from trio_mcp.server.entries import PromptEntry, ResourceEntry, TemplateEntry, ToolEntry
-from trio_mcp.server.handlers import RunMode
 
 CTX: Any = object()
 ICONS = [Icon("https://example.com/icon.png")]

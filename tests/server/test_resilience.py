@@ -13,7 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.server.wire import LATEST, connected, everywhere, legacy
 from trio_mcp import Context, ListRoots, RequestError, Server, ToolError, UsageError
 from trio_mcp.errors import RemoteProtocolError
-from trio_mcp.server.driver import serve_stream
+from trio_mcp.server import serve_stream
 from trio_mcp.types import ImageContent
 
 

@@ -25,32 +25,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.requirements import req
-from trio_mcp.core import codec
-from trio_mcp.core.content import (
+from trio_mcp.core import (
+    ABSENT,
+    LATEST,
+    REVISIONS,
     Annotations,
     AudioContent,
     BlobResourceContents,
-    EmbeddedResource,
-    ImageContent,
-    Resource,
-    ResourceLink,
-    TextContent,
-    TextResourceContents,
-    UnknownContent,
-)
-from trio_mcp.core.errors import NotInThisRevision, RequestError, ResourceNotFound, UsageError
-from trio_mcp.core.jsonrpc import ABSENT
-from trio_mcp.core.models import (
     CallToolResult,
     Completion,
+    EmbeddedResource,
     GetPromptResult,
+    ImageContent,
+    NotInThisRevision,
     PromptMessage,
     ReadResourceResult,
+    RequestError,
+    Resource,
+    ResourceLink,
+    ResourceNotFound,
+    Revision,
+    TextContent,
+    TextResourceContents,
     Tool,
+    UnknownContent,
+    UsageError,
+    codec,
 )
-from trio_mcp.core.revisions import LATEST, REVISIONS, Revision
-from trio_mcp.core.schema.validation import InvalidSchema
-from trio_mcp.server.results import (
+from trio_mcp.core.schema import InvalidSchema
+from trio_mcp.server import (
     BadResult,
     InputRequired,
     OutputSchema,

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from trio_mcp.transport import Stderr, unhindered_stderr
 from trio_mcp.transport import stderr as module
-from trio_mcp.transport.stderr import Stderr, unhindered_stderr
 
 Ends = tuple[int, int]
 

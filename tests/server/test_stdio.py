@@ -32,11 +32,10 @@ from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 
 import trio_mcp
 from tests.requirements import req
-from trio_mcp.core.errors import UsageError
-from trio_mcp.core.session import Offer
+from trio_mcp.core import Offer, UsageError
 from trio_mcp.server import process
 from trio_mcp.server import stdio as serving_stdio
-from trio_mcp.transport.stdio import own_stdio
+from trio_mcp.transport import own_stdio
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no stdio on Windows")
 

@@ -49,10 +49,8 @@ from tests.server.wire import (
     since,
     until,
 )
-from trio_mcp.core.content import TextContent
-from trio_mcp.server.context import Context
-from trio_mcp.server.driver import serve_stream
-from trio_mcp.server.server import Server
+from trio_mcp.core import TextContent
+from trio_mcp.server import Context, Server, serve_stream
 
 Say = Callable[[Any], bytes]
 Ask = Callable[[Any, Any], Awaitable[None]]

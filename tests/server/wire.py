@@ -40,7 +40,7 @@ import pytest
 import trio
 
 from tests.server.checkpoints import patiently, running_tasks, unwrapped, where_all_stand
-from trio_mcp.core.revisions import (
+from trio_mcp.core import (
     META_CLIENT_CAPABILITIES,
     META_CLIENT_INFO,
     META_LOG_LEVEL,

@@ -8,10 +8,8 @@ from typing import Any
 import trio
 
 from tests.server.wire import CAPABILITIES, CLIENT_INFO
-from trio_mcp.core.jsonrpc import Notification, Request
-from trio_mcp.core.state import LinkKind
-from trio_mcp.server.conversation import ServerSession
-from trio_mcp.server.run import Run
+from trio_mcp.core import LinkKind, Notification, Request
+from trio_mcp.server import Run, ServerSession
 
 __all__ = ["Nowhere", "session_of"]
 

@@ -40,7 +40,7 @@ from trio_mcp.errors import (
     SubscriptionUnsupported,
     Unauthorized,
 )
-from trio_mcp.oauth.client import AuthorizationFailed
+from trio_mcp.oauth import AuthorizationFailed
 
 __all__ = ["ANSWERED", "Book", "Call", "Listened", "Run"]
 

@@ -22,7 +22,7 @@ from tests.http.served import by_token
 from tests.simulation.book import Book
 from tests.simulation.network import Listener, Network, caller
 from trio_mcp import Accepted, Context, Limits, Principal, RequestError, Server, ToolError, serve_http, serve_stream
-from trio_mcp.core.oauth.deeds import SendRequest
+from trio_mcp.core.oauth import SendRequest
 from trio_mcp.types import Resource
 
 __all__ = ["ISSUER", "KEYS", "LIMITS", "SERVER", "TIGHT", "TOOLS", "Host", "authorize", "build", "hostile", "url_of"]

@@ -15,10 +15,9 @@ from unittest import mock
 import trio
 
 from trio_mcp import Client, Context
-from trio_mcp.core.shares import Account
-from trio_mcp.core.subscriptions import Listeners
+from trio_mcp.core import Account, Listeners
 from trio_mcp.errors import NoResponse, SessionLost
-from trio_mcp.server.dispatch import Dispatcher
+from trio_mcp.server import Dispatcher
 
 __all__ = ["MISTAKES"]
 

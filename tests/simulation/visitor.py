@@ -15,7 +15,7 @@ from tests.simulation.host import KEYS, TOOLS
 from tests.simulation.network import caller
 from tests.simulation.plan import Move
 from trio_mcp import Client, McpError, open_client
-from trio_mcp.client.options import ClientOptions
+from trio_mcp.client import ClientOptions
 from trio_mcp.errors import NoResponse, SessionClosed, SessionLost
 from trio_mcp.types import PromptReference
 

@@ -48,8 +48,8 @@ from tests.simulation.network import Network
 from tests.simulation.plan import HARMLESS, Fault, Plan
 from tests.simulation.visitor import Visitor
 from trio_mcp import McpError, OAuth, Server
-from trio_mcp.client.options import ClientOptions
-from trio_mcp.relay.relay import open_relay
+from trio_mcp.client import ClientOptions
+from trio_mcp.relay import open_relay
 from trio_mcp.testing import seeded
 
 __all__ = ["Played", "play"]
