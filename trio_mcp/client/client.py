@@ -83,6 +83,7 @@ from trio_mcp.core.opening import Negotiation
 from trio_mcp.core.pages import Pager
 from trio_mcp.core.revisions import Role
 from trio_mcp.core.rounds import Ask, Rounds, is_complete
+from trio_mcp.core.signatures import show_options
 from trio_mcp.core.state import LinkKind
 from trio_mcp.core.subscriptions import ChangeEvent
 from trio_mcp.core.terms import Terms
@@ -122,6 +123,10 @@ async def connect_client(nursery: trio.Nursery, target: Target, **options: Unpac
     client = Client(target, options)
     await nursery.start(client._keeper.run, name="a client")
     return client
+
+
+show_options(open_client, ClientOptions)
+show_options(connect_client, ClientOptions)
 
 
 class _OpenClient(Block["Client"]):

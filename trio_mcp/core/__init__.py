@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.sampling import *
     from trio_mcp.core.session import *
     from trio_mcp.core.shares import *
+    from trio_mcp.core.signatures import *
     from trio_mcp.core.state import *
     from trio_mcp.core.subscriptions import *
     from trio_mcp.core.terms import *
@@ -117,6 +118,7 @@ else:
             "sampling": "check_sampling",
             "session": "Call Notice Offer Opened ServerProtocol SessionAgreed SessionProtocol",
             "shares": "Account ByteBudget Charge FEW FairQueue LONG Reclaimable Shares holder_of to_make_room weight",
+            "signatures": "show_options",
             "state": (
                 "ANSWER Action CALLING CANCELLED GONE LinkKind NOTE RequestEvent SERVING State Table first_state step"
             ),

@@ -21,6 +21,7 @@ from trio_mcp.core.migration import WithOtherNames
 from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.core.rounds import StateSealer
 from trio_mcp.core.session import Offer
+from trio_mcp.core.signatures import show_options
 from trio_mcp.core.subscriptions import ChangeEvent, resource_updated
 from trio_mcp.server import registration
 from trio_mcp.server.catalog import CHANGES, Catalog
@@ -696,6 +697,12 @@ _RAW = {
     "template": ("ResourceTemplate", "ctx, uri, variables"),
     "prompt": ("Prompt", "ctx, arguments"),
 }
+
+
+show_options(Server.tool, registration.tool_of)
+show_options(Server.resource, registration.resource_of)
+show_options(Server.prompt, registration.prompt_of)
+show_options(Server.completion, registration.completer_of)
 
 
 class _Announcement:

@@ -32,6 +32,7 @@ import trio
 from trio_mcp.core.errors import CannotServe, UsageError
 from trio_mcp.core.http.verdicts import HttpRequest
 from trio_mcp.core.shares import Shares, holder_of, to_make_room
+from trio_mcp.core.signatures import show_options
 from trio_mcp.server.driver import address_of
 from trio_mcp.server.http.connection import HttpConnection, ListenerState
 from trio_mcp.server.http.endpoint import Endpoint, HttpOptions, busy
@@ -142,6 +143,10 @@ async def serve_http_stream(
             await _HttpServer(run, options, tap).serve_stream(stream)
     finally:
         await trio.aclose_forcefully(stream)
+
+
+show_options(serve_http, HttpOptions)
+show_options(serve_http_stream, HttpOptions)
 
 
 class _HttpServer:
