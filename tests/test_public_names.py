@@ -90,10 +90,16 @@ def test_the_reference_has_every_public_name(module: str) -> None:
 def test_help_shows_real_signatures() -> None:
     from trio_mcp import Server, connect_client, open_client, serve_http
 
-    for function, option in [
-        (Server.tool, "structured"), (Server.resource, "mime_type"), (Server.prompt, "title"),
-        (Server.completion, "thread"), (open_client, "timeout"), (connect_client, "timeout"), (serve_http, "allowed_hosts"),
-    ]:  # fmt: skip
+    options = {
+        Server.tool: "structured",
+        Server.resource: "mime_type",
+        Server.prompt: "title",
+        Server.completion: "thread",
+        open_client: "timeout",
+        connect_client: "timeout",
+        serve_http: "allowed_hosts",
+    }
+    for function, option in options.items():
         parameters = inspect.signature(function).parameters
         assert option in parameters
         assert not [each for each in parameters.values() if each.kind is each.VAR_KEYWORD]
