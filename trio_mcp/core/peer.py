@@ -1,15 +1,18 @@
 """Requests in flight, in both directions: ids, progress, cancellation and deadlines.
 
-A `Peer` is one end of a link.  `receive` takes a message, changes all state before it returns, and returns events.
-`outgoing` returns the messages to send.  In this file "our" requests are those that we made, and "their" requests are
-those that the other side made and we serve.  For every request, in every revision and both roles, these rules hold:
+A `Peer` is one end of a link: a byte stream, an HTTP session or one HTTP exchange (`LinkKind`).  `receive` takes a
+message, changes all state, and returns events.  `outgoing` returns the messages to send.  In this file "our" requests
+are those that we made, and "their" requests are those that the other side made and we serve.  For every request, in
+every revision and both roles, these rules hold:
 
-- A request has exactly one outcome: answered, refused, garbled, timed out, lost, torn down, or cancelled by us.
-- No message is sent for a request of theirs after its cancellation was received, not even a message that was queued
-  before.  (A request that the handler made is one of ours, with an outcome of its own; the handler's side cancels it.)
-- Our ids only grow.  So an unexpected answer with an id below the next one is late, and is dropped.  Any other is a
-  mistake of the peer, and is reported.  Finished requests need no memory.
-- Deadlines that have passed when a message arrives take effect before the message.
+- A request has exactly one outcome: a result, an error, an invalid answer, a timeout, a lost link, the end of a
+  subscription by the server, or our cancellation.
+- After the cancellation of a request of theirs was received, no message is sent for it, not even a queued one.
+  (Requests that its handler made are ours.  They have their own outcomes, and the code that runs the handler cancels
+  them.)
+- Our ids only grow.  So an answer to an id that we have used is late if its request has ended, and is dropped.  An
+  answer to any other unknown id is a mistake of the peer, and is reported.  Finished requests are not stored.
+- If a deadline has passed when a message arrives, the timeout takes effect before the message.
 
 `session` decides which method may be sent when, and under which terms.  `jsonrpc` reads and writes the bytes.
 """
@@ -89,8 +92,8 @@ Outgoing: TypeAlias = tuple[Request | Notification | Response | Error | Batch, H
 
 The label is the argument `about` of the `receive` that got the request.  Messages with that label are: the answer, a
 batch of answers, progress, notifications, requests that the handler makes, and their cancellations.  The error for a
-message that could not be served has the label of that message, with or without an id.  If `receive` got no label, the
-label is the id of the request, of the first request in a batch, or of the error.  None: the message belongs to no
+message that could not be served has the label of that message, even if the error has no id.  If `receive` got no label,
+the label is the id of the request, of the first request in a batch, or of the error.  None: the message belongs to no
 request of theirs.
 """
 
@@ -105,7 +108,7 @@ _LIMITS = Limits()
 
 
 def charged(message: Message) -> int:
-    """Return the bytes that a queued message is charged: its size, or 0 for a short message and for an error."""
+    """Return the bytes that a queued message uses in `Peer.account`: its size, or 0 if it is short or an error."""
     if type(message) is Batch:
         return sum(map(charged, message.items))
     size = len(getattr(message, "_bytes", b""))  # a message that is not prepared was not charged
@@ -117,8 +120,10 @@ def _is_id(value: object) -> TypeGuard[Id]:
 
 
 def _number(value: object) -> float | None:
-    """Return `value` as an int or float, or None if it cannot measure progress: a bool, or infinity, which no value
-    can exceed."""
+    """Return `value` as an int or float.  None: it cannot measure progress, because it is not a finite number.
+
+    A bool is not a number here.  Infinity is refused because no later value could exceed it.
+    """
     if type(value) is int:
         return value
     if isinstance(value, float):
@@ -185,15 +190,15 @@ class Peer:
     """One end of a link; see the head of this file.
 
     `terms` are the terms of the whole link.  They are None before the handshake, and if each request brings its own.
-    Threads that share a peer need one lock.  Hold it around each call together with `outgoing` and the write;
-    otherwise two threads could write in the wrong order.
+    Threads that share a peer need one lock.  A thread holds it while it calls a method, calls `outgoing` and writes the
+    messages.  Otherwise two threads could write in the wrong order.
     """
 
-    # Defaults of the class: there is a session for each modern request, and few sessions change any of them.
+    # Class attributes, because few peers change these values, and over HTTP each modern request has its own peer.
     half_closed = False
-    """The other side sends no more messages, so no request of ours can be answered.  It may still read."""
+    """The other side sends no more messages, so it cannot answer our requests.  It may still read."""
     account: Account | None = None
-    """If set, queued messages that are not short are charged here.  See `take_charge`."""
+    """If set, it counts the bytes of the queued messages that are not short.  See `take_charge`."""
     _charged = 0
 
     def __init__(
@@ -210,22 +215,22 @@ class Peer:
         self._deadlines: list[tuple[float, int]] = []
         # The queue: each message with its label, and the request of theirs whose cancellation withdraws the message.
         # The queue has no limit here.  It holds one message for each received one, one cancellation for each request of
-        # ours, and the messages of the caller.  The owner of the peer must stop to read and to queue while it cannot
-        # write.
+        # ours, and the messages of the caller.  While the owner of the peer cannot write, it must stop reading and
+        # queueing.
         self._outgoing: list[tuple[Request | Notification | Response | Error | Batch, Hashable | None, Id | None]] = []
         self._handed_out = 0  # how many times `outgoing` was called
         self._arrival = _Arrival()  # of the previous message
-        # An answer without an id may be for an older message than our only open request.  This is the next id at the
-        # time when we last sent a message that has no answer, or gave up a request.  0 after a later request was
-        # answered.  See `_only_possible_request`.
+        # An answer without an id may belong to a message that is older than our only open request.  This is set to
+        # `_next_id` when we send a message that has no answer, or give up a request.  It is set to 0 when a request
+        # that we made later is answered.  See `_only_possible_request`.
         self._ambiguous_before = 0
-        # Cancelled requests of theirs that had messages in the queue, and the length of the queue at that time.  It is
-        # never longer than the queue, however many requests the peer cancels without reading.
+        # For each cancelled request of theirs that had messages in the queue: the length of the queue when it was
+        # cancelled.  There are never more entries than queued messages, even if the peer cancels and does not read.
         self._withdrawn: dict[Id | None, int] = {}
 
     @property
     def unreadable_id_is_null(self) -> bool:
-        """Whether an error for a message with an unreadable id has a null id.  Otherwise the id is missing."""
+        """Whether an error for a message with an unreadable id has a null id.  Otherwise it has no id."""
         return self.terms is None or self.terms.revision.unreadable_id_is_null
 
     # Messages that we send.
@@ -241,8 +246,8 @@ class Peer:
     ) -> int:
         """Queue a request and return its id.  Exactly one outcome will have this id.
 
-        `deadline` is a time of the clock that `tick` gets.  `progress` asks for progress events.  `about` is the
-        request of theirs whose handler makes this request.  Raises `SessionClosed` if the link is lost.  Raises
+        `deadline` is a time on the clock of `tick`.  `progress` asks for progress events.  `about` is the request of
+        theirs whose handler makes this request.  Raises `SessionClosed` if the link is lost.  Raises
         `UsageError` if `about` has ended, if too many requests are open, if `params` cannot be written, or if they have
         a progress token (prog-02: tokens must be unique, so we choose them).
         """
@@ -257,7 +262,7 @@ class Peer:
         progress: bool = False,
         about: Id | None = None,
     ) -> int:
-        """As `request`.  `more` has further members of the params, which must not overlap; then `progress` is False."""
+        """As `request`.  `more`: further members of the params, under other names; `progress` must then be False."""
         if self.closed:
             raise SessionClosed(f"{method} was not sent: the link is closed")
         if self.half_closed:
@@ -273,7 +278,7 @@ class Peer:
             request = prepared_request(id, method, params, more)
         else:
             meta = meta_of(f"the params of {method}", params)
-            if progress:  # the id is never used again, so it is a unique token too
+            if progress:  # the id is also the token: it is never used again, so it is unique
                 params = {**params, "_meta": {**meta, "progressToken": id}}
             elif "progressToken" in meta:
                 raise UsageError(f"{method} was not sent: use progress=True instead of a progressToken in _meta")
@@ -291,9 +296,9 @@ class Peer:
     def notify(self, method: str, params: JsonObject | None = None, *, about: Id | None = None) -> bool:
         """Queue a notification.
 
-        False: it is not sent.  The link is lost, the request `about` has ended, or the notification is long and too
-        much data is queued.  Raises `UsageError` if it cannot be written, and for cancellations and progress: use
-        `cancel` and `progress`, which update the request.
+        Returns False if it is not sent: the link is lost, the request `about` has ended, or the notification is long
+        and too much data is queued.  Raises `UsageError` if the notification cannot be written as JSON.  Also raises it
+        for cancellations and progress: use `cancel` and `progress`, which update the request.
         """
         if method in (_CANCELLED, PROGRESS):
             raise UsageError(f"{method} must be sent with Peer.cancel or Peer.progress")
@@ -310,9 +315,9 @@ class Peer:
     def progress(self, id: Id, progress: float, total: float | None = None, message: str | None = None) -> bool:
         """Report progress of a request that we serve.
 
-        False: it is not sent.  The request has ended, the peer did not ask for progress, the queue is full as in
-        `notify`, or `progress` equals the last value ("The progress value MUST increase").  Raises `UsageError` if
-        `progress` is not a number or is less than the last value, and if the message cannot be written.
+        Returns False if it is not sent: the request has ended, the peer did not ask for progress, too much data is
+        queued, or `progress` equals the last value ("The progress value MUST increase").  Raises `UsageError` if
+        `progress` is not a number or is less than the last value, and if the message cannot be written as JSON.
         """
         serving = self._serving.get(id)
         if serving is None or serving.token is None:
@@ -326,7 +331,7 @@ class Peer:
             raise UsageError(f"progress of request {shown(id)} must be a finite number{last}, got {shown(progress)}")
         if not (message is None or isinstance(message, str)):
             raise UsageError(f"the message of progress must be a string, got {type(message).__name__}")
-        # A loop that reports how many items are done reports the same number twice if it skips an item.
+        # Not an error: a loop that reports its count of finished items reports the same count after a skipped item.
         if new_value == serving.progress:
             return False
         if message is not None and (terms := serving.terms or self.terms) and not terms.revision.progress_message:
@@ -339,8 +344,9 @@ class Peer:
     def answer(self, id: Id, result: JsonObject) -> bool:
         """Answer a request that we serve.  False: the request has ended or was cancelled, and no message is sent.
 
-        The result is written now; later changes of the dict have no effect.  Raises `UsageError` if it cannot be
-        written, and `RequestError` if it is long and too much data is queued.  The request then still waits.
+        The result is written as JSON at once; later changes of the dict have no effect.  Raises `UsageError` if it
+        cannot be written, and `RequestError` if it is long and too much data is queued.  After an error the request
+        still waits for an answer.
         """
         return self._finish(id, Response(id, result), ANSWER)
 
@@ -350,9 +356,10 @@ class Peer:
         return self._finish(id, Error(id, error.code, error.message, data), RequestEvent.ERROR)
 
     def cancel(self, id: Id, reason: str = "") -> bool:
-        """Cancel a request of ours.  The peer is told if the kind of link requires it.  False: it had ended already.
+        """Cancel a request of ours.  Returns False if it had already ended.
 
-        Raises `UsageError` if the reason cannot be written.
+        Queues a cancellation for the peer if the kind of link requires one.  Raises `UsageError` if the reason cannot
+        be written.
         """
         calling = self._calling.get(id)
         if calling is None:
@@ -401,8 +408,8 @@ class Peer:
     def fail(self, id: Id, why: str) -> list[Event]:
         """Report that a request of ours can never be answered: its POST was refused, or its stream is given up.
 
-        It ends with `ConnectionLost` on every kind of link; no cancellation is sent, and other requests go on.  Returns
-        no event if it had ended already.
+        The request ends with `ConnectionLost` on every kind of link.  No cancellation is sent, and other requests go
+        on.  Returns no event if the request had already ended.
         """
         calling = self._calling.get(id)
         if calling is None or not self._call_step(calling, RequestEvent.FAILED):
@@ -501,7 +508,7 @@ class Peer:
     def receive(self, message: Message, now: float, *, about: Hashable | None = None) -> list[Event]:
         """Process one received message and return its events.
 
-        Never raises for a mistake of the peer; mistakes are answered, reported, or both.  `about` is the transport's
+        Never raises for a mistake of the peer.  A mistake is answered, reported, or both.  `about` is the transport's
         label for the stream or exchange that the message came on; see `Outgoing`.
         """
         events = self.tick(now) if self._deadlines and self._deadlines[0][0] <= now else []
@@ -509,8 +516,8 @@ class Peer:
             arrival = self._arrival
             if about is not arrival.label:
                 arrival = _Arrival(about)
-                # A cache: on one stream nearly all messages have the same label.  On other links it would keep the
-                # label, which may be a whole exchange, alive after its end.
+                # A cache: on a byte stream nearly all messages have the same label.  On other links the label may be a
+                # whole HTTP exchange, and the cache would keep it in memory after its end.
                 if self.link is LinkKind.DUPLEX:
                     self._arrival = arrival
             self._RECEIVERS[type(message)](self, message, events, arrival)
@@ -578,7 +585,7 @@ class Peer:
         if why:
             self._refuse_at_once(Error(None, errors.INVALID_REQUEST, why), events, arrival)
             for item in message.items:
-                if (id := _answers(item)) is not None:  # its caller would wait for ever
+                if (id := _answers(item)) is not None:  # otherwise its caller would wait for ever
                     self._fail_garbled(id, why, events)
             return
         reply = _BatchReply()
@@ -642,19 +649,19 @@ class Peer:
         It must be our only open request.  The rest depends on the kind of link:
 
         - An exchange has one request, so the answer is certain.
-        - On a duplex link the answer may also be late, for a request that was given up, or a complaint about a
-          notification: some servers refuse notifications, most often `notifications/initialized`.  But the peer reads
-          in order.  If it has answered a later request, it has no more answers to earlier messages.
-        - In a session the exchanges may overtake each other, so it is never certain.
+        - On a duplex link the answer may also belong to a request that was given up, or be an error for a notification:
+          some servers refuse notifications, most often `notifications/initialized`.  But the peer reads in order.  If
+          it has answered a later request, it sends no more answers to earlier messages.
+        - In a session one exchange may overtake another, so the answer is never certain.
         """
         certain = self.link is LinkKind.EXCHANGE or (self.link is LinkKind.DUPLEX and not self._ambiguous_before)
         return next(iter(self._calling)) if certain and len(self._calling) == 1 else None
 
     def _find_request(self, id: Id, events: list[Event]) -> _OutgoingRequest | None:
-        """Return our request with this id or token.  None if it has ended; an id that we never used is a mistake."""
+        """Return our request with this id or token, or None if it has ended.  Report an id that we never used."""
         number = id
         if isinstance(id, str) and id.isascii() and id.isdecimal() and len(id) < 20:
-            number = int(id)  # some peers echo our integer as a string: it is corrected and reported
+            number = int(id)  # some peers send our integer back as a string; this is accepted and reported
         if isinstance(number, str) or not self._first_id <= number < self._next_id:
             events.append(PeerMistake(f"no request of ours has the id {shown(id)}"))
             return None
@@ -669,10 +676,10 @@ class Peer:
             events.append(InvalidAnswer(calling.id, calling.method, why))
 
     def _call_step(self, calling: _OutgoingRequest, event: RequestEvent, reason: str = "") -> bool:
-        """Apply an event to a request of ours.  Returns whether the event is to be reported."""
+        """Apply an event to a request of ours.  Returns whether the caller must report the event."""
         state, action = step(CALLING[self.link], calling.state, event)
-        if action in _SENDS_CANCEL:  # before any state changes, because a reason that cannot be written raises
-            # Not with the label of a request of theirs that has ended: no message is sent for that one.
+        if action in _SENDS_CANCEL:  # before any state changes: this raises if the reason cannot be written
+            # If the request of theirs has ended, no label: no message may be sent for that request.
             label = calling.label if calling.label == self.label_of(calling.about) else None
             self._send_cancelled(calling.id, reason, label)
         calling.state = state
@@ -697,7 +704,7 @@ class Peer:
             data = getattr(message, "_bytes", None)
             if data is None:
                 data = prepare(message)._bytes  # before any state changes: it raises if it cannot write the message
-            # Errors are not charged; otherwise an answer for which there is no room could not even be refused.
+            # Errors are not charged.  Otherwise an answer that exceeds the limit could not be replaced by an error.
             if len(data) > FEW and type(message) is not Error and (limit := self._charge(message)):
                 if event is NOTE:
                     return NOTHING
@@ -759,10 +766,10 @@ class Peer:
         """Queue an error for a message that is not served, and report it."""
         events.append(PeerMistake(why or error.message))
         if error.id is not None and self.serves(error.id):
-            # With this id the error would be taken for the answer to the request that is still running.
+            # With this id, the peer would take the error for the answer to the request that is still running.
             error = attrs.evolve(error, id=None)
         if error.id is None:
-            # Written now, because a later message may agree on another revision before the queue is sent.
+            # Written as JSON now: before the queue is sent, a later message may select another revision.
             prepare(error, null_id=self.unreadable_id_is_null)
         label = error.id if arrival.label is None else arrival.label
         if (batch := arrival.batch) is not None:
@@ -785,7 +792,7 @@ class Peer:
         self._queue(prepare(Notification(_CANCELLED, params)), label)
 
     def _lose_stream(self, about: Id, why: str) -> list[Event]:
-        """Apply the loss of a stream.  Its request is the client's: ours on a client, theirs on a server."""
+        """Apply the loss of the stream of a client's request: ours on a client, theirs on a server."""
         if RequestEvent.STREAM_LOST not in CALLING[self.link][State.OPEN]:
             raise UsageError("this link is a single stream: call connection_lost without `about`")
         events: list[Event] = []
