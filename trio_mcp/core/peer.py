@@ -1,9 +1,9 @@
 """Requests in flight, in both directions: ids, progress, cancellation and deadlines.
 
-A `Peer` is one end of a link: a byte stream, an HTTP session or one HTTP exchange (`LinkKind`).  `receive` takes a
-message, changes all state, and returns events.  `outgoing` returns the messages to send.  In this file "our" requests
-are those that we made, and "their" requests are those that the other side made and we serve.  For every request, in
-every revision and both roles, these rules hold:
+A `Peer` is one end of a link: one stream such as stdio, an HTTP session, or one HTTP exchange (`LinkKind`).  `receive`
+takes a message, changes all state before it returns, and returns events.  `outgoing` returns the messages to send.  In
+this file "our" requests are those that we made, and "their" requests are those that the other side made and we serve.
+For every request, in every revision and both roles, these rules hold:
 
 - A request has exactly one outcome: a result, an error, an invalid answer, a timeout, a lost link, the end of a
   subscription by the server, or our cancellation.
@@ -516,8 +516,8 @@ class Peer:
             arrival = self._arrival
             if about is not arrival.label:
                 arrival = _Arrival(about)
-                # A cache: on a byte stream nearly all messages have the same label.  On other links the label may be a
-                # whole HTTP exchange, and the cache would keep it in memory after its end.
+                # A cache: on a single stream nearly all messages have the same label.  On other links the label may be
+                # a whole HTTP exchange, and the cache would keep it in memory after its end.
                 if self.link is LinkKind.DUPLEX:
                     self._arrival = arrival
             self._RECEIVERS[type(message)](self, message, events, arrival)
