@@ -1,14 +1,16 @@
-"""Sessions: find the terms of each message, and check whether it may be sent or served under them.
+"""Sessions: find the terms of each message, and check whether they allow it to be sent or served.
 
-A session is a `Peer` that knows the protocol: the description that a side gives of itself (`Offer`), the legacy
-handshake, the modern terms of each request, and the methods and notifications that each side may use.  It answers some
-requests itself: `ping`, `initialize`, `server/discover`, `logging/setLevel`, and requests with an unknown method, an
-undeclared capability or an unsupported version.  All other requests and notifications are returned with their terms, as
-`Call` and `Notice`.
+The terms of a message are its revision and the capabilities, identity and principal of the peer (`Terms`).  A legacy
+revision has a handshake (`initialize`), which sets the terms of the whole link.  A modern revision has none: each
+request has its terms in `_meta`.  These are the two eras.
 
-This file has the shared part and the server.  The client, which must first find out the revision of its server, is in
-`opening`.  One server session serves both eras on one link: `initialize` agrees the terms of the link, a request with
-modern `_meta` brings its own, and they do not affect each other (ver-08, ver-09).
+A session is a `Peer` that knows the protocol: the identity and capabilities of our side (`Offer`), the handshake, the
+terms, and the methods and notifications that each side may use.  It answers some requests itself: `ping`, `initialize`,
+`server/discover`, `logging/setLevel`, and requests with an unknown method, an undeclared capability or an unsupported
+version.  It returns all other requests and notifications with their terms, as `Call` and `Notice`.
+
+This file has the code for both roles and the server.  The client, which must first find out the revision of its server,
+is in `opening`.  One server session serves both eras on one link, and they do not affect each other (ver-08, ver-09).
 """
 
 from __future__ import annotations
@@ -101,7 +103,7 @@ class Opened(Event):
     terms: Terms
 
 
-_VERSION_SHOWN = 80  # characters of an unsupported version in the error data; the version may be as long as a message
+_VERSION_SHOWN = 80  # characters of an unsupported version in the error data: the client may send a very long one
 _KINDS: Mapping[type, str] = {str: "a string", dict: "an object"}
 
 
@@ -134,18 +136,18 @@ def _derived(compute: Callable[[Any], Any]) -> Any:
 class Offer:
     """The description of our side: its identity, its capabilities and its revisions.
 
-    Identity and capabilities are in wire form, for the newest revision.  Each revision gets the part that it knows.
-    `revisions` may be in any order.  Raises `UsageError` if the identity lacks a name or a version, if there is no
-    revision, if a capability is unknown or is not an object, if the identifier of an extension is malformed, and if a
-    value cannot be written as JSON.
+    Identity and capabilities have the JSON form of the newest revision.  An older revision gets only the fields that it
+    defines.  `revisions` may be in any order.  Raises `UsageError` if the identity lacks a name or a version, if there
+    is no revision, if a capability is unknown or is not an object, if the identifier of an extension is malformed, or
+    if a value cannot be written as JSON.
     """
 
     info: Mapping[str, Any]
     capabilities: Mapping[str, Any] = NOTHING
     revisions: tuple[Revision, ...] = attrs.field(default=tuple(REVISIONS.values()), converter=_as_revisions)
     instructions: str | None = None  # the advice of a server on how to use it
-    # Computed once per offer and not once per session: over HTTP each modern request has a session of its own, which
-    # lives for microseconds.
+    # Computed once per offer and not once per session: over HTTP each modern request has its own session, which exists
+    # for microseconds.
     legacy: Revision | None = _derived(lambda offer: offer._newest(handshake=True))
     """The newest offered revision of the legacy era."""
     modern: Revision | None = _derived(lambda offer: offer._newest(handshake=False))
@@ -154,10 +156,10 @@ class Offer:
     _declared: dict[tuple[Role, Revision], JsonObject] = _derived(lambda offer: offer._declared_by_revision())
     _completed: dict[tuple[Revision, bool], CachedResult] = _derived(lambda offer: offer._completed_by_revision())
     plain: Mapping[tuple[Role, Revision], frozenset[str]] = _derived(lambda offer: offer._plain_by_revision())
-    """For each role of ours: the methods whose requests always pass the check of capabilities."""
+    """For each role of our side and each revision: the received methods that need no check of capabilities."""
 
     unreadable_id_is_null: bool = _derived(lambda offer: any(each.unreadable_id_is_null for each in offer.revisions))
-    """The rule before a revision is agreed: null, as in JSON-RPC, unless no offered revision has that rule."""
+    """See `Peer.unreadable_id_is_null`.  Used before a revision is agreed: True if an offered revision has null ids."""
 
     def _newest(self, *, handshake: bool) -> Revision | None:
         return max((each for each in self.revisions if each.handshake is handshake), key=str, default=None)
@@ -171,8 +173,8 @@ class Offer:
         }
 
     def _declared_by_revision(self) -> dict[tuple[Role, Revision], JsonObject]:
-        # All revisions and not only the offered ones: a program that offers only an old one may keep the capabilities
-        # that only newer ones have.
+        # The names of all revisions and not only of the offered ones: a program that offers only an old revision need
+        # not remove the capabilities of newer revisions.
         tables = [table for each in (*REVISIONS.values(), *self.revisions) for table in each.capabilities.values()]
         known = sorted(set().union(*tables))
         for name, value in self.capabilities.items():
@@ -212,7 +214,7 @@ class Offer:
         }
 
     def __attrs_post_init__(self) -> None:
-        # A test write: these values are first sent by `receive`, which must never raise.
+        # Write these values once as a test.  Later `receive` sends them, and `receive` must never raise.
         encode(Response(0, {"values": [*self._infos.values(), *self._declared.values(), self.instructions]}))
 
     @property
@@ -243,7 +245,7 @@ class Offer:
 class SessionProtocol(Peer):
     """The part of a session that both roles share; see the head of this file.
 
-    With `terms` there is no handshake: the link is open from the start.
+    If `terms` are given, there is no handshake: the link is open from the start.
     """
 
     _ROLE: ClassVar[Role]
@@ -263,7 +265,7 @@ class SessionProtocol(Peer):
         self.offer = offer
         self.terms = terms
         self.opened = terms is not None
-        """Whether the handshake has ended.  Before that, only early messages may be sent."""
+        """Whether the handshake has ended.  Before that, only early messages (`MethodRule.early`) may be sent."""
         self._set_up()
 
     def _set_up(self) -> None:
@@ -312,10 +314,11 @@ class SessionProtocol(Peer):
         return params
 
     def notify(self, method: str, params: JsonObject | None = None, *, about: Id | None = None) -> bool:
-        """As `Peer.notify`, if the terms allow it.  Raises as `request`, but the capability is one of ours.
+        """As `Peer.notify`, if the terms allow it.  Raises `NotDeclared` if we did not declare the capability.
 
-        A notification that must not precede the end of the handshake is dropped: False.  This loses no change: before
-        the handshake the other side has read no data that the change could make stale.
+        Before the end of the handshake, a notification that must not be sent yet is dropped, and False is returned.  No
+        information is lost: the other side has read no data yet that a change could make stale.  The other errors are
+        those of `request`.
         """
         if self.closed or (about is not None and not self.serves(about)):
             return False
@@ -382,7 +385,7 @@ class SessionProtocol(Peer):
         return self._serve(request, self._for_message(terms, principal, headers))
 
     def _link_terms(self, method: str) -> Terms | None:
-        """Return the terms of the link.  Before they are agreed: provisional terms for an early method, else None."""
+        """Return the terms of the link.  Before the handshake: provisional terms for an early method, else None."""
         legacy = self.offer.legacy
         if self.terms is not None or legacy is None:
             return self.terms
@@ -402,7 +405,7 @@ class SessionProtocol(Peer):
         return [event]
 
     def _check_notification(self, note: Notification, principal: Any, headers: Mapping[str, str]) -> list[Event]:
-        """Return a notification that the terms of the link know; "unknown notifications are ignored", and reported."""
+        """Return a `Notice`, or report a method that the terms do not have: "unknown notifications are ignored"."""
         terms = self._link_terms(note.method)
         if terms is None or terms.revision.notification(self.role.other, note.method) is None:
             why = f"{shown(note.method)} is not a notification for the {self.role.value} here; ignored"
@@ -422,7 +425,8 @@ class SessionProtocol(Peer):
         if not missing:
             return self._admit(request, terms)
         why = f"{request.method} needs the {self.role.value} capability {'.'.join(missing[0])}, which was not declared"
-        # core-32: without its capability the method does not exist; an undeclared mode is an invalid parameter.
+        # core-32: if the capability of the method is missing, the method does not exist.  If only the capability for a
+        # mode in its params is missing, the params are invalid.
         code = errors.METHOD_NOT_FOUND if missing[0] == row.needs else errors.INVALID_PARAMS
         return self._refuse_call(request, code, why)
 
@@ -463,24 +467,24 @@ def _terms_meta(meta: Mapping[str, Any]) -> JsonObject:
 class ServerProtocol(SessionProtocol):
     """The server's end of a link, for both eras at the same time.
 
-    With `terms` the link is open from the start.  It then serves one request of a session that is kept elsewhere, or of
-    no session.
+    If `terms` are given, the link is open from the start.  It then serves one request: the session of this request is
+    stored elsewhere, or there is no session.
     """
 
     _ROLE = Role.SERVER
 
     def _set_up(self) -> None:
-        # A cache: the `_meta` and the terms of the latest modern request.  Most requests on a link have the same terms.
+        # A cache: the `_meta` and terms of the latest modern request.  Most requests on one link have the same terms.
         self._last_terms: tuple[JsonObject, Terms | None] = {}, None
 
     # Messages that we send.
 
     def notify(self, method: str, params: JsonObject | None = None, *, about: Id | None = None) -> bool:
-        """As `SessionProtocol.notify`.  A log message that the client did not ask for is not sent: False.
+        """As `SessionProtocol.notify`.  Returns False for a log message that the client did not ask for.
 
-        In the modern era every notification belongs to a request.  Raises `UsageError` for a change notice that is not
-        about a subscription, for one without the id of its subscription (`ChangeEvent.notification` adds it), and for
-        any other notification about a subscription.
+        In the modern era every notification belongs to a request, and change notifications belong to subscriptions.
+        Raises `UsageError` for a change notification if `about` is not a subscription, or if it lacks the id of the
+        subscription (`ChangeEvent.notification` adds it), and for any other notification if `about` is a subscription.
         """
         terms = self.terms_of(about) if about is not None else self.terms
         if terms is not None:
@@ -489,14 +493,14 @@ class ServerProtocol(SessionProtocol):
             if method == "notifications/message" and not terms.wants_log(params.get("level", "")):
                 return False
             self._check_stream(method, terms.revision, about)
-            # sub-05: equal in value and type.
+            # sub-05: the two ids must be equal in value and type.
             if method in terms.revision.on_subscriptions and (type(subscription), subscription) != (type(about), about):
                 expected = f"the id of the subscription, {about!r}, got {shown(subscription)}"
                 raise UsageError(f"{META_SUBSCRIPTION_ID} of {method} must be {expected}")
         return super().notify(method, params, about=about)
 
     def progress(self, id: Id, progress: float, total: float | None = None, message: str | None = None) -> bool:
-        """As `Peer.progress`; never on a subscription (http-116)."""
+        """As `Peer.progress`.  Raises `UsageError` for a subscription (http-116)."""
         serving = self._serving.get(id)
         terms = None if serving is None else serving.terms or self.terms
         if serving is not None and terms is not None and serving.method in terms.revision.teardown:
@@ -536,7 +540,7 @@ class ServerProtocol(SessionProtocol):
             def completed() -> JsonObject:
                 return {**defaults, **result, "_meta": {META_SERVER_INFO: info, **meta}}
 
-            # The key needs no method: a cached result always answers the same one.
+            # The key has no method, because a cached result belongs to one method.
             result = result.with_more(revision.name, info, completed) if type(result) is CachedResult else completed()
         return super().answer(id, result)
 
@@ -544,16 +548,16 @@ class ServerProtocol(SessionProtocol):
 
     def _check_request(self, request: Request, principal: Any, headers: Mapping[str, str]) -> list[Event]:
         meta = request.params.get("_meta", NOTHING)
-        # A server with only legacy revisions must ignore the key: with a modern error it would look like a modern one.
+        # A server with only legacy revisions must ignore the key: its error would make it look like a modern server.
         if META_VERSION in meta and self.offer.modern is not None:
             return self._modern(request, meta, principal, headers)
         return super()._check_request(request, principal, headers)
 
     def _without_terms(self, request: Request) -> list[Event]:
-        """Refuse a request that has no version in its `_meta` and follows no handshake."""
+        """Refuse a request that has no version in its `_meta` and comes before the handshake."""
         modern = self.offer.modern
         if modern is not None and request.method == "initialize":
-            # ver-12: the error names the supported versions, because a legacy client can show only this to its user.
+            # ver-12: the error names the supported versions, because a legacy client can show its user only the error.
             return self._unsupported(request, request.params.get("protocolVersion"))
         if modern is None or modern.request(Role.CLIENT, request.method) is None:
             return super()._without_terms(request)
@@ -566,7 +570,7 @@ class ServerProtocol(SessionProtocol):
         """Serve or refuse a modern request.  state-01: only its own `_meta` counts, not earlier messages."""
         serving = self._serving[request.id]
         if serving.batch is not None:
-            # batch-03: no modern revision has batches, and an open subscription would hold back the other answers.
+            # batch-03: no modern revision has batches, and an open subscription would delay the other answers for ever.
             why = f"a request of {shown(meta[META_VERSION])} must not be part of a batch; send it alone"
             return self._refuse_call(request, errors.INVALID_REQUEST, why)
         last, terms = self._last_terms
