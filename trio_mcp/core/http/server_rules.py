@@ -1,31 +1,33 @@
-"""The server's half of HTTP, as decisions: a request comes in, a verdict comes out.
+"""The HTTP rules of a server, without I/O: from a request they compute a verdict, which says what to do.
 
-This module never sees a socket, so an h11 server, an ASGI or WSGI adapter and a test share the same rules.  A driver
-calls, in this order:
+This module never uses a socket, so an h11 server, an ASGI or WSGI adapter and a test share the same rules.  The caller
+does these steps in this order:
 
-1. `screen` with the head alone: Origin, Host, path, method, sizes and types.  A bad request is refused before a byte of
-   its body is read, and a preflight is answered before authentication.
-2. its own authentication, which gives a principal.
-3. `check_session`: if the head names a session, the session exists and belongs to this principal.  Otherwise no body is
-   read.
-4. `judge` with the body: eras, versions, mirrored headers.  The verdict is the next step: send this `Reply`; feed a
-   message and send 202 (`Deliver`); feed messages and answer by JSON or by a stream (`Serve`); open or end a session or
-   a stream.
+1. It calls `screen` with the head of the request, which checks Origin, Host, path, method, sizes and types.  A bad
+   request is refused before a byte of its body is read, and a preflight is answered before authentication.
+2. It authenticates the request itself, which gives a principal.
+3. It calls `check_session`, which refuses a session id in the head if the session does not exist or belongs to another
+   principal.  The body of a refused request is not read.
+4. It calls `judge` with the body, which checks era, version and mirrored headers (headers that repeat a value of the
+   body).  The verdict is the next step: send this `Reply`; pass the message to the session and send 202 (`Deliver`);
+   pass the messages on and answer by JSON or by a stream (`Serve`); open or end a session or a stream.
 
-A driver that does not need the earlier steps calls `judge` at once.  The driver passes facts that only it knows as
-arguments: the open sessions, the header rules of the tools, the principal.
+A caller that does not need the earlier steps calls `judge` at once.  Its arguments have the facts that only the caller
+knows: the open sessions, the header rules of the tools, the principal.
 
 WebSockets share step 1, because their rules about origins and paths are the same.  If `Screened.websocket` is true, the
-driver authenticates, answers the handshake and serves messages without further decisions from here.  It calls `judge`
-only if the request is not an upgrade request; `judge` refuses it.
+caller authenticates, answers the WebSocket handshake and serves messages, and does not call this module again.  If a
+request to the WebSocket path is not an upgrade request, the caller calls `judge`, which refuses it.
 
-The rules in short.  A message is modern if its `_meta` names a version, or if it comes with the header of a modern
+The rules in short.  A message is modern if its `_meta` names a version, or if its version header names a modern
 revision.  Modern messages are stateless, use POST only, and need every mirrored header.  `initialize`, and every
-message of its session, is legacy.  Without a served modern revision all messages are legacy, and a modern probe is
-refused as a legacy server does: a modern error would look like a modern server, and the client would never try
-`initialize` (ver-14).  Every refusal has a JSON-RPC error as its body.  It names the received and the expected value
-and the responsible setting, but never a session id or an argument.  It has the request's id if that could be read, else
-none ("a JSON-RPC error response that has no `id`"), in every revision.
+message of its session, is legacy.  If no modern revision is served, all messages are legacy, and a modern message is
+refused with the error of a legacy server.  With a modern error the client would take this server for a modern one, and
+would never try `initialize` (ver-14).
+
+Every refusal has a JSON-RPC error as its body.  The error names the received value, the expected value and the option
+that decides, but never a session id or an argument.  In every revision it has the id of the request if the id could be
+read, and otherwise no id ("a JSON-RPC error response that has no `id`").
 """
 
 from __future__ import annotations
@@ -102,7 +104,7 @@ class _RuleBroken(Exception):
         code: int = errors.INVALID_REQUEST,
         data: Json = ABSENT,
         extra: Fields = (),
-        id: Id | None = None,  # of a request that could only be read in part; `_post` sets all others
+        id: Id | None = None,  # only for a request that could be read in part; `_post` sets the id of all others
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -116,7 +118,7 @@ class _RuleBroken(Exception):
 
 
 def _with_hint(message: str, policy: HttpPolicy, request: HttpRequest, prefix: str) -> str:
-    """The reason of a refusal, with a hint if the request probably has the wrong URL."""
+    """Return the reason of a refusal, with a hint if the request was probably sent to the wrong URL."""
     headers = request.headers
     if request.method != "GET":
         return message
@@ -135,12 +137,15 @@ def _with_hint(message: str, policy: HttpPolicy, request: HttpRequest, prefix: s
 # Step one: the head.
 
 
-# Globals: in Python 3.11 the lookup of an enum member is eight times slower.
+# Globals, because in Python 3.11 the lookup of an enum member is eight times slower than that of a global.
 _ENDPOINT, _MESSAGES = PathKind.ENDPOINT, PathKind.MESSAGES
 
 
 def screen(policy: HttpPolicy, request: HttpRequest, prefix: str = "") -> Reply | Screened:
-    """Judge the head of a request.  A `Reply` is final.  `prefix`: where the policy's paths are mounted."""
+    """Check the head of a request.  A returned `Reply` is final: send it.
+
+    `prefix` is the path under which the endpoint is mounted.
+    """
     cors: Fields = ()
     try:
         cors, path = _check_sites(policy, request)
@@ -175,7 +180,7 @@ def _check_sites(policy: HttpPolicy, request: HttpRequest) -> tuple[Fields, str]
     """Check Origin and Host.  Return the CORS headers (only for a page of an allowed origin) and the path."""
     origin = request.headers.get("Origin")
     if origin is None:
-        # If a page of another site embeds a URL, as <img> does, browsers send no Origin, but this header.
+        # If a page of another site embeds a URL, for example in <img>, browsers send this header instead of Origin.
         site = request.headers.get("Sec-Fetch-Site")
         if site in _OTHER_SITES and not policy.origins.everything:
             why = f"a page of another site sent this request (Sec-Fetch-Site: {site}) without an Origin"
@@ -184,8 +189,8 @@ def _check_sites(policy: HttpPolicy, request: HttpRequest) -> tuple[Fields, str]
     if origin is not None and not policy.origins.allows(origin):
         raise _RuleBroken(403, f"the origin {shown(origin)} is not allowed; add it to allowed_origins to serve it")
     host, path = _split(request)
-    # With DNS rebinding, the browser sends the attacker's host name.  HTTP's status for "not the server of this host"
-    # is 421 (RFC 9110, 15.5.20).  A request without a Host is HTTP/1.0, and not from a browser.
+    # In a DNS rebinding attack, the browser sends the attacker's host name.  The HTTP status for "not the server of
+    # this host" is 421 (RFC 9110, 15.5.20).  A request without a Host is HTTP/1.0, and no browser sends it.
     if host is not None and not policy.hosts.allows(host):
         raise _RuleBroken(421, f"the host {shown(host)} is not served here; add it to allowed_hosts to serve it")
     return () if origin is None else cors_headers(origin), path
@@ -206,8 +211,8 @@ def _methods(policy: HttpPolicy, path_kind: PathKind, version: str | None, prefi
     if path_kind is not PathKind.ENDPOINT:
         allowed = "POST, OPTIONS" if path_kind is PathKind.MESSAGES else "GET, OPTIONS"
         return allowed, _endpoint_hint(policy, prefix)
-    # GET streams and DELETE belong to sessions, and sessions to legacy revisions (http-117): with the header of a
-    # modern revision these methods are not allowed.
+    # GET streams and DELETE need a session, and only legacy revisions have sessions (http-117).  So these methods are
+    # not allowed if the version header names a modern revision.
     named = REVISIONS.get(version or "")
     if not policy.sessions:
         return "POST, OPTIONS", "sessions=False"
@@ -219,7 +224,7 @@ def _methods(policy: HttpPolicy, path_kind: PathKind, version: str | None, prefi
 
 
 def _check_framing(headers: Headers) -> None:
-    """Refuse a head whose end of body another reader may see elsewhere: a request could be smuggled past a proxy.
+    """Refuse a head if a proxy could see the end of its body at another byte; otherwise requests could be smuggled.
 
     "A server MAY reject a request that contains both Content-Length and Transfer-Encoding" (RFC 9112, 6.3).  It must
     then close the connection, because the bytes that follow are ambiguous.
@@ -246,7 +251,7 @@ def _check_content(policy: HttpPolicy, headers: Headers) -> None:
         # RFC 9110, 15.5.16: the refusal names the accepted codings.
         what = f"post messages without compression; the Content-Encoding {shown(coding)} is not supported"
         raise _RuleBroken(415, what, extra=(("Accept-Encoding", "identity"),))
-    # Also a defence: a page cannot send this type to another origin without a preflight.
+    # This is also a defence against web pages: a page cannot send this type to another origin without a preflight.
     if not is_json(kind):
         came = "no Content-Type" if kind is None else f"the Content-Type {shown(kind)}"
         raise _RuleBroken(415, f"post messages as {JSON} in UTF-8; got {came}")
@@ -257,11 +262,11 @@ _ANSWERS = {(True, True): Answer.EITHER, (True, False): Answer.JSON, (False, Tru
 
 
 def _acceptable(policy: HttpPolicy, path_kind: PathKind, request: HttpRequest) -> Answer:
-    """Return how the response may be sent.  Lenient: a client need not list both types, only one that we offer."""
+    """Return the types that the response may have.  Accept need not list both types, only one that we offer."""
     accept = request.headers.get("Accept")
     posted = request.method == "POST"
     if path_kind in _WITHOUT_ANSWERS or request.method == "DELETE":
-        return Answer.EITHER  # the response has no body, or is no HTTP
+        return Answer.EITHER  # the response has no body, or is a WebSocket
     json = posted and quality(accept, JSON) > 0
     stream = quality(accept, EVENT_STREAM) > 0 and not (posted and policy.json_only)
     if not json and not stream:
@@ -278,7 +283,7 @@ _WITH_METHOD = (Request, Notification)
 
 @attrs.define(eq=False, repr=False)
 class _RequestFacts:
-    """One request and the facts to judge it by."""
+    """One request, and the facts that the rules need."""
 
     policy: HttpPolicy
     request: HttpRequest
@@ -287,7 +292,7 @@ class _RequestFacts:
     find_mirrors: Callable[[str], Sequence[Mirror] | None]
     principal: Any
     prefix: str
-    session: tuple[str, SessionFacts] | None = None  # named by the head
+    session: tuple[str, SessionFacts] | None = None  # the session that the head names
 
     @property
     def version(self) -> str | None:
@@ -305,7 +310,7 @@ def check_session(
 ) -> Reply | None:
     """Check the session that the head names.
 
-    Returns the refusal that `judge` would return whatever the body is, or None.
+    Returns None, or the refusal that `judge` would return for every body.
     """
     if SESSION_ID not in request.headers and screened.path_kind is not _MESSAGES:
         return None
@@ -329,10 +334,10 @@ def judge(
 ) -> Verdict:
     """Return the verdict on a request.  This function is pure: it remembers nothing and starts nothing.
 
-    `find_session` and `find_mirrors` look up sessions by id and header rules by tool name; a dict's `get` will do.
-    Without them no session and no rule exists.  `screened` is the result of `screen` for this request, if it was called
-    before.  `prefix`: where the policy's paths are mounted.  Each verdict's docstring says how to carry it out; send a
-    `Reply` unchanged, including its Content-Length.
+    `find_session` looks up a session by its id, and `find_mirrors` the header rules of a tool by its name.  Each may be
+    the `get` of a dict.  Without them there are no sessions and no header rules.  `screened` is the result of `screen`
+    for this request, if `screen` was called before.  `prefix` is the path under which the endpoint is mounted.  The
+    docstring of each verdict says how to carry it out.  Send a `Reply` unchanged, including its Content-Length.
     """
     head = screened or screen(policy, request, prefix)
     if isinstance(head, Reply):
@@ -391,14 +396,14 @@ def _by_era(case: _RequestFacts, message: Message) -> Verdict:
     stated = _stated_version(message)
     named = REVISIONS.get(case.version or "")
     opening = isinstance(message, Request) and message.method == "initialize"
-    # A version in `_meta` makes a message modern, in spite of all headers (http-117).  So does the header of a modern
-    # revision, except for an `initialize` without `_meta`.
+    # A version in `_meta` makes a message modern, whatever its headers are (http-117).  A version header that names a
+    # modern revision does the same, except for an `initialize` without a version in `_meta`.
     modern = stated is not None or (named is not None and not named.handshake and not opening)
     if not case.policy.serves(handshake=True) or (modern and case.policy.serves(handshake=False)):
         return _modern(case, message, stated)
     _check_sent_mirrors(case, message)
     if opening:
-        # `initialize` negotiates the version, so its version header is ignored, and so is the id of another session.
+        # `initialize` negotiates the version and opens a session: its version header and session id are ignored.
         return Serve(message, None, None, case.policy.sessions, case.head.answer, case.head.cors)
     return _legacy(case, message)
 
@@ -411,14 +416,14 @@ def _message(case: _RequestFacts) -> Message:
         raise _RuleBroken(400, "the body is empty; a POST carries one JSON-RPC message", code=errors.PARSE_ERROR)
     message = decode(body, case.policy.limits)
     if isinstance(message, InvalidMessage) and message.answers is None:
-        # http-16, http-17; also for notifications, although JSON-RPC itself sends no error for them.
+        # http-16, http-17.  An invalid notification is refused too, although JSON-RPC has no errors for notifications.
         error = message.reply or Error(None, errors.INVALID_REQUEST, message.why)
         raise _RuleBroken(400, error.message, code=error.code, id=error.id, data=error.data)
     return message
 
 
 def _stated_version(message: Message) -> Json:
-    """The version in a message's `_meta`, of any JSON type; None if there is none."""
+    """Return the version in the `_meta` of a message, of any JSON type; None if it has no version."""
     if not isinstance(message, _WITH_METHOD):
         return None
     meta = message.params.get("_meta")
@@ -439,7 +444,7 @@ def _unsupported(case: _RequestFacts, requested: Json, code: int) -> _RuleBroken
     return _RuleBroken(400, what, code=code, data=data)
 
 
-# Modern: each message is complete, and the headers repeat some of it.
+# Modern: each message has its own terms, and the headers repeat some values of its body.
 
 
 def _modern(case: _RequestFacts, message: Message, stated: Json) -> Verdict:
@@ -462,7 +467,10 @@ def _modern(case: _RequestFacts, message: Message, stated: Json) -> Verdict:
 
 
 def _modern_revision(case: _RequestFacts, message: Request | Notification, stated: Json) -> Revision:
-    """Return the revision that header and `_meta` name.  A mismatch is reported before an unsupported version."""
+    """Return the revision that the header and `_meta` name.
+
+    If they differ, that is the error, even if the version in the header is also unsupported.
+    """
     version = case.version
     if version is None and message.method == "initialize" and stated is None:
         # ver-12: "name the protocol versions it supports in any error it returns to an initialize request".
@@ -518,7 +526,7 @@ def _legacy(case: _RequestFacts, message: Message) -> Verdict:
         session, facts = _session(case)
     revision = _legacy_revision(case, None) if facts is None else facts.revision
     if facts is None and isinstance(message, Response | Error | InvalidMessage):
-        # http-16: each POST stands alone, so this server never sent a request.
+        # http-16: without sessions, this server never sends a request, so no response can belong to one.
         raise _RuleBroken(400, "this server keeps no sessions (sessions=False), so it expects no responses")
     fault = _fault(message)
     if isinstance(message, Batch):
@@ -533,16 +541,16 @@ def _fault(item: Message) -> Error | None:
 
 
 def _check_sent_mirrors(case: _RequestFacts, message: Message) -> None:
-    # These revisions do not define the headers.  But a proxy may route by them, so they must be true.
+    # Legacy revisions do not define these headers.  But a proxy may route by them, so they must equal the body.
     if isinstance(message, _WITH_METHOD):
         _check_mirrors(case, message, required=False, code=DRAFT_HEADER_MISMATCH)
 
 
 def _check_batch(batch: Batch, revision: Revision) -> tuple[Batch, Error | None]:
-    """Return the part of a batch to feed, and the fault of the batch as a whole.
+    """Return the part of a batch that the session receives, and the error for the batch as a whole.
 
-    If the batch has a request, its response carries all answers, including the errors for invalid items.  Otherwise
-    there is no response body: the status reports the invalid items, and the rest is delivered.
+    If the batch has a request, the response has all answers, including the errors for invalid items.  Otherwise the
+    session receives only the valid items, and the status of the response reports the invalid ones.
     """
     if not revision.batches:
         raise _RuleBroken(400, f"{revision} has no batches: post each message by itself")
@@ -580,29 +588,30 @@ def _facts(case: _RequestFacts, session: str) -> SessionFacts:
 
 
 def _legacy_revision(case: _RequestFacts, facts: SessionFacts | None) -> Revision:
-    """The session's revision, else the header's, else 2025-03-26 ("... the server SHOULD assume", http-64)."""
+    """Return the revision of a legacy message: of its session, else of its header, else 2025-03-26 (http-64: "the
+    server SHOULD assume")."""
     version = "2025-03-26" if case.version is None else case.version
     if facts is not None and case.version is None:
         return facts.revision
     named = _served(case, version, handshake=True)
     if named is None:
         raise _unsupported(case, version, errors.INVALID_REQUEST)  # http-65
-    # If the header names another revision than the session's, only a SHOULD is broken (http-63).
+    # A header that names another revision than that of the session is accepted: it breaks only a SHOULD (http-63).
     return named if facts is None else facts.revision
 
 
-# HTTP+SSE: two paths, one session.
+# HTTP+SSE (2024-11-05): a session uses one path for its stream and one for its POSTs.
 
 
 def _legacy_post(case: _RequestFacts) -> Verdict:
-    """Accept every message; answers go out on the session's stream."""
+    """Accept every message; the answers are sent on the stream of the session."""
     session, facts = _session(case)
     message = _message(case)
     return Deliver(message, facts.revision, session, case.head.cors, _fault(message))
 
 
 def _no_upgrade(case: _RequestFacts) -> Verdict:
-    # RFC 9110, 15.5.22: 426 needs Upgrade, and Upgrade is a field of this connection only.
+    # RFC 9110, 15.5.22: a 426 must have the field Upgrade, which must also be listed in Connection.
     extra = (("Upgrade", "websocket"), ("Connection", "Upgrade"))
     here = case.prefix + (case.policy.websocket_path or "") or "/"
     why = f"{here} accepts WebSockets only; {_endpoint_hint(case.policy, case.prefix)}"
