@@ -1,20 +1,20 @@
 """From JSON values to Python values, by type hint.
 
-`reader_of` and `arguments_reader` read JSON that has been validated by the schema of the same hint, as the table at the
-head of `schema` says.  They check the rules that no schema expresses: whether a text is a date, base64 or a UUID,
-whether a set has an item twice, and which alternative of a union a value is.  The other direction, `to_json_value` and
-`writer_of`, is in `writing`.
+`reader_of` and `arguments_reader` read JSON that the schema of the same hint has accepted; the table at the head of
+`schema` lists the hints.  They check the rules that a schema cannot express: that a text is a date, base64 or a UUID,
+and that no item of a set comes twice.  They also find the alternative of a union that a value belongs to.  The other
+direction, `to_json_value` and `writer_of`, is in `writing`.
 
-A hint has no reader if its JSON is already the Python value.  Values are not coerced.  JSON has one kind of number, so
-an `int` is 1 for 1.0, and a `float` is 3.0 for 3.  If JSON types are not enough to choose among the alternatives of a
-union, the first alternative is taken that accepts the value and can read it.
+A hint has no reader if its JSON is already the Python value.  Values are not converted to other types, with one
+exception: JSON has only one type of number, so an `int` reads 1.0 as 1, and a `float` reads 3 as 3.0.  If the JSON type
+fits several alternatives of a union, the value becomes the first alternative that accepts and reads it.
 
-Two things surprise:
+Two rules may surprise:
 
-- Dates and times without an offset are refused in both directions: RFC 3339 requires an offset, and programs that guess
-  one guess differently.
-- Classes are called with their members by name, without a library.  This is as fast as generated code, has no special
-  names of members, and needs no import of 10 ms before the first answer.
+- Times, and dates with a time, are refused in both directions if they have no UTC offset: RFC 3339 requires an offset,
+  and programs that guess it do not guess the same one.
+- An object of a class is made by a call of the class with keyword arguments, without a library.  This is as fast as
+  generated code, works for every member name, and saves an import of 10 ms before the first answer.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ __all__ = ["Unreadable", "arguments_reader", "reader_of", "to_json_value", "writ
 
 Read: TypeAlias = Callable[[Json], Any]
 
-# The longest name of a member in a message: the peer chooses the name.
+# Longer names of members are cut in error messages, because the peer chooses the names.
 _NAME_SHOWN = 64
 
 
 class Unreadable(ValueError):
-    """JSON that fits its schema but cannot be read as a Python value of the hint.
+    """Raised for JSON that fits its schema but cannot be read as a Python value of the hint.
 
-    `path` is a JSON Pointer to the value, and `why` says what was expected.  Neither quotes the value, which may be a
-    secret.  If a class refused its members, its exception is the cause.
+    `path` is a JSON Pointer to the value, and `why` says what was expected.  Neither contains the value, which may be a
+    secret.  If the constructor of a class raised an exception, that exception is the cause.
     """
 
     def __init__(self, why: str, path: str = "") -> None:
@@ -79,7 +79,7 @@ def _reader(reading: _Reading, hint: Hint) -> Read | None:
     def guarded(value: Json) -> Any:
         try:
             return read(value)
-        except RecursionError:  # a message is at most 128 deep, but a class can take many calls
+        except RecursionError:  # a message has at most 128 levels, but one level can need many calls
             raise Unreadable("is nested too deep to be read") from None
 
     return guarded
@@ -121,7 +121,7 @@ class _Reading(Walk):
 
     def choice(self, values: Collection[Any]) -> Read | None:
         if all(type(value) in (str, bool, NoneType) for value in values):
-            return None  # a number needs a reader: 1.0 can stand for 1
+            return None  # a number needs a reader, because 1.0 means 1
         return _one_of(values)
 
     def union(self, alternatives: tuple[Hint, ...]) -> Read | None:
@@ -143,7 +143,7 @@ class _Reading(Walk):
         return read
 
     def strict(self, hint: Hint, read: Read | None) -> Read:
-        """A reader for `hint` that also refuses values which do not fit its schema; `read` is its usual reader."""
+        """Return a reader that also checks the schema of `hint`.  `read` is the reader without this check."""
         return self._union_reading.of(hint)
 
     def array(self, origin: Hint, item: Read | None) -> Read | None:
@@ -214,7 +214,7 @@ def _read_items(read: Read, source: list[Json]) -> list[Any]:
     result: list[Any] = []
     try:
         for item in source:
-            result.append(read(item))  # its length is the index of the current item
+            result.append(read(item))  # the length of `result` is the index of the current item
     except Unreadable as error:
         raise error.within(len(result)) from error.__cause__
     return result
@@ -234,7 +234,7 @@ def _make_set(make: Callable[[Iterable[Any]], Any], source: list[Any]) -> Any:
         result = make(source)
     except TypeError:
         raise Unreadable("must have no items that are arrays or objects") from None  # they cannot be in a set
-    if len(result) != len(source):  # one date can be written in two ways
+    if len(result) != len(source):  # two texts can be the same date
         raise Unreadable("must not have the same item twice")
     return result
 
@@ -243,7 +243,7 @@ def _one_of(values: Collection[Any]) -> Read:
     members: dict[tuple[bool, Any], Any] = {}
     for value in values:
         written = value.value if isinstance(value, enum.Enum) else value
-        members.setdefault((type(written) is bool, written), value)  # True is not 1 here
+        members.setdefault((type(written) is bool, written), value)  # the key has the type, because True == 1
 
     def read(value: Json) -> Any:
         try:
@@ -278,7 +278,7 @@ def _in_form(pattern: str, text: str, example: str, make: Callable[[str], Any]) 
     try:
         if re.fullmatch(pattern, text.upper(), re.ASCII):
             return make(text.upper())
-    except ValueError:  # the 30th of February
+    except ValueError:  # for example the 30th of February
         pass
     raise Unreadable(f"must be of the form {example}")
 
@@ -314,7 +314,7 @@ _READERS: Mapping[Hint, Read] = {
     pathlib.Path: pathlib.Path,
     pathlib.PurePath: pathlib.PurePath,
 }
-# By name: only programs with these hints load their modules.
+# By name, so that only programs with these hints import the modules.
 _TEXT_READERS: Mapping[str, Read] = {
     "datetime.datetime": _datetime,
     "datetime.date": _date,
@@ -340,7 +340,7 @@ _BOUNDS |= {f"{prefix}{suffix}" for prefix in ("min", "max") for suffix in ("Len
 
 
 def _json_types(schema: JsonObject, root: JsonObject | None = None) -> frozenset[type]:
-    """The Python types that `json` returns for the values that a schema of `schema_of` accepts."""
+    """Return the Python types of parsed JSON that `schema`, made by `schema_of`, accepts."""
     root = root or schema
     if "$ref" in schema:
         return _json_types(root["$defs"][schema["$ref"].rpartition("/")[2]], root)
@@ -355,9 +355,9 @@ def _json_types(schema: JsonObject, root: JsonObject | None = None) -> frozenset
 
 
 class _UnionReading(_Reading):
-    """Readers that refuse values which the schema of their hint does not accept, so that the next alternative can try.
+    """Makes the readers for alternatives of a union.  They refuse a value that the schema of the alternative refuses.
 
-    They validate while they read: the schema engine would validate the same members again for each union around them.
+    They validate while they read.  The schema engine would validate the same members once for each enclosing union.
     """
 
     def of(self, hint: Hint) -> Read:
@@ -426,20 +426,21 @@ def _exact_integer(value: Json) -> int:
 
 
 def _bounds(schema: JsonObject) -> JsonObject:
-    """The keywords of a schema that concern a value itself, not its items and members."""
+    """Return the keywords of a schema that limit the value itself, not its items and members."""
     bounds = {keyword: bound for keyword, bound in schema.items() if keyword in _BOUNDS}
     return {**bounds, "anyOf": [_bounds(branch) for branch in schema["anyOf"]]} if "anyOf" in schema else bounds
 
 
 def _outline(value: Json) -> Json:
-    """The parts of a value that bounds concern: arrays and objects without their contents."""
+    """Return the part of a value that bounds limit: of an array its length, of an object its names."""
     if isinstance(value, list):
         return [None] * len(value)
     return dict.fromkeys(value) if isinstance(value, dict) else value
 
 
-# The results of the unions inside the current one, by the identities of value and union.  The entry keeps the value, so
-# that no other value can get its identity.  Without this table, the work would double at every level of nested unions.
+# The results of the unions inside the outermost one.  The key is the `id()` of the value and that of the union.  The
+# entry keeps the value alive, so that no other value gets the same `id()`.  Without this table, the work would double
+# at each level of nested unions.
 _Trials: TypeAlias = dict[tuple[int, int], tuple[Json, Any, bool]]
 _TRIALS: ContextVar[_Trials | None] = ContextVar("trials", default=None)
 
