@@ -3,22 +3,23 @@
 A running handler has its own task, cancel scope and context variables.  A task and a scope cost about as much as the
 rest of a short call, so workers are reused: after a call, a worker waits for the next call of the same run.
 
-A handler may leave a nursery or a cancel scope open: it drops an async generator that contains one, by `return` or
-`break` in an `async for`, or enters one and never exits it.  Trio cannot repair that: the task fails at its end, and so
-does the nursery around the task.  Therefore each worker is the only task in a nursery of its own.  A second task, its
-supervisor, owns this nursery, and the failure ends there.  A nursery for each call would do the same for 12 µs a call.
+A handler may leave a nursery or a cancel scope open.  For example, it leaves an `async for` by `return` or `break`, and
+the async generator contains an open nursery; or it enters a scope and never exits it.  Trio cannot repair this: the
+task fails when it ends, and the nursery around the task fails too.  Therefore each worker is the only task in its own
+nursery.  A second task, its supervisor, owns this nursery and catches the failure.  A nursery for each call would also
+limit the failure, but costs 12 µs a call.
 
-| Left open after a call | Effect on the worker |
+| State after a call | Effect on the worker |
 |---|---|
-| no scope, nursery or lock | it waits for the next call |
-| a cancellation that arrived too late | it ends |
-| a lock that the handler did not release | it ends, which breaks the lock for the tasks that wait for it |
-| a nursery or a scope | the call fails; the worker does not wait again, not even for a write, and ends |
+| no scope, nursery or lock is left | it waits for the next call |
+| its scope was cancelled too late for the call | it ends |
+| the handler did not release a lock | it ends, which breaks the lock for the tasks that wait for it |
+| a nursery or a scope was left open | the call fails; the worker ends without waiting again, not even for a write |
 
-The tasks in a nursery that was left open are cancelled when the worker ends.  A shielded task goes on.  It must not
-outlive the run, which Trio would report as an internal error, so the supervisor waits for it.
+When the worker ends, the tasks in a nursery that was left open are cancelled.  A shielded task continues.  The
+supervisor waits for it, because Trio reports an internal error if a task outlives the run.
 
-An exception of a handler is the failure of its call, with a few exceptions: see `Worker.judged`.
+An exception that a handler raises is the failure of its call.  `Worker.judged` lists the few that are not.
 """
 
 from __future__ import annotations
@@ -54,20 +55,20 @@ Work: TypeAlias = Callable[["Worker", Any], Awaitable[object]]
 
 _IDLE = "a worker that waits for the next call"
 _SUPERVISOR = "the supervisor of a worker"
-_SPARE = 64  # idle workers that are always kept: as many calls as a busy client has in flight
-_MOST = 5_000  # idle workers at most
-_PERIOD = 20_000  # calls after which the idle workers that were not needed in this period end
-_HELD = 1_000  # dropped generators that are held for one call
+_SPARE = 64  # idle workers that are not ended: a busy client has about this many calls in flight
+_MOST = 5_000  # the maximum of idle workers
+_PERIOD = 20_000  # calls; at the end of each period, idle workers that no call needed in this period are ended
+_HELD = 1_000  # dropped generators that a worker keeps for one call before they are closed
 
-# Two names of Trio are private, and no public name gives the same information.
+# This module uses two private names of Trio, because no public name gives the same information.  Both may be missing.
 #
-# The scope that a task is in.  Without this name, a scope around each call detects one left open, at a cost of 3.3 µs;
-# a nursery left open is detected by a public name.
+# The first is the scope that a task is in.  If it is missing, a scope around each call detects a scope that was left
+# open, which costs 3.3 µs; a public name detects a nursery that was left open.
 _HAS_SCOPES = hasattr(Task, "_cancel_status")
 scope_of: Callable[[Any], object] = (
     attrgetter("_cancel_status") if _HAS_SCOPES else lambda task: task.child_nurseries or None
 )
-# The tasks that hold a lock.  Without this name no worker is reused: a task that ends breaks its locks.
+# The second is the tasks that hold a lock.  If it is missing, no worker is reused: a task that ends breaks its locks.
 _UNKNOWN: Container[Task] = ()
 _lock_holders = _UNKNOWN
 with suppress(ImportError):
@@ -79,13 +80,13 @@ def _unguarded(work: Awaitable[T]) -> Awaitable[T]:
 
 
 async def _guarded(work: Awaitable[T]) -> T:
-    with trio.CancelScope():  # if the handler left a scope open, raises RuntimeError and makes this scope current again
+    with trio.CancelScope():  # raises RuntimeError if the handler left a scope open, and is then current again
         return await work
     raise AssertionError  # this scope is never cancelled
 
 
 guarded: Callable[[Awaitable[T]], Awaitable[T]] = _unguarded if _HAS_SCOPES else _guarded
-"""Wrap each call of a handler in this."""
+"""Wrap each call of a handler in this function: it detects an open scope if Trio's private name is missing."""
 
 
 class LeftOpen(RuntimeError):
@@ -100,11 +101,11 @@ class LeftOpen(RuntimeError):
 
 
 class HandlerEscape(RuntimeError):
-    """A handler raised an exception that would have ended more than its call.  That exception is the cause."""
+    """A handler raised an exception, such as SystemExit, that would end more than its call; it is the cause."""
 
 
 class RunStopped(Exception):
-    """The run has ended, and so has the function called in one of its workers."""
+    """The run has ended, and has stopped the function that a worker was running."""
 
 
 class Watchdog(Protocol):
@@ -113,7 +114,7 @@ class Watchdog(Protocol):
     asleep: bool
 
     def wake(self) -> None:
-        """Start to watch: a call begins."""
+        """Start to watch, because a call begins."""
 
     def watch(self, pool: WorkerPool) -> None:
         """Watch this pool too."""
@@ -125,7 +126,7 @@ watchdog: trio.lowlevel.RunVar[Watchdog | None] = trio.lowlevel.RunVar("the watc
 class WorkerPool:
     """The workers of one run, in its nursery.
 
-    Keeps up to `_SPARE` idle workers, and more while calls need them, but at most `_MOST`.
+    It keeps up to `_SPARE` idle workers.  While calls need more, it keeps more, but at most `_MOST`.
     """
 
     def __init__(self, nursery: trio.Nursery) -> None:
@@ -168,9 +169,9 @@ class WorkerPool:
         return worker
 
     def start(self, worker: Worker, work: Work, argument: Any, name: str, variables: Variables) -> None:
-        """Run `work(worker, argument)` in the worker with these context variables; a new worker copies them.
+        """Run `work(worker, argument)` in the worker, with these context variables; a new worker gets a copy of them.
 
-        When the handler has ended, `work` must call `worker.check` or `worker.judged` before it waits again.
+        After the handler has ended, `work` must call `worker.check` or `worker.judged` before it waits again.
         """
         worker.work, worker.argument = work, argument
         if worker.task is None:
@@ -181,11 +182,10 @@ class WorkerPool:
             reschedule(worker.task)
 
     async def call(self, function: Callable[[], Awaitable[T]], name: str) -> T:
-        """Call a function of the author in a worker, with the context variables of this task; return or raise its
-        outcome.
+        """Call a function of the server's author in a worker, with the context variables of this task.
 
-        Raises LeftOpen like the call of a handler, and RunStopped.  A cancellation also cancels the function, and does
-        not wait for it, because it may be shielded.
+        Returns its result, or raises its exception.  Also raises LeftOpen, as for a handler, and RunStopped.  If this
+        call is cancelled, the function is cancelled too, but the call does not wait for it: it may be shielded.
         """
         call = _WorkerCall(function, name, joins=False)
         await call.run(self)
@@ -196,24 +196,26 @@ class WorkerPool:
         self._idle.remove(worker)
 
     def trim(self) -> None:
-        """End the idle workers above `_SPARE`, because a connection has ended, and its burst of calls with it."""
+        """End all idle workers except `_SPARE`: a connection has ended, so fewer calls are expected."""
         self._dismiss(self._idle[_SPARE:])
 
     def end(self) -> None:
-        """End the idle workers, and each busy one after its call."""
+        """End the idle workers now, and each busy worker after its call."""
         self._most = 0
         self.ended = True
         self._dismiss(self._idle)
 
     @staticmethod
     def _dismiss(workers: Collection[Worker]) -> None:
-        for worker in tuple(workers):  # each leaves at once
+        for worker in tuple(workers):  # a copy: each cancelled worker leaves the list at once
             worker.scope.cancel()
 
 
 class Worker:
-    """One task, its supervisor, and the scope that a call runs in.  Cancel that scope only during the call: later it
-    belongs to another one."""
+    """One task, its supervisor, and the scope that a call runs in.
+
+    Cancel the scope only during the call, because the next call of the worker has the same scope.
+    """
 
     __slots__ = ("_error", "_held", "_left", "_pool", "argument", "inside", "scope", "spoilt", "task", "work")
 
@@ -224,27 +226,27 @@ class Worker:
         self.work: Work
         self.argument: Any
         self.spoilt = False
-        """A handler left a nursery or a scope open: the task must not wait any more."""
+        """True: a handler left a nursery or a scope open, so the task must not wait again."""
         self.inside: object = None
-        """The scope that the task is in if the handler left no scope and no nursery open."""
-        self._error: BaseException | None = None  # the exception that passes on although the task is spoilt
+        """The scope that the task is in between calls.  After a call it is another if the handler left one open."""
+        self._error: BaseException | None = None  # the exception that the supervisor raises if the task is spoilt
         self._left: frozenset[trio.Nursery] = frozenset()  # nurseries left open, or open when a generator was dropped
         self._held: list[Callable[[], object]] = []
 
     @property
     def name(self) -> str:
-        """The name of its call, without the id."""
+        """The name of the call that runs in this worker, without the id."""
         name = "" if self.task is None else self.task.name
         return name.rpartition(" #")[0] or name
 
     async def supervise(self, name: str) -> None:
-        """Own the nursery of the task, and wait for the tasks that it leaves behind."""
+        """Own the nursery of the task, and wait for the tasks in nurseries that a handler left open."""
         failed: BaseException | None = None
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.serve, name=name)
         except BaseExceptionGroup as group:
-            # The call has failed already; Trio's error for a spoilt task adds no information.
+            # If the task is spoilt, its call has already failed, and Trio's error adds no information.
             failed = self._error if self.spoilt else sole(group)
         finally:
             self._pool.workers -= 1
@@ -271,7 +273,7 @@ class Worker:
         finally:
             del self._pool.serving[task]
 
-    @trio.lowlevel.enable_ki_protection  # otherwise Ctrl-C could end a worker that is in the list of idle ones
+    @trio.lowlevel.enable_ki_protection  # otherwise Ctrl-C could end a worker that is in the list `_idle`
     async def _rest(self, task: Task) -> bool:
         """Wait for the next call; return False if enough workers wait already."""
         del self.work, self.argument
@@ -292,7 +294,7 @@ class Worker:
     # The outcome of a call.
 
     def check(self) -> None:
-        """Raise LeftOpen if the handler left a scope or nursery open: `scope_of` its task is not `inside`."""
+        """Raise LeftOpen if the handler left a scope or nursery open: the task is then not in the scope `inside`."""
         task = self.task
         assert task is not None
         if scope_of(task) is not self.inside:
@@ -300,14 +302,14 @@ class Worker:
             raise LeftOpen(task)
 
     def judged(self, error: BaseException) -> tuple[BaseException | None, Exception | None]:
-        """Split the exception of a handler into the part that passes on, and the failure of its call.
+        """Split the exception of a handler in two: the part to raise again in the worker, and the failure of the call.
 
         | Exception, alone or in a group | Part |
         |---|---|
-        | every exception while Python closes the coroutine of the task | passes on |
-        | KeyboardInterrupt | passes on |
-        | Cancelled, if the task is cancelled by a scope outside of the handler | passes on |
-        | Cancelled otherwise: the handler kept an earlier exception and raised it again | failure |
+        | every exception while Python closes the coroutine of the task | raise again |
+        | KeyboardInterrupt | raise again |
+        | Cancelled, if a scope outside of the handler is cancelled | raise again |
+        | Cancelled, if no such scope is cancelled: the handler raised an old exception again | failure |
         | every other exception, such as GeneratorExit or SystemExit | failure |
 
         If a nursery or a scope was left open, the failure is LeftOpen, with the exception as its cause.
@@ -339,7 +341,7 @@ class Worker:
     # Dropped generators.
 
     def hold(self, task: Task, close: Callable[[], object]) -> None:
-        """Call `close` when the call has ended well, or the task has ended."""
+        """Keep `close` of a dropped generator.  Call it when the worker waits for a call, or the task has ended."""
         self._left |= frozenset(task.child_nurseries)
         self._held.append(close)
         if len(self._held) > _HELD:
@@ -380,7 +382,10 @@ def stale(error: BaseException | None, where: str) -> Exception | None:
 
 
 def called(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a plain function of the author.  Every exception except KeyboardInterrupt is raised as an Exception."""
+    """Call a plain function of the server's author.
+
+    Exceptions and KeyboardInterrupt pass through; any other BaseException is raised as HandlerEscape.
+    """
     try:
         return function(*args, **kwargs)
     except Exception:
@@ -392,7 +397,10 @@ def called(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 class _WorkerCall(Generic[T]):
-    """One call of a function in a worker, for a task that waits for it; with `joins`, even if cancelled."""
+    """One call of a function in a worker, and the task that waits for it.
+
+    `joins`: the task waits until the function has ended, even if the task is cancelled.
+    """
 
     def __init__(self, function: Callable[[], Awaitable[T]], name: str, *, joins: bool) -> None:
         self._function = function
@@ -408,7 +416,7 @@ class _WorkerCall(Generic[T]):
         self._worker = worker = pool.hire()
         pool.start(worker, self._work, None, self._name, copy_context() if worker.task is None else task.context)
         await wait_task_rescheduled(self._cancel)
-        if isinstance(self._error, RunStopped):  # the reason may be that this task was cancelled
+        if isinstance(self._error, RunStopped):  # if this task was cancelled, raise Cancelled instead
             await trio.lowlevel.checkpoint_if_cancelled()
 
     def _cancel(self, _: Any) -> Abort:
@@ -434,7 +442,7 @@ class _WorkerCall(Generic[T]):
 
     async def _work(self, worker: Worker, _: None) -> None:
         task = current_task()
-        if task.context is not self._variables:  # the function must set variables for the waiting task
+        if task.context is not self._variables:  # the function sets the variables of the waiting task
             task.context = self._variables
             await trio.lowlevel.cancel_shielded_checkpoint()
         error: Exception | None = RunStopped()
@@ -448,7 +456,7 @@ class _WorkerCall(Generic[T]):
             if stopped is None:
                 error = failed
             if failed is not None and (stopped is not None or self._waiting is None):
-                # Log no text: it may contain a secret, such as an access token, and only the caller could remove it.
+                # Do not log the text of the exception: it may contain a secret, such as an access token.
                 _log.error("%s failed while it was being stopped: %s", self._name, type(failed).__name__)
             if stopped is not None:
                 raise sole(stopped) from None
@@ -457,7 +465,7 @@ class _WorkerCall(Generic[T]):
 
 
 async def contained(function: Callable[[], Awaitable[T]], name: str) -> T:
-    """Like `WorkerPool.call`, for a task without a pool.  Waits for the function even if cancelled."""
+    """Like `WorkerPool.call`, for a task without a pool.  If cancelled, wait until the function has ended."""
     call = _WorkerCall(function, name, joins=True)
     async with open_nursery() as nursery:
         pool = WorkerPool(nursery)
@@ -470,7 +478,7 @@ async def contained(function: Callable[[], Awaitable[T]], name: str) -> T:
 
 
 async def _wait_for_tasks(nurseries: Collection[trio.Nursery]) -> None:
-    """Wait until the nurseries have no tasks.  No `async with` block does that any more."""
+    """Wait until the nurseries have no tasks.  Their `async with` blocks were abandoned and cannot wait."""
     instrument = _Exits(nurseries)
     trio.lowlevel.add_instrument(instrument)
     try:
@@ -491,12 +499,13 @@ class _Exits(trio.abc.Instrument):
             self.none_left.set()
 
 
-# When an async generator is dropped, Trio closes it in another task.  A nursery inside it would be closed in that task,
-# and would wake the task that had opened it, no matter which operation that task waits for by then: Trio's loop ends
-# with an internal error.  So a generator that a worker drops while a nursery is open in its task is held until the task
-# has ended, or the call has ended well.  If the cyclic collector or another task drops it, it is searched for the
-# nursery of a worker; holding every generator dropped while a handler has a nursery would also keep their locks.
-# The hook belongs to the thread, so each run of Trio has one, and Trio restores the old one at its end.
+# When Python finalizes an async generator that was not closed, Trio closes it in another task.  If the generator
+# contains an open nursery, this wakes the task that opened the nursery, although that task waits for another operation
+# by then, and Trio ends with an internal error.  So if a worker drops a generator while its task has an open nursery,
+# the generator is not closed before the call has succeeded or the task has ended.  If the cyclic garbage collector or
+# another task drops a generator, this code searches the generator for a nursery of a worker.  The alternative is to
+# keep every generator that is dropped while a handler has a nursery; this would also keep locks that they hold.
+# The hook is set per thread, so each run of Trio has its own, and Trio restores the old hook at the end of the run.
 _serving: trio.lowlevel.RunVar[dict[Task, Worker]] = trio.lowlevel.RunVar("the workers that serve")
 
 
@@ -533,7 +542,7 @@ def _guard_generators() -> dict[Task, Worker]:
 
 
 def _opener(generator: AsyncGenerator[Any, Any], nurseries: Mapping[object, Task]) -> Task | None:
-    """Return the task that opened one of these nurseries in this generator, or in an object that it holds."""
+    """Return the task that opened one of these nurseries inside this generator, or None."""
     if not nurseries:
         return None
     near: list[object] = [generator]
@@ -548,6 +557,7 @@ def _opener(generator: AsyncGenerator[Any, Any], nurseries: Mapping[object, Task
     return None
 
 
-# The search is limited: a nursery of a generator is one of its variables, or belongs to a manager that it has entered.
+# The search is limited, because the nursery is near: it is a variable of the generator, or a variable of a context
+# manager that the generator has entered.
 _NEAR = 1_000
 _FAR = (type, types.ModuleType, types.FunctionType, types.CodeType, Task)
