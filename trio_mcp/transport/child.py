@@ -1,29 +1,29 @@
 """The lifetime of a server process that is our child.  Other modules interpret the messages on its stdin and stdout.
 
-| Event | Effect on the process |
+| Event | Effect |
 |---|---|
-| `aclose`, or its nursery is cancelled | stdin ends; the timeout; SIGTERM; the timeout; SIGKILL (stdio-08) |
-| it ends by itself, for any reason | the rest of its group gets the same from SIGTERM on |
-| our own process is killed | stdin ends |
+| `aclose` is called, or its nursery is cancelled | close stdin; wait; SIGTERM; wait; SIGKILL (stdio-08) |
+| the process ends by itself, for any reason | the rest of its process group gets SIGTERM; wait; SIGKILL |
+| our own process is killed | the system closes stdin of the process |
 
 Signals go to the process group, because launchers (npx, uv, shells) run the server as a child and pass on few signals.
-The process has a session of its own.  So Ctrl-C at our terminal reaches only our process, which then ends the server in
-order, and the server cannot prompt at our terminal.  A descendant that starts its own session, like a daemon, has left
-the group and is not ended.
+The process has its own session.  So Ctrl-C at our terminal reaches only our process, which then ends the server by the
+steps above, and the server cannot prompt at our terminal.  A descendant that starts another session, like a daemon, has
+left the group and is not ended.
 
-One task, the supervisor, owns the process and all its fds, and runs in a nursery of the caller.  It is shielded, so the
-steps above are the same after a cancellation, and each step has a deadline.  If not even SIGKILL ends the process (it
-hangs in the kernel, or runs as another user), the supervisor gives up and logs it.
+One task, the supervisor, owns the process and all its fds, and runs in a nursery of the caller.  It is shielded, so a
+cancellation does not change these steps, and each step has a deadline.  If even SIGKILL does not end the process (it
+hangs in the kernel, or runs as another user), the supervisor stops waiting and logs an error.
 
-The operating system tells when the process has ended; its pipes do not, because a grandchild may hold them open for
-ever.  At that time all output of the process is in the pipes; it is read into memory, and the pipes are closed.  stderr
-is read all the time, and stdout too once the client has stopped reading it: a server that cannot write cannot end in
-order.  stderr is passed on to our own, byte for byte, as if the process had inherited it; its last part is also kept
-here.
+The supervisor waits for the process, not for the end of its pipes, because a grandchild may hold the pipes open for
+ever.  When the process has ended, its last output is still in the pipes: the supervisor reads it into memory and closes
+the pipes.  It reads stderr all the time.  It also reads stdout after the client has stopped reading, because a server
+that blocks in a write cannot end.  It writes stderr of the process to our own stderr, byte for byte, as if the process
+had inherited it, and keeps the last part for error messages.
 
-The process gets a few environment variables by default (`MINIMAL`), as in the official SDKs: others may contain keys
-and tokens that not every configured server should see.  `env` adds the variables that a server needs, and "inherit"
-passes on all.
+By default the process gets only a few environment variables (`MINIMAL`), as in the official SDKs: the others may
+contain keys and tokens that not every configured server should see.  `env` adds the variables that a server needs, and
+"inherit" passes on all.
 """
 
 from __future__ import annotations
@@ -57,24 +57,24 @@ _READ = 65536  # bytes of one read: the usual capacity of a pipe
 _LINES = 20  # of stderr in an error message
 _PIPE = 2**20  # bytes that a pipe may hold: the maximum of Linux, except for root; usually it is 64 KiB
 
-# Seconds from the end of stdout or stdin to the end of the process, if the process ends because of it.
+# Seconds to wait for the end of the process after its stdout or stdin was closed: usually it is about to end.
 _EXIT_SECONDS = 0.5
-# Seconds for our stderr to accept the data of one read.  After the process has ended this happens at most twice, within
-# the time above: `exit` is set only when all its output has been read.
+# Seconds to wait until our stderr accepts the data of one read.  After the process has ended there are at most two of
+# these waits.  They fit in the time above, because `exit` is set only when all output has been read.
 _STDERR_SECONDS = 0.2
-# Seconds for the system to end a process after SIGKILL.
+# Seconds to wait for the end of a process after SIGKILL.
 _REAPED = 2.0
-# Seconds between two checks of the rest of the group, at first and at most: the system reports only the end of our own
-# children.
+# Seconds between two checks whether the process group has ended: the first interval and the longest.  It is polled
+# because the system reports only the end of our own children.
 _POLL, _POLL_MAX = 0.01, 0.1
 
 
 class ServerExited(SessionClosed):
     """The server process has ended.
 
-    `status` is its exit status, or `signal` is the signal that killed it; the other one is None.  A signal without a
-    name counts as status 128 + n, as in shells.  `how` says the same in words.  `stderr_tail` is the end of its stderr,
-    which often tells the reason.
+    `status` is its exit status; if a signal killed it, `status` is None and `signal` is the signal.  A signal that
+    Python has no name for is given as the status 128 + n, as in shells.  `how` describes the end in words.
+    `stderr_tail` is the last output on stderr, which often has the reason.
     """
 
     def __init__(self, name: str, returncode: int, stderr_tail: str, when: str = "") -> None:
@@ -98,7 +98,7 @@ class ServerExited(SessionClosed):
 
 
 def _last_words(tail: str, before: str) -> str:
-    """Return the last lines of stderr in words for an error message, to follow the text `before`."""
+    """Return the last lines of stderr for an error message.  `before` is the text that precedes them in the message."""
     lines = [printable(line) for line in tail.splitlines()]
     listed = "\n" in before
     if not any(lines):
@@ -122,15 +122,15 @@ async def start_child(
 ) -> Child:
     """Start a server process, which runs until it is closed or `nursery` is cancelled.
 
-    `command` is a list of a program and its arguments, or a program alone; there is no shell.  The program is searched
-    in the PATH of its own environment, or, if it contains a slash, relative to `cwd`.  `environment` is "minimal"
-    (`MINIMAL`), "inherit" (all our variables) or a mapping of all its variables; `env` adds variables, and a value of
-    None removes one.  `shutdown_timeout` is the time in seconds for the process to end by itself, and again after
-    SIGTERM.  `stderr` is called with the output on stderr as it arrives; it must not block.  By default this output
-    goes to our own `sys.stderr`; with None it is discarded.
+    `command` is a list of a program and its arguments, or a program alone; no shell is used.  The program is searched
+    in the PATH of the process; if its name contains a slash, it is a path relative to `cwd`.  `environment` is
+    "minimal" (`MINIMAL`), "inherit" (all our variables) or a mapping of all its variables; `env` adds variables, and a
+    value of None removes one.  `shutdown_timeout` is the number of seconds to wait after stdin is closed, and again
+    after SIGTERM.  `stderr` is a function; it is called with each piece of output on stderr, and must not block.  By
+    default this output goes to our own `sys.stderr`; with None it is discarded.
 
     Raises `ConnectionFailed` if the command does not exist or cannot be run, and `UsageError` if the command or an
-    option is invalid.  Can be cancelled: if the process has been started, it is ended first.  `nursery` does not end
+    option is invalid.  It may be cancelled; a process that was started is then ended first.  `nursery` does not end
     before the process.
     """
     argv = arguments_of(command)
@@ -143,7 +143,7 @@ async def start_child(
     return child
 
 
-# Without protection, Ctrl-C could arrive after the start of the process and before the `try` that ends it.
+# Otherwise Ctrl-C could arrive after the process has started and before the `try` that ends the process.
 @trio.lowlevel.enable_ki_protection
 async def _start_and_keep(
     argv: list[str],
@@ -156,7 +156,7 @@ async def _start_and_keep(
 ) -> None:
     """The supervisor: runs from the start of the process until its group has ended."""
     try:
-        # Once the process has started, this returns it even if cancelled.
+        # If the process has started, this call returns it even if the task is cancelled.
         process = await trio.lowlevel.open_process(
             argv,
             stdin=subprocess.PIPE,
@@ -175,7 +175,7 @@ async def _start_and_keep(
 
 
 class _OutputPipe:
-    """A pipe to which the process writes.  After the process has ended, reads return the rest, kept in memory."""
+    """A pipe that the process writes to.  After the process has ended, reads return the rest of its output."""
 
     def __init__(self, pipe: trio.lowlevel.FdStream) -> None:
         self._pipe = pipe
@@ -184,7 +184,7 @@ class _OutputPipe:
     async def read(self, max_bytes: int | None = None) -> bytes:
         fd = self._pipe.fileno()
         try:
-            if fd >= 0:  # FdStream would checkpoint and try a read in vain before it waits
+            if fd >= 0:  # wait first: FdStream would first make a checkpoint and a read that fails
                 await trio.lowlevel.wait_readable(fd)
                 with suppress(OSError):  # then the FdStream below waits again, or raises the error
                     if self._pipe.fileno() == fd:
@@ -196,16 +196,16 @@ class _OutputPipe:
             return data
 
     def cut(self) -> None:
-        """Read the rest of the pipe into memory, and close it.  Readers get the rest, and then the end."""
+        """Read the rest of the pipe into memory, and close the pipe.  Readers get the rest, and then the end."""
         with suppress(BlockingIOError):  # another process holds the pipe open, and it is empty
-            # Limited, because that process may go on writing.
+            # Limited, because another process that holds the pipe may go on writing.
             while len(self._rest) < _PIPE and (data := os.read(self._pipe.fileno(), _PIPE)):
                 self._rest += data
         self._pipe.close()
 
 
 def _bytes_in(pipe: int) -> int:
-    """Return the number of bytes in a pipe that is open for writing; 0 if only its other end knows, as on macOS."""
+    """Return the number of unread bytes in a pipe that we write to.  On macOS only the reader knows it: return 0."""
     count = array("i", [0])
     fcntl.ioctl(pipe, termios.FIONREAD, count)
     return count[0]
@@ -214,8 +214,8 @@ def _bytes_in(pipe: int) -> int:
 class _ChildStream(trio.abc.HalfCloseableStream):
     """stdin and stdout of the process as one stream.
 
-    If stdout or stdin closes because the process ends, `Child.exit` is set before the stream reports it.  A write after
-    the process has ended raises `trio.BrokenResourceError`, as for a peer that has closed the connection.
+    If stdout or stdin closes because the process ends, `Child.exit` is set before a read or a write reports this.  A
+    write after the end of the process raises `trio.BrokenResourceError`, as if a peer had closed the connection.
     """
 
     def __init__(self, stdin: trio.lowlevel.FdStream, stdout: _OutputPipe, ended: trio.Event) -> None:
@@ -234,14 +234,14 @@ class _ChildStream(trio.abc.HalfCloseableStream):
         return sent
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        self._sent += len(data)  # bytes that do not reach the pipe count as read
+        self._sent += len(data)  # counted before the write: if it fails, `is_unread` is False
         await self._write(self._stdin.send_all, data)
 
     async def wait_send_all_might_not_block(self) -> None:
         await self._write(self._stdin.wait_send_all_might_not_block)
 
     async def _write(self, write: Callable[..., Awaitable[None]], *data: object) -> None:
-        """Call `write`; if it fails because the process reads no more, wait a moment for the process to end."""
+        """Call `write`.  If it fails because the process has closed stdin, wait a moment for the process to end."""
         try:
             await write(*data)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
@@ -275,12 +275,12 @@ class _ChildStream(trio.abc.HalfCloseableStream):
         raise trio.ClosedResourceError("the stream was closed")
 
     def is_unread(self) -> bool:
-        if (pipe := self._stdin.fileno()) >= 0:  # else it is closed, and the last count holds
+        if (pipe := self._stdin.fileno()) >= 0:  # if the pipe is closed, the last count is used
             self._left = _bytes_in(pipe)
         return self._left == self._sent
 
     def process_ended(self) -> None:
-        """Close stdin, also for a grandchild that reads it."""
+        """Close stdin.  A grandchild that reads it gets the end of the stream."""
         self.is_unread()
         self._stdin.close()
 
@@ -307,9 +307,9 @@ class _ChildStream(trio.abc.HalfCloseableStream):
 class _OwnStderr:
     """Our own stderr, to which the stderr of a server is passed on.
 
-    Its reader may stop for a while or for ever (a pipe without a reader, a stopped terminal).  This must delay neither
-    the event loop nor the end of the server.  So a piece is written only if there is room for all of it.  The first
-    time there is no room, `pass_on` waits a moment; after that, output is dropped until there is room again.
+    The reader of our stderr may stop for a while or for ever (a pipe without a reader, a stopped terminal).  This must
+    not block the event loop or delay the end of the server.  So a piece is written only if stderr has room for all of
+    it.  The first time there is no room, `pass_on` waits a moment; then it drops output until there is room again.
     """
 
     def __init__(self) -> None:
@@ -319,13 +319,13 @@ class _OwnStderr:
         end = trio.current_time() + (_STDERR_SECONDS if self._has_room else 0)
         for at in range(0, len(data), select.PIPE_BUF):  # a writable pipe has room for this many bytes
             try:
-                while not (writable := _is_writable()) and trio.current_time() < end:  # noqa: ASYNC110  # no event tells
+                while not (writable := _is_writable()) and trio.current_time() < end:  # noqa: ASYNC110  # no event for it
                     await trio.sleep(_POLL)
                 self._has_room = writable
                 if not writable:
                     return
                 _write_to_stderr(data[at : at + select.PIPE_BUF])
-            except Exception:  # noqa: BLE001  # closed, or replaced by another object; there is no place to report it
+            except Exception:  # noqa: BLE001  # stderr is closed or replaced, so there is no place to report this
                 return
 
 
@@ -340,7 +340,7 @@ def _is_writable() -> bool:
 
 
 def _write_to_stderr(data: bytes) -> None:
-    # Looked up each time, because programs replace it; a text stream such as io.StringIO has no buffer.
+    # `sys.stderr` is read each time, because programs replace it.  A text stream such as io.StringIO has no buffer.
     if (stderr := sys.stderr) is None:
         return
     buffer = getattr(stderr, "buffer", None)
@@ -378,26 +378,28 @@ class Child(trio.abc.AsyncResource):
         self._own_stderr = _OwnStderr()
         self._tail = bytearray()
         self._returncode: int | None = None  # set when the process is reaped
-        self._closing = trio.Event()  # the process should end
+        self._closing = trio.Event()  # `aclose` was called, or the supervisor was cancelled
         self._stderr_read = trio.Event()  # stderr has been read to its end
         self._ended = trio.Event()  # the process has ended, and all its output has been read
         self._over = trio.Event()  # the process and its group have ended
-        # The group is empty, and the system may give its number to another group: do not use it again.
+        # True: the group is empty.  The system may give its number to another group, so do not use the number again.
         self._empty = False
         self._wire = _ChildStream(stdin, self._stdout, self._ended)
         self.pid = process.pid
 
     @property
     def stream(self) -> trio.abc.HalfCloseableStream:
-        """The stdin and stdout of the process.  Ends when the process ends, even if another process holds its stdout,
-        or when its stdout is closed."""
+        """The stdin and stdout of the process.
+
+        Reading ends when stdout is closed, or when the process ends, even if another process still holds its stdout.
+        """
         return self._wire
 
     @property
     def has_read_nothing(self) -> bool:
-        """Whether all data sent to the process is still in the pipe, or was when it ended: it has not begun to read.
+        """Whether the process has read no data: all data is still in the pipe, or was there when the process ended.
 
-        Known only on Linux.  On other systems all data counts as read.
+        Only Linux tells this.  On other systems all data counts as read.
         """
         return self._wire.is_unread()
 
@@ -410,20 +412,24 @@ class Child(trio.abc.AsyncResource):
         return tail.decode(errors="replace")
 
     def last_words(self, before: str) -> str:
-        """Return the last lines of stderr in words for an error message, to follow the text `before`."""
+        """Return the last lines of stderr for an error message that begins with the text `before`."""
         return _last_words(self.stderr_tail, before)
 
     @property
     def exit(self) -> ServerExited | None:
-        """How the process ended; None before.  A new error each time, because tracebacks grow with every raise."""
+        """The error that says how the process ended, or None if it runs.
+
+        A new object each time, because the traceback of an exception grows whenever it is raised.
+        """
         if self._returncode is None or not self._ended.is_set():
             return None
         return ServerExited(self.name, self._returncode, self.stderr_tail)
 
     async def aclose(self) -> None:
-        """End the process and its group, and wait for that: at most twice `shutdown_timeout` and two seconds.
+        """End the process and its group, and wait until they have ended.
 
-        Never raises, and a cancellation does not shorten it.
+        This takes at most two times `shutdown_timeout` plus two seconds.  It never raises, and a cancellation does not
+        shorten it.
         """
         self._closing.set()
         with trio.CancelScope(shield=True):
@@ -461,7 +467,7 @@ class Child(trio.abc.AsyncResource):
         self._wire.close()
 
     async def _wait_and_end(self) -> None:
-        """Wait until the process has ended, or should end; then end it and its group."""
+        """Wait until the process has ended or is being closed; then end it and its group."""
         async with open_nursery() as nursery:
             nursery.start_soon(self._limit_wait, nursery.cancel_scope)
             await self._ended.wait()
@@ -470,22 +476,22 @@ class Child(trio.abc.AsyncResource):
                 with trio.move_on_after(seconds):
                     await self._gone()
         if self._returncode is not None:
-            await self._ended.wait()  # it was just reaped, and the rest of its output is being read
+            await self._ended.wait()  # the process was just reaped; wait until the rest of its output has been read
         else:
             _log.error("the server %r (process %d) cannot be ended; end it by hand", self.name, self.pid)
 
     @trio.lowlevel.enable_ki_protection
     async def _limit_wait(self, waiting: trio.CancelScope) -> None:
-        """Once the process should end, limit the wait for it to end by itself."""
+        """When the process is being closed, set a deadline for its own end."""
         await self._closing.wait()
         waiting.deadline = trio.current_time() + self._shutdown_timeout
 
     def _signal(self, number: int) -> bool:
-        """Send the group a signal (0: none).  Returns False if the group has no process to which we may send it."""
+        """Send a signal to the group (0: only check).  Return False if the group has no process that we may signal."""
         if self._empty:
             return False
         if self._returncode is not None:
-            # If we are process 1, as in many containers, orphans become our children, and stay until we reap them.
+            # If we are process 1, as in many containers, orphans become our children, and remain until we reap them.
             with suppress(ChildProcessError):
                 while os.waitpid(-self.pid, os.WNOHANG)[0]:
                     pass
@@ -524,7 +530,7 @@ class Child(trio.abc.AsyncResource):
             elif self._listener is not None:
                 try:
                     self._listener(data)
-                except Exception:  # noqa: BLE001  # the user's error must not end the task that empties the pipe
+                except Exception:  # noqa: BLE001  # it must not end the task that reads the pipe
                     _log.exception("the callback for stderr of the server %r failed; it is not called again", self.name)
                     self._listener = None
         self._stderr_read.set()
@@ -533,12 +539,13 @@ class Child(trio.abc.AsyncResource):
 def _has_running_process(group: int) -> bool:
     """Whether a process in a group that is not empty is still running.
 
-    A dead process stays in its group until its new parent reaps it, which not every process 1 does in time, or ever.
+    A dead process remains in its group until its parent reaps it.  The new parent of an orphan is process 1, and some
+    programs that run as process 1 reap late or never.
     """
     if sys.platform != "linux":
-        return True  # other systems do not tell; the caller waits until its timeout
+        return True  # other systems have no /proc; the caller waits until its timeout
     for name in filter(str.isdecimal, os.listdir("/proc")):
-        with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:  # OSError: the process has ended meanwhile
+        with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:  # OSError: the process has just ended
             # After the name, which may contain any character: the state, the parent, the group.
             state, _, group_of_process, *_ = file.read().rpartition(b")")[2].split()
             if int(group_of_process) == group and state not in (b"Z", b"X"):
