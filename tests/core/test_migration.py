@@ -64,6 +64,18 @@ def test_a_program_may_define_the_name_itself() -> None:
     assert server.middleware == "mine"
 
 
+def test_a_class_of_a_program_may_have_the_same_name() -> None:
+    def list_tools(self: Any) -> str:
+        return "mine"
+
+    same: Any = WithOtherNames("Server", (Server,), {"list_tools": list_tools})
+    assert same().list_tools() == "mine"
+    assert "list_tools" in dir(same)
+    assert "list_tools" in dir(same())
+    with pytest.raises(AttributeError, match="a Server has no 'run_async'; write"):
+        same().run_async  # noqa: B018
+
+
 @pytest.mark.parametrize("listed", [Server, Server(), Derived, Derived()])
 def test_dir_lists_only_the_names_that_the_class_has(listed: object) -> None:
     names = dir(listed)

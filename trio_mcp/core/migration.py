@@ -109,6 +109,8 @@ class WithOtherNames(type):
 
     def __init__(cls, name: str, bases: tuple[type, ...], members: dict[str, Any]) -> None:
         super().__init__(name, bases, members)
+        if any(isinstance(base, WithOtherNames) for base in bases):
+            return  # a class of a program, which may be called Server too, inherits the names and may define them
         for other, equivalent in _ATTRIBUTES.get(name, {}).items():
             setattr(cls, other, _OtherName(other, equivalent))
         if name in _ATTRIBUTES:
@@ -123,5 +125,5 @@ def _names_of(instance: object) -> list[str]:
 
 
 def _without_other_names(owner: type, names: Iterable[str]) -> list[str]:
-    others = {name for each in owner.__mro__ for name in _ATTRIBUTES.get(each.__name__, ())}
-    return [name for name in names if name not in others]
+    members = {name: value for each in reversed(owner.__mro__) for name, value in vars(each).items()}
+    return [name for name in names if not isinstance(members.get(name), _OtherName)]
