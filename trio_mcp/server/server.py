@@ -1,7 +1,7 @@
 """Server: the public class that authors write and start.
 
-A server is a description: tools, resources, prompts, completions, and options.  It may be changed at any time, also
-while it runs.  It may run several times at once, because all state of a running server belongs to a `Run`.
+A server object has only the tools, resources, prompts, completions and options.  Entries may be added and removed at
+any time, also while the server runs.  It may run several times at once, because each `Run` has the state of one run.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Server(metaclass=WithOtherNames):
 
     - `name`, `version`, `title`, `description`, `website_url`, `icons`: the identity of the server.
     - `instructions`: advice for the model on how to use the server.
-    - `capabilities`: features that the server will have later although it has none at the start ("tools", "prompts",
-      "resources", "completions").  Clients read the capabilities only once, when they connect.
+    - `capabilities`: features of which the server has no entry at the start but will have some later ("tools",
+      "prompts", "resources", "completions").  Clients read the capabilities only once, when they connect.
     - `list_changed`, `subscribe`: whether clients are notified when a list or a resource changes.
     - `experimental`: experimental capabilities by name, such as ``{"com.example/voice": {}}``.  `ctx.supports` tells
       whether a client has one.
@@ -86,20 +86,23 @@ class Server(metaclass=WithOtherNames):
     Called by the server:
 
     - `lifespan(server)`: an async context manager.  It is entered once for each run, and its value is `ctx.lifespan`.
-    - `middleware`: a list of `async def (ctx, request, call_next)`, the outermost first.  It wraps each request for a
-      list, a completion, a legacy subscription or a handler.  It sees a call once, even if the call asks questions.
+    - `middleware`: a list of `async def (ctx, request, call_next)`, the outermost first.  Each one wraps the requests
+      for lists, completions, legacy subscriptions and handlers.  It runs once for each call, even if the handler asks
+      the user questions.
     - `filter(principal, item)`: returns True if this principal may use this tool, prompt, resource or template.  It is
-      called for each item that is listed, called, read, completed or subscribed to.  It must not wait.
+      called for each item that is listed, called, read, completed or subscribed to.  It is a plain `def` and must not
+      block.
 
     Limits and tuning:
 
     - `page_size`: the number of items on one page of a list; None for one page.
     - `cache`: cache hints for lists, by method, such as ``{"tools/list": CacheHints(...)}``.
-    - `change_debounce`: seconds for which changes are collected before clients are notified.
-    - `threads`: how many plain (`def`) functions run at once.
+    - `change_debounce`: seconds to collect changes before clients are notified of all of them.
+    - `threads`: the number of plain (`def`) functions that may run at once.
     - `limits`: bounds for messages, calls and memory; see `Limits`.
-    - `state_keys`: keys of 32 random bytes or more.  They seal the state that a client carries between the rounds of a
-      call.  Give the same keys to every replica; by default the server makes a random one.
+    - `state_keys`: keys of 32 random bytes or more.  In 2026-07-28 a call that asks the user sends its state to the
+      client, which returns it with the answer.  The keys protect this state against changes.  Give the same keys to
+      every replica.  By default the server makes one random key.
 
     Raises `UsageError` for an option with a wrong type or value.
     """
@@ -161,10 +164,10 @@ class Server(metaclass=WithOtherNames):
         self._mounted: list[Server] = []
         self._runs: set[Run] = set()  # of this server, and of the servers that it is mounted in
         self._own = Runs()
-        self._shared: Run | None = None  # the run of a `running` block, which all connections share
+        self._shared: Run | None = None  # the run of an open `running` block; all connections use it
         self._sharing = False
         self._features.catalog.on_change.append(self._publish)
-        self._current_offer()  # raises for wrong options now, and not when the first client connects
+        self._current_offer()  # so that wrong options raise now, and not when the first client connects
 
     # Tools, resources, prompts, completions.
 
@@ -190,18 +193,19 @@ class Server(metaclass=WithOtherNames):
         """Register a function as a tool: `@server.tool`, or `@server.tool(name="add", ...)`.
 
         Returns the function unchanged.  Its parameters become the input schema, its docstring the description, and its
-        return annotation the output schema.  A parameter annotated with `Context` gets the context of the call and is
-        no argument.
+        return annotation the output schema.  A parameter annotated with `Context` gets the context of the call; it
+        is not part of the schema.
 
         - `name`, `title`, `description`, `annotations`, `icons`, `meta`: shown to clients.
         - `scopes`: scopes that an access token needs for a call over HTTP, in addition to those of `protect`.
         - `structured=False`: results are text only, without an output schema.
-        - `thread=False`: run a `def` in the event loop, which stands still until it returns.  By default a `def` runs
-          in a worker thread, and an `async def` in a task.
-        - `abandon_on_cancel=False`: a cancelled call waits for its thread.  By default the thread is left to finish by
-          itself.  A thread can call `trio.from_thread.check_cancelled()` and `trio.from_thread.run(ctx.progress, 1)`.
-        - `replay=True`: if the process dies while the call waits for an answer of the client, the call may run again
-          from the start, with the answers so far.
+        - `thread=False`: run a `def` in the event loop; the `def` blocks all other tasks until it returns.  By default
+          a `def` runs in a worker thread, and an `async def` in a task.
+        - `abandon_on_cancel=False`: a cancelled call waits for its thread.  By default the call ends at once, and the
+          thread runs to its end without it.  A thread can call `trio.from_thread.check_cancelled()` and
+          `trio.from_thread.run(ctx.progress, 1)`.
+        - `replay=True`: if the process ends while the call waits for an answer of the client, the function may be
+          called again from the start; the answers that it had already received are not asked for again.
 
         Raises `UsageError` for a name that is taken or not allowed, or a signature or annotation that has no schema.
         Use `add_tool` to write the schema by hand, and `remove_tool` to remove the tool.
@@ -237,7 +241,7 @@ class Server(metaclass=WithOtherNames):
     def remove_tool(self, name: str) -> None:
         """Remove a tool and notify clients.
 
-        Calls that run are not affected.  Raises `UsageError` if this server has no such tool, or if the tool belongs to
+        Running calls continue.  Raises `UsageError` if this server has no such tool, or if the tool belongs to
         a mounted server.
         """
         self._features.catalog.remove_tool(name)
@@ -430,11 +434,11 @@ class Server(metaclass=WithOtherNames):
         return function
 
     def mount(self, other: Server, *more: Never, prefix: str = "") -> None:
-        """Show all entries of another server in this one, now and in the future.
+        """Serve all entries of another server in this one, including entries that are added later.
 
         `prefix` is put before the names of tools and prompts; URIs do not change.  A request for an entry of `other`
-        passes through the middleware and filter of this server, then through those of `other`.  The lifespan of `other`
-        is entered with the one of this server.
+        passes through the middleware and filter of this server, then through those of `other`.  Each run of
+        this server also enters the lifespan of `other`.
 
         Raises `UsageError` if a name or URI is taken (then nothing is mounted), if `other` is a relay, or if this
         server is running.
@@ -457,11 +461,11 @@ class Server(metaclass=WithOtherNames):
         scopes: Collection[str] = (),
         implies: Mapping[str, Collection[str]] | None = None,
     ) -> None:
-        """Require an access token for every HTTP request, including WebSockets.  stdio and other streams need none.
+        """Require an access token for HTTP requests, including WebSockets.  stdio and other streams need no token.
 
         - `verify(token)`: returns the `Principal` of the token, or None to refuse the token, for example because it has
-          expired or was issued for another server.  It raises `CannotVerify` if it cannot tell now.  It is an
-          `async def`, or a `def` that does not wait.  `trio_mcp.oauth` has one for JWTs.
+          expired or was issued for another server.  It raises `CannotVerify` if it cannot check tokens at
+          present.  It is an `async def`, or a `def` that does not block.  `trio_mcp.oauth` has one for JWTs.
         - `authorization_servers`: the issuers of the tokens.  Clients find them in the metadata of the resource
           (RFC 9728), which is served beside the endpoint.
         - `resource`: the URL of the endpoint as clients know it, "https://example.com/mcp".  The default is
@@ -482,8 +486,9 @@ class Server(metaclass=WithOtherNames):
     def notify_list_changed(self, *lists: ListName) -> None:
         """Notify clients that these lists have changed: "tools", "prompts" or "resources".
 
-        Adding and removing entries does this by itself; call it when the result of `filter` changes.  It may be called
-        from any thread.  Raises `UsageError` for another name, or if the server was created with `list_changed=False`.
+        The server calls this method itself when entries are added or removed.  Call it if the result of `filter`
+        changes.  It may be called from any thread.  Raises `UsageError` for another name, or if the server was created
+        with `list_changed=False`.
         """
         for name in lists:
             if name not in CHANGES:
@@ -492,7 +497,7 @@ class Server(metaclass=WithOtherNames):
             self._publish(CHANGES[name])
 
     def notify_resource_updated(self, uri: str) -> None:
-        """Notify the clients that subscribed to this resource that its contents have changed.
+        """Tell the clients with a subscription to this resource that its contents have changed.
 
         It may be called from any thread.  Raises `UsageError` if the server was created with `subscribe=False`.
         """
@@ -514,14 +519,14 @@ class Server(metaclass=WithOtherNames):
         """Serve the client of `open_client(server)`, which calls this because it cannot import `serve_stream`."""
         from trio_mcp.server.driver import serve_stream
 
-        await serve_stream(self, stream, shutdown_timeout=0)  # a client that closes its end reads nothing more
+        await serve_stream(self, stream, shutdown_timeout=0)  # a client that has closed its end reads no more
 
     # Identity and statistics.
 
     def _current_offer(self) -> Offer:
         """Return the identity and capabilities to declare to clients.
 
-        A capability stays after its last entry was removed, because clients may still ask for it.
+        A capability is still declared after its last entry was removed, because clients may still use it.
         """
         kinds = self._features.catalog.kinds
         if self._offer is None or len(kinds) != self._offered:  # called for each message; `kinds` only grows
@@ -552,11 +557,11 @@ class Server(metaclass=WithOtherNames):
     def running(self) -> AbstractAsyncContextManager[object]:
         """Run the server for the length of the block: ``async with server.running(): ...``
 
-        All connections that are served meanwhile share one lifespan, one set of limits and one set of subscriptions.  A
-        handler that waits for an answer may get it on another connection.  The end of the block closes connections that
-        are still open.
+        All connections during the block share one lifespan, one set of limits and one set of subscriptions.  If a
+        handler waits for an answer of the client, the answer may come on another connection.  The end of the block
+        closes connections that are still open.
 
-        An exception of the block passes through unchanged.  Raises `UsageError` if the server is running already.
+        An exception that the block raises is raised unchanged.  Raises `UsageError` if the server is running already.
         Inside the block, call `serve_stream`, `serve_stdio` or `serve_http`.
         """
         return _RunningServer(self, shared=True)
@@ -564,21 +569,21 @@ class Server(metaclass=WithOtherNames):
     def draining(self, seconds: float) -> AbstractAsyncContextManager[None]:
         """Shut the server down gracefully: ``async with server.draining(5): pass``
 
-        1. From the start of the block the server refuses new requests and new connections.  Calls that run go on.  Each
-           connection closes when its last call has ended.
+        1. From the start of the block the server refuses new requests and new connections.  Running calls continue.
+           Each connection closes when its last call has ended.
         2. The end of the block waits for all connections, and for the lifespans of runs that end with them, until
            `seconds` after the start of the block (`math.inf`: without a limit).
-        3. Then calls that still run are cancelled and answered with an error, for which they have one second.  If the
-           block is cancelled or raises, they are stopped without an answer.
+        3. Then the calls that still run are cancelled, and the server has one second to answer them with an error.  If
+           the block is cancelled or raises, these calls are stopped without an answer.
 
-        A server that was drained may run again, but `running` blocks that were open then serve no client any more.
+        The server may run again afterwards.  A `running` block that was open during `draining` serves no more clients.
         Raises `UsageError` if `seconds` is not a number of at least 0.
         """
         check_seconds("seconds", seconds)
         return Draining(self._own, seconds)
 
     def _joined(self) -> AbstractAsyncContextManager[Run]:
-        """Return a block whose value is the run for a new connection; for transports."""
+        """Return a context manager for a transport; its value is the run that a new connection belongs to."""
         if self._shared is not None:
             return contextlib.nullcontext(self._shared)
         return _RunningServer(self, shared=False)
@@ -598,17 +603,17 @@ class Server(metaclass=WithOtherNames):
         tap: Tap | None = None,
         **options: Unpack[HttpOptions],
     ) -> None:
-        """Serve until the process ends; the last line of a script.
+        """Serve until the process ends.  Call it in the last line of a script.
 
-        - `server.run()` serves one client on stdin and stdout, until the client closes stdin or goes away.
+        - `server.run()` serves one client on stdin and stdout, until the client closes stdin or ends.
         - `server.run(http="127.0.0.1:3000")` serves HTTP.  Port 0 takes a free port; a line on stderr shows the URL.
         - `server.run(unix="/run/notes.sock")` serves HTTP on a Unix socket.
 
-        HTTP takes `ssl_context` and the options of `serve_http`.  `tap(direction, data)` sees all messages; a server on
-        stdio may use `tap=print`, which prints to stderr.
+        HTTP takes `ssl_context` and the options of `serve_http`.  `tap(direction, data)` is called with each message; a
+        server on stdio may use `tap=print`, which prints to stderr.
 
-        Calls that run when stdin ends or SIGTERM arrives have `shutdown_timeout` seconds to finish.  The process ends
-        three seconds later in any case.
+        When stdin ends or SIGTERM arrives, running calls have `shutdown_timeout` seconds to finish.  The process ends
+        at most three seconds later, even if they have not finished.
 
         Raises `SystemExit`: 130 after Ctrl-C, 143 after SIGTERM, 1 with a message if it cannot start.  Raises
         `UsageError` inside a Trio program; there, use `serve_stdio`, `serve_http` or `serve_stream`.
@@ -706,7 +711,7 @@ show_options(Server.completion, registration.completer_of)
 
 
 class _Announcement:
-    """A task status that prints the URL of the server to stderr.  Standard output belongs to the program."""
+    """A task status that prints the URL of the server to stderr.  Only the program prints to stdout."""
 
     def __init__(self, server: Server, unix: str | os.PathLike[str] | None) -> None:
         self._name = server._info["name"]
@@ -787,13 +792,13 @@ class _RunningServer:
         except BaseExceptionGroup as group:
             if not contains_only(group, error):
                 raise
-            return False  # the nursery of a lifespan wraps an exception that passes through it in a group
+            return False  # a nursery in a lifespan has wrapped the exception of the block in a group
         finally:
             self._run.ended.set()
 
 
 class _LifespanGuard(AbstractAsyncContextManager[Any]):
-    """Wraps the author's lifespan.  A lifespan may end the run by cancelling it, but then the reason is reported."""
+    """Wraps the author's lifespan.  If a lifespan ends the run by a cancellation, the server logs or raises this."""
 
     __slots__ = ("_given", "_name")
 
