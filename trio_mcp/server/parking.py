@@ -1,18 +1,19 @@
 """Parking: keep handlers that wait for a retry, so that `ctx.ask` works in revisions without server requests.
 
-A question of a handler answers the current request with `input_required` and parks the handler.  The answers come with
-another request, a retry, on this connection or another one.  The retry is checked first (seal, age, principal, method,
-params and answers), and a refused retry changes nothing.  Then the handler goes on under the retry.  It is still inside
-the middleware that it was started through; the retry passes through no middleware.
+A parked handler is a handler that waits for answers and has no request.  When a handler asks a question, the server
+answers the current request with `input_required` and parks the handler.  The client sends the answers in a new request,
+the retry, on this connection or another one.  The server first checks the retry (seal, age, principal, method, params
+and answers); a refused retry changes no state.  Then the handler continues, and its result answers the retry.  The
+middleware still wraps the handler as it did at the first request, so it is not called for the retry.
 
-A handler may stop waiting, because of its own timeout or a failure.  It then goes on without a request, and the retry
-gets its result instead of another question.
+A handler may stop waiting because of its own timeout or a failure.  It then continues without a request, and the next
+retry gets its result instead of another question.
 
-If the handler of a retry is not in this process, after a restart or on another replica, a handler with `replay=True` is
+After a restart or on another replica, the handler of a retry is not in this process.  If it has `replay=True`, it is
 started again with the answers of the sealed state and of the retry.  A handler that returned `InputRequired` is always
 started again from the beginning.
 
-Parked handlers are limited in number and time (`core.rounds`), and do not count as running requests.
+The number of parked handlers and their time are limited (`core.rounds`).  They do not count as running requests.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ T = TypeVar("T")
 def write_questions(ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> list[Question]:
     """Write questions for the client of `ctx`.
 
-    Raises `NotInThisRevision` or `NotDeclared` if the client cannot be asked one of them, so that none is sent.
+    Raises `NotInThisRevision` or `NotDeclared` if the client does not support one of them; then none is sent.
     """
     from trio_mcp.server.questions import ElicitUrl, Inquiry
 
@@ -70,8 +71,8 @@ def write_questions(ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> list
         params = question.params(terms.revision)
         method = terms.revision.request(Role.SERVER, question.method)
         method = method or terms.revision.input_requests[question.method]
-        # The error names the last one, which is the most specific: a client without elicitation reads that it needs
-        # the url mode.
+        # The error names the last missing capability, which is the most specific: for a client without elicitation it
+        # names the url mode.
         lacking = missing_capabilities(terms.revision, method, params, terms.capabilities)
         lacking += [need for need in question.needs(terms.revision) if not terms.declares(*need)]
         if lacking:
@@ -82,7 +83,7 @@ def write_questions(ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> list
 
 
 def read_answer(key: str, question: Inquiry[T], answer: JsonObject) -> T:
-    """Read an answer of a retry.  Raises RequestError, to answer the retry, if it does not fit (mrtr-23)."""
+    """Read an answer of a retry.  If it does not fit the question, raise the RequestError for the retry (mrtr-23)."""
     try:
         return question.read(answer)
     except RemoteProtocolError as error:
@@ -90,10 +91,10 @@ def read_answer(key: str, question: Inquiry[T], answer: JsonObject) -> T:
 
 
 def early_answers(ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, JsonObject]:
-    """Answers to these questions that the first request of the call carried, before the client was asked.
+    """Return the answers to these questions that the first request of the call has, before the client was asked.
 
-    The client would give the same answers when asked, so this saves a round and gives the client no more power.  Visits
-    to a page are excluded, because a user cannot agree to a page before the question shows it.
+    This saves a round.  It is safe, because the client could give the same answers to the questions.  `ElicitUrl` is
+    excluded, because a user cannot agree to visit a page before the question shows its URL.
     """
     from trio_mcp.server.questions import ElicitUrl
 
@@ -105,7 +106,7 @@ def early_answers(ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mappin
 
 
 def next_round(ctx: Context) -> int:
-    """The number of the next round.  Raises UsageError after `MAX_ROUNDS`."""
+    """Return the number of the next round.  Raises UsageError after `MAX_ROUNDS`."""
     if ctx._rounds >= MAX_ROUNDS:
         raise UsageError(f"{ctx.method} has asked {MAX_ROUNDS} times; clients stop after as many rounds")
     return ctx._rounds + 1
@@ -125,9 +126,9 @@ class ParkedCall:
         """The questions of `asked`, as they were sent."""
         self.answers: dict[str, JsonObject] = {}
         self.abandoned = False
-        """True: the handler does not wait for the answers any more."""
+        """True: the handler has stopped waiting for the answers."""
         self.resumed = trio.Event()
-        """Set when the call has a request again, or when no retry can come any more."""
+        """Set when a retry has given the call a request again, or when it can get no more retries."""
 
     @property
     def open(self) -> list[Question]:
@@ -155,12 +156,13 @@ class Parking:
     # Asking.
 
     def park(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> tuple[ParkedCall, JsonObject]:
-        """Park the call of `ctx`; return it and the result that asks its client.
+        """Park the call of `ctx`.  Return the parked call and the `input_required` result for its client.
 
-        Raises as `write_questions`, and RequestError if too many calls are parked; then the call is not parked.
+        Raises the errors of `write_questions`, and RequestError if too many calls are parked.  After an error the call
+        is not parked.
         """
         round, asked = next_round(ctx), write_questions(ctx, questions)
-        asking = self._question_result(ctx, asked)  # before parking, because it may raise
+        asking = self._question_result(ctx, asked)  # before the call is parked, because this may raise
         handle = self._parked.park(stable_name(ctx.principal), trio.current_time(), ctx._holder)
         parked = self._calls[handle] = ParkedCall(ctx, handle, questions, asked)
         self._more.set()
@@ -172,7 +174,7 @@ class Parking:
         return parked, asking
 
     def ask_again(self, ctx: Context, questions: Mapping[str, Inquiry[Any]], carried: Json) -> JsonObject:
-        """Make the result that asks, for a handler that will be started again with the answers."""
+        """Return the `input_required` result for a handler that will be started again with the answers."""
         round, asking = next_round(ctx), self._question_result(ctx, write_questions(ctx, questions))
         again = [list(questions), dict(ctx.answers), carried]
         return {**asking, "requestState": self._seal(ctx, round, None, ctx._recorded, again)}
@@ -183,7 +185,7 @@ class Parking:
 
     def _state_of(self, parked: ParkedCall, round: int) -> str:
         ctx = parked.ctx
-        if not ctx._replay:  # the handle is enough
+        if not ctx._replay:  # the handler is not started again, so the state needs only the handle
             return self._seal(ctx, round, parked.handle, NOTHING, None)
         again = [list(parked.asked), dict(ctx.answers), ctx.state]
         return self._seal(ctx, round, parked.handle, {**ctx._recorded, **parked.answers}, again)
@@ -193,8 +195,8 @@ class Parking:
     ) -> str:
         """Seal the request state.
 
-        `again` is for a handler that will be started again: the keys of the questions, because only their answers are
-        accepted (mrtr-24), and the `answers` and the `state` of its context.
+        `again` is set if the handler may be started again.  It has the keys of the questions, because only answers to
+        these keys are accepted (mrtr-24), and the `answers` and the `state` of the context.
         """
         state = SealedState(round, self._wall() + self._ttl, handle, recorded, again)
         sealed = self._sealer.seal(state, ctx.method, ctx.request.params, stable_name(ctx.principal))
@@ -204,12 +206,12 @@ class Parking:
     # Retries.
 
     def retry(self, ctx: Context) -> ParkedCall | JsonObject | None:
-        """Read a request with a `requestState`.
+        """Process a retry: a request with a `requestState`.
 
-        Returns the parked call that goes on now, or a result that asks for missing answers, or None if the handler must
-        be started; then `ctx` has the answers and the state.
+        Returns the parked call that continues now, or a result that asks for missing answers.  Returns None if the
+        caller must start the handler; `ctx` then has the answers and the state.
 
-        Raises RequestError, to answer the request, if the retry is refused; then no state has changed.
+        Raises the RequestError for the client if the retry is refused; then no state has changed.
         """
         request, principal = ctx.request, stable_name(ctx.principal)
         state = self._sealer.open(
@@ -223,7 +225,7 @@ class Parking:
         parked = self._calls.get(state.handle)
         if parked is None:
             refusal = self._parked.take(state.handle)
-            assert refusal is not None  # it knows the same handles as `_calls`
+            assert refusal is not None  # `_parked` and `_calls` have the same handles
             if refusal is not StateRefusal.ELSEWHERE or state.carried is None:
                 raise refusal.error
             ctx._refusal = refusal.error
@@ -239,7 +241,7 @@ class Parking:
         asked, answers, carried = state.carried
         responses = ctx.request.params.get("inputResponses", {})
         given = {key: responses[key] for key in asked if key in responses} if isinstance(responses, dict) else None
-        # The handler reads the answers; here only their type is checked (mrtr-22).
+        # Only the JSON types are checked here (mrtr-22), because the handler reads the answers.
         if given is None or not all(isinstance(answer, dict) for answer in given.values()):
             raise RequestError(INVALID_PARAMS, "inputResponses must be an object of objects")
         ctx._rounds, ctx.state = state.round, carried
@@ -250,9 +252,9 @@ class Parking:
 
     @staticmethod
     def _take_answers(parked: ParkedCall, params: JsonObject) -> bool:
-        """Take the answers of a retry; return whether some are missing.
+        """Store the answers of a retry.  Return whether some are still missing.
 
-        Each answer is read here, so that the client can correct a bad one.
+        Each answer is read here, so that an invalid answer is refused and the client can send it again.
         """
         answers = read_answers(parked.open, params)
         for key, answer in answers.given.items():
@@ -261,14 +263,14 @@ class Parking:
         return bool(answers.missing)
 
     def _ask_for_the_rest(self, parked: ParkedCall, ctx: Context) -> JsonObject:
-        """Ask again for the missing answers, under the terms of this retry; the others are kept (mrtr-25)."""
+        """Ask for the missing answers, under the terms of this retry.  The other answers are kept (mrtr-25)."""
         if parked.ctx._rounds >= MAX_ROUNDS:
             raise RequestError(INVALID_PARAMS, f"answers are missing from inputResponses after {MAX_ROUNDS} rounds")
         asking = self._question_result(ctx, parked.open)
         return {**asking, "requestState": self._state_of(parked, next_round(parked.ctx))}
 
     def give_up(self, parked: ParkedCall) -> None:
-        """Remove a parked call; retries of it are refused from now on."""
+        """Remove a parked call.  Later retries of it are refused."""
         if self._calls.pop(parked.handle, None) is not None:
             self._parked.take(parked.handle)
 
@@ -278,18 +280,18 @@ class Parking:
             await parked.resumed.wait()
 
     def parked_by(self, link: ContextLink) -> list[ParkedCall]:
-        """The parked calls that asked through this connection."""
+        """Return the parked calls whose questions were sent on this connection."""
         return [parked for parked in self._calls.values() if parked.link is link]
 
     async def wait_for(self, link: ContextLink) -> None:
-        """Wait until every call that this connection has parked now has been resumed or given up."""
+        """Wait until each call that is parked now for this connection has been resumed or given up."""
         for parked in self.parked_by(link):
             await parked.resumed.wait()
 
     # Time.
 
     async def run(self) -> None:
-        """Cancel handlers whose client does not retry in time (mrtr-14), and at the end all of them."""
+        """Cancel handlers whose client does not retry in time (mrtr-14).  At the end, cancel all parked handlers."""
         try:
             while True:
                 deadline = self._parked.next_deadline()
@@ -301,11 +303,11 @@ class Parking:
                     due = self._parked.expire(trio.current_time())
                     self._cancel(due, "the client did not come back with its answers in time")
         finally:
-            # The tasks are cancelled anyway, but a shielded one would wait for its answer.
+            # The tasks are cancelled at the same time, but a shielded task would continue to wait for its answer.
             self.stop()
 
     def stop(self) -> None:
-        """Cancel all parked handlers, because no retry can come any more."""
+        """Cancel all parked handlers, because the server accepts no more retries."""
         self._cancel(list(self._calls), "the server has stopped")
 
     def _cancel(self, handles: Collection[str], reason: str) -> None:
