@@ -1,23 +1,23 @@
-"""The HTTP endpoint of one server in one run: judges each request by the rules of `core.http`, and carries them out.
+"""The HTTP endpoint of one server in one run: checks each request by the rules of `core.http`, and carries it out.
 
-The endpoint knows no sockets.  The owner of the connections (`connection` or `asgi`) calls for each request
+The endpoint uses no sockets.  For each request, the owner of the connection (`connection` or `asgi`) calls
 
-1. `admit` with its head: checks host, origin, path, type and size, the request rate, and authentication;
-2. `serve` with its body and an `HttpResponse`.  From then on the task that has a message writes it to that response.
-   The only task that is started for a request is its handler.
+1. `admit` with its head, which checks host, origin, path, type and size, the request rate, and authentication;
+2. `serve` with its body and an `HttpResponse`.  From then on, each task that produces a message for this response
+   writes it there itself.  The handler is the only task that is started for a request.
 
-| Request | Its message goes to |
+| Request | Receiver of its message |
 |---|---|
-| a modern request, or a legacy one on a server without sessions | a `ServerSession` for this request alone |
+| a modern request, or a legacy request on a server without sessions | a `ServerSession` for this request alone |
 | `initialize` | a new `HttpSession` |
 | any other request in a session | that session |
 
-A single request, outside a session, is over when its response has ended.  If its client closes the response before, a
-modern request is cancelled (cancel-14).  A legacy one continues for `Limits.session_idle_seconds`, as a session does
-when its client is absent.
+A request outside a session, a single request, ends with its response.  If the client closes the response earlier, a
+modern request is cancelled (cancel-14).  A legacy request continues for `Limits.session_idle_seconds`, like a session
+whose client has no open response.
 
-While the server drains, new work is refused with 503, so that the client asks another server.  Requests that belong to
-running work are still accepted: answers, cancellations, retries, and requests to resume a stream.
+While the server drains, new requests are refused with 503, so that the client tries another server.  Requests that
+belong to a running call are still accepted: answers, cancellations, retries, and requests to resume a stream.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ _refusals = logging.getLogger("trio_mcp.http")
 OnDisconnect = Callable[[], None]
 _Accepted: TypeAlias = Serve | Deliver | OpenStream | OpenLegacyStream | EndSession
 
-_BUSY = 30  # Retry-After in seconds, from a server that is full or shuts down
-_RETRY = 1.0  # seconds after which a client should reconnect whose stream ends with the server
+_BUSY = 30  # seconds in Retry-After if the server is full or shuts down
+_RETRY = 1.0  # seconds that clients should wait before they reconnect, when the server ends their streams
 _TOKEN_CHECK_INTERVAL = 10.0  # seconds by which a stream may outlive its access token
 _SHUTTING_DOWN = "the server is shutting down"
 
@@ -85,15 +85,15 @@ class AdmittedRequest:
     head: Screened
     caller: Caller
     holder: str | None
-    """The holder of the accounts and shares that this request uses."""
+    """The principal or address whose limits on bytes, sessions and calls this request uses; see `core.shares`."""
     peer: str | None
     headers: Headers
-    """The headers that handlers see."""
+    """The headers of the request, without those that handlers must not see."""
 
 
 @attrs.define(eq=False, repr=False)
 class _HttpCall:
-    """One request with its response."""
+    """One admitted request, its body and its response."""
 
     request: HttpRequest
     admitted: AdmittedRequest
@@ -162,19 +162,19 @@ class _GuardedLog:
 class Endpoint:
     """The endpoint of one server in one run; see the head of this file.
 
-    While `run` runs, the endpoint is one of the connections of the run.  Raises `UsageError` for invalid
+    During its method `run`, the endpoint counts as one connection of its `Run`.  Raises `UsageError` for invalid
     options.
     """
 
     def __init__(self, run: Run, **options: Unpack[HttpOptions]) -> None:
         self.policy = policy_of(run, options)
         self.public_url = public_url_of(options)
-        """Without a slash at its end; None if it is not given."""
+        """The option `public_url` without a slash at its end, or None."""
         self.keep_alive = keep_alive_of(options)
         protection, seconds = run.dispatcher.protection(), run.limits.authenticate_seconds
         self._authenticator = Authenticator(options, protection, self.policy.path, run.workers, seconds)
         self.paths = frozenset(self.policy.paths) | self._authenticator.paths
-        """All paths that are served, without a slash at their ends."""
+        """All paths that are served, each without a slash at its end."""
         self._event_log = options.get("event_log")
         self._run = run
         self._limits = run.limits
@@ -183,7 +183,7 @@ class Endpoint:
         self._single_requests: set[ServerSession] = set()
         # The single requests whose clients have disconnected.
         self._detached: IdleOrder[ServerSession] = IdleOrder(run.limits.session_idle_seconds)
-        # In addition to the flags of the run, which may be shared and continue without this endpoint.
+        # These flags are for this endpoint alone.  The run has its own, because it may outlive the endpoint.
         self._draining = False
         self._aborting = False
         # The streams that end with their access tokens.
@@ -192,7 +192,7 @@ class Endpoint:
         self._streams = EndpointStreams(run.nursery, run.limits.outgoing, self._attached)
 
     async def run(self) -> None:
-        """Join the run, send keep-alives and end idle sessions, until cancelled."""
+        """Register with the run, send keep-alives and end idle sessions, until cancelled."""
         self._run.connections[self] = None
         try:
             async with open_nursery() as nursery:
@@ -215,21 +215,21 @@ class Endpoint:
     async def _end_with_tokens(self) -> None:
         """End subscription streams when their access tokens expire; the client reconnects with a new token.
 
-        A call that began before the token expired may take longer.
+        Calls that began before the token expired are not ended.
         """
         while True:
             await trio.sleep(_TOKEN_CHECK_INTERVAL)
             now = trio.current_time()
             for stream in [stream for stream, until in self._token_deadlines.items() if until <= now]:
-                self._token_deadlines[stream] = math.inf  # until the client resumes it with a new token
+                self._token_deadlines[stream] = math.inf  # until the client resumes the stream with a new token
                 stream.cut()
 
     # The head.
 
     async def admit(self, request: HttpRequest, peer: str | None = None, prefix: str = "") -> Reply | AdmittedRequest:
-        """Judge the head of a request.  Returns the refusal, or the admitted request.
+        """Check the head of a request.  Return the refusal, or the admitted request.
 
-        `peer` is the client's address, if it has one.  `prefix` is the path under which the application is mounted.
+        `peer` is the client's address, or None.  `prefix` is the path under which the application is mounted.
         """
         admitted = await self._admit(request, peer, prefix)
         if isinstance(admitted, Reply):
@@ -244,8 +244,8 @@ class Endpoint:
             return head
         if head.websocket and (self._run.draining or self._draining):
             return busy(503, _SHUTTING_DOWN, head.cors)
-        # The address is charged first, or a client could guess credentials without limit.  The charge is given back if
-        # the request has a principal, because many principals may share the address of one proxy.
+        # The request first counts for the address; otherwise a client could guess credentials without limit.  If the
+        # request has a principal, it then counts for the principal instead: many principals may use one proxy address.
         holder = holder_of(None, peer)
         if self._rates.limited and (wait := self._rates.wait(holder)):
             return self._too_often(wait, head.cors)
@@ -276,7 +276,7 @@ class Endpoint:
     # The body.
 
     def account(self, holder: str | None) -> Account:
-        """The account for bytes that one connection of this holder has sent."""
+        """Return an account that counts the bytes of one connection of this holder."""
         return self._run.bytes.account(holder)
 
     async def serve(
@@ -284,9 +284,9 @@ class Endpoint:
     ) -> OnDisconnect:
         """Carry out an admitted request.  `prefix` is as for `admit`.
 
-        Returns when no part of the response is ready to be written; later parts are written by the tasks that have
-        them.  The caller calls the returned function if the client disconnects before the response has ended.  Raises
-        `BrokenResourceError` if the client has already disconnected.
+        Returns when all parts of the response that are ready have been written.  The tasks that produce the later parts
+        write them.  If the client disconnects before the response has ended, the caller must call the returned
+        function.  Raises `BrokenResourceError` if the client has already disconnected.
         """
         exchange = _HttpCall(request, admitted, response, prefix)
         verdict = judge(
@@ -316,8 +316,11 @@ class Endpoint:
         return _ignore_disconnect
 
     def _forbidden(self, verdict: _Accepted, exchange: _HttpCall) -> Reply | None:
-        """The refusal if the principal lacks scopes.  A batch is refused as a whole and names all scopes it needs, so
-        that the client has to authorize once only."""
+        """Return a refusal if the principal lacks scopes, otherwise None.
+
+        A batch is refused as a whole.  The refusal names all scopes that the batch needs, so that the client has to
+        authorize only once.
+        """
         dispatcher, message = self._run.dispatcher, getattr(verdict, "message", None)
         needed = list(dispatcher.scopes)
         for each in message.items if isinstance(message, Batch) else (message,):
@@ -329,7 +332,7 @@ class Endpoint:
         return self._authenticator.forbidden(exchange.admitted.caller, tuple(dict.fromkeys(needed)), verdict.cors, id)
 
     def _refused(self, verdict: _Accepted, exchange: _HttpCall) -> Reply | None:
-        """The refusal of a valid request that cannot be accepted now, or None."""
+        """Return a refusal if a valid request cannot be accepted now, otherwise None."""
         draining = self._run.draining or self._draining
         if (draining and _is_new_work(verdict)) or (self._aborting and isinstance(verdict, Serve)):
             return busy(503, _SHUTTING_DOWN, verdict.cors)
@@ -360,7 +363,7 @@ class Endpoint:
             account = self.account(exchange.admitted.holder)
             single = _SingleRequest(self._run, self._streams, verdict, self._single_requests, account, self._detached)
             server_session, stream = single.server_session, single.stream
-        if getattr(verdict.message, "method", None) == "subscriptions/listen":  # has no end of its own
+        if getattr(verdict.message, "method", None) == "subscriptions/listen":  # it has no other end
             self._close_with_token(stream, exchange)
         on_disconnect = stream.attach(exchange.response, verdict.cors)
         self._receive(server_session, verdict.message, exchange, stream)
@@ -381,7 +384,7 @@ class Endpoint:
         stream = session.answer(verdict.answer, _ids(verdict.message))
         on_disconnect = stream.attach(exchange.response, verdict.cors)
         self._receive(session.server_session, verdict.message, exchange, stream)
-        if session.server_session.session.terms is not None:  # else `initialize` was refused
+        if session.server_session.session.terms is not None:  # otherwise `initialize` was refused
             self._sessions.add(id, session)
             stream.session_id = id
         return await _begin(stream, on_disconnect)
@@ -424,7 +427,7 @@ class Endpoint:
         if (limit := account.take(taken)) is not None:
             why = f"this client has too many unread bytes; try again later (Limits.{limit})"
             return await _refuse(busy(503, why, verdict.cors), exchange)
-        if resumed is None:  # the stream is over, so the logged events are all
+        if resumed is None:  # the stream has ended, so no event follows the logged events
             try:
                 await exchange.response.begin(200, reply_headers(verdict.cors, stream=True), missed, more=False)
             finally:
@@ -454,14 +457,16 @@ class Endpoint:
         return await _begin(legacy.stream, legacy.stream.attach(exchange.response, verdict.cors))
 
     def _session(self, id: str) -> HttpSession:
-        """The session that the verdict names, which exists because no checkpoint was passed since.  Counts as activity
-        of its client."""
+        """Return the session that a verdict names, and count this as activity of its client.
+
+        The session exists, because no checkpoint was passed since the verdict.
+        """
         session = self._sessions.get(id)
         assert isinstance(session, HttpSession)
         self._sessions.touch(id)
         return session
 
-    # As a connection of the run.
+    # The methods of a connection, which the run calls.
 
     @property
     def clients(self) -> int:
@@ -471,7 +476,7 @@ class Endpoint:
         """Wait for running work, then end the sessions, and wait until every response has ended."""
         self._draining = True
         while True:
-            # A retry with answers is a new `ServerSession`, and continues a call of an older one: so look again.
+            # Repeat, because a retry is a new `ServerSession` that continues a call of an older one.
             async with trio.open_nursery() as nursery:
                 for server_session in self._server_sessions:
                     nursery.start_soon(server_session.drain)
@@ -486,7 +491,7 @@ class Endpoint:
         self._aborting = True
         for server_session in self._server_sessions:
             server_session.abort_pending(UNFINISHED)
-        # Do not wait for all handlers: one that ignores its cancellation must not delay the streams of other clients.
+        # Do not wait for all handlers: a handler that ignores its cancellation must not delay other clients.
         self._sessions.end_all(_SHUTTING_DOWN, retry=_RETRY)
 
     @property
@@ -494,10 +499,10 @@ class Endpoint:
         return (*self._single_requests, *self._sessions.server_sessions)
 
     def stop(self) -> None:
-        """End everything at once: the run is over."""
+        """End all sessions and streams at once, because the run has ended."""
         for server_session in (*self._single_requests, *self._sessions.take_all()):
             server_session.stop()
-        for stream in tuple(self._attached):  # the rest: streams of sessions that have ended before
+        for stream in tuple(self._attached):  # streams of sessions that ended earlier
             stream.close()
 
 
@@ -510,7 +515,7 @@ async def _refuse(reply: Reply, exchange: _HttpCall) -> OnDisconnect:
 def log_refusal(reply: Reply, request: HttpRequest | None, peer: str | None) -> None:
     """Log a refusal for the operator.  `request` is None if no request could be read.
 
-    The log line omits the query, which holds the session id of HTTP+SSE clients.
+    The log line has no query, because HTTP+SSE clients send their session id in it.
     """
     if reply.error is None or not _refusals.isEnabledFor(logging.INFO):
         return
@@ -521,7 +526,7 @@ def log_refusal(reply: Reply, request: HttpRequest | None, peer: str | None) -> 
 
 
 async def _begin(stream: ResponseStream, on_disconnect: OnDisconnect) -> OnDisconnect:
-    """Write the parts of the response that are ready."""
+    """Write the parts of the response that are ready.  Return `on_disconnect`."""
     try:
         await stream.begin()
     except BaseException:  # the caller does not get `on_disconnect`, so it is called here
@@ -531,14 +536,14 @@ async def _begin(stream: ResponseStream, on_disconnect: OnDisconnect) -> OnDisco
 
 
 def _is_new_work(verdict: _Accepted) -> bool:
-    """Whether no running work waits for this request."""
+    """Return whether this request starts new work, so that no running call waits for it."""
     if isinstance(verdict, Serve):
         return not (isinstance(verdict.message, Request) and "requestState" in verdict.message.params)
     return isinstance(verdict, OpenLegacyStream) or (isinstance(verdict, OpenStream) and verdict.after is None)
 
 
 def _ids(message: Message) -> tuple[Id, ...]:
-    """The ids of the requests in a message."""
+    """Return the ids of the requests in a message."""
     if isinstance(message, Request):
         return (message.id,)
     assert isinstance(message, Batch)  # other messages contain no requests
@@ -546,14 +551,14 @@ def _ids(message: Message) -> tuple[Id, ...]:
 
 
 def busy(status: int, why: str, cors: Fields = (), wait: int = _BUSY) -> Reply:
-    """A refusal of a request that may succeed later, after `wait` seconds."""
+    """Return a refusal for a request that the client may repeat after `wait` seconds."""
     return refusal(status, Error(None, INTERNAL_ERROR, why), cors, (("Retry-After", str(wait)),))
 
 
 def over_limit(limit: str, cors: Fields = ()) -> Reply:
-    """The refusal of a body of a client that has sent too many bytes that wait to be processed."""
+    """Return a refusal for a body, because too many bytes of its client wait to be processed."""
     return busy(503, f"too many bytes from this client wait to be processed; try again later (Limits.{limit})", cors)
 
 
 def _ignore_disconnect() -> None:
-    """The reaction to a disconnect if the response has no stream."""
+    """Do nothing: the function for a disconnect if the response has no stream."""
