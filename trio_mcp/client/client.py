@@ -6,12 +6,12 @@
         with trio.move_on_after(5):
             result = await client.call_tool("forecast", {"city": "Oslo"})
 
-`Client` has the same methods for every revision and every transport.  It leaves the connection and its sessions to
-`keeper`, the transports to `connecting`, the callbacks to `answering`, and the schemas of tools to `tools`.
+`Client` has the same methods for every revision and every transport.  Other modules own its parts: `keeper` the
+connection and its sessions, `connecting` the transports, `answering` the callbacks, and `tools` the schemas of tools.
 
-`open_client` is a block.  `connect_client` starts the client in a nursery of the program, and any task may close it.
-Use a cancel scope as the timeout of a call: when the scope is cancelled, the server is told, and the connection stays
-usable.
+`open_client` is an `async with` block.  `connect_client` starts the client in a nursery of the program, and any task
+may close it.  Use a cancel scope as the timeout of a call: when the scope is cancelled, the client cancels the request
+at the server, and the connection remains usable.
 """
 
 from __future__ import annotations
@@ -105,12 +105,12 @@ def open_client(target: Target, **options: Unpack[ClientOptions]) -> AbstractAsy
     """``async with open_client(target) as client``: open a client, and close it at the end of the block.
 
     `target` is a URL (http, https, ws, wss), a command as a list of strings, a `Server` of this process, or a stream
-    with one message per line.  `options` are explained at `ClientOptions`.
+    with one message per line.  `ClientOptions` explains the options.
 
     Raises UsageError if the target is not one of these, or if it does not support one of the options.  Entering the
     block raises `HandshakeError` if the client and the server have no revision in common, and `McpError` (for example
-    `ConnectionFailed` or `ServerExited`) if there is no connection.  Entering may be cancelled.  An exception of the
-    block leaves it unchanged, not in an exception group.
+    `ConnectionFailed` or `ServerExited`) if there is no connection.  Entering may be cancelled.  An exception that
+    the block raises is raised unchanged, not in an exception group.
     """
     return _OpenClient(Client(target, options))
 
@@ -132,7 +132,7 @@ show_options(connect_client, ClientOptions)
 class _OpenClient(Block["Client"]):
     """The block of `open_client`.
 
-    A class because another task would close a generator that is dropped in a crash, and that task must not close the
+    A class and not a generator: after a crash Trio closes a generator in another task, which must not close the
     nursery.
     """
 
@@ -155,15 +155,15 @@ class _OpenClient(Block["Client"]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        # Shielded, because otherwise `Cancelled` would replace the exception of the block.  It takes no extra time: the
-        # nursery waits for the same tasks.
+        # Shielded, because otherwise `Cancelled` would replace the exception of the block.  The shield costs no time,
+        # because the nursery waits for the same tasks.
         with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_TIMEOUT):
             await self._client.aclose()
         return await self._nursery.__aexit__(kind, error, traceback)
 
 
 class Client(metaclass=WithOtherNames):
-    """A client of one server; made by `open_client` or `connect_client`.  Any task may use it, many tasks at once.
+    """A client of one server, made by `open_client` or `connect_client`.  Many tasks may use it at the same time.
 
     The methods that send a request raise:
 
@@ -173,10 +173,10 @@ class Client(metaclass=WithOtherNames):
     | `RemoteProtocolError` | the answer breaks the protocol |
     | `SessionClosed`, or the error that closed the connection | there is no answer |
     | `NotInThisRevision`, `NotDeclared` | the server does not support the request; it was not sent |
-    | `InputUnavailable` | the server asked for input first, and no callback gave it |
+    | `InputUnavailable` | the server asked for input before it answered, and no callback gave the input |
     | `trio.TooSlowError` | a timeout of `ClientOptions` or `RequestOptions` has expired |
 
-    All of them may be cancelled: the server is told, and a late answer is dropped.
+    All these methods may be cancelled.  The client then cancels the request at the server, and drops a late answer.
     """
 
     def __init__(self, target: Target, options: ClientOptions) -> None:
@@ -220,15 +220,15 @@ class Client(metaclass=WithOtherNames):
     if not TYPE_CHECKING:  # otherwise type checkers would accept any attribute
 
         def __new__(cls, target: object = None, options: object = None, **other: object) -> Client:
-            if options is None or other:  # this is how clients of FastMCP are made
+            if options is None or other:  # `Client(target)` is how FastMCP makes a client
                 raise TypeError(f"create a Client with open_client: {_OpenClient._usage}")
             return super().__new__(cls)
 
     async def aclose(self) -> None:
-        """Close the connection: end the session and wait until a child process has exited.
+        """Close the connection: end the session, and wait until the server process, if there is one, has exited.
 
-        Any task may call it, more than once; each call returns when the connection is closed.  If the call is
-        cancelled, the connection is closed nevertheless.
+        Any task may call this method, more than once.  Each call returns when the connection is closed.  The connection
+        is also closed if the call is cancelled.
         """
         await self._keeper.aclose()
 
@@ -236,7 +236,7 @@ class Client(metaclass=WithOtherNames):
 
     @property
     def negotiation(self) -> Negotiation:
-        """How the session was opened: the attempts, the answers of the server, the result and the reason for it."""
+        """The report on how the session was opened: attempts, answers of the server, the revision and the reason."""
         return self._keeper.connection.negotiation
 
     @property
@@ -246,7 +246,7 @@ class Client(metaclass=WithOtherNames):
 
     @property
     def server(self) -> Mapping[str, Any]:
-        """The name, the version and other data that the server gives about itself.  Do not trust them."""
+        """The name, the version and other data of the server, as it states them.  Do not trust them."""
         return self._terms.identity or {}
 
     @property
@@ -261,7 +261,7 @@ class Client(metaclass=WithOtherNames):
 
     @property
     def deviations(self) -> tuple[str, ...]:
-        """Harmless violations of the protocol by the server, as texts.  Only the newest 100 are kept."""
+        """Violations of the protocol by the server that the client tolerates, as texts; only the newest 100."""
         return tuple(self._keeper.deviations)
 
     @property
@@ -282,8 +282,9 @@ class Client(metaclass=WithOtherNames):
     ) -> JsonObject:
         """Send any request of the protocol, and return its result as JSON.
 
-        If the server asks for input first, the callbacks of the client answer it.  `on_progress` is called in this task
-        with each progress report.  If it raises, the request is cancelled and the exception leaves this method.
+        If the server asks for input first, the callbacks of the client answer.  `on_progress` is called in this task
+        with each progress report.  If `on_progress` raises, the request is cancelled, and this method raises the same
+        exception.
         """
         check_request_options(options)
         sent_params = self._with_meta(copy_mapping("params", params), options.get("meta"))
@@ -314,7 +315,7 @@ class Client(metaclass=WithOtherNames):
         headers: Mapping[str, str] | None,
         timer: Timer | None,
     ) -> JsonObject:
-        """List the tools again, and repeat the call with the headers that the current schema of the tool wants
+        """List the tools again, and repeat the call with the headers that the new schema of the tool requires
         (http-93).
         """
         if self._keeper.cache is not None:
@@ -336,7 +337,7 @@ class Client(metaclass=WithOtherNames):
         *,
         refresh_tools: bool = False,
     ) -> tuple[JsonObject, JsonObject]:
-        """Answer the questions of the server until a result is complete.  Returns it and the params of its request.
+        """Answer the questions of the server until a result is complete.  Return this result and its request's params.
 
         With `refresh_tools`, the tools are listed again if the server refuses the headers of a round.
         """
@@ -353,7 +354,7 @@ class Client(metaclass=WithOtherNames):
                     if not refresh_tools:
                         raise refused.error from refused
                     result = await self._retry_with_new_headers(refused, sent_params, on_progress, headers, timer)
-            except ConnectionFailed as error:  # it means that the request of this round was not sent
+            except ConnectionFailed as error:  # the request of this round was not sent
                 raise NoResponse(f"{method} has no answer after its first round: {error}") from error
             except NoResponse as error:
                 error.request_may_have_run = True  # an earlier round of this call has run
@@ -372,9 +373,9 @@ class Client(metaclass=WithOtherNames):
         return {**params, "_meta": {**given, **more}} if more else params
 
     def _fields(self, headers: Mapping[str, str] | None) -> Fields:
-        """Return the headers of a call, with those of the client.
+        """Return the headers of a call: its own, and those of the client.
 
-        They are made once per call, because the key in the cache depends on them.
+        This is called once per call, because the key in the cache depends on the headers.
         """
         if headers is None:
             return self._client_headers() if self._headers else ()
@@ -401,13 +402,13 @@ class Client(metaclass=WithOtherNames):
             if not is_complete(result):
                 result, complete = await self._rounds(result, method, sent_params, None, headers, timer)
             if cache is not None:
-                # Stored with the params of the last round, which tell the cache that it was a retry (cache-03).
+                # The params of the last round tell the cache whether the request was a retry (cache-03).
                 cache.store(method, complete, result, asked=changes, now=trio.current_time(), principal=principal)
             return result
 
         if cache is None or method != _COMPLETE:
             return await ask(timer)
-        # cmpl-03: a program asks for completions at each key press.
+        # cmpl-03: programs ask for completions at each key press, so equal requests at the same time are sent once.
         key = cache.key(method, sent_params, principal=principal)
         if timer is None:
             return await self._keeper.share(key, ask)
@@ -426,13 +427,13 @@ class Client(metaclass=WithOtherNames):
                 result = await self._cached(method, params, options)
             except RequestError:
                 if self._keeper.cache is not None and "cursor" in params:
-                    self._keeper.cache.forget(method)  # the other pages of this list are invalid now
+                    self._keeper.cache.forget(method)  # the cached pages of this list are no longer valid
                 raise
             pager.received(result)
             yield from_json(shape, result)
 
     def _readable(self, items: Iterable[T | MalformedContent]) -> list[T]:
-        """Return the readable items.  The others are reported as deviations and must not hide the rest of the list."""
+        """Return the readable items of a list, and report the others as deviations."""
         readable = []
         for each in items:
             if isinstance(each, MalformedContent):
@@ -442,19 +443,19 @@ class Client(metaclass=WithOtherNames):
         return readable
 
     async def ping(self) -> None:
-        """Ask the server to answer.  2026-07-28 has no such request: there it raises `NotInThisRevision`."""
+        """Send a ping and wait for the answer.  Raises `NotInThisRevision` in 2026-07-28, which has no ping."""
         await self._keeper.request("ping", {}, timer=self._timer({}))
 
     # Tools
 
     async def list_tools_page(self, cursor: str | None = None, **options: Unpack[RequestOptions]) -> ListToolsResult:
-        """Return one page of the tools, from `cursor`.  `list_tools` returns all pages."""
+        """Return the page of tools at `cursor`, or the first page.  `list_tools` returns the tools of all pages."""
         page = await self._page("tools/list", ListToolsResult, cursor, options)
         self._remember_tools(page)
         return page
 
     async def list_tools(self, **options: Unpack[RequestOptions]) -> list[Tool]:
-        """Return all tools of all pages.  Tools that cannot be called are left out; `deviations` says why."""
+        """Return the tools of all pages.  Tools that cannot be called are left out; `deviations` gives the reason."""
         pages = self._pages("tools/list", ListToolsResult, options)
         return [tool async for page in pages for tool in self._remember_tools(page)]
 
@@ -505,16 +506,16 @@ class Client(metaclass=WithOtherNames):
         on_progress: OnProgress | None = None,
         **options: Unpack[RequestOptions],
     ) -> Any:
-        """Call a tool, and return its result; with `returns`, return its structured value as that type.
+        """Call a tool, and return its result.  With `returns`, return its structured value as an object of that type.
 
-        If the tool fails, the result says so in `is_error`, with a text for the model; with `returns` it raises
-        `ToolFailed`.
+        If the tool fails, `is_error` of the result is True, and the content is a text for the model.  With `returns`, a
+        tool that fails raises `ToolFailed`.
 
         `returns` may also be `str` for a tool that returns only text, `bytes` for an image, audio or a binary resource,
         or None for a tool without a result.
 
-        Raises RemoteProtocolError if the result does not fit the output schema of the tool.  The schema is known if the
-        tools were listed before; with `returns` they are listed first if necessary.
+        Raises RemoteProtocolError if the result does not fit the output schema of the tool.  The schema is known
+        if the tools were listed before.  With `returns`, this method lists the tools first if necessary.
         """
         if options:
             check_request_options(options, "call_tool", name)
@@ -569,9 +570,8 @@ class Client(metaclass=WithOtherNames):
     ) -> _ToolCallBlock[Any]:
         """``async with client.stream_tool(...) as call``: call a tool while the block runs.
 
-        The block iterates over `call` for progress reports, and awaits ``call.result()`` for the result, which is the
-        same as that of `call_tool`; see `ToolCall`.  If the call is not complete at the end of the block, it is
-        cancelled.
+        In the block, ``async for report in call`` gives the progress reports, and ``await call.result()`` returns the
+        result of `call_tool`; see `ToolCall`.  If the call is not complete at the end of the block, it is cancelled.
         """
 
         check_request_options(options, "stream_tool", name)
@@ -616,7 +616,7 @@ class Client(metaclass=WithOtherNames):
         try:
             return from_json(ReadResourceResult, await self._cached("resources/read", {"uri": uri}, options))
         except RequestError as error:
-            # res-08: servers of both eras send either code.
+            # res-08: servers of each revision send one or the other of these codes.
             if error.code not in (RESOURCE_NOT_FOUND, INVALID_PARAMS):
                 raise
             missing = ResourceNotFound(uri, error.message)
@@ -639,7 +639,7 @@ class Client(metaclass=WithOtherNames):
     async def get_prompt(
         self, name: str, arguments: Mapping[str, str] | None = None, **options: Unpack[RequestOptions]
     ) -> GetPromptResult:
-        """Return the messages of a prompt, with these arguments filled in."""
+        """Return the messages that the server makes from a prompt and these arguments."""
         check_request_options(options, "get_prompt", name)
         params: JsonObject = {"name": name, "arguments": copy_mapping("arguments", arguments)}
         return from_json(GetPromptResult, await self.request("prompts/get", params, **options))
@@ -655,9 +655,9 @@ class Client(metaclass=WithOtherNames):
     ) -> Completion:
         """Return the server's completions of `value`, which is the start of an argument of a prompt or of a template.
 
-        `context` has the values of the other arguments, if the user has entered some; revisions before 2025-06-18
-        ignore it.  Equal calls at the same time share one request.  Its answer is cached for ten seconds, or until a
-        list of prompts or resources changes; the option `cache` turns this off.
+        `context` has the values of the other arguments that the user has entered.  It is not used in revisions before
+        2025-06-18.  Equal calls at the same time share one request.  The answer is cached for ten seconds, or until a
+        list of prompts or resources changes.  The option `cache` turns this off.
         """
         check_request_options(options)
         others = None if context is None else CompletionContext(copy_mapping("context", context))
@@ -676,9 +676,9 @@ class Client(metaclass=WithOtherNames):
     ) -> AbstractAsyncContextManager[Subscription]:
         """``async with client.listen(tools=True, resources=["notes://todo"]) as changes``: iterate over changes.
 
-        The block is subscribed until it ends; see `Subscription`.  ``resources=True`` subscribes to the list of
-        resources, URIs to the contents of these resources.  With ``undeclared=True`` the block also waits for changes
-        that the server does not declare; some servers, such as mcp up to 1.30, send them nevertheless.
+        The subscription ends with the block; see `Subscription`.  ``resources=True`` subscribes to the list of
+        resources; one or more URIs subscribe to the contents of these resources.  With ``undeclared=True`` the block
+        also gets changes that the server does not declare: some servers, such as mcp up to 1.30, send them anyway.
 
         Entering raises `SubscriptionUnsupported` if the server supports none of the changes.
         """
@@ -688,10 +688,10 @@ class Client(metaclass=WithOtherNames):
         )
 
     async def set_log_level(self, level: LogLevel | None) -> None:
-        """Set the lowest level of the log messages that the server sends; they go to `on_log`.
+        """Set the lowest level of the log messages that the server sends.  The client passes them to `on_log`.
 
-        None turns them off.  In revisions before 2026-07-28 that raises `NotInThisRevision`, because those servers
-        cannot turn logs off; use "emergency" there.
+        None turns log messages off.  In revisions before 2026-07-28, None raises `NotInThisRevision`, because these
+        servers cannot turn log messages off; use "emergency" there.
         """
         wanted = checked_level(level)
         self._keeper.check_run()
@@ -699,7 +699,7 @@ class Client(metaclass=WithOtherNames):
         await self._keeper.set_log_level(wanted, self._timer({}))
 
     async def set_roots(self, roots: GivenRoots) -> None:
-        """Replace the directories that the server may work in.
+        """Replace the roots: the directories that the server may work in.
 
         Raises UsageError if the option `roots` was not given, or if a root is invalid.
         """
@@ -715,7 +715,7 @@ class Client(metaclass=WithOtherNames):
             return ()
         try:
             headers = self._headers() if callable(self._headers) else self._headers
-        except Exception as error:  # a callback may raise anything
+        except Exception as error:  # a callback may raise any exception
             raise UsageError("the function given as headers raised an exception") from error
         return fields_of(headers)
 
@@ -723,7 +723,7 @@ class Client(metaclass=WithOtherNames):
 def _principal(fields: Fields) -> str | None:
     """Return a digest of the headers for the cache.
 
-    cache-17: another token is another context, and so is another cookie or key.
+    cache-17: a request with another token, cookie or key must not get the cached answer.
     """
     pairs = sorted((name.lower(), value) for name, value in fields)
     return sha256(repr(pairs).encode()).hexdigest() if pairs else None
