@@ -43,10 +43,10 @@ PROMPT = PromptReference("test_prompt_with_arguments")
 TEMPLATE = ResourceReference("test://template/{id}/data")
 # How each kind is listed, page by page; what one of it is called; and what appears in it at times.
 KINDS = {
-    "tools": ("list_tools", "tools", "name"),
-    "resources": ("list_resources", "resources", "uri"),
-    "templates": ("list_templates", "resource_templates", "uri_template"),
-    "prompts": ("list_prompts", "prompts", "name"),
+    "tools": ("list_tools_page", "tools", "name"),
+    "resources": ("list_resources_page", "resources", "uri"),
+    "templates": ("list_resource_templates_page", "resource_templates", "uri_template"),
+    "prompts": ("list_prompts_page", "prompts", "name"),
 }
 TYPES = {TextContent: "text", ImageContent: "image", EmbeddedResource: "resource"}  # as they are on the wire
 DYNAMIC = {"tools": "interop_dynamic", "resources": "test://interop-dynamic", "prompts": "interop_dynamic"}

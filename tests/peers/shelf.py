@@ -123,6 +123,7 @@ def lists(kind: str) -> Look:
     """The names of tools, resources, templates or prompts."""
 
     async def look(visit: Visit) -> list[str]:
-        return sorted([each.name async for each in getattr(visit.client, kind)()])
+        method = {"templates": "list_resource_templates"}.get(kind, f"list_{kind}")
+        return sorted([each.name for each in await getattr(visit.client, method)()])
 
     return look
