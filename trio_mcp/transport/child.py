@@ -319,7 +319,8 @@ class _OwnStderr:
         end = trio.current_time() + (_STDERR_SECONDS if self._has_room else 0)
         for at in range(0, len(data), select.PIPE_BUF):  # a writable pipe has room for this many bytes
             try:
-                while not (writable := _is_writable()) and trio.current_time() < end:  # noqa: ASYNC110  # no event tells
+                # Polled, because no event tells when stderr has room.
+                while not (writable := _is_writable()) and trio.current_time() < end:  # noqa: ASYNC110
                     await trio.sleep(_POLL)
                 self._has_room = writable
                 if not writable:
