@@ -159,7 +159,7 @@ def screen(policy: HttpPolicy, request: HttpRequest, prefix: str = "") -> Reply 
                 return empty(204, (("Allow", allowed), *cors, *(preflight_headers(asked, allowed) if cors else ())))
             if request.method not in allowed.split(", "):
                 # http-120: a 405 names the methods that are allowed; http-33, http-60, http-110.
-                what = f"{shown(request.method)} is not served here, but {allowed}"
+                what = f"the method {shown(request.method)} is not allowed here; the methods are {allowed}"
                 raise _RuleBroken(405, what + (f" ({why})" if why else ""), extra=(("Allow", allowed),))
         _check_framing(request.headers)
         if request.method == "POST":
@@ -527,7 +527,7 @@ def _legacy(case: _RequestFacts, message: Message) -> Verdict:
     revision = _legacy_revision(case, None) if facts is None else facts.revision
     if facts is None and isinstance(message, Response | Error | InvalidMessage):
         # http-16: without sessions, this server never sends a request, so no response can belong to one.
-        raise _RuleBroken(400, "this server keeps no sessions (sessions=False), so it expects no responses")
+        raise _RuleBroken(400, "this server has no sessions (sessions=False), so it accepts no responses")
     fault = _fault(message)
     if isinstance(message, Batch):
         message, fault = _check_batch(message, revision)
