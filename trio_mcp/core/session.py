@@ -398,7 +398,8 @@ class SessionProtocol(Peer):
         if not any(each.request(self.role.other, request.method) for each in self.offer.revisions):
             why = f"{shown(request.method)} does not exist in {', '.join(self.offer.versions)}"
             return self._refuse_call(request, errors.METHOD_NOT_FOUND, why)
-        return self._refuse_call(request, errors.INVALID_REQUEST, f"{request.method} before the end of initialize")
+        why = f"{request.method} must not be sent before the end of initialize"
+        return self._refuse_call(request, errors.INVALID_REQUEST, why)
 
     def _check_outcome(self, event: Event) -> list[Event]:
         """Return the events for any other event of the `Peer`."""
