@@ -346,7 +346,7 @@ class Endpoint:
         if opens and isinstance(session, HttpSession) and session.streams >= self._limits.streams:
             return self._too_many_streams(verdict.cors)
         if session is not None and session.overrun:
-            return busy(429, "the client has to read this session's stream first (Limits.outgoing)", verdict.cors)
+            return busy(429, "this client must first read the stream of its session (Limits.outgoing)", verdict.cors)
         return None
 
     def _too_many_streams(self, cors: Fields) -> Reply:
