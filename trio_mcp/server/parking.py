@@ -301,7 +301,7 @@ class Parking:
                 else:
                     await trio.sleep_until(deadline)
                     due = self._parked.expire(trio.current_time())
-                    self._cancel(due, "the client did not come back with its answers in time")
+                    self._cancel(due, "the client did not send its answers in time (Limits.parked_seconds)")
         finally:
             # The tasks are cancelled at the same time, but a shielded task would continue to wait for its answer.
             self.stop()
