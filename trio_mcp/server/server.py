@@ -461,7 +461,7 @@ class Server(metaclass=WithOtherNames):
         scopes: Collection[str] = (),
         implies: Mapping[str, Collection[str]] | None = None,
     ) -> None:
-        """Require an access token for HTTP requests, including WebSockets.  stdio and other streams need no token.
+        """Require an access token for every HTTP request, including WebSockets.  stdio and other streams need no token.
 
         - `verify(token)`: returns the `Principal` of the token, or None to refuse the token, for example because it has
           expired or was issued for another server.  It raises `CannotVerify` if it cannot check tokens at
