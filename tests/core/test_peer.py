@@ -1635,3 +1635,20 @@ def test_what_waits_is_charged_until_it_is_taken_out_or_lost() -> None:
     peer.answer(3, long)
     peer.connection_lost()
     assert account.held == 0
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_the_answers_of_a_batch_are_charged_until_the_batch_is_sent(batched: Peer, lost: bool) -> None:
+    account = batched.account = ByteBudget(Limits()).account("a")
+    batched.receive(Batch((Request(1, "a"), Request(2, "b"))), 0)
+    batched.answer(1, {"text": "x" * 5000})
+    assert account.held > 5000
+    assert batched.outgoing() == []
+    assert batched.take_charge() == 0  # of other messages, which leave the queue before the batch
+    if lost:
+        batched.connection_lost()
+        assert account.held == 0
+        return
+    batched.answer(2, {})
+    [(batch, _)] = batched.outgoing()
+    assert batched.take_charge() == charged(batch) == account.held

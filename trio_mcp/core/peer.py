@@ -158,6 +158,8 @@ class _BatchReply:
     receiving: bool = True
     waiting: set[Id] = attrs.field(factory=set)
     answers: list[Response | Error] = attrs.field(factory=list)
+    charged: int = 0
+    """The bytes that `account` was charged for the answers.  `take_charge` returns them when the batch is sent."""
 
 
 @attrs.define(eq=False, repr=False)
@@ -749,6 +751,10 @@ class Peer:
         if len(message._bytes) > FEW and type(message) is Response:
             message = bare(message)
         if serving.batch is not None:
+            if self.account is not None:
+                size = charged(message)
+                serving.batch.charged += size
+                self._charged -= size
             serving.batch.answers.append(message)
             serving.batch.waiting.discard(id)
             self._send_if_complete(serving.batch)
@@ -760,6 +766,7 @@ class Peer:
 
     def _send_if_complete(self, batch: _BatchReply) -> None:
         if batch.answers and not batch.waiting and not batch.receiving:
+            self._charged += batch.charged
             self._queue(Batch(tuple(batch.answers)), batch.label)
 
     def _refuse_at_once(self, error: Error, events: list[Event], arrival: _Arrival, why: str = "") -> None:
