@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.content import ToolResultContent as ToolResultContent
     from trio_mcp.core.content import ToolUseContent as ToolUseContent
     from trio_mcp.core.content import UnknownContent as UnknownContent
+    from trio_mcp.core.http.event_log import EventLog as EventLog
     from trio_mcp.core.http.verdicts import HttpRequest as HttpRequest
     from trio_mcp.core.json_text import Json as Json
     from trio_mcp.core.jsonrpc import JsonObject as JsonObject
@@ -93,6 +94,7 @@ else:
                 "Resource ResourceLink TextContent TextResourceContents ToolResultContent ToolUseContent "
                 "UnknownContent"
             ),
+            "core.http.event_log": "EventLog",
             "core.http.verdicts": "HttpRequest",
             "core.json_text": "Json",
             "core.jsonrpc": "JsonObject Request",

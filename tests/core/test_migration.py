@@ -5,6 +5,7 @@ The names go by the name of the class, so stand-ins for Server and Context do he
 
 from __future__ import annotations
 
+import abc
 from typing import Any
 
 import pytest
@@ -74,6 +75,14 @@ def test_a_class_of_a_program_may_have_the_same_name() -> None:
     assert "list_tools" in dir(same())
     with pytest.raises(AttributeError, match="a Server has no 'run_async'; write"):
         same().run_async  # noqa: B018
+
+
+def test_a_class_may_inherit_from_an_abstract_class_too() -> None:
+    class Named(Server, abc.ABC):
+        pass
+
+    with pytest.raises(AttributeError, match="a Named has no 'run_async'; write"):
+        Named().run_async  # type: ignore[attr-defined]  # noqa: B018
 
 
 @pytest.mark.parametrize("listed", [Server, Server(), Derived, Derived()])
