@@ -120,7 +120,7 @@ class Subscription:
         undeclared: bool = False,
     ) -> None:
         self.missing: tuple[ChangeEvent, ...] = ()
-        """The requested changes that the server does not send (sub-04).  They may differ after a gap."""
+        """The requested changes that the server does not send.  They may differ after a gap."""
         self._asked = dict.fromkeys(asked)
         self._undeclared = undeclared  # also wait for changes that the server did not confirm
         self._manager = manager

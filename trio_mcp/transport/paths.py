@@ -66,10 +66,10 @@ def file_path(uri: str) -> Path:
 def below(base: Path, relative: str) -> Path:
     """Return the resolved path of `relative` below the directory `base`.  It need not exist; an empty one is `base`.
 
-    res-18: raises `PathRefused` if the path is absolute, contains `..` (also percent-encoded, even repeatedly), or
+    Raises `PathRefused` if the path is absolute, contains `..` (also percent-encoded, even repeatedly), or
     leads out of `base` through a symbolic link.
     """
-    for reading in _readings(relative):
+    for reading in _readings(relative):  # res-18
         if PurePath(reading).anchor or reading.startswith("\\"):
             raise PathRefused("The path is absolute; it must be relative")
     top = _resolved(base)
@@ -101,12 +101,11 @@ class Roots(Sequence["Root"]):
         return f"Roots({list(self._roots)!r})"
 
     def path(self, place: str | os.PathLike[str]) -> Path:
-        """Resolve an absolute path or a `file:` URI that is one of the roots or below one (root-09).
+        """Resolve an absolute path or a `file:` URI that is one of the roots or below one.
 
-        Raises `PathRefused` for any other path.  A root that no longer exists allows no path and is not an error
-        (root-08).
+        Raises `PathRefused` for any other path.  A root that no longer exists allows no path and is not an error.
         """
-        text = os.fspath(place)
+        text = os.fspath(place)  # root-08, root-09
         path = file_path(text) if text[:5].lower() == "file:" else _absolute(text)
         target = _resolved(path)
         if not any(target.is_relative_to(top) for top in self._tops()):
