@@ -22,11 +22,13 @@ from trio_mcp.core import (
     RequestError,
     ResourceNotFound,
     UsageError,
+    check_seconds,
+    name_of,
     printable,
     redacted,
+    repeated,
     shown,
 )
-from trio_mcp.core.errors import check_seconds, name_of, repeated
 
 
 @pytest.mark.parametrize("value", ["", "it's", "two\nlines", "x" * 78, 7, None, True, 1.5, [1, "x"], {"a": {}}])

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import pytest
 
 import trio_mcp.server.context
-from trio_mcp.core import UsageError
-from trio_mcp.core.errors import name_of
+from trio_mcp.core import UsageError, name_of
 from trio_mcp.server import Context, RunMode, handlers, raw, typed
 
 if TYPE_CHECKING:

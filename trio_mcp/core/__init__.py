@@ -62,7 +62,8 @@ else:
                 "CannotServe ConnectionFailed HEADER_MISMATCH INTERNAL_ERROR INVALID_PARAMS INVALID_REQUEST "
                 "InputUnavailable METHOD_NOT_FOUND MISSING_CLIENT_CAPABILITY MODERN_ERRORS McpError NotDeclared "
                 "NotInThisRevision PARSE_ERROR RESOURCE_NOT_FOUND RemoteProtocolError RequestError ResourceNotFound "
-                "SessionClosed UNSUPPORTED_VERSION URL_ELICITATION_REQUIRED UsageError printable redacted shown"
+                "SessionClosed UNSUPPORTED_VERSION URL_ELICITATION_REQUIRED UsageError check_seconds name_of "
+                "printable redacted repeated shown"
             ),
             "forms": (
                 "BooleanSchema ElicitFormParams ElicitParams ElicitResult ElicitUrlParams ElicitValue "

@@ -50,8 +50,11 @@ __all__ = [
     "ResourceNotFound",
     "SessionClosed",
     "UsageError",
+    "check_seconds",
+    "name_of",
     "printable",
     "redacted",
+    "repeated",
     "shown",
 ]
 
