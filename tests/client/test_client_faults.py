@@ -25,8 +25,8 @@ from tests.server.checkpoints import Attempt, PipeEnd, anything, cancel_everywhe
 from trio_mcp import Context, Server, UsageError, serve_http, serve_stream
 from trio_mcp.client import Client, HandshakeError, NoResponse, connect_client, open_client
 from trio_mcp.core import McpError
+from trio_mcp.errors import ConnectionFailed
 from trio_mcp.transport import CLOSING, ServerExited, open_nursery
-from trio_mcp.transport.http_pool import ConnectionFailed
 from trio_mcp.types import Tool
 
 JUNK = b"\x00\xffjunk\r\n\r\n{]\n"

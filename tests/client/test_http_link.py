@@ -33,8 +33,8 @@ from tests.server.wire import CAPABILITIES
 from trio_mcp.client import HandshakeError, HeadersRefused, NeedsSse, NoResponse, SessionLost, Unauthorized
 from trio_mcp.core import META_VERSION, Limits, McpError, RemoteProtocolError, RequestError, SessionClosed, UsageError
 from trio_mcp.core.http import SseEvent, encode_event, find_mirrors
+from trio_mcp.errors import ConnectionFailed
 from trio_mcp.transport import ReplyBroken, ReplyTooLong
-from trio_mcp.transport.http_pool import ConnectionFailed
 
 SESSIONS = (B, C, D)
 in_all = pytest.mark.parametrize("revision", [A, B, C, D, E])

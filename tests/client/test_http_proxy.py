@@ -15,8 +15,8 @@ from trio.testing import MockClock
 
 from tests.server.checkpoints import Attempt, anything, cancel_everywhere, wide
 from trio_mcp import Limits, McpError, UsageError
+from trio_mcp.errors import ConnectionFailed
 from trio_mcp.transport import CONNECTING, HttpPool, Origin, Proxies, locate, open_nursery
-from trio_mcp.transport.dial import ConnectionFailed
 
 HI = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
 

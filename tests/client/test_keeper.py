@@ -20,9 +20,8 @@ from tests.server.checkpoints import Attempt, anything, cancel_everywhere, patie
 from trio_mcp import RequestError, serve_http
 from trio_mcp.client import Client, HandshakeError, SessionLost, open_client
 from trio_mcp.core import TOOLS_CHANGED, McpError, resource_updated
-from trio_mcp.errors import RemoteProtocolError, SessionClosed, SubscriptionUnsupported
+from trio_mcp.errors import ConnectionFailed, RemoteProtocolError, SessionClosed, SubscriptionUnsupported
 from trio_mcp.transport import open_nursery
-from trio_mcp.transport.http_pool import ConnectionFailed
 
 ONE = resource_updated("r://one")
 RESULT: dict[str, Any] = {"content": [{"type": "text", "text": "done"}]}

@@ -39,7 +39,7 @@ from trio_mcp.client.http_posts import (
     drain,
     name_of,
 )
-from trio_mcp.core.errors import McpError, RemoteProtocolError, SessionClosed, repeated
+from trio_mcp.core.errors import ConnectionFailed, McpError, RemoteProtocolError, SessionClosed, repeated
 from trio_mcp.core.http.client_rules import (
     Challenged,
     Exchange,
@@ -61,7 +61,7 @@ from trio_mcp.core.oauth.errors import AuthorizationFailed
 from trio_mcp.core.outcomes import PeerMistake
 from trio_mcp.core.revisions import LEGACY
 from trio_mcp.core.shares import weight
-from trio_mcp.transport.http_pool import ConnectionFailed, HttpPool, HttpReply, ReplyBroken
+from trio_mcp.transport.http_pool import HttpPool, HttpReply, ReplyBroken
 
 if TYPE_CHECKING:
     from trio_mcp.oauth.client import Credentials, TokenSource

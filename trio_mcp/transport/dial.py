@@ -35,7 +35,6 @@ from trio_mcp.transport.outbox import GONE
 __all__ = [
     "CONNECTING",
     "Connect",
-    "ConnectionFailed",
     "Origin",
     "Proxies",
     "Proxy",

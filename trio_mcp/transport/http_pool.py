@@ -32,16 +32,16 @@ from typing import NamedTuple
 
 import trio
 
-from trio_mcp.core.errors import McpError, RemoteProtocolError, UsageError, shown
+from trio_mcp.core.errors import ConnectionFailed, McpError, RemoteProtocolError, UsageError, shown
 from trio_mcp.core.http.fields import Fields
 from trio_mcp.core.http.replies import ReplyHead, ReplyReader
 from trio_mcp.core.jsonrpc import Limits
-from trio_mcp.transport.dial import CONNECTING, Connect, ConnectionFailed, Origin, Proxies, Proxy, dial, locate
+from trio_mcp.transport.dial import CONNECTING, Connect, Origin, Proxies, Proxy, dial, locate
 from trio_mcp.transport.duplex import Tap
 from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.transport.outbox import CLOSING, GONE
 
-__all__ = ["CONNECTING", "IDLE_SECONDS", "ConnectionFailed", "HttpPool", "HttpReply", "ReplyBroken", "ReplyTooLong"]
+__all__ = ["CONNECTING", "IDLE_SECONDS", "HttpPool", "HttpReply", "ReplyBroken", "ReplyTooLong"]
 
 IDLE_SECONDS = 50.0
 """Seconds for which an idle connection is kept.  Proxies usually close theirs after 60, and our server after 75
