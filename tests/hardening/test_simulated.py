@@ -241,3 +241,15 @@ def test_a_relay_listens_again_to_a_server_that_comes_back(era: str, fault: str,
     played = play(plan)
     assert played.fired == (fault,)
     assert played.violations == ()
+
+
+def test_a_question_that_nobody_has_read_does_not_wait_for_the_end_of_its_session() -> None:
+    """The client lost the response to one call; the relay asks there, and another call of the session waits for it."""
+    calls = Program((Move("count", wait=0.01, size=3), Move("count", wait=0.3, size=2), Move("ask"), Move("echo")))
+    calls = Program((*calls.moves, Move("ask", wait=0.01)))
+    pings = Program((Move("ping", wait=0.3, patience=1.2, by_option=True),))
+    faults = (Fault("end", at=0, victim=9, seconds=21.799, back=True), Fault("slow", at=0, victim=1, seconds=1.791))
+    plan = Plan(5033481, "http", D, (calls, pings), faults=faults, behind="sse", behind_era=D)
+    played = play(plan)
+    assert set(played.fired) == {"end", "slow"}
+    assert played.violations == ()

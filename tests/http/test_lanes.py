@@ -115,7 +115,7 @@ class Scene:
 
     def __init__(self, nursery: trio.Nursery, way: ResponseMode, ids: tuple[Id, ...], limit: int) -> None:
         self.voice = Voice()
-        self.shared = EndpointStreams(nursery, limit, IdleOrder(15.0))
+        self.shared = EndpointStreams(nursery, limit, IdleOrder(15.0), IdleOrder(60.0))
         self.way = way
         self.lane = self.voice.lane = ResponseStream(self.voice, way, self.shared, ids)
         self.voice.open.update(ids)

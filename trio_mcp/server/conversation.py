@@ -100,10 +100,11 @@ _IN_TURN = frozenset({"resources/subscribe", "resources/unsubscribe"})
 class _PendingQuestion:
     """A request of the server that waits for the client's answer."""
 
-    __slots__ = ("done", "id", "outcome")
+    __slots__ = ("done", "id", "outcome", "wire")
 
-    def __init__(self, id: Id) -> None:
+    def __init__(self, id: Id, wire: Wire | None = None) -> None:
         self.id = id
+        self.wire = wire
         self.done = trio.Event()
         self.outcome: Outcome | None = None
 
@@ -328,6 +329,11 @@ class ServerSession:
         """A queued question cannot reach the client: fail it."""
         for event in self.session.fail(id, "the client has gone and cannot reconnect"):
             self._act(event)
+
+    def questions_unread(self, wire: Wire) -> None:
+        """The client has not come back for the questions on this wire: fail them."""
+        for id in [id for id, asked in self._asked.items() if asked.wire is wire]:
+            self.undeliverable(id)
 
     def _act(self, event: Event) -> None:
         if isinstance(event, RequestCancelled):
@@ -678,7 +684,7 @@ class ServerSession:
         try:
             for question in asking:
                 id = self.session.request(question.method, question.params, about=ctx.request.id)
-                asked[question.key] = self._asked[id] = _PendingQuestion(id)
+                asked[question.key] = self._asked[id] = _PendingQuestion(id, ctx._wire)
             await self.tell(ctx)
             return {key: await each.result() for key, each in asked.items()}
         finally:

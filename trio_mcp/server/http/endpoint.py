@@ -119,12 +119,10 @@ class _SingleRequest(StreamOwner):
         verdict: Serve,
         single_requests: set[ServerSession],
         account: Account,
-        detached: IdleOrder[ServerSession],
     ) -> None:
         revision = verdict.revision
         self._modern = revision is not None and not revision.handshake
         self._single_requests = single_requests
-        self._detached = detached
         self.stream = ResponseStream(self, ResponseMode(verdict.answer, revision), shared, _ids(verdict.message))
         link = LinkKind.EXCHANGE if self._modern else LinkKind.SESSION
         terms = None if self._modern or revision is None else Terms(revision)
@@ -139,13 +137,13 @@ class _SingleRequest(StreamOwner):
     def detached(self, stream: ResponseStream, retry: float | None = None) -> None:
         if self._modern:
             self.server_session.connection_lost("the client has closed the response stream")  # cancel-14
-        else:
-            self._detached.touch(self.server_session)
+
+    def client_absent(self, stream: ResponseStream) -> None:
+        self.server_session.connection_lost("the client was absent for too long (Limits.session_idle_seconds)")
 
     def ended(self, stream: ResponseStream) -> None:
         self._single_requests.discard(self.server_session)
         if not self._modern:
-            self._detached.forget(self.server_session)
             self.server_session.connection_lost("the response has ended")
 
 
@@ -181,15 +179,15 @@ class Endpoint:
         self._rates = Rates(run.limits.request_rate)
         self._sessions = Sessions(run.limits.sessions, run.limits.session_idle_seconds)
         self._single_requests: set[ServerSession] = set()
-        # The single requests whose clients have disconnected.
-        self._detached: IdleOrder[ServerSession] = IdleOrder(run.limits.session_idle_seconds)
         # These flags are for this endpoint alone.  The run has its own, because it may outlive the endpoint.
         self._draining = False
         self._aborting = False
         # The streams that end with their access tokens.
         self._token_deadlines: WeakKeyDictionary[ResponseStream, float] = WeakKeyDictionary()
         self._attached: IdleOrder[ResponseStream] = IdleOrder(self.keep_alive)
-        self._streams = EndpointStreams(run.nursery, run.limits.outgoing, self._attached)
+        # A second later than sessions end: a session that ends takes its streams along.
+        self._detached: IdleOrder[ResponseStream] = IdleOrder(run.limits.session_idle_seconds + 1)
+        self._streams = EndpointStreams(run.nursery, run.limits.outgoing, self._attached, self._detached)
 
     async def run(self) -> None:
         """Register with the run, send keep-alives and end idle sessions, until cancelled."""
@@ -208,9 +206,7 @@ class Endpoint:
 
     async def _end_detached(self) -> None:
         while True:
-            (await self._detached.next()).connection_lost(
-                "the client was absent for too long (Limits.session_idle_seconds)"
-            )
+            (await self._detached.next()).client_absent()
 
     async def _end_with_tokens(self) -> None:
         """End subscription streams when their access tokens expire; the client reconnects with a new token.
@@ -361,7 +357,7 @@ class Endpoint:
             server_session, stream = session.server_session, session.answer(verdict.answer, _ids(verdict.message))
         else:
             account = self.account(exchange.admitted.holder)
-            single = _SingleRequest(self._run, self._streams, verdict, self._single_requests, account, self._detached)
+            single = _SingleRequest(self._run, self._streams, verdict, self._single_requests, account)
             server_session, stream = single.server_session, single.stream
         if getattr(verdict.message, "method", None) == "subscriptions/listen":  # it has no other end
             self._close_with_token(stream, exchange)

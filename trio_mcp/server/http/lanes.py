@@ -93,6 +93,9 @@ class StreamOwner:
     def detached(self, stream: ResponseStream, retry: float | None = None) -> None:
         """It has lost its response and is not over.  With `retry`, its client was asked to reconnect after that."""
 
+    def client_absent(self, stream: ResponseStream) -> None:
+        """It has had no response for `Limits.session_idle_seconds`."""
+
     def ended(self, stream: ResponseStream) -> None:
         """It is over."""
 
@@ -110,6 +113,8 @@ class EndpointStreams:
     """The number of messages that may wait in one stream."""
     attached: IdleOrder[ResponseStream]
     """The streams that have a response, in the order of their last write."""
+    detached: IdleOrder[ResponseStream]
+    """The streams that have lost their response and still owe answers, in the order of the loss."""
 
 
 class ResponseMode(NamedTuple):
@@ -202,6 +207,7 @@ class ResponseStream:
         self._charged += taken
         self._response, self._cors, self._begun, self._missed = response, cors, False, missed
         self._shared.attached.touch(self)
+        self._shared.detached.forget(self)
         return partial(self._response_lost, response)
 
     def _get_outbox(self) -> Outbox[_ResponsePart]:
@@ -231,6 +237,8 @@ class ResponseStream:
         self._refund()
         for message in queue:
             self._log_unsent(message)
+        if self._ids:
+            self._shared.detached.touch(self)
         if not self._log_failed:
             self._owner.detached(self, retry)
         self._log_pending()
@@ -389,6 +397,10 @@ class ResponseStream:
         self.wake()
         return True
 
+    def client_absent(self) -> None:
+        """It has had no response for `Limits.session_idle_seconds`."""
+        self._owner.client_absent(self)
+
     def cut(self) -> None:
         """Drop the response at once.  The stream goes on as if its client had disconnected."""
         response = self._response
@@ -527,6 +539,7 @@ class ResponseStream:
     def _end(self) -> None:
         self._over = True
         self._detach()
+        self._shared.detached.forget(self)
         if self.name is not None and self._mode.log is not None:
             try:
                 self._mode.log.finish(self.name)

@@ -193,6 +193,11 @@ class HttpSession(StreamOwner):
         if stream.session_id is not None:
             self._sessions.end(self._id, "its client did not read the response with the session id")
 
+    def client_absent(self, stream: ResponseStream) -> None:
+        # Handlers at work go on as long as the session, but no other stream brings the answer to a question that the
+        # client has never read.
+        self.server_session.questions_unread(stream)
+
     def ended(self, stream: ResponseStream) -> None:
         self._sessions.touch(self._id)
         self._event_streams.discard(stream)
