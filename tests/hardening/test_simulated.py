@@ -253,3 +253,20 @@ def test_a_question_that_nobody_has_read_does_not_wait_for_the_end_of_its_sessio
     played = play(plan)
     assert set(played.fired) == {"end", "slow"}
     assert played.violations == ()
+
+
+def test_a_cancellation_makes_room_for_itself() -> None:
+    """The streams of cancelled calls are still read; they count for the limit of connections, and were not ended."""
+    echo = Program((Move("echo", wait=45.0, size=571),))
+    moves = (Move("hold", size=10, patience=17.375), Move("hold", wait=0.3, size=33), Move("away", wait=0.3))
+    assert play(Plan(5038977, "http", D, (echo, Program(moves)), tight=True)).violations == ()
+
+
+def test_a_cancellation_does_not_overtake_its_request() -> None:
+    """Each is sent on a connection of its own, and the line is slow."""
+    moves = (Move("tools", patience=2.178), Move("log"), Move("put"), Move("hold"), Move("plain", wait=45.0))
+    cancel = Fault("cancel", at=479, victim=7, seconds=0.078)
+    plan = Plan(5039712, "sse", D, (Program(moves),), Line(chunk=1, splits=True), (cancel,), behind_era=D)
+    played = play(plan)
+    assert played.fired == ("cancel",)
+    assert played.violations == ()

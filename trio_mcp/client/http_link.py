@@ -35,6 +35,7 @@ from trio_mcp.client.http_posts import (
     OnStream,
     PostTransport,
     Unauthorized,
+    cancelled_id,
     closed_here,
     drain,
     name_of,
@@ -259,8 +260,7 @@ class HttpLink(PostTransport):
         with self._running(start + _ABANDONED_SILENT) as scope:
             async with block as reply:
                 if len(self._abandoned_streams) == _MAX_ABANDONED:
-                    oldest = next(iter(self._abandoned_streams))
-                    self._abandoned_streams.pop(oldest).cancel(reason="too many streams of cancelled calls")
+                    self._end_abandoned_stream("too many streams of cancelled calls")
                 self._abandoned_streams[stream] = scope
                 try:
                     with suppress(ReplyBroken):
@@ -342,6 +342,7 @@ class SseLink(PostTransport):
         )
         self._target = None  # sse-14: nothing is sent before the server has sent the URL
         self._scope = trio.CancelScope()  # the scope of the stream
+        self._abandoned: dict[Id, InFlight] = {}  # cancelled requests whose POST has no reply yet
 
     async def _send_once(
         self,
@@ -361,6 +362,21 @@ class SseLink(PostTransport):
 
     def send_request(self, id: Id) -> None:
         self.wake()  # the reply to a POST has no answer
+
+    def _abandon(self, id: Id, flight: InFlight) -> None:
+        if flight.sent:
+            flight.scope.deadline = trio.current_time() + ACKNOWLEDGE_TIMEOUT
+            self._abandoned[id] = flight
+        else:
+            super()._abandon(id, flight)
+
+    async def _post(self, message: Message, flight: InFlight) -> None:
+        # On another connection a cancellation could arrive before its request, and would have no effect.
+        if (id := cancelled_id(message)) is not None and (request := self._abandoned.pop(id, None)) is not None:
+            with self._running():
+                while request.scope in self._scopes:
+                    await self._changed.park()
+        await super()._post(message, flight)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run the session until its stream ends; it is started when the server has sent the URL for POSTs.

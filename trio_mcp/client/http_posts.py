@@ -271,7 +271,7 @@ class PostTransport:
             self._handshake_done.set()
         # cancel-01: only requests "believed to be still in-progress" are cancelled.
         messages: list[Message] = [
-            each for each, _ in self._session.outgoing() if _cancelled_id(each) not in self._never_sent
+            each for each, _ in self._session.outgoing() if cancelled_id(each) not in self._never_sent
         ]
         self._never_sent.clear()  # their notifications are queued before `request_abandoned`
         return messages
@@ -287,7 +287,10 @@ class PostTransport:
         if flight is not None:
             if not flight.sent:
                 self._never_sent.add(id)
-            flight.scope.cancel(reason="no task waits for the answer")
+            self._abandon(id, flight)
+
+    def _abandon(self, id: Id, flight: InFlight) -> None:
+        flight.scope.cancel(reason="no task waits for the answer")
 
     @property
     def last_data_at(self) -> float:
@@ -404,10 +407,17 @@ class PostTransport:
             elif isinstance(verdict, RetryAfter) and exchange.method == "POST":
                 if verdict.seconds > MAX_RETRY_AFTER:
                     return ReplyLost(f"HTTP {status}: the server is busy for {verdict.seconds} seconds", status)
+                self._end_abandoned_stream("the server is busy, perhaps with too many connections")
                 await trio.sleep(verdict.seconds)
                 exchange = attrs.evolve(exchange, again=True)
             else:
                 return verdict
+
+    def _end_abandoned_stream(self, why: str) -> None:
+        """End the stream of a cancelled call that was silent for longest, if there is one."""
+        if self._abandoned_streams:
+            oldest = next(iter(self._abandoned_streams))
+            self._abandoned_streams.pop(oldest).cancel(reason=why)
 
     async def _pause(self, pauses: Iterator[float], why: str) -> None:
         """Wait before a message is repeated that the server waits for.
@@ -602,7 +612,7 @@ def _is_initialized(message: Message | None) -> bool:
     return isinstance(message, Notification) and message.method == _INITIALIZED
 
 
-def _cancelled_id(message: Message) -> Id | None:
+def cancelled_id(message: Message) -> Id | None:
     """Return the id of the request that this notification cancels, or None."""
     if isinstance(message, Notification) and message.method == "notifications/cancelled":
         id: Id = message.params["requestId"]
