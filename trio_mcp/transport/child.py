@@ -24,31 +24,42 @@ had inherited it, and keeps the last part for error messages.
 By default the process gets only a few environment variables (`MINIMAL`), as in the official SDKs: the others may
 contain keys and tokens that not every configured server should see.  `env` adds the variables that a server needs, and
 "inherit" passes on all.
+
+The name of the process in messages, logs and task names is its program alone: arguments may be tokens and passwords.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
+import re
 import select
 import signal
 import subprocess
 import sys
 import termios
 from array import array
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Literal, TypeAlias
 
 import trio
 
-from trio_mcp.core.errors import ConnectionFailed, SessionClosed, UsageError, printable, shown
+from trio_mcp.core.errors import ConnectionFailed, SessionClosed, UsageError, check_seconds, printable, shown
 from trio_mcp.core.jsonrpc import ABSENT, Absent
-from trio_mcp.transport.command import Command, Environment, arguments_of, explain_start_error, name_of, variables_of
 from trio_mcp.transport.duplex import write_now
 from trio_mcp.transport.nursery import open_nursery
 
-__all__ = ["Child", "Command", "Environment", "ServerExited", "start_child"]
+__all__ = ["MINIMAL", "Child", "Command", "Environment", "ServerExited", "name_of", "start_child"]
+
+Command: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
+Environment: TypeAlias = Literal["minimal", "inherit"] | Mapping[str, str]
+
+MINIMAL = ("HOME", "LANG", "LC_*", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER")
+"""The variables of "minimal": those that programs need to be found, to find their files and to know the user's
+language, and no secrets.  LC_* stands for all variables that begin with LC_."""
 
 _log = logging.getLogger("trio_mcp")
 
@@ -133,10 +144,9 @@ async def start_child(
     option is invalid.  It may be cancelled; a process that was started is then ended first.  `nursery` does not end
     before the process.
     """
-    argv = arguments_of(command)
-    if type(shutdown_timeout) not in (int, float) or not shutdown_timeout >= 0:  # also refuses NaN
-        raise UsageError(f"shutdown_timeout must be a number of seconds, 0 or more, got {shown(shutdown_timeout)}")
-    variables = variables_of(environment, env)
+    argv = _arguments_of(command)
+    check_seconds("shutdown_timeout", shutdown_timeout)
+    variables = _variables_of(environment, env)
     child: Child = await nursery.start(
         _start_and_keep, argv, variables, cwd, shutdown_timeout, stderr, name=f"the server {name_of(argv)!r}"
     )
@@ -167,9 +177,9 @@ async def _start_and_keep(
             start_new_session=True,
         )
     except OSError as error:
-        raise ConnectionFailed(explain_start_error(error, argv[0], variables, cwd)) from error
+        raise ConnectionFailed(_explain_start_error(error, argv[0], variables, cwd)) from error
     except ValueError as error:
-        raise UsageError(explain_start_error(error, argv[0], variables, cwd)) from error
+        raise UsageError(_explain_start_error(error, argv[0], variables, cwd)) from error
     child = Child(process, name_of(argv), shutdown_timeout, stderr)
     await child._supervise(task_status)
 
@@ -202,13 +212,6 @@ class _OutputPipe:
             while len(self._rest) < _PIPE and (data := os.read(self._pipe.fileno(), _PIPE)):
                 self._rest += data
         self._pipe.close()
-
-
-def _bytes_in(pipe: int) -> int:
-    """Return the number of unread bytes in a pipe that we write to.  On macOS only the reader knows it: return 0."""
-    count = array("i", [0])
-    fcntl.ioctl(pipe, termios.FIONREAD, count)
-    return count[0]
 
 
 class _ChildStream(trio.abc.HalfCloseableStream):
@@ -276,7 +279,9 @@ class _ChildStream(trio.abc.HalfCloseableStream):
 
     def is_unread(self) -> bool:
         if (pipe := self._stdin.fileno()) >= 0:  # if the pipe is closed, the last count is used
-            self._left = _bytes_in(pipe)
+            count = array("i", [0])
+            fcntl.ioctl(pipe, termios.FIONREAD, count)  # 0 on macOS, where only the reader knows it
+            self._left = count[0]
         return self._left == self._sent
 
     def process_ended(self) -> None:
@@ -304,56 +309,6 @@ class _ChildStream(trio.abc.HalfCloseableStream):
                 pass
 
 
-class _OwnStderr:
-    """Our own stderr, to which the stderr of a server is passed on.
-
-    The reader of our stderr may stop for a while or for ever (a pipe without a reader, a stopped terminal).  This must
-    not block the event loop or delay the end of the server.  So a piece is written only if stderr has room for all of
-    it.  The first time there is no room, `pass_on` waits a moment; then it drops output until there is room again.
-    """
-
-    def __init__(self) -> None:
-        self._has_room = True
-
-    async def pass_on(self, data: bytes) -> None:
-        end = trio.current_time() + (_STDERR_SECONDS if self._has_room else 0)
-        for at in range(0, len(data), select.PIPE_BUF):  # a writable pipe has room for this many bytes
-            try:
-                # Polled, because no event tells when stderr has room.
-                while not (writable := _is_writable()) and trio.current_time() < end:  # noqa: ASYNC110
-                    await trio.sleep(_POLL)
-                self._has_room = writable
-                if not writable:
-                    return
-                _write_to_stderr(data[at : at + select.PIPE_BUF])
-            except Exception:  # noqa: BLE001  # stderr is closed or replaced, so there is no place to report this
-                return
-
-
-def _is_writable() -> bool:
-    try:
-        fd = sys.stderr.fileno()
-    except (OSError, ValueError, AttributeError):
-        return True  # it is not a file, and does not block
-    poll = select.poll()
-    poll.register(fd, select.POLLOUT)
-    return bool(poll.poll(0))  # true also if it is broken; the write then raises
-
-
-def _write_to_stderr(data: bytes) -> None:
-    # `sys.stderr` is read each time, because programs replace it.  A text stream such as io.StringIO has no buffer.
-    if (stderr := sys.stderr) is None:
-        return
-    buffer = getattr(stderr, "buffer", None)
-    if buffer is None:
-        stderr.write(data.decode(errors="replace"))
-        stderr.flush()
-    else:
-        stderr.flush()
-        buffer.write(data)
-        buffer.flush()
-
-
 class Child(trio.abc.AsyncResource):
     """A server process: start one with `start_child`.  Any task may use it and close it."""
 
@@ -376,7 +331,7 @@ class Child(trio.abc.AsyncResource):
         self._pipes = (stdin, stdout, stderr)
         self._stdout = _OutputPipe(stdout)
         self._stderr = _OutputPipe(stderr)
-        self._own_stderr = _OwnStderr()
+        self._stderr_has_room = True  # our own stderr took the last piece
         self._tail = bytearray()
         self._returncode: int | None = None  # set when the process is reaped
         self._closing = trio.Event()  # `aclose` was called, or the supervisor was cancelled
@@ -385,16 +340,10 @@ class Child(trio.abc.AsyncResource):
         self._over = trio.Event()  # the process and its group have ended
         # True: the group is empty.  The system may give its number to another group, so do not use the number again.
         self._empty = False
-        self._wire = _ChildStream(stdin, self._stdout, self._ended)
+        self.stream = _ChildStream(stdin, self._stdout, self._ended)
+        """The stdin and stdout of the process.  Reading ends when stdout is closed, or when the process ends, even if
+        another process still holds its stdout."""
         self.pid = process.pid
-
-    @property
-    def stream(self) -> trio.abc.HalfCloseableStream:
-        """The stdin and stdout of the process.
-
-        Reading ends when stdout is closed, or when the process ends, even if another process still holds its stdout.
-        """
-        return self._wire
 
     @property
     def has_read_nothing(self) -> bool:
@@ -402,7 +351,7 @@ class Child(trio.abc.AsyncResource):
 
         Only Linux tells this.  On other systems all data counts as read.
         """
-        return self._wire.is_unread()
+        return self.stream.is_unread()
 
     @property
     def stderr_tail(self) -> str:
@@ -454,23 +403,24 @@ class Child(trio.abc.AsyncResource):
                 async with open_nursery() as nursery:
                     nursery.start_soon(self._read_stderr)
                     nursery.start_soon(self._reap)
-                    nursery.start_soon(self._wire.discard)
-                    nursery.start_soon(self._close_wire)
-                    await self._wait_and_end()
+                    nursery.start_soon(self.stream.discard)
+                    await self._wait_and_end(nursery)
         finally:
             for pipe in self._pipes:
                 pipe.close()
             self._over.set()
 
-    @trio.lowlevel.enable_ki_protection
-    async def _close_wire(self) -> None:
-        await self._closing.wait()
-        self._wire.close()
-
-    async def _wait_and_end(self) -> None:
+    async def _wait_and_end(self, nursery: trio.Nursery) -> None:
         """Wait until the process has ended or is being closed; then end it and its group."""
-        async with open_nursery() as nursery:
-            nursery.start_soon(self._limit_wait, nursery.cancel_scope)
+        with trio.CancelScope() as waiting:
+
+            @trio.lowlevel.enable_ki_protection
+            async def close() -> None:
+                await self._closing.wait()
+                waiting.deadline = trio.current_time() + self._shutdown_timeout
+                self.stream.close()
+
+            nursery.start_soon(close)
             await self._ended.wait()
         for number, seconds in ((signal.SIGTERM, self._shutdown_timeout), (signal.SIGKILL, _REAPED)):
             if self._signal(number) or self._returncode is None:
@@ -480,12 +430,6 @@ class Child(trio.abc.AsyncResource):
             await self._ended.wait()  # the process was just reaped; wait until the rest of its output has been read
         else:
             _log.error("the server %r (process %d) cannot be ended; end it by hand", self.name, self.pid)
-
-    @trio.lowlevel.enable_ki_protection
-    async def _limit_wait(self, waiting: trio.CancelScope) -> None:
-        """When the process is being closed, set a deadline for its own end."""
-        await self._closing.wait()
-        waiting.deadline = trio.current_time() + self._shutdown_timeout
 
     def _signal(self, number: int) -> bool:
         """Send a signal to the group (0: only check).  Return False if the group has no process that we may signal."""
@@ -517,7 +461,7 @@ class Child(trio.abc.AsyncResource):
         self._returncode = await self._process.wait()
         self._stdout.cut()
         self._stderr.cut()
-        self._wire.process_ended()
+        self.stream.process_ended()
         await self._stderr_read.wait()
         self._ended.set()
 
@@ -527,7 +471,7 @@ class Child(trio.abc.AsyncResource):
             self._tail += data
             del self._tail[: -(_TAIL + 1)]
             if self._listener is ABSENT:
-                await self._own_stderr.pass_on(data)
+                await self._pass_on(data)
             elif self._listener is not None:
                 try:
                     self._listener(data)
@@ -535,6 +479,43 @@ class Child(trio.abc.AsyncResource):
                     _log.exception("the callback for stderr of the server %r failed; it is not called again", self.name)
                     self._listener = None
         self._stderr_read.set()
+
+    async def _pass_on(self, data: bytes) -> None:
+        """Write to our own stderr, piece by piece, only while it has room.
+
+        Its reader may stop for ever (a pipe without a reader, a stopped terminal), which must not block the event loop.
+        The first time there is no room, this waits a moment; then output is dropped until there is room again.
+        """
+        end = trio.current_time() + (_STDERR_SECONDS if self._stderr_has_room else 0)
+        for at in range(0, len(data), select.PIPE_BUF):  # a writable pipe has room for this many bytes
+            try:
+                # Polled, because no event tells when stderr has room.
+                while not (writable := _is_writable()) and trio.current_time() < end:  # noqa: ASYNC110
+                    await trio.sleep(_POLL)
+                self._stderr_has_room = writable
+                if not writable:
+                    return
+                # `sys.stderr` is read each time, because programs replace it.
+                piece, stderr = data[at : at + select.PIPE_BUF], sys.stderr
+                if hasattr(stderr, "buffer"):
+                    stderr.flush()
+                    stderr.buffer.write(piece)
+                elif stderr is not None:  # a text stream such as io.StringIO has no buffer
+                    stderr.write(piece.decode(errors="replace"))
+                if stderr is not None:
+                    stderr.flush()
+            except Exception:  # noqa: BLE001  # stderr is closed or replaced, so there is no place to report this
+                return
+
+
+def _is_writable() -> bool:
+    try:
+        fd = sys.stderr.fileno()
+    except (OSError, ValueError, AttributeError):
+        return True  # it is not a file, and does not block
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    return bool(poll.poll(0))  # true also if it is broken; the write then raises
 
 
 def _has_running_process(group: int) -> bool:
@@ -552,3 +533,88 @@ def _has_running_process(group: int) -> bool:
             if int(group_of_process) == group and state not in (b"Z", b"X"):
                 return True
     return False
+
+
+# The command.
+
+_MORE = re.compile(r"\s+-|=")
+
+
+def name_of(argv: Sequence[str]) -> str:
+    """Return the name of the program.  If the caller forgot that a command is a list, it ends before the arguments."""
+    return os.path.basename(_MORE.split(argv[0])[0])
+
+
+def _arguments_of(command: Command) -> list[str]:
+    """Return the program and its arguments as a list.  Raises `UsageError` if `command` is not a command."""
+    try:
+        if isinstance(command, (str, os.PathLike)):
+            argv = [os.fspath(command)]
+        else:
+            argv = [os.fspath(part) for part in command]
+    except TypeError:
+        argv = []
+    if not argv or not argv[0] or not all(isinstance(part, str) for part in argv):
+        raise UsageError('a command must be a program and its arguments, all strings: ["python", "server.py"]')
+    return argv
+
+
+def _variables_of(environment: Environment, env: Mapping[str, str | None] | None) -> dict[str, str]:
+    """Return the variables of the process: those of `environment`, changed by `env`.  Raises `UsageError` if one of
+    the two is invalid."""
+    variables: dict[str, str | None]
+    if environment == "inherit":
+        variables = dict(os.environ)
+    elif environment == "minimal":
+        variables = {name: value for name, value in os.environ.items() if name in MINIMAL or name.startswith("LC_")}
+    elif isinstance(environment, Mapping):
+        variables = dict(environment)
+    else:
+        raise UsageError('environment must be "minimal", "inherit" or a mapping of all variables of the process')
+    variables |= env or {}
+    for name, value in variables.items():
+        if not isinstance(name, str) or not isinstance(value, (str, type(None))):  # the value may be a secret
+            raise UsageError(f"the environment variable {shown(name)} must be a string, got {type(value).__name__}")
+    return {name: value for name, value in variables.items() if value is not None}
+
+
+def _explain_start_error(
+    error: OSError | ValueError, program: str, variables: dict[str, str], cwd: str | os.PathLike[str] | None
+) -> str:
+    """Explain why the process could not be started.  The text repeats only the first word of the command, because
+    arguments may be secrets."""
+    word, *more = program.split(None, 1) or [program]
+    name = shown(word)
+    if not isinstance(error, OSError):
+        return f"{name} cannot be started: arguments and variables must not contain NUL, names of variables no ="
+    if cwd is not None and not os.path.isdir(cwd):
+        return f"{name} cannot be started in {shown(os.fspath(cwd), 400)}: that is not a directory"
+    if not os.path.dirname(program):
+        folders = os.get_exec_path(variables)
+        where = f" in {shown(os.pathsep.join(folders), 400)}"
+    else:
+        folders = [os.fspath(cwd or os.curdir)]
+        where = "" if os.path.isabs(program) else f" in {shown(folders[0], 400)}"
+    if os.path.dirname(program) and (fault := _path_fault(os.path.join(folders[0], program), error)):
+        return f"{name} cannot be started{where}: {fault}"
+    if not isinstance(error, FileNotFoundError):
+        return f"{name} cannot be started{where}: {error.strerror}"
+    if any(os.path.exists(os.path.join(folder, program)) for folder in folders):
+        return f"{name} was found{where}, but not the interpreter that its first line names"
+    hint = ""
+    if more:
+        name, hint = shown(f"{word} ..."), "; write a command with arguments as a list, one string for each"
+    elif word.endswith(".py"):
+        hint = '; name the program that runs it: ["python", "server.py"]'
+    return f"there is no command {name}{where}{hint}"
+
+
+def _path_fault(path: str, error: OSError) -> str | None:
+    """Return why the file or directory at `path` is not a program, or None if the reason cannot be seen."""
+    missing = error.errno == errno.ENOEXEC
+    if os.path.isdir(path):
+        return "it is a directory; name a program in it"
+    if os.path.isfile(path) and (missing or not os.access(path, os.X_OK)):
+        fault = "has no first line that names an interpreter" if missing else "is not executable"
+        return f'it {fault}; name the program that runs it: ["python", "server.py"]'
+    return None

@@ -17,8 +17,9 @@ import socket
 import ssl
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache
-from ipaddress import ip_address, ip_network
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import TypeAlias
 from urllib.parse import quote, unquote, urlsplit
 
@@ -103,17 +104,16 @@ def locate(url: str) -> tuple[Origin, str]:
 
 def _in_ascii(host: str) -> str | None:
     if ":" in host:
-        return host if _address_of(host) and "%" not in host else None
+        return host if _address_of(host) is not None and "%" not in host else None
     name = host if host.isascii() else idna.encode(host, uts46=True).decode()
     return name if _NAME.fullmatch(name) else None
 
 
-def _address_of(host: str) -> bool:
+def _address_of(host: str) -> IPv4Address | IPv6Address | None:
     try:
-        ip_address(host)
+        return ip_address(host)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 # Proxies.
@@ -140,13 +140,19 @@ class Proxies:
     """The proxy settings of the environment, read once."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        everything = _setting(environ, "ALL_PROXY")
+        def setting(name: str, *, upper: bool = True) -> tuple[str, str] | None:
+            for each in (name.lower(), name) if upper else (name.lower(),):
+                if value := environ.get(each, "").strip():
+                    return each, value
+            return None
+
+        everything = setting("ALL_PROXY")
         cgi = "REQUEST_METHOD" in environ
         self._settings = {
-            "http": _setting(environ, "HTTP_PROXY", upper=not cgi) or everything,
-            "https": _setting(environ, "HTTPS_PROXY") or everything,
+            "http": setting("HTTP_PROXY", upper=not cgi) or everything,
+            "https": setting("HTTPS_PROXY") or everything,
         }
-        _, exempt = _setting(environ, "NO_PROXY") or ("", "")
+        _, exempt = setting("NO_PROXY") or ("", "")
         self._exempt = [each for part in exempt.lower().split(",") if (each := part.strip())]
 
     def between(self, origin: Origin) -> Proxy | None:
@@ -157,16 +163,10 @@ class Proxies:
         return _proxy(*setting)
 
 
-def _setting(environ: Mapping[str, str], name: str, *, upper: bool = True) -> tuple[str, str] | None:
-    for each in (name.lower(), name) if upper else (name.lower(),):
-        if value := environ.get(each, "").strip():
-            return each, value
-    return None
-
-
 def is_this_machine(host: str) -> bool:
     """Whether this is the name or address of this machine on loopback."""
-    return host.rstrip(".") == "localhost" or (_address_of(host) and ip_address(host).is_loopback)
+    address = _address_of(host)
+    return host.rstrip(".") == "localhost" or (address is not None and address.is_loopback)
 
 
 _WITH_PORT = re.compile(r"(\[[^\]]*\]|[^:\[\]]+):(\d+)", re.ASCII)
@@ -179,14 +179,12 @@ def _exempts(rule: str, origin: Origin) -> bool:
             return False
     if rule == "*":
         return True
-    rule = rule.strip("[]")
     host = origin.host.rstrip(".")
-    if _address_of(host):
-        try:
-            return ip_address(host) in ip_network(rule, strict=False)
-        except ValueError:
-            return False
-    name = rule.removeprefix("*").strip(".")
+    if (address := _address_of(host)) is not None:
+        with suppress(ValueError):
+            return address in ip_network(rule.strip("[]"), strict=False)
+        return False
+    name = rule.strip("[]").removeprefix("*").strip(".")
     return host == name or host.endswith(f".{name}")
 
 
@@ -195,21 +193,18 @@ def _proxy(variable: str, value: str) -> Proxy:
     scheme, mark, rest = value.partition("://")
     if not mark:
         scheme, rest = "http", value
-    if scheme.lower() not in _PORTS:
-        raise _unusable(variable, "must name an http or https proxy; other kinds are not supported")
     # Not urlsplit: a password may contain every character, quoted or not.
     login, _, address = rest.rstrip("/").rpartition("@")
-    try:
-        origin, _ = locate(f"{scheme}://{address}")
-    except UsageError:
-        raise _unusable(variable, "must name a proxy like http://proxy.example:3128") from None
-    user, _, password = login.partition(":")
-    pair = f"{unquote(user)}:{unquote(password)}".encode()
-    return Proxy(origin, variable, f"Basic {b64encode(pair).decode()}" if login else "")
-
-
-def _unusable(variable: str, fault: str) -> ConnectionFailed:
-    return ConnectionFailed(f"{variable} {fault}; correct it, or list the server in NO_PROXY")
+    fault = "must name a proxy like http://proxy.example:3128"
+    if scheme.lower() in _PORTS:
+        with suppress(UsageError):
+            origin, _ = locate(f"{scheme}://{address}")
+            user, _, password = login.partition(":")
+            pair = f"{unquote(user)}:{unquote(password)}".encode()
+            return Proxy(origin, variable, f"Basic {b64encode(pair).decode()}" if login else "")
+    else:
+        fault = "must name an http or https proxy; other kinds are not supported"
+    raise ConnectionFailed(f"{variable} {fault}; correct it, or list the server in NO_PROXY")
 
 
 # Connections.
@@ -219,41 +214,31 @@ async def dial(
     origin: Origin, proxy: Proxy | None, *, connect: Connect, context: Callable[[], ssl.SSLContext], limits: Limits
 ) -> trio.abc.Stream:
     """Open a connection for requests to this origin within `CONNECTING` seconds.  Raises `ConnectionFailed`."""
+    first = origin if proxy is None else proxy.origin
+    name = origin.address if proxy is None else str(proxy)
     with trio.move_on_after(CONNECTING):
-        return await _dial(origin, proxy, connect, context, limits)
+        try:
+            stream = await connect(first.host, first.port)
+        except OSError as error:
+            raise ConnectionFailed(f"no connection to {name}: {_explain(error)}") from error
+        keep_alive(stream)
+        try:
+            if first.scheme == "https":
+                stream = await _secured(stream, first.host, name, context())
+            if proxy is not None and origin.scheme == "https":
+                await _tunnel(stream, origin, proxy, limits)
+                stream = await _secured(stream, origin.host, origin.address, context())
+        except BaseException:
+            await trio.aclose_forcefully(stream)
+            raise
+        return stream
+    route = name if proxy is None else f"{origin.address} through {name}"
     raise ConnectionFailed(
-        f"no connection to {_route(origin, proxy)} within {CONNECTING:g} seconds; is the server up, or is a firewall "
-        "in between?"
+        f"no connection to {route} within {CONNECTING:g} seconds; is the server up, or is a firewall in between?"
     )
 
 
-def _route(origin: Origin, proxy: Proxy | None) -> str:
-    return origin.address if proxy is None else f"{origin.address} through {proxy}"
-
-
-async def _dial(
-    origin: Origin, proxy: Proxy | None, connect: Connect, context: Callable[[], ssl.SSLContext], limits: Limits
-) -> trio.abc.Stream:
-    first = origin if proxy is None else proxy.origin
-    name = first.address if proxy is None else str(proxy)
-    try:
-        stream = await connect(first.host, first.port)
-    except OSError as error:
-        raise ConnectionFailed(f"no connection to {name}: {_why(error)}") from error
-    keep_alive(stream)
-    try:
-        if first.scheme == "https":
-            stream = await _secured(stream, first.host, name, context())
-        if proxy is not None and origin.scheme == "https":
-            await _tunnel(stream, origin, proxy, limits)
-            stream = await _secured(stream, origin.host, origin.address, context())
-    except BaseException:
-        await trio.aclose_forcefully(stream)
-        raise
-    return stream
-
-
-def _why(error: OSError) -> str:
+def _explain(error: OSError) -> str:
     """The reason of the error, and advice."""
     reasons = _reasons(error)
     if any(isinstance(each, socket.gaierror) for each in reasons):
@@ -301,21 +286,19 @@ async def _secured(stream: trio.abc.Stream, host: str, name: str, context: ssl.S
     secure = trio.SSLStream(stream, context, server_hostname=host.rstrip("."), https_compatible=True)
     try:
         await secure.do_handshake()
-    except trio.BrokenResourceError as error:
-        cause = error.__cause__ if isinstance(error.__cause__, OSError) else None
-        raise ConnectionFailed(_no_tls(name, cause)) from cause or error
-    return secure
-
-
-def _no_tls(name: str, error: OSError | None) -> str:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return (
-            f"the certificate of {name} is not trusted: {error.verify_message.rstrip('.')}; "
-            "to trust another certificate, give ssl_context= an ssl.SSLContext"
-        )
-    reason = error.reason if isinstance(error, ssl.SSLError) else None
-    if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "UNKNOWN_PROTOCOL"):
-        return f"{name} does not speak TLS; is it http:// instead of https://?"
-    if error is None or isinstance(error, ssl.SSLEOFError) or reason is None:
-        return f"{name} broke the connection in the TLS handshake; is it https://, and is the port correct?"
-    return f"no TLS with {name}: {reason.replace('_', ' ').lower()}; to change the settings, give ssl_context="
+        return secure
+    except trio.BrokenResourceError as broken:
+        error = broken.__cause__ if isinstance(broken.__cause__, OSError) else None
+        reason = error.reason if isinstance(error, ssl.SSLError) else None
+        if isinstance(error, ssl.SSLCertVerificationError):
+            why = (
+                f"the certificate of {name} is not trusted: {error.verify_message.rstrip('.')}; "
+                "to trust another certificate, give ssl_context= an ssl.SSLContext"
+            )
+        elif reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "UNKNOWN_PROTOCOL"):
+            why = f"{name} does not speak TLS; is it http:// instead of https://?"
+        elif reason is None or isinstance(error, ssl.SSLEOFError):
+            why = f"{name} broke the connection in the TLS handshake; is it https://, and is the port correct?"
+        else:
+            why = f"no TLS with {name}: {reason.replace('_', ' ').lower()}; to change the settings, give ssl_context="
+        raise ConnectionFailed(why) from error or broken

@@ -33,7 +33,7 @@ from typing import NamedTuple
 import trio
 
 from trio_mcp.core.errors import ConnectionFailed, McpError, RemoteProtocolError, UsageError, shown
-from trio_mcp.core.http.fields import Fields
+from trio_mcp.core.http.fields import Fields, Headers
 from trio_mcp.core.http.replies import ReplyHead, ReplyReader
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.transport.dial import CONNECTING, Connect, Origin, Proxies, Proxy, dial, locate
@@ -55,6 +55,17 @@ _IDLE_IN_ALL = 64  # idle connections in all; one costs a file descriptor, and w
 _PIECE = 64 * 1024  # bytes of one write with a time limit: they fit into the buffers of most systems
 _SMALL = 4096  # bytes that every system accepts at once on a TCP connection with an empty send buffer
 _HEADS, _HEAD = 64, 2048  # encoded heads that are cached, and the bytes of the longest
+
+# These fields control the end of the request and the connection, or ask for features that this client does not have.
+_RESERVED = frozenset(
+    {
+        *("host", "content-length", "transfer-encoding", "te", "trailer", "connection", "keep-alive", "upgrade"),
+        *("expect", "accept-encoding", "proxy-authorization", "proxy-connection"),
+    }
+)
+_TOKEN = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
+_METHOD = re.compile(_TOKEN)
+_FIELD = re.compile(rf"({_TOKEN}): [\t\x20-\x7e\x80-\xff]*")
 
 
 class ReplyBroken(McpError):
@@ -89,19 +100,6 @@ class _HeadTemplate(NamedTuple):
     sized: bool  # Content-Length is sent even if the body is empty
     bodiless: bool  # the reply has no body, even if its fields announce one
 
-    def of(self, body: bytes) -> bytes:
-        if not body and not self.sized:
-            return self.before + self.after
-        return b"%bContent-Length: %d\r\n%b" % (self.before, len(body), self.after)
-
-
-class _PreparedRequest(NamedTuple):
-    name: str
-    head: bytes
-    body: bytes
-    bodiless: bool
-    replayable: bool
-
 
 class HttpPool(trio.abc.AsyncResource):
     """Connections to any number of servers.
@@ -131,7 +129,7 @@ class HttpPool(trio.abc.AsyncResource):
 
     def request(
         self, method: str, url: str, fields: Fields, body: bytes = b"", *, replayable: bool = False
-    ) -> AbstractAsyncContextManager[HttpReply]:
+    ) -> HttpReply:
         """Return a block that sends the request on entering, and gives the reply once its head has arrived.
 
         The fields of the connection (Host, Content-Length and so on) are added here.  `replayable` allows the pool to
@@ -142,8 +140,7 @@ class HttpPool(trio.abc.AsyncResource):
         if self._closed:
             raise UsageError("the pool is closed; make requests before that")
         head = self._heads.get((method, url, fields)) or self._head(method, url, fields)
-        request = _PreparedRequest(head.name, head.of(body), body, head.bodiless, replayable)
-        return _PooledRequest(self, head.route, request)
+        return HttpReply(self, head, body, replayable)
 
     def _head(self, method: str, url: str, fields: Fields) -> _HeadTemplate:
         origin, target = locate(url)
@@ -151,7 +148,23 @@ class HttpPool(trio.abc.AsyncResource):
         extra = ""
         if proxy is not None and origin.scheme == "http":
             target, extra = f"{origin}{target}", proxy.fields  # RFC 9112, 3.2.2: the absolute form
-        before, after = _written(method, target, origin.authority, fields, extra)
+        if _METHOD.fullmatch(method) is None or method == "CONNECT":
+            raise UsageError(f"{shown(method)} is not a method that can be sent")
+        lines = []
+        for name, value in fields:
+            line = f"{name}: {value}"
+            # The match must cover the whole name: a name with a colon in it would become another field.
+            if (match := _FIELD.fullmatch(line)) is None or match[1] != name:
+                raise UsageError(
+                    f"the field {shown(name)} cannot be sent: a name must be a token, a value must be Latin-1 text, "
+                    "and neither may contain line breaks or other control characters"
+                )
+            if name.lower() in _RESERVED:
+                raise UsageError(f"the field {name} belongs to the connection and cannot be set; leave it out")
+            lines.append(f"{line}\r\n")
+        # Without Accept-Encoding the server may use any coding (RFC 9110, 12.5.3).
+        first = f"{method} {target} HTTP/1.1\r\nHost: {origin.authority}\r\nAccept-Encoding: identity\r\n{extra}"
+        before, after = first.encode("latin-1"), "".join((*lines, "\r\n")).encode("latin-1")
         route, sized = _Route(origin, proxy), method in ("POST", "PUT", "PATCH")
         head = _HeadTemplate(route, f"{method} {origin}", before, after, sized, method == "HEAD")
         if len(before) + len(after) <= _HEAD:
@@ -170,15 +183,16 @@ class HttpPool(trio.abc.AsyncResource):
     async def _take_idle(self, route: _Route) -> _PooledConnection | None:
         """Take the idle connection that was used last, because it is the least likely to be closed."""
         await self._sweep()
-        while (link := self._take(route)) is not None and not link.quiet():
+        while True:
+            for index in range(len(self._idle) - 1, -1, -1):
+                if self._idle[index].route == route:
+                    break
+            else:
+                return None
+            link = self._idle.pop(index)
+            if link.quiet():
+                return link
             await link.close()  # meanwhile other tasks take and return connections
-        return link
-
-    def _take(self, route: _Route) -> _PooledConnection | None:
-        for index in range(len(self._idle) - 1, -1, -1):
-            if self._idle[index].route == route:
-                return self._idle.pop(index)
-        return None
 
     async def _keep(self, link: _PooledConnection) -> None:
         """Add a connection to the idle ones; close the oldest if there are too many."""
@@ -212,146 +226,77 @@ class HttpPool(trio.abc.AsyncResource):
         return self._ssl_context
 
 
-# The head of a request.
+class HttpReply(AbstractAsyncContextManager["HttpReply"]):
+    """One request and the server's reply to it, as a block.  One task reads the reply, inside the block."""
 
-# These fields control the end of the request and the connection, or ask for features that this client does not have.
-_RESERVED = frozenset(
-    {
-        *("host", "content-length", "transfer-encoding", "te", "trailer", "connection", "keep-alive", "upgrade"),
-        *("expect", "accept-encoding", "proxy-authorization", "proxy-connection"),
-    }
-)
-_TOKEN = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
-_METHOD = re.compile(_TOKEN)
-_FIELD = re.compile(rf"({_TOKEN}): [\t\x20-\x7e\x80-\xff]*")
+    __slots__ = ("_body", "_head", "_left", "_link", "_over", "_pool", "_replayable", "headers", "status")
 
+    status: int
+    headers: Headers
 
-def _written(method: str, target: str, authority: str, fields: Fields, extra: str) -> tuple[bytes, bytes]:
-    """Return the bytes of the head before and after the Content-Length field."""
-    if _METHOD.fullmatch(method) is None or method == "CONNECT":
-        raise UsageError(f"{shown(method)} is not a method that can be sent")
-    lines = []
-    for name, value in fields:
-        line = f"{name}: {value}"
-        # The match must cover the whole name: a name with a colon in it would become another field.
-        if (match := _FIELD.fullmatch(line)) is None or match[1] != name:
-            raise UsageError(
-                f"the field {shown(name)} cannot be sent: a name must be a token, a value must be Latin-1 text, and "
-                "neither may contain line breaks or other control characters"
-            )
-        if name.lower() in _RESERVED:
-            raise UsageError(f"the field {name} belongs to the connection and cannot be set; leave it out")
-        lines.append(line)
-    # Without Accept-Encoding the server may use any coding (RFC 9110, 12.5.3).
-    first = f"{method} {target} HTTP/1.1\r\nHost: {authority}\r\nAccept-Encoding: identity\r\n{extra}"
-    after = "".join([f"{line}\r\n" for line in lines]) + "\r\n"
-    return first.encode("latin-1"), after.encode("latin-1")
-
-
-# One request.
-
-
-class _PooledRequest(AbstractAsyncContextManager["HttpReply"]):
-    """The block of one request."""
-
-    __slots__ = ("_link", "_pool", "_reply", "_request", "_route", "_sent")
-
-    def __init__(self, pool: HttpPool, route: _Route, request: _PreparedRequest) -> None:
+    def __init__(self, pool: HttpPool, head: _HeadTemplate, body: bytes, replayable: bool) -> None:
         self._pool = pool
-        self._route = route
-        self._request = request
+        self._head = head
+        self._body = body
+        self._replayable = replayable
         self._link: _PooledConnection | None = None
-        self._reply: HttpReply | None = None
-        self._sent = False  # all of it was sent on an earlier connection
+        self._left = 0  # blocks in which the reply is still to be read
+        self._over = False
 
     async def __aenter__(self) -> HttpReply:
+        if self._left:
+            return self
         if self._link is not None:
             raise UsageError("a request can be sent only once; call request() again")
-        link = await self._pool._take_idle(self._route)
-        if link is not None and (head := await self._ask(link, again=True)) is not None:
-            return self._begin(link, head)
-        self._sent = link is not None and link.written
-        try:
-            link = await self._pool._open(self._route)
-        except ConnectionFailed as error:
-            if not self._sent:
+        pool, (route, name, before, after, sized, bodiless), body = self._pool, self._head, self._body
+        size = b"Content-Length: %d\r\n" % len(body) if body or sized else b""
+        sent = False  # all of it was sent on an earlier connection
+        link = await pool._take_idle(route)
+        while True:
+            if new := link is None:
+                try:
+                    link = await pool._open(route)
+                except ConnectionFailed as error:
+                    if not sent:
+                        raise
+                    raise ReplyBroken(f"{name}: {error}", sent=True) from error
+            try:
+                self.status, self.headers = await link.ask(before + size + after, body, bodiless=bodiless)
+            except RemoteProtocolError as error:
+                await link.close()
+                began, written = link.reader.began, link.written
+                if not new and not began and (self._replayable or not written):
+                    link, sent = None, written
+                    continue
+                raise ReplyBroken(f"{name}: {error}", sent=sent or written or began) from error.__cause__
+            except BaseException:
+                await link.close()
                 raise
-            raise ReplyBroken(f"{self._request.name}: {error}", sent=True) from error
-        head = await self._ask(link, again=False)
-        assert head is not None
-        return self._begin(link, head)
-
-    def _begin(self, link: _PooledConnection, head: ReplyHead) -> HttpReply:
-        self._link = link
-        self._reply = HttpReply(self._request.name, head, self._pool, link)
-        return self._reply
-
-    async def _ask(self, link: _PooledConnection, *, again: bool) -> ReplyHead | None:
-        """Return the head of the reply, or None if the request can be sent on another connection."""
-        request = self._request
-        try:
-            return await link.ask(request)
-        except RemoteProtocolError as error:
-            await link.close()
-            began = link.reader.began
-            if again and not began and (request.replayable or not link.written):
-                return None
-            sent = self._sent or link.written or began
-            raise ReplyBroken(f"{request.name}: {error}", sent=sent) from error.__cause__
-        except BaseException:
-            await link.close()
-            raise
+            self._link, self._left = link, 1
+            return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        assert self._reply is not None
-        if not self._reply._left:
-            await self._reply._end()
-
-
-class _RestOfReply(AbstractAsyncContextManager["HttpReply"]):
-    """The block of a reply after `leave`."""
-
-    def __init__(self, reply: HttpReply) -> None:
-        self._reply = reply
-
-    async def __aenter__(self) -> HttpReply:
-        return self._reply
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._reply._end()
-
-
-class HttpReply:
-    """The server's reply.  One task reads it, inside the block of the request."""
-
-    __slots__ = ("_left", "_link", "_name", "_over", "_pool", "headers", "status")
-
-    def __init__(self, name: str, head: ReplyHead, pool: HttpPool, link: _PooledConnection) -> None:
-        self.status, self.headers = head
-        self._name = name
-        self._pool = pool
-        self._link = link
-        self._left = False
-        self._over = False
+        link = self._link
+        assert link is not None
+        self._left -= 1
+        if not self._left:
+            self._over = True
+            if link.written and link.reader.reusable:
+                await self._pool._keep(link)
+            else:
+                await link.close()
 
     @property
     def done(self) -> bool:
         """Whether the whole reply has been read."""
-        return self._link.reader.done
+        return self._link is not None and self._link.reader.done
 
-    def leave(self) -> AbstractAsyncContextManager[HttpReply]:
+    def leave(self) -> HttpReply:
         """Return a block in which another task reads the rest.  The block of the request then leaves the reply open."""
-        self._left = True
-        return _RestOfReply(self)
-
-    async def _end(self) -> None:
-        self._over = True
-        if self._link.written and self._link.reader.reusable:
-            await self._pool._keep(self._link)
-        else:
-            await self._link.close()
+        self._left += 1
+        return self
 
     async def read(self, limit: int) -> bytes:
         """Return the whole body.  Raises the errors of `receive`, and `ReplyTooLong` as soon as the body is known to be
@@ -359,17 +304,17 @@ class HttpReply:
 
         Not a checkpoint if the body came with the head: to receive the head was one.
         """
-        reader = self._link.reader
         parts: list[bytes] = []
         size = 0
         while True:
-            if size + reader.length > limit:
+            link = self._connection()
+            if size + link.reader.length > limit:
                 raise ReplyTooLong(
-                    f"{self._name}: the reply is longer than the allowed {limit} bytes (Limits.message_bytes)"
+                    f"{self._head.name}: the reply is longer than the allowed {limit} bytes (Limits.message_bytes)"
                 )
-            parts.append(await self._receive())
+            parts.append(await self._receive(link))
             size += len(parts[-1])
-            if reader.done and size <= limit:
+            if link.reader.done and size <= limit:
                 return b"".join(parts)
 
     async def receive(self) -> bytes:
@@ -378,26 +323,26 @@ class HttpReply:
         Raises `ReplyBroken` if the connection breaks.  Can be cancelled and called again inside the block: no bytes are
         lost.
         """
-        if self._link.reader.ready:
+        link = self._connection()
+        if link.reader.ready:
             await trio.lowlevel.checkpoint()
-        return await self._receive()
+        return await self._receive(link)
 
-    async def _receive(self) -> bytes:
-        if self._over:
+    def _connection(self) -> _PooledConnection:
+        if self._over or self._link is None:
             raise UsageError("the block of this request has ended; read its reply inside the block")
-        reader = self._link.reader
-        try:
-            self._check_coding()
-            while not (data := reader.body()) and not reader.done:
-                reader.feed(await self._link.receive())
-        except RemoteProtocolError as error:
-            raise ReplyBroken(f"{self._name}: {error}", sent=True) from error.__cause__
-        return data
+        return self._link
 
-    def _check_coding(self) -> None:
-        coding = self.headers.get("Content-Encoding", "identity")
-        if coding.lower() not in ("identity", "") and not self._link.reader.done:
-            raise RemoteProtocolError(f"the reply has the coding {shown(coding)}; only identity was requested")
+    async def _receive(self, link: _PooledConnection) -> bytes:
+        reader, coding = link.reader, self.headers.get("Content-Encoding", "identity")
+        try:
+            if coding.lower() not in ("identity", "") and not reader.done:
+                raise RemoteProtocolError(f"the reply has the coding {shown(coding)}; only identity was requested")
+            while not (data := reader.body()) and not reader.done:
+                reader.feed(await link.receive())
+        except RemoteProtocolError as error:
+            raise ReplyBroken(f"{self._head.name}: {error}", sent=True) from error.__cause__
+        return data
 
 
 class _PooledConnection:
@@ -425,29 +370,32 @@ class _PooledConnection:
             stream = stream.transport_stream
         return not (isinstance(stream, trio.SocketStream) and stream.socket.is_readable())
 
-    async def ask(self, request: _PreparedRequest) -> ReplyHead:
-        """Send the request and return the head of its reply.  Raises `RemoteProtocolError` if there is no reply."""
-        self.reader = ReplyReader(self._limits, bodiless=request.bodiless)
+    async def ask(self, head: bytes, body: bytes, *, bodiless: bool) -> ReplyHead:
+        """Send a request and return the head of its reply.  Raises `RemoteProtocolError` if there is no reply."""
+        self.reader = ReplyReader(self._limits, bodiless=bodiless)
         self.written = False
-        if len(request.body) <= _PIECE:
-            await self._write(request.head + request.body)
+        if len(body) <= _PIECE:
+            await self._write(head + body)
             if self.written:
-                return await self._head()
+                return await self._receive_head()
             with trio.move_on_after(CLOSING):
-                return await self._head()
-            raise RemoteProtocolError(_NOT_TAKEN)
-        # A server may refuse a long request before it has read all of it, and then stop reading.
-        async with open_nursery() as nursery:
-            with trio.CancelScope() as scope:
-                nursery.start_soon(self._write_long, request, scope)
-                return await self._head()
-        raise RemoteProtocolError(_NOT_TAKEN)
+                return await self._receive_head()
+        else:
+            # A server may refuse a long request before it has read all of it, and then stop reading.
+            async with open_nursery() as nursery:
+                with trio.CancelScope() as reading:
 
-    async def _write_long(self, request: _PreparedRequest, reading: trio.CancelScope) -> None:
-        body = memoryview(request.body)
-        await self._write(request.head, *(body[start : start + _PIECE] for start in range(0, len(body), _PIECE)))
-        if not self.written:
-            reading.deadline = trio.current_time() + CLOSING
+                    async def write() -> None:
+                        view = memoryview(body)
+                        await self._write(
+                            head, *(view[start : start + _PIECE] for start in range(0, len(body), _PIECE))
+                        )
+                        if not self.written:
+                            reading.deadline = trio.current_time() + CLOSING
+
+                    nursery.start_soon(write)
+                    return await self._receive_head()
+        raise RemoteProtocolError("the server did not read the whole request, and sent no reply")
 
     async def _write(self, *parts: bytes | memoryview) -> None:
         """Send the parts; stop if the server does not accept them.  It may have sent a reply all the same, such as 413,
@@ -467,7 +415,7 @@ class _PooledConnection:
                 return
         self.written = True
 
-    async def _head(self) -> ReplyHead:
+    async def _receive_head(self) -> ReplyHead:
         while (head := self.reader.head()) is None:
             self.reader.feed(await self.receive())
         return head
@@ -485,6 +433,3 @@ class _PooledConnection:
         """Close the connection at once, even if cancelled: a task that closes several must reach the last."""
         with trio.CancelScope(shield=True, deadline=-math.inf):
             await self._stream.aclose()
-
-
-_NOT_TAKEN = "the server did not read the whole request, and sent no reply"

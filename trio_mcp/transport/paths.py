@@ -1,8 +1,8 @@
 """Checks of paths that a client names: `file:` URIs, paths below a directory, and the roots that a client exposes.
 
 A path from a client may come from an attacker.  It is checked in two steps: the text (absolute, `..`, and text that
-becomes one of these when decoded), and then the file system, which follows symbolic links to the real path.  The result
-is resolved: open the returned path, not the requested one.
+becomes one of these when decoded once), and then the file system, which follows symbolic links to the real path.  The
+result is resolved: open the returned path, not the requested one.
 
 A refused path raises `PathRefused`, which a handler need not catch: the client gets -32602, and the message repeats
 neither the requested path nor the server's directories.
@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, overload
 from urllib.parse import unquote, unquote_to_bytes
@@ -30,10 +31,9 @@ __all__ = ["PathRefused", "Roots", "below", "file_path"]
 
 # Systems do not open longer paths (PATH_MAX of Linux), and resolving takes time by the length times the components.
 _BYTES = 4096
-# How often later programs might decode a path again: a proxy, a template, a careless file server.
-_DECODINGS = 4
 # Only this host; no query or fragment, which files do not have; no control characters.
 _FILE_URI = re.compile(r"file:(?://(?:localhost)?)?(/(?!/)[^?#\x00-\x1f\x7f]*)", re.IGNORECASE)
+_NO_PATH = "Not a path: it is too long, or contains characters that no file name can have"
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
@@ -58,18 +58,18 @@ def file_path(uri: str) -> Path:
     try:
         path = os.fsdecode(unquote_to_bytes(found[1]))
     except UnicodeEncodeError:
-        raise _no_path() from None
-    _readings(path)
+        raise PathRefused(_NO_PATH) from None
+    _check_text(path)
     return Path(path)
 
 
 def below(base: Path, relative: str) -> Path:
     """Return the resolved path of `relative` below the directory `base`.  It need not exist; an empty one is `base`.
 
-    Raises `PathRefused` if the path is absolute, contains `..` (also percent-encoded, even repeatedly), or
-    leads out of `base` through a symbolic link.
+    Raises `PathRefused` if the path is absolute, contains `..` (also percent-encoded), or leads out of `base` through a
+    symbolic link.
     """
-    for reading in _readings(relative):  # res-18
+    for reading in _check_text(relative):  # res-18
         if PurePath(reading).anchor or reading.startswith("\\"):
             raise PathRefused("The path is absolute; it must be relative")
     top = _resolved(base)
@@ -106,50 +106,33 @@ class Roots(Sequence["Root"]):
         Raises `PathRefused` for any other path.  A root that no longer exists allows no path and is not an error.
         """
         text = os.fspath(place)  # root-08, root-09
-        path = file_path(text) if text[:5].lower() == "file:" else _absolute(text)
-        target = _resolved(path)
-        if not any(target.is_relative_to(top) for top in self._tops()):
-            raise PathRefused("The path is outside of the roots that the client exposes, or its root is gone")
-        return target
-
-    def _tops(self) -> Iterator[Path]:
+        if text[:5].lower() == "file:":
+            target = _resolved(file_path(text))
+        else:
+            _check_text(text)
+            if not os.path.isabs(text):
+                raise PathRefused("The path must be absolute, or a file: URI")
+            target = _resolved(Path(text))
         for root in self._roots:
-            try:
+            with suppress(PathRefused):  # a root that is not a file URI has no paths below it
                 top = _resolved(file_path(root.uri))
-            except PathRefused:
-                continue  # a root that is not a file URI has no paths below it
-            if os.path.exists(top):  # false, without an error, if we may not access it
-                yield top
+                if target.is_relative_to(top) and os.path.exists(top):  # false, without an error, without access
+                    return target
+        raise PathRefused("The path is outside of the roots that the client exposes, or its root is gone")
 
 
-def _absolute(text: str) -> Path:
-    _readings(text)
-    if not os.path.isabs(text):
-        raise PathRefused("The path must be absolute, or a file: URI")
-    return Path(text)
-
-
-def _readings(text: str) -> list[str]:
-    """Return `text`, and `text` decoded once, twice and so on.  Raises if one of these is not a path, or has `..`."""
+def _check_text(text: str) -> tuple[str, str]:
+    """Return `text`, and `text` percent-decoded.  Raises if one of these is not a path, or has `..`."""
+    readings = text, unquote(text)
     try:
         fits = len(os.fsencode(text)) <= _BYTES
     except UnicodeEncodeError:  # half a surrogate pair
         fits = False
-    if not fits:
-        raise _no_path()
-    readings = [text]
-    while len(readings) < _DECODINGS and (plain := unquote(readings[-1])) != readings[-1]:
-        readings.append(plain)
-    for reading in readings:
-        if "\0" in reading:
-            raise _no_path()
-        if ".." in re.split(r"[/\\]", reading):
-            raise PathRefused("The path must not contain '..'")
+    if not fits or "\0" in readings[1]:
+        raise PathRefused(_NO_PATH)
+    if any(".." in re.split(r"[/\\]", each) for each in readings):
+        raise PathRefused("The path must not contain '..'")
     return readings
-
-
-def _no_path() -> PathRefused:
-    return PathRefused("Not a path: it is too long, or contains characters that no file name can have")
 
 
 def _resolved(path: Path) -> Path:
