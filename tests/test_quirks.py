@@ -20,7 +20,7 @@ ROWS = [
 
 
 @cache
-def tests_in(file: str) -> set[str]:
+def names_in(file: str) -> set[str]:
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
     return {each.name for each in tree.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
 
@@ -37,4 +37,4 @@ def test_a_row_is_whole_and_names_tests_that_exist(row: list[str]) -> None:
     named = [each.split("::") for each in re.findall(r"`(tests/[^`]+)`", row[-1])]
     assert named
     for file, name in named:
-        assert name in tests_in(file), f"{file} has no test {name}"
+        assert name in names_in(file), f"{file} has no test {name}"
