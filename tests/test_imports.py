@@ -273,3 +273,34 @@ def test_the_demo_uses_public_names_only(module: str) -> None:
 
 def test_the_command_line_loads_a_command_when_it_is_asked_for() -> None:
     assert loaded_by("import trio_mcp.__main__") == loaded_by("import trio_mcp") | {"trio_mcp.__main__"}
+
+
+def _inner_imports(path: Path) -> list[int]:
+    """The lines in which a test imports a module inside of a room."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            modules = [node.module or ""]
+        elif isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        else:
+            continue
+        if any(module.startswith("trio_mcp.") and module not in DOORS and not _is_room(module) for module in modules):
+            found.append(node.lineno)
+    return found
+
+
+def _is_room(module: str) -> bool:
+    path = ROOT.joinpath(*module.split("."))
+    return path.is_dir() or module.split(".")[1:] == ["testing"]
+
+
+def test_a_test_says_why_it_imports_an_inner_part() -> None:
+    """Tests import public names or names of a room, so that modules inside of a room can move."""
+    without = []
+    for path in (ROOT / "tests").rglob("*.py"):
+        lines = path.read_text().splitlines()
+        for number in _inner_imports(path):
+            if "#" not in lines[number - 1] and not lines[number - 2].lstrip().startswith("#"):
+                without.append(f"{path.relative_to(ROOT)}:{number}")
+    assert without == []

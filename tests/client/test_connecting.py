@@ -21,6 +21,8 @@ from tests.client.http_script import URL, Asked, Out, legacy, script
 from tests.http.stage import A, D, E
 from tests.requirements import req
 from trio_mcp.client import ClientOptions, HandshakeError, NoResponse, SessionLost, connector_for, open_client
+
+# The timeouts of the opening are not public.
 from trio_mcp.client.connecting import EVENT_STREAM_WAIT, OPENING, PROBE
 from trio_mcp.core import SessionClosed, UsageError
 from trio_mcp.transport import ServerExited

@@ -15,6 +15,8 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.requirements import req
 from trio_mcp.core import UsageError
+
+# The receiver is private: programs pass `visit`, or none.
 from trio_mcp.oauth.browser import RedirectReceiver, open_in_browser, receive_returns
 
 

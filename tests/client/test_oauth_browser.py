@@ -18,6 +18,8 @@ from trio_mcp import OAuth
 from trio_mcp.core.oauth import SendRequest, read_record
 from trio_mcp.errors import AuthorizationFailed
 from trio_mcp.oauth import Blame
+
+# The receiver returns it to the OAuth client only.
 from trio_mcp.oauth.browser import BrowserReturn
 
 

@@ -9,6 +9,8 @@ import attrs
 import pytest
 
 from trio_mcp.core import Request, Response, mutable_twin
+
+# Programs use `attrs.frozen`; this decorator is for the messages of the core.
 from trio_mcp.core.records import record
 
 

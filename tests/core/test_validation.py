@@ -23,6 +23,8 @@ from trio_mcp.core.schema import (
     check_input_schema,
     compile_schema,
 )
+
+# The number of states decides about a refusal, and is not shown.
 from trio_mcp.core.schema.validation import _states
 
 D4, D6, D7, D2019, D2020 = DIALECTS
@@ -133,6 +135,7 @@ def test_the_parts_of_a_schema_have_the_dialect_of_the_whole() -> None:
 
 @req("schema-03")
 def test_the_module_says_which_dialects_it_knows() -> None:
+    # Its docstring names the dialects.
     import trio_mcp.core.schema.validation as module
 
     assert "draft 4, 6, 7, 2019-09 and 2020-12" in " ".join(str(module.__doc__).split())

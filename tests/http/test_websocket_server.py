@@ -36,6 +36,8 @@ from trio_mcp.core import Role
 from trio_mcp.core.http import HttpRequest, WebSocketFrames
 from trio_mcp.server import Run, converse
 from trio_mcp.server.http import Endpoint, serve_upgrade
+
+# Its errors at the end of a connection reach no client.
 from trio_mcp.server.http.websocket import _WebSocketStream
 from trio_mcp.transport import CLOSING
 

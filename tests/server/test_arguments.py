@@ -16,6 +16,8 @@ from tests.requirements import req
 from trio_mcp.core import Json, UsageError
 from trio_mcp.core.schema import Field, compile_schema, parameters_schema, schema_of
 from trio_mcp.server import Arguments, BadArguments, arguments_of, text_arguments, typed
+
+# Calls show the result of the check, and not whether the quick way was taken.
 from trio_mcp.server.arguments import _quick_check
 
 

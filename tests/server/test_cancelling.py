@@ -18,6 +18,8 @@ from trio_mcp import Context, Limits, Server, serve_stream
 from trio_mcp.core import ConnectionLost
 from trio_mcp.errors import SessionClosed
 from trio_mcp.server import ClientGone
+
+# A question without an outcome ends only under a shield, which no server can bring about.
 from trio_mcp.server.conversation import _PendingQuestion
 
 Body = Callable[[Context], Awaitable[Any]]

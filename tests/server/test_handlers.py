@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import pytest
 
+# Hints name the class by its module, as programs may.
 import trio_mcp.server.context
 from trio_mcp.core import UsageError, name_of
 from trio_mcp.server import Context, RunMode, handlers, raw, typed

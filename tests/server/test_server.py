@@ -292,6 +292,7 @@ async def forever() -> None:
 
 
 def test_run_serves_standard_input_and_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    # `Server.run` imports it on first use, so the function is replaced in its module.
     import trio_mcp.server.stdio
 
     ran: list[tuple[Server, float, Any]] = []

@@ -759,6 +759,7 @@ async def connected(
     and to leave no task behind but handlers that wait for a retry in a run of the server that goes on.
     """
     if serve is None:
+        # The contract suite replaces this name in `trio_mcp`.
         from trio_mcp.server.driver import serve_stream
 
         serve = serve_stream
