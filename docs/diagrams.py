@@ -12,7 +12,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from trio_mcp.core.oauth.flow import FLOW
 from trio_mcp.core.opening import OPENING
 from trio_mcp.core.state import CALLING, SERVING, LinkKind
 
@@ -23,7 +22,6 @@ TABLES: Mapping[str, Cells] = {
     **{f"calling {kind.name}": CALLING[kind] for kind in LinkKind},
     **{f"serving {kind.name}": SERVING[kind] for kind in LinkKind},
     "opening": OPENING,
-    "oauth": FLOW,
 }
 
 

@@ -44,7 +44,6 @@ from trio_mcp.core.oauth import (
     dpop_proof,
     form,
     issuer_fault,
-    legacy_metadata_url,
     network_at,
     new_authorization,
     read_auth_challenge,
@@ -246,7 +245,7 @@ def test_where_the_document_of_a_resource_is(url: str, named: str | None, places
     assert [each.replace("oauth-protected-resource", "x") for each in found] == places
 
 
-@req("auth-67", "auth-68", "auth-14")
+@req("auth-67", "auth-68")
 def test_where_the_document_of_an_issuer_is() -> None:
     assert server_metadata_urls("https://h/t/1/") == (
         "https://h/.well-known/oauth-authorization-server/t/1",
@@ -257,7 +256,6 @@ def test_where_the_document_of_an_issuer_is() -> None:
         "https://h/.well-known/oauth-authorization-server",
         "https://h/.well-known/openid-configuration",
     )
-    assert legacy_metadata_url("https://h:1/v1/mcp") == "https://h:1/.well-known/oauth-authorization-server"
 
 
 @pytest.mark.parametrize(

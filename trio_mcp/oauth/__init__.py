@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 from trio_mcp._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from trio_mcp.core.oauth.clients import Application as Application
-    from trio_mcp.core.oauth.clients import AuthorizationCode as AuthorizationCode
-    from trio_mcp.core.oauth.clients import ClientCredentials as ClientCredentials
-    from trio_mcp.core.oauth.clients import IdentityAssertion as IdentityAssertion
-    from trio_mcp.core.oauth.clients import OAuthClient as OAuthClient
-    from trio_mcp.core.oauth.clients import WorkloadIdentity as WorkloadIdentity
-    from trio_mcp.core.oauth.clients import client_document as client_document
     from trio_mcp.core.oauth.errors import AuthorizationFailed as AuthorizationFailed
     from trio_mcp.core.oauth.errors import Blame as Blame
+    from trio_mcp.core.oauth.messages import Application as Application
+    from trio_mcp.core.oauth.messages import AuthorizationCode as AuthorizationCode
+    from trio_mcp.core.oauth.messages import ClientCredentials as ClientCredentials
+    from trio_mcp.core.oauth.messages import IdentityAssertion as IdentityAssertion
+    from trio_mcp.core.oauth.messages import Key as Key
+    from trio_mcp.core.oauth.messages import WorkloadIdentity as WorkloadIdentity
+    from trio_mcp.core.oauth.messages import client_document as client_document
     from trio_mcp.core.oauth.principals import Principal as Principal
-    from trio_mcp.core.oauth.proofs import Key as Key
+    from trio_mcp.core.oauth.records import OAuthClient as OAuthClient
     from trio_mcp.core.oauth.resource import CannotVerify as CannotVerify
     from trio_mcp.oauth.client import OAuth as OAuth
     from trio_mcp.oauth.client import OnAssertion as OnAssertion
@@ -35,13 +35,12 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "core.oauth.clients": (
-                "Application AuthorizationCode ClientCredentials IdentityAssertion OAuthClient WorkloadIdentity "
-                "client_document"
-            ),
             "core.oauth.errors": "AuthorizationFailed Blame",
+            "core.oauth.messages": (
+                "Application AuthorizationCode ClientCredentials IdentityAssertion Key WorkloadIdentity client_document"
+            ),
             "core.oauth.principals": "Principal",
-            "core.oauth.proofs": "Key",
+            "core.oauth.records": "OAuthClient",
             "core.oauth.resource": "CannotVerify",
             "oauth.client": "OAuth OnAssertion OnVisit",
             "oauth.jwks": "JwksVerifier",

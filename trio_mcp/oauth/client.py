@@ -33,21 +33,19 @@ import trio
 
 from trio_mcp.core.errors import McpError, UsageError, check_seconds, repeated, shown
 from trio_mcp.core.http.fields import Fields, RawFields
-from trio_mcp.core.oauth.clients import (
+from trio_mcp.core.oauth.discovery import UrlRules, is_loopback, redirect_fault, url_fault
+from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame
+from trio_mcp.core.oauth.flow import Flow, FlowFailed
+from trio_mcp.core.oauth.messages import (
     Application,
     AuthorizationCode,
     ClientCredentials,
     IdentityAssertion,
-    OAuthClient,
+    Key,
     WorkloadIdentity,
     client_document,
 )
-from trio_mcp.core.oauth.deeds import FlowFailed
-from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame
-from trio_mcp.core.oauth.flow import Flow
-from trio_mcp.core.oauth.places import UrlRules, is_loopback, redirect_fault, url_fault
-from trio_mcp.core.oauth.proofs import Key
-from trio_mcp.core.oauth.records import ServerRecord, as_json, read_record
+from trio_mcp.core.oauth.records import OAuthClient, ServerRecord, as_json, read_record
 from trio_mcp.core.oauth.tokens import Authorized, AuthorizedRequest, Authorizer, StartFlow, Verdict
 from trio_mcp.oauth.browser import OnBrowser, open_in_browser
 from trio_mcp.oauth.run import FlowRun

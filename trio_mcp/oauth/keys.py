@@ -1,6 +1,6 @@
 """Keys that sign client assertions (private_key_jwt) and DPoP proofs, with PyJWT from the extra `oauth`.
 
-`core.oauth.proofs` builds the claims; this module makes the function that signs them from a PEM.
+`core.oauth.messages` builds the claims; this module makes the function that signs them from a PEM.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trio_mcp.core.errors import UsageError
 from trio_mcp.core.jsonrpc import Json
-from trio_mcp.core.oauth.proofs import Key
+from trio_mcp.core.oauth.messages import Key
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes

@@ -20,10 +20,12 @@ import trio
 
 from trio_mcp.core.errors import McpError
 from trio_mcp.core.jsonrpc import Limits
-from trio_mcp.core.oauth.deeds import (
+from trio_mcp.core.oauth.discovery import network_at
+from trio_mcp.core.oauth.flow import (
     AskAssertion,
     Asserted,
     BrowserReturned,
+    Flow,
     FlowAbandoned,
     FlowAction,
     FlowEvent,
@@ -38,8 +40,6 @@ from trio_mcp.core.oauth.deeds import (
     ReturnIgnored,
     SendRequest,
 )
-from trio_mcp.core.oauth.flow import Flow, FlowStep
-from trio_mcp.core.oauth.places import network_at
 from trio_mcp.oauth.browser import BrowserReturn, RedirectReceiver, receive_returns
 from trio_mcp.transport.dial import locate
 from trio_mcp.transport.http_pool import HttpPool, HttpReply
@@ -83,6 +83,7 @@ class FlowRun:
         self._visit: BrowserReturn | None = None  # the browser's last request, which waits for its page
         self._deadline = math.inf  # for the user
         self._error: BaseException | None = None  # of the last action
+        self._action: FlowAction | None = None  # the action that the flow waits for
         self._request: SendRequest | None = None  # the request being sent
         self._addresses: dict[tuple[str, int], str] = {}  # the addresses of the connections, by host and port
 
@@ -95,7 +96,8 @@ class FlowRun:
     @property
     def _delicate(self) -> bool:
         """Whether a code or a refresh token may be in use, a token is being stored, or the outcome is being shown."""
-        return self._storing or self.flow.step in (FlowStep.TOKEN, FlowStep.REFRESH, FlowStep.OVER)
+        action = self._action
+        return self._storing or self.flow.over or (isinstance(action, SendRequest) and action.uses_up)
 
     async def drive(self) -> None:
         with self._scope:
@@ -109,6 +111,7 @@ class FlowRun:
                 event: FlowEvent | None = None
                 while True:
                     actions = self._feed(event)
+                    self._action = actions[-1]
                     for action in actions:
                         await self._persist(action)
                     if self.flow.over:

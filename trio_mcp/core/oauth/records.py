@@ -7,22 +7,51 @@ also full of secrets: a store must hide it from other users of the machine (auth
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NoReturn
+import enum
+import functools
+import re
+from typing import TYPE_CHECKING, Any, get_args
 
 import attrs
 
 from trio_mcp.core.errors import UsageError, shown
 from trio_mcp.core.jsonrpc import Json, JsonObject
-from trio_mcp.core.oauth.challenge import scopes_of
-from trio_mcp.core.oauth.clients import ClientAuthMethod, OAuthClient
-from trio_mcp.core.oauth.places import Network
+from trio_mcp.core.oauth.discovery import Network
 from trio_mcp.core.records import record
 
-__all__ = ["ServerRecord", "TokenGrant", "Tokens", "as_json", "read_record"]
+if TYPE_CHECKING:
+    from cattrs import Converter
+
+__all__ = ["ClientAuthMethod", "OAuthClient", "ServerRecord", "TokenGrant", "Tokens", "as_json", "read_record"]
 
 _FORM = 1  # of the object; another version of this module may write another number
 _REGISTERED = 8  # issuers of one MCP server that are remembered; usually there is one
+
+
+class ClientAuthMethod(enum.Enum):
+    """The ways in which a client authenticates at the token endpoint."""
+
+    NONE = "none"
+    BASIC = "client_secret_basic"
+    POST = "client_secret_post"
+    KEY = "private_key_jwt"
+
+
+@record
+class OAuthClient:
+    """A client id at one issuer, with its credentials.
+
+    `issuer` may be None for a client that the application brings.  It then belongs to the first issuer where it is
+    used.  The record of that MCP server stores the issuer; for all other MCP servers it is known until the process
+    ends.  If `method` is None, the metadata of the server decides.
+    """
+
+    client_id: str
+    issuer: str | None = None
+    secret: str | None = attrs.field(default=None, repr=False)
+    method: ClientAuthMethod | None = None
+    redirect_uris: tuple[str, ...] = ()  # those of our own registration request
+    secret_expires_at: float | None = None
 
 
 @record
@@ -94,123 +123,48 @@ class ServerRecord:
 
 def as_json(record: ServerRecord) -> JsonObject:
     """Return the record as a JSON object, with its secrets in plain text."""
-    held = record.authorization
-    return {
-        "form": _FORM,
-        "server_url": record.server_url,
-        "network": None if record.network is None else record.network.name,
-        "registered": [_client_as_json(each) for each in record.registered],
-        "authorization": None
-        if held is None
-        else {
-            **_plain(held, "issuer", "token_endpoint", "resource"),
-            "client": _client_as_json(held.client),
-            "asked": list(held.asked),
-            "tokens": {
-                **_plain(held.tokens, "access", "kind", "refresh", "expires_at"),
-                "scopes": list(held.tokens.scopes),
-            },
-        },
-    }
-
-
-def _client_as_json(client: OAuthClient) -> JsonObject:
-    return {
-        **_plain(client, "client_id", "issuer", "secret", "secret_expires_at"),
-        "method": None if client.method is None else client.method.value,
-        "redirect_uris": list(client.redirect_uris),
-    }
-
-
-def _plain(one: object, *names: str) -> JsonObject:
-    return {name: getattr(one, name) for name in names}
+    return {"form": _FORM, **_converter().unstructure(record)}
 
 
 def read_record(data: Json) -> ServerRecord:
     """Read a record that `as_json` wrote.  Raises `UsageError` for other values, which the message does not repeat."""
-    if not isinstance(data, dict) or data.get("form") != _FORM:
-        _damaged("form")
-    held = data.get("authorization")
-    registered = data.get("registered")
-    if not isinstance(registered, list):
-        _damaged("registered")
-    return ServerRecord(
-        _text(data, "server_url"),
-        None if held is None else _authorization(held),
-        tuple(_client(each) for each in registered),
-        None if data.get("network") is None else _network(data),
-    )
+    from cattrs import BaseValidationError, transform_error
+
+    place = "form"
+    if isinstance(data, dict) and data.get("form") == _FORM:
+        try:
+            return _converter().structure(data, ServerRecord)
+        except BaseValidationError as error:
+            first = transform_error(error, format_exception=lambda error, kind: "")[0]
+            place = re.findall(r"\w+", first)[-1]  # the path ends with the member that is wrong
+    raise UsageError(f"the stored authorization cannot be read: {shown(place)} is missing or wrong")
 
 
-def _authorization(data: Json) -> TokenGrant:
-    if not isinstance(data, dict):
-        _damaged("authorization")
-    tokens = data.get("tokens")
-    if not isinstance(tokens, dict):
-        _damaged("tokens")
-    return TokenGrant(
-        _text(data, "issuer"),
-        _text(data, "token_endpoint"),
-        _client(data.get("client")),
-        _text(data, "resource"),
-        scopes_of(data.get("asked")),
-        Tokens(
-            _text(tokens, "access"),
-            _text(tokens, "kind"),
-            _optional(tokens, "refresh"),
-            _time(tokens, "expires_at"),
-            scopes_of(tokens.get("scopes")),
-        ),
-    )
+@functools.cache
+def _converter() -> Converter:
+    """A converter that takes each value exactly: by itself, cattrs would accept each value as a string."""
+    from cattrs import Converter
+    from cattrs.gen import make_dict_structure_fn
 
+    converter = Converter(unstruct_collection_overrides={tuple: list})
 
-def _client(data: Json) -> OAuthClient:
-    if not isinstance(data, dict):
-        _damaged("client")
-    uris = data.get("redirect_uris")
-    if not isinstance(uris, list):
-        _damaged("redirect_uris")
-    return OAuthClient(
-        _text(data, "client_id"),
-        _optional(data, "issuer"),
-        _optional(data, "secret"),
-        None if data.get("method") is None else _method(data),
-        tuple(each for each in uris if isinstance(each, str)),
-        _time(data, "secret_expires_at"),
-    )
+    def exact(value: Any, kind: type) -> Any:
+        if type(value) not in ((int, float) if kind is float else (kind,)):
+            raise TypeError
+        return kind(value)
 
+    def from_object(cls: type[attrs.AttrsInstance]) -> Any:
+        read = make_dict_structure_fn(cls, converter)
+        return lambda value, _: read(exact(value, dict), cls)
 
-def _method(data: Mapping[str, Json]) -> ClientAuthMethod:
-    try:
-        return ClientAuthMethod(data.get("method"))
-    except ValueError:
-        _damaged("method")
+    def from_array(cls: Any) -> Any:
+        (kind, _) = get_args(cls)
+        return lambda value, _: tuple([converter.structure(each, kind) for each in exact(value, list)])
 
-
-def _text(data: Mapping[str, Json], name: str) -> str:
-    value = data.get(name)
-    if not isinstance(value, str):
-        _damaged(name)
-    return value
-
-
-def _optional(data: Mapping[str, Json], name: str) -> str | None:
-    return None if data.get(name) is None else _text(data, name)
-
-
-def _time(data: Mapping[str, Json], name: str) -> float | None:
-    value = data.get(name)
-    if value is not None and type(value) not in (int, float):
-        _damaged(name)
-    return value if value is None else float(value)
-
-
-def _network(data: Mapping[str, Json]) -> Network:
-    try:
-        return Network[_text(data, "network")]
-    except KeyError:
-        _damaged("network")
-
-
-def _damaged(name: str) -> NoReturn:
-    raise UsageError(f"the stored authorization cannot be read: {shown(name)} is missing or wrong")
+    converter.register_structure_hook(str, exact)
+    converter.register_structure_hook(float, exact)
+    converter.register_structure_hook(Network, lambda name, _: Network[name])
+    converter.register_unstructure_hook(Network, lambda network: network.name)
+    converter.register_structure_hook_factory(attrs.has, from_object)
+    converter.register_structure_hook_factory(lambda kind: getattr(kind, "__origin__", None) is tuple, from_array)
+    return converter

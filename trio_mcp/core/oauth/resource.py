@@ -34,8 +34,7 @@ from trio_mcp.core.errors import INVALID_REQUEST, McpError, UsageError
 from trio_mcp.core.http.fields import JSON, Fields
 from trio_mcp.core.http.verdicts import HttpRequest, Reply, refusal
 from trio_mcp.core.jsonrpc import Error, Id
-from trio_mcp.core.oauth.challenge import scopes_of
-from trio_mcp.core.oauth.places import is_loopback
+from trio_mcp.core.oauth.discovery import is_loopback, scopes_of
 from trio_mcp.core.oauth.principals import Principal, declared_scopes
 from trio_mcp.core.records import record
 

@@ -29,13 +29,18 @@ import attrs
 
 from trio_mcp.core.errors import UsageError, shown
 from trio_mcp.core.http.fields import Fields, Headers, RawFields
-from trio_mcp.core.oauth.challenge import DPOP, AuthChallenge, read_auth_challenge
-from trio_mcp.core.oauth.clients import Application, IdentityAssertion
-from trio_mcp.core.oauth.deeds import FlowAction, FlowDone, FlowEvent, FlowFailed, Persist
+from trio_mcp.core.oauth.discovery import (
+    DPOP,
+    AuthChallenge,
+    UrlRules,
+    origin_of,
+    read_auth_challenge,
+    same_origin,
+    url_fault,
+)
 from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame
-from trio_mcp.core.oauth.flow import Flow, FlowSettings
-from trio_mcp.core.oauth.places import UrlRules, origin_of, same_origin, url_fault
-from trio_mcp.core.oauth.proofs import Entropy, Nonces, dpop_proof
+from trio_mcp.core.oauth.flow import Flow, FlowAction, FlowDone, FlowEvent, FlowFailed, FlowSettings, Persist
+from trio_mcp.core.oauth.messages import Application, Entropy, IdentityAssertion, Nonces, dpop_proof
 from trio_mcp.core.oauth.records import ServerRecord, Tokens
 from trio_mcp.core.records import record
 
