@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trio_mcp.core.opening import OPENING
-from trio_mcp.core.state import CALLING, SERVING, LinkKind
+from trio_mcp.core.requests import CALLING, SERVING, LinkKind
 
 PAGE = Path(__file__).with_name("architecture.md")
 

@@ -18,9 +18,9 @@ from trio_mcp.core.http import verdicts
 from trio_mcp.core.http.fields import Fields
 from trio_mcp.core.http.response import ResponseEncoder
 from trio_mcp.core.http.server_rules import judge
-from trio_mcp.core.jsonrpc import Message
+from trio_mcp.core.messages import Message
+from trio_mcp.core.requests import LinkKind
 from trio_mcp.core.session import ServerProtocol, SessionAgreed
-from trio_mcp.core.state import LinkKind
 
 POLICY = verdicts.HttpPolicy(resumable=False)  # and allowed_hosts=["mcp.example.com"] for other machines
 SESSIONS: dict[str, "Session"] = {}

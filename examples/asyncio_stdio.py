@@ -15,8 +15,8 @@ from asyncio_tools import OFFER, result_of
 
 from trio_mcp.core.connection import Connection
 from trio_mcp.core.errors import INTERNAL_ERROR, RequestError
-from trio_mcp.core.jsonrpc import Event, Id, JsonObject
-from trio_mcp.core.outcomes import RequestCancelled
+from trio_mcp.core.messages import Event, Id, JsonObject
+from trio_mcp.core.requests import RequestCancelled
 from trio_mcp.core.session import Call, ServerProtocol
 
 

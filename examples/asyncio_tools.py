@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from trio_mcp.core.errors import INVALID_PARAMS, METHOD_NOT_FOUND, RequestError
-from trio_mcp.core.jsonrpc import Id, JsonObject, Request
+from trio_mcp.core.messages import Id, JsonObject, Request
 from trio_mcp.core.session import Offer
 
 OFFER = Offer({"name": "asyncio-example", "version": "1.0"}, {"tools": {}}, instructions="Echo texts, count slowly.")

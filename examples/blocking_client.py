@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 
 from trio_mcp.core.connection import Connection
 from trio_mcp.core.errors import METHOD_NOT_FOUND, RemoteProtocolError, RequestError, SessionClosed
-from trio_mcp.core.jsonrpc import ABSENT, Event
+from trio_mcp.core.messages import ABSENT, Event
 from trio_mcp.core.opening import ClientProtocol, OpeningFailed
-from trio_mcp.core.outcomes import Answered, InvalidAnswer, Outcome, ProgressReported, Refused, TimedOut
+from trio_mcp.core.requests import Answered, InvalidAnswer, Outcome, ProgressReported, Refused, TimedOut
 from trio_mcp.core.session import Call, Offer, Opened
 
 OFFER = Offer({"name": "blocking-client", "version": "1.0"})  # declares nothing, so it is asked nothing

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from trio_mcp.core.connection import Connection
-from trio_mcp.core.jsonrpc import Event
+from trio_mcp.core.messages import Event
 from trio_mcp.core.opening import ClientProtocol
-from trio_mcp.core.outcomes import Answered
+from trio_mcp.core.requests import Answered
 from trio_mcp.core.revisions import LATEST, LATEST_LEGACY, Revision
 from trio_mcp.core.session import Call, Offer, ServerProtocol
 

@@ -26,7 +26,7 @@ from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST
 from trio_mcp.core.http.response import ResponseEncoder
 from trio_mcp.core.http.server_rules import judge, screen
 from trio_mcp.core.http.verdicts import Deliver, HttpPolicy, HttpRequest, Reply, Serve, refusal
-from trio_mcp.core.jsonrpc import Error
+from trio_mcp.core.messages import Error
 from trio_mcp.core.session import Call, Offer
 
 if TYPE_CHECKING:

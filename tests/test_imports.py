@@ -29,7 +29,7 @@ DOORS = {"trio_mcp", "trio_mcp.__main__", "trio_mcp.asgi", "trio_mcp.types", "tr
 LOADER = "trio_mcp._lazy"
 
 # Imports inside functions: the target, and the reason why it waits for its first use.
-MODELS = {f"trio_mcp.core.{name}" for name in ("cache", "codec", "content", "forms", "models", "sampling")}
+MODELS = {f"trio_mcp.core.{name}" for name in ("caching", "codec", "content", "forms", "models", "sampling")}
 SCHEMAS = {f"trio_mcp.core.schema.{name}" for name in ("schema", "templates", "validation", "values", "writing")}
 TRANSPORTS = {
     *(f"trio_mcp.client.{name}" for name in ("http_link", "starting", "websocket")),
@@ -38,7 +38,7 @@ TRANSPORTS = {
     "trio_mcp.core.http.websocket",
 }
 SELDOM = {
-    *(f"trio_mcp.core.{name}" for name in ("http.fields", "meta", "migration", "oauth.resource", "pages", "revisions")),
+    *(f"trio_mcp.core.{name}" for name in ("http.fields", "migration", "oauth.resource", "revisions")),
     *(f"trio_mcp.server.{name}" for name in ("context", "questions", "results")),
     "trio_mcp.oauth.client",
     "trio_mcp.transport.paths",

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from trio_mcp.client.client import connect_client as connect_client
     from trio_mcp.client.client import open_client as open_client
     from trio_mcp.client.tools import ToolFailed as ToolFailed
-    from trio_mcp.core.cache import CacheHints as CacheHints
+    from trio_mcp.core.caching import CacheHints as CacheHints
     from trio_mcp.core.content import TextContent as TextContent
     from trio_mcp.core.elicitation import Accepted as Accepted
     from trio_mcp.core.elicitation import Declined as Declined
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.errors import RequestError as RequestError
     from trio_mcp.core.errors import ResourceNotFound as ResourceNotFound
     from trio_mcp.core.errors import UsageError as UsageError
-    from trio_mcp.core.jsonrpc import Limits as Limits
+    from trio_mcp.core.messages import Limits as Limits
     from trio_mcp.core.oauth.principals import Principal as Principal
     from trio_mcp.core.schema.schema import Field as Field
     from trio_mcp.oauth.client import OAuth as OAuth
@@ -70,11 +70,11 @@ else:
         {
             "client.client": "Client connect_client open_client",
             "client.tools": "ToolFailed",
-            "core.cache": "CacheHints",
+            "core.caching": "CacheHints",
             "core.content": "TextContent",
             "core.elicitation": "Accepted Declined Dismissed",
             "core.errors": "McpError RequestError ResourceNotFound UsageError",
-            "core.jsonrpc": "Limits",
+            "core.messages": "Limits",
             "core.oauth.principals": "Principal",
             "core.schema.schema": "Field",
             "oauth.client": "OAuth",

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from trio_mcp.core.content import UnknownContent as UnknownContent
     from trio_mcp.core.http.event_log import EventLog as EventLog
     from trio_mcp.core.http.verdicts import HttpRequest as HttpRequest
-    from trio_mcp.core.json_text import Json as Json
-    from trio_mcp.core.jsonrpc import JsonObject as JsonObject
-    from trio_mcp.core.jsonrpc import Request as Request
+    from trio_mcp.core.messages import Json as Json
+    from trio_mcp.core.messages import JsonObject as JsonObject
+    from trio_mcp.core.messages import Request as Request
     from trio_mcp.core.models import CallToolResult as CallToolResult
     from trio_mcp.core.models import Completion as Completion
     from trio_mcp.core.models import CreateMessageResult as CreateMessageResult
@@ -96,8 +96,7 @@ else:
             ),
             "core.http.event_log": "EventLog",
             "core.http.verdicts": "HttpRequest",
-            "core.json_text": "Json",
-            "core.jsonrpc": "JsonObject Request",
+            "core.messages": "Json JsonObject Request",
             "core.models": (
                 "CallToolResult Completion CreateMessageResult GetPromptResult ListPromptsResult "
                 "ListResourceTemplatesResult ListResourcesResult ListToolsResult LogLevel LoggingMessageParams "

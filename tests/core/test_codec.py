@@ -41,7 +41,7 @@ from trio_mcp.core import (
     content,
     forms,
     from_json,
-    jsonrpc,
+    messages,
     models,
     to_json,
 )
@@ -73,7 +73,7 @@ def test_what_one_side_writes_the_other_reads_as_the_same(revision: Revision) ->
     @given(instances(revision))
     def check(value: Model) -> None:
         written = to_json(value, revision)
-        assert jsonrpc.decode(jsonrpc.encode(jsonrpc.Response(1, written)), jsonrpc.Limits()) == jsonrpc.Response(
+        assert messages.decode(messages.encode(messages.Response(1, written)), messages.Limits()) == messages.Response(
             1, written
         )
         for strict in (False, True):

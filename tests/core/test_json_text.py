@@ -18,18 +18,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_mcp.core import json_text, parse, to_readable, to_text, writable
+from trio_mcp.core import messages, parse, to_readable, to_text, writable
 
 orjson: Any = pytest.importorskip("orjson")
 
 
 @contextmanager
 def without_orjson() -> Iterator[None]:
-    there, json_text._orjson = json_text._orjson, None
+    there, messages._orjson = messages._orjson, None
     try:
         yield
     finally:
-        json_text._orjson = there
+        messages._orjson = there
 
 
 def outcome(do: Callable[[Any], object], given: object) -> tuple[str, str]:
@@ -169,7 +169,7 @@ def test_any_value_is_written_and_read_alike(value: object) -> None:
         assert repr(parse(to_text(value))[0]) == repr(value)
 
 
-LONG = json_text._LONG
+LONG = messages._LONG
 LONG_TEXTS = [
     "x" * (LONG + 1), "\n" * 2 * LONG, "\U0001f600é\x00" * LONG, "x" * (LONG - 1) + "\U0001f600" * 2,
     "x" * (LONG - 1) + "\ud83d\ude00", "x" * LONG + "\udc00",
@@ -207,8 +207,8 @@ def test_without_the_encoder_in_c_the_slow_one_writes_the_same(monkeypatch: pyte
     value = {"a": [1.5, "é", None]}
     with without_orjson():
         expected = to_text(value)
-        monkeypatch.setattr(json_text, "_in_c", None)
-        monkeypatch.setattr(json_text, "_pieces", json_text._encoder(",", ":"))
+        monkeypatch.setattr(messages, "_in_c", None)
+        monkeypatch.setattr(messages, "_pieces", messages._encoder(",", ":"))
         assert to_text(value) == expected
 
 
@@ -224,4 +224,4 @@ def test_what_is_to_be_read_is_json(value: object) -> None:
 
 
 def test_it_is_used_where_it_is_installed() -> None:
-    assert json_text._orjson is sys.modules["orjson"]
+    assert messages._orjson is sys.modules["orjson"]

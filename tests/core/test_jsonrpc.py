@@ -40,13 +40,13 @@ from trio_mcp.core import (
     encode,
     holds_more_values,
     is_prepared,
-    json_text,
     outside_strings,
     prepare,
     prepared_progress,
     prepared_request,
     prepared_result,
 )
+from trio_mcp.core import messages as core_messages
 
 LIMITS = Limits()
 
@@ -54,13 +54,13 @@ LIMITS = Limits()
 @pytest.fixture(scope="module", params=["json", "orjson"], autouse=True)
 def codec(request: pytest.FixtureRequest) -> Iterator[None]:
     """All of this holds whichever reads and writes."""
-    there = json_text._orjson
+    there = core_messages._orjson
     if request.param == "json":
-        json_text._orjson = None
+        core_messages._orjson = None
     elif there is None:
         pytest.skip("orjson is not installed")
     yield
-    json_text._orjson = there
+    core_messages._orjson = there
 
 
 @pytest.mark.parametrize("value", [-1, "1 MB", None, True, float("nan")])
@@ -603,10 +603,12 @@ LONG = "1." + "7" * 98 + "e-300"
 
 @pytest.mark.parametrize("number", ["9" * 4000, LONG, "-0." + "1" * 3998])
 def test_long_numbers_are_read_up_to_a_limit_of_all_together(number: str) -> None:
-    few = structured("[" + ",".join([number] * (json_text.LONG_NUMBERS // len(number))) + ',"' + "x" * 70_000 + '"]')
+    few = structured(
+        "[" + ",".join([number] * (core_messages.LONG_NUMBERS // len(number))) + ',"' + "x" * 70_000 + '"]'
+    )
     assert isinstance(read(few), Request)
     # Here orjson reads doubles, which it does in no time.
-    if json_text._orjson is None or number.isdecimal():
+    if core_messages._orjson is None or number.isdecimal():
         message = refused(structured("[" + ",".join([number] * (70_000 // len(number))) + "]"))
         assert "65536 characters" in message.why
         assert message.reply is not None

@@ -11,7 +11,7 @@ import pytest
 from trio_mcp.core import Request, Response, mutable_twin
 
 # Programs use `attrs.frozen`; this decorator is for the messages of the core.
-from trio_mcp.core.records import record
+from trio_mcp.core.messages import record
 
 
 @record

@@ -897,7 +897,7 @@ assert catalog.tool("add").prepare(None, {"a": 1, "names": ["x"]})() == "sum"
 assert catalog.prompt("p").prepare(None, {"code": "x"})() == "x"
 dear = ["cattrs", "jsonschema_rs", "trio_mcp.core.models", "trio_mcp.core.content", "trio_mcp.core.codec",
         "trio_mcp.core.schema.validation", "trio_mcp.core.schema.templates", "trio_mcp.core.http.fields",
-        "trio_mcp.core.pages"]
+        "trio_mcp.core.caching"]
 print([name for name in dear if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -333,7 +333,7 @@ from trio_mcp import CacheHints, Context, Field, RequestError, Server, ToolError
 from trio_mcp import image, serve_stdio, serve_stream
 from trio_mcp.types import Prompt, Resource, ResourceTemplate, Tool, ToolAnnotations
 from trio_mcp.core.content import Described
-from trio_mcp.core.jsonrpc import JsonObject, Request
+from trio_mcp.core.messages import JsonObject, Request
 from trio_mcp.server.dispatch import CallNext
 
 

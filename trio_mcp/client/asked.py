@@ -21,7 +21,7 @@ import attrs
 from trio_mcp.core import forms, models
 from trio_mcp.core.content import MalformedContent, well_formed
 from trio_mcp.core.errors import RemoteProtocolError, UsageError, shown
-from trio_mcp.core.jsonrpc import Json, JsonObject
+from trio_mcp.core.messages import Json, JsonObject
 from trio_mcp.core.schema.validation import CompiledSchema, compile_schema
 
 __all__ = ["AnswerForm", "FormElicitationRequest", "SamplingRequest", "UrlElicitationRequest", "host_of"]

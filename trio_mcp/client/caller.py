@@ -43,11 +43,12 @@ from trio_mcp.core.errors import (
     SessionClosed,
 )
 from trio_mcp.core.http.fields import Fields
-from trio_mcp.core.jsonrpc import ABSENT, Batch, Error, Event, Id, JsonObject, Limits, Message, Response
+from trio_mcp.core.messages import ABSENT, Batch, Error, Event, Id, JsonObject, Limits, Message, Response
 from trio_mcp.core.opening import ClientProtocol, Negotiation, OpeningFailed
-from trio_mcp.core.outcomes import (
+from trio_mcp.core.requests import (
     Answered,
     InvalidAnswer,
+    LinkKind,
     Outcome,
     PeerComplaint,
     PeerMistake,
@@ -58,7 +59,6 @@ from trio_mcp.core.outcomes import (
 )
 from trio_mcp.core.revisions import Role
 from trio_mcp.core.session import Call, Notice, Opened
-from trio_mcp.core.state import LinkKind
 
 __all__ = [
     "Caller",

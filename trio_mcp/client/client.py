@@ -46,6 +46,7 @@ from trio_mcp.client.options import (
 )
 from trio_mcp.client.subscriptions import Subscription
 from trio_mcp.client.tools import KnownTools, ReturnType
+from trio_mcp.core.caching import Pager
 from trio_mcp.core.codec import from_json, to_json
 from trio_mcp.core.content import MalformedContent, Model, Resource
 from trio_mcp.core.errors import (
@@ -57,8 +58,7 @@ from trio_mcp.core.errors import (
     UsageError,
 )
 from trio_mcp.core.http.fields import Fields, Mirror
-from trio_mcp.core.jsonrpc import ABSENT, Json, JsonObject, Limits
-from trio_mcp.core.meta import check_meta
+from trio_mcp.core.messages import ABSENT, Json, JsonObject, Limits
 from trio_mcp.core.migration import WithOtherNames
 from trio_mcp.core.models import (
     CallToolResult,
@@ -80,13 +80,11 @@ from trio_mcp.core.models import (
     Tool,
 )
 from trio_mcp.core.opening import Negotiation
-from trio_mcp.core.pages import Pager
-from trio_mcp.core.revisions import Role
+from trio_mcp.core.requests import LinkKind
+from trio_mcp.core.revisions import Role, Terms, check_meta
 from trio_mcp.core.rounds import Ask, Rounds, is_complete
 from trio_mcp.core.signatures import show_options
-from trio_mcp.core.state import LinkKind
 from trio_mcp.core.subscriptions import ChangeEvent
-from trio_mcp.core.terms import Terms
 from trio_mcp.transport.nursery import Block, check_trio, open_nursery
 
 if TYPE_CHECKING:

@@ -40,11 +40,11 @@ from trio_mcp.client.stream_link import StreamLink
 from trio_mcp.core.errors import McpError, RemoteProtocolError, SessionClosed, UsageError, shown
 from trio_mcp.core.http.client_rules import url_without_secrets
 from trio_mcp.core.http.fields import Fields, Mirror
-from trio_mcp.core.jsonrpc import Limits
+from trio_mcp.core.messages import Limits
 from trio_mcp.core.oauth.errors import AuthorizationFailed
 from trio_mcp.core.opening import Attempt, ClientProtocol, Negotiation
+from trio_mcp.core.requests import LinkKind
 from trio_mcp.core.session import Offer
-from trio_mcp.core.state import LinkKind
 from trio_mcp.transport.duplex import Framing, Lines, Tap, keep_alive
 from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.transport.outbox import CLOSING

@@ -19,7 +19,7 @@ import trio
 
 from trio_mcp.client.caller import OnProgress, Reports
 from trio_mcp.core.errors import SessionClosed
-from trio_mcp.core.jsonrpc import ABSENT, Absent
+from trio_mcp.core.messages import ABSENT, Absent
 from trio_mcp.transport.nursery import open_nursery
 
 __all__ = ["Progress", "ToolCall", "_ToolCallBlock"]

@@ -57,9 +57,9 @@ from trio_mcp.core.http.client_rules import (
 )
 from trio_mcp.core.http.fields import Fields
 from trio_mcp.core.http.sse import EventReader, Oversized, SseEvent
-from trio_mcp.core.jsonrpc import PROGRESS, Error, Id, Message, Notification, Request, decode
+from trio_mcp.core.messages import PROGRESS, Error, Id, Message, Notification, Request, decode
 from trio_mcp.core.oauth.errors import AuthorizationFailed
-from trio_mcp.core.outcomes import PeerMistake
+from trio_mcp.core.requests import PeerMistake
 from trio_mcp.core.revisions import LEGACY
 from trio_mcp.core.shares import weight
 from trio_mcp.transport.http_pool import HttpPool, HttpReply, ReplyBroken

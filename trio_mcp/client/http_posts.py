@@ -84,7 +84,7 @@ from trio_mcp.core.http.fields import (
     Mirror,
     without_credentials,
 )
-from trio_mcp.core.jsonrpc import (
+from trio_mcp.core.messages import (
     ABSENT,
     Batch,
     Error,
@@ -97,7 +97,7 @@ from trio_mcp.core.jsonrpc import (
     encode,
 )
 from trio_mcp.core.opening import Phase
-from trio_mcp.core.outcomes import PeerMistake
+from trio_mcp.core.requests import PeerMistake
 from trio_mcp.core.revisions import META_VERSION, REVISIONS, Revision
 from trio_mcp.transport.http_pool import HttpPool, HttpReply, ReplyBroken
 

@@ -30,7 +30,7 @@ from trio_mcp.client.caller import Caller, Failure, OnProgress, SessionLost, Tim
 from trio_mcp.client.connecting import Connector, OpenSession, SessionOptions
 from trio_mcp.client.options import note_missing_options
 from trio_mcp.client.subscriptions import SubscriptionManager
-from trio_mcp.core.cache import ResponseCache
+from trio_mcp.core.caching import ResponseCache
 from trio_mcp.core.codec import from_json
 from trio_mcp.core.errors import (
     McpError,
@@ -42,13 +42,13 @@ from trio_mcp.core.errors import (
     repeated,
 )
 from trio_mcp.core.http.fields import Fields, Mirror
-from trio_mcp.core.jsonrpc import JsonObject, Limits, Notification
+from trio_mcp.core.messages import JsonObject, Limits, Notification
 from trio_mcp.core.models import LoggingMessageParams
 from trio_mcp.core.oauth.errors import AuthorizationFailed
-from trio_mcp.core.outcomes import Answered, Outcome
+from trio_mcp.core.requests import Answered, Outcome
+from trio_mcp.core.revisions import Terms
 from trio_mcp.core.session import Call, Notice, Offer
 from trio_mcp.core.subscriptions import ChangeKind, change_of
-from trio_mcp.core.terms import Terms
 from trio_mcp.transport.duplex import Tap
 from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.transport.workers import called

@@ -10,11 +10,10 @@ from trio_mcp.client.answering import GivenRoots, OnElicitation, OnElicitationUr
 from trio_mcp.client.asked import UrlElicitationRequest
 from trio_mcp.core.errors import MISSING_CLIENT_CAPABILITY, RequestError, UsageError
 from trio_mcp.core.http.fields import Fields
-from trio_mcp.core.jsonrpc import Json, JsonObject, Limits
+from trio_mcp.core.messages import Json, JsonObject, Limits
 from trio_mcp.core.models import LoggingMessageParams
-from trio_mcp.core.revisions import REVISIONS
+from trio_mcp.core.revisions import LOG_LEVELS, REVISIONS
 from trio_mcp.core.session import Offer
-from trio_mcp.core.terms import LOG_LEVELS
 
 if TYPE_CHECKING:
     import os

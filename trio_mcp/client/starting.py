@@ -26,7 +26,7 @@ import attrs
 import trio
 
 from trio_mcp.core.errors import McpError, SessionClosed, check_seconds, printable
-from trio_mcp.core.jsonrpc import Batch, InvalidMessage, Message, Request
+from trio_mcp.core.messages import Batch, InvalidMessage, Message, Request
 
 if TYPE_CHECKING:
     from trio_mcp.client.caller import Caller

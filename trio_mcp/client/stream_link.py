@@ -12,7 +12,7 @@ import trio
 
 from trio_mcp.client.caller import Caller
 from trio_mcp.core.errors import McpError, SessionClosed
-from trio_mcp.core.jsonrpc import Id
+from trio_mcp.core.messages import Id
 from trio_mcp.core.session import SessionProtocol
 from trio_mcp.transport.duplex import Duplex, Framing, Tap
 

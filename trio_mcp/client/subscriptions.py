@@ -40,9 +40,9 @@ import trio
 
 from trio_mcp.client.caller import Caller, Failure, Unauthorized, failure_of, retries_exhausted
 from trio_mcp.core.errors import METHOD_NOT_FOUND, McpError, SessionClosed, UsageError, repeated, shown
-from trio_mcp.core.jsonrpc import Id, Limits
+from trio_mcp.core.messages import Id, Limits
 from trio_mcp.core.oauth.errors import AuthorizationFailed
-from trio_mcp.core.outcomes import Answered, Outcome, Refused
+from trio_mcp.core.requests import Answered, Outcome, Refused
 from trio_mcp.core.revisions import Role
 from trio_mcp.core.session import Notice
 from trio_mcp.core.subscriptions import (

@@ -30,10 +30,8 @@ from trio_mcp.core.content import (
     TextContent,
 )
 from trio_mcp.core.errors import McpError, RemoteProtocolError, RequestError, SessionClosed
-from trio_mcp.core.glimpse import holds_more_values
 from trio_mcp.core.http.fields import Mirror, find_mirrors
-from trio_mcp.core.json_text import UnreadableNumber, parse
-from trio_mcp.core.jsonrpc import ABSENT, Absent, Json, JsonObject, Limits
+from trio_mcp.core.messages import ABSENT, Absent, Json, JsonObject, Limits, UnreadableNumber, holds_more_values, parse
 from trio_mcp.core.models import CallToolResult, Tool
 from trio_mcp.core.schema.schema import schema_of
 from trio_mcp.core.schema.validation import CompiledSchema, InvalidSchema, Problem, compile_schema

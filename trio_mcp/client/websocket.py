@@ -22,7 +22,7 @@ from wsproto.utilities import generate_accept_token
 from trio_mcp.core.errors import ConnectionFailed, McpError, RemoteProtocolError, SessionClosed, UsageError, shown
 from trio_mcp.core.http.fields import Fields, Headers, without_credentials
 from trio_mcp.core.http.websocket import SUBPROTOCOL
-from trio_mcp.core.jsonrpc import Limits
+from trio_mcp.core.messages import Limits
 from trio_mcp.transport.dial import CONNECTING, Origin, Proxies, dial, locate
 from trio_mcp.transport.outbox import CLOSING, GONE
 

@@ -1,6 +1,6 @@
 """The protocol without I/O: no clock, no tasks, no randomness, no logging, no event loop.
 
-Bytes come in by `jsonrpc`, messages go through a `session`, and what happened comes back as events.  Nothing is
+Bytes come in by `messages`, messages go through a `session`, and what happened comes back as events.  Nothing is
 imported here, so that a program pays only for the parts it names.
 
 An id in a comment, such as core-32, is a row of tests/requirements.tsv: the sentence of the specification obeyed there.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from trio_mcp._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from trio_mcp.core.cache import *
+    from trio_mcp.core.caching import *
     from trio_mcp.core.codec import *
     from trio_mcp.core.connection import *
     from trio_mcp.core.content import *
@@ -21,113 +21,96 @@ if TYPE_CHECKING:
     from trio_mcp.core.errors import *
     from trio_mcp.core.forms import *
     from trio_mcp.core.framing import *
-    from trio_mcp.core.glimpse import *
     from trio_mcp.core.icons import *
-    from trio_mcp.core.json_text import *
-    from trio_mcp.core.jsonrpc import *
-    from trio_mcp.core.meta import *
+    from trio_mcp.core.messages import *
     from trio_mcp.core.migration import *
     from trio_mcp.core.models import *
     from trio_mcp.core.opening import *
-    from trio_mcp.core.outcomes import *
     from trio_mcp.core.pace import *
-    from trio_mcp.core.pages import *
-    from trio_mcp.core.peer import *
-    from trio_mcp.core.records import *
+    from trio_mcp.core.requests import *
     from trio_mcp.core.revisions import *
     from trio_mcp.core.rounds import *
     from trio_mcp.core.sampling import *
     from trio_mcp.core.session import *
     from trio_mcp.core.shares import *
     from trio_mcp.core.signatures import *
-    from trio_mcp.core.state import *
     from trio_mcp.core.subscriptions import *
-    from trio_mcp.core.terms import *
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "cache": "COMPLETION_SECONDS CacheHints MAX_BYTES MAX_ENTRIES MAX_TTL_MS ResponseCache",
+            "caching": "COMPLETION_SECONDS CacheHints MAX_BYTES MAX_ENTRIES MAX_TTL_MS Pager ResponseCache paginate",
             "codec": "MAX_MALFORMED NOTIFICATIONS REQUESTS Shape Shapes from_json to_json",
             "connection": "Connection",
             "content": (
                 "Annotations AudioContent BlobResourceContents ContentBlock Described EmbeddedResource Icon "
-                "ImageContent MalformedContent Meta Model Named Resource ResourceContents ResourceLink "
-                "SamplingContent Speaker TextContent TextResourceContents ToolOutcome ToolResultContent "
-                "ToolUseContent UnknownContent V2024_11 V2025_03 V2025_06 V2025_11 V2026_07 VITAL checked fraction "
-                "since until well_formed"
+                "ImageContent MalformedContent Meta Model Named Resource ResourceContents ResourceLink SamplingContent "
+                "Speaker TextContent TextResourceContents ToolOutcome ToolResultContent ToolUseContent UnknownContent "
+                "V2024_11 V2025_03 V2025_06 V2025_11 V2026_07 VITAL checked fraction since until well_formed"
             ),
             "elicitation": "Accepted Declined Dismissed ElicitationOutcome",
             "errors": (
                 "CannotServe ConnectionFailed HEADER_MISMATCH INTERNAL_ERROR INVALID_PARAMS INVALID_REQUEST "
                 "InputUnavailable METHOD_NOT_FOUND MISSING_CLIENT_CAPABILITY MODERN_ERRORS McpError NotDeclared "
                 "NotInThisRevision PARSE_ERROR RESOURCE_NOT_FOUND RemoteProtocolError RequestError ResourceNotFound "
-                "SessionClosed UNSUPPORTED_VERSION URL_ELICITATION_REQUIRED UsageError check_seconds name_of "
-                "printable redacted repeated shown"
+                "SessionClosed UNSUPPORTED_VERSION URL_ELICITATION_REQUIRED UsageError check_seconds name_of printable "
+                "redacted repeated shown"
             ),
             "forms": (
                 "BooleanSchema ElicitFormParams ElicitParams ElicitResult ElicitUrlParams ElicitValue "
-                "ElicitationCompleteParams EnumItems EnumOption EnumSchema FieldSchema IntegerSchema "
-                "MultiSelectSchema NumberSchema RequestedSchema StringSchema TitledEnumItems TitledEnumSchema"
+                "ElicitationCompleteParams EnumItems EnumOption EnumSchema FieldSchema IntegerSchema MultiSelectSchema "
+                "NumberSchema RequestedSchema StringSchema TitledEnumItems TitledEnumSchema"
             ),
             "framing": "LineFramer",
-            "glimpse": "EDGE MessageKind beginning ending estimated_values holds_more_values outside_strings",
             "icons": (
                 "ICON_BYTES IMAGE_TYPES REQUEST_HEADERS SVG address_fault embedded image_fault redirect_fault suits"
             ),
-            "json_text": "Json LONG_NUMBERS UnreadableNumber parse plain_text quoted to_readable to_text writable",
-            "jsonrpc": (
-                "ABSENT Absent Batch CachedResult Error Event Id InvalidMessage JsonObject KINDS Limits Message "
-                "Notification PROGRESS Request Response bare decode encode is_prepared prepare prepared_progress "
-                "prepared_request prepared_result too_long"
+            "messages": (
+                "ABSENT Absent Batch CachedResult EDGE Error Event Id InvalidMessage Json JsonObject KINDS "
+                "LONG_NUMBERS Limits Message MessageKind Notification PROGRESS Request Response UnreadableNumber bare "
+                "beginning decode encode ending estimated_values holds_more_values is_prepared mutable_twin "
+                "outside_strings parse plain_text prepare prepared_progress prepared_request prepared_result quoted "
+                "to_readable to_text too_long writable"
             ),
-            "meta": "check_extension check_key check_meta meta_of",
             "migration": "OPTIONS WithOtherNames option_error",
             "models": (
-                "AcknowledgedParams CacheableResult CallToolParams CallToolResult CancelledParams "
-                "ClientCapabilities CompleteParams CompleteResult Completion CompletionArgument CompletionContext "
-                "CreateMessageParams CreateMessageRequest CreateMessageResult DiscoverResult ElicitRequest "
-                "ElicitationCapability GetPromptParams GetPromptResult Implementation InitializeParams "
-                "InitializeResult InputRequest InputRequiredResult InputResponse ListPromptsResult "
-                "ListResourceTemplatesResult ListResourcesResult ListRootsRequest ListRootsResult ListToolsResult "
-                "ListenParams ListingCapability LogLevel LoggingMessageParams ModelHint ModelPreferences "
-                "PaginatedParams Params ProgressParams Prompt PromptArgument PromptMessage PromptReference "
-                "ReadResourceParams ReadResourceResult ResourceReference ResourceTemplate ResourceUpdatedParams "
-                "ResourcesCapability Result RetryParams Root RootsCapability SamplingCapability SamplingMessage "
-                "ServerCapabilities SetLevelParams SubscribeParams SubscriptionFilter Tool ToolAnnotations "
-                "ToolChoice ToolExecution"
+                "AcknowledgedParams CacheableResult CallToolParams CallToolResult CancelledParams ClientCapabilities "
+                "CompleteParams CompleteResult Completion CompletionArgument CompletionContext CreateMessageParams "
+                "CreateMessageRequest CreateMessageResult DiscoverResult ElicitRequest ElicitationCapability "
+                "GetPromptParams GetPromptResult Implementation InitializeParams InitializeResult InputRequest "
+                "InputRequiredResult InputResponse ListPromptsResult ListResourceTemplatesResult ListResourcesResult "
+                "ListRootsRequest ListRootsResult ListToolsResult ListenParams ListingCapability LogLevel "
+                "LoggingMessageParams ModelHint ModelPreferences PaginatedParams Params ProgressParams Prompt "
+                "PromptArgument PromptMessage PromptReference ReadResourceParams ReadResourceResult ResourceReference "
+                "ResourceTemplate ResourceUpdatedParams ResourcesCapability Result RetryParams Root RootsCapability "
+                "SamplingCapability SamplingMessage ServerCapabilities SetLevelParams SubscribeParams "
+                "SubscriptionFilter Tool ToolAnnotations ToolChoice ToolExecution"
             ),
             "opening": "Attempt ClientProtocol Negotiation OPENING OpeningAction OpeningEvent OpeningFailed Phase",
-            "outcomes": (
-                "Answered ConnectionLost InvalidAnswer Outcome PeerComplaint PeerMistake ProgressReported Refused "
-                "RequestCancelled SubscriptionEnded TimedOut answered"
-            ),
             "pace": "Pace",
-            "pages": "Pager paginate",
-            "peer": "Outgoing Peer charged",
-            "records": "mutable_twin",
+            "requests": (
+                "ANSWER Action Answered CALLING CANCELLED ConnectionLost GONE InvalidAnswer LinkKind NOTE Outcome "
+                "Outgoing Peer PeerComplaint PeerMistake ProgressReported Refused RequestCancelled RequestEvent "
+                "SERVING State SubscriptionEnded Table TimedOut answered charged first_state step"
+            ),
             "revisions": (
-                "Capability CapabilityRule ConditionalNeed HttpRules INSTEAD LATEST LATEST_LEGACY LEGACY "
+                "Capability CapabilityRule ConditionalNeed HttpRules INSTEAD LATEST LATEST_LEGACY LEGACY LOG_LEVELS "
                 "META_CLIENT_CAPABILITIES META_CLIENT_INFO META_LOG_LEVEL META_SERVER_INFO META_SUBSCRIPTION_ID "
-                "META_VERSION MODERN MethodRule REVISIONS Revision Role capability_object declares "
-                "missing_capabilities"
+                "META_VERSION MODERN MethodRule NOTHING REVISIONS Revision Role Terms capability_object "
+                "check_extension check_key check_meta declares meta_of missing_capabilities stable_name"
             ),
             "rounds": (
-                "Answers Ask Complete MAX_PARKED MAX_PARKED_EACH MAX_ROUNDS MAX_STATE_CHARS ParkedKeys Question "
-                "Rounds STATE_TTL SealedState StateRefusal StateSealer input_required is_complete read_answers"
+                "Answers Ask Complete MAX_PARKED MAX_PARKED_EACH MAX_ROUNDS MAX_STATE_CHARS ParkedKeys Question Rounds "
+                "STATE_TTL SealedState StateRefusal StateSealer input_required is_complete read_answers"
             ),
             "sampling": "check_sampling",
             "session": "Call Notice Offer Opened ServerProtocol SessionAgreed SessionProtocol",
             "shares": "Account ByteBudget Charge FEW FairQueue LONG Reclaimable Shares holder_of to_make_room weight",
             "signatures": "show_options",
-            "state": (
-                "ANSWER Action CALLING CANCELLED GONE LinkKind NOTE RequestEvent SERVING State Table first_state step"
-            ),
             "subscriptions": (
                 "ACKNOWLEDGED ChangeEvent ChangeKind ChangeReceived Listeners OpenSubscription PROMPTS_CHANGED "
                 "RESOURCES_CHANGED SubscriptionAcknowledged SubscriptionState Subscriptions TOOLS_CHANGED change_of "
                 "listen_params resource_updated"
             ),
-            "terms": "LOG_LEVELS Terms stable_name",
         },
     )

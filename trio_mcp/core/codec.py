@@ -1,7 +1,7 @@
 """Models to and from JSON, per revision.
 
 `from_json` reads an object from a peer, `to_json` writes an object for a peer; `REQUESTS` and `NOTIFICATIONS` say which
-classes belong to which method.  JSON here means dicts, lists and scalars; `jsonrpc` reads and writes the bytes.
+classes belong to which method.  JSON here means dicts, lists and scalars; `messages` reads and writes the bytes.
 
 Reading is the same for every revision:
 
@@ -53,8 +53,7 @@ from trio_mcp.core.content import (
     UnknownContent,
 )
 from trio_mcp.core.errors import NotInThisRevision, RemoteProtocolError, UsageError
-from trio_mcp.core.jsonrpc import ABSENT, Json, JsonObject
-from trio_mcp.core.records import mutable_twin
+from trio_mcp.core.messages import ABSENT, Json, JsonObject, mutable_twin
 from trio_mcp.core.revisions import Revision
 
 __all__ = ["MAX_MALFORMED", "NOTIFICATIONS", "REQUESTS", "Shape", "Shapes", "from_json", "to_json"]

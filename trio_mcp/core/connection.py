@@ -34,9 +34,9 @@ from typing import Generic, TypeVar
 
 from trio_mcp.core.errors import RequestError, UsageError
 from trio_mcp.core.framing import LineFramer
-from trio_mcp.core.jsonrpc import Event, Id, InvalidMessage, JsonObject, decode, encode
+from trio_mcp.core.messages import Event, Id, InvalidMessage, JsonObject, decode, encode
+from trio_mcp.core.requests import LinkKind
 from trio_mcp.core.session import SessionProtocol
-from trio_mcp.core.state import LinkKind
 
 __all__ = ["Connection"]
 

@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
 import attrs
 
 from trio_mcp.core.errors import UsageError
-from trio_mcp.core.jsonrpc import ABSENT, Absent, Json
-from trio_mcp.core.records import record
+from trio_mcp.core.messages import ABSENT, Absent, Json, record
 from trio_mcp.core.revisions import REVISIONS
 
 if TYPE_CHECKING:

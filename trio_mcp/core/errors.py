@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trio_mcp.core.jsonrpc import Error
+    from trio_mcp.core.messages import Error
 
 __all__ = [
     "HEADER_MISMATCH",

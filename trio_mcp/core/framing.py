@@ -1,13 +1,12 @@
 """Split a byte stream into lines.  Each line is one message.
 
-The framer knows only newlines and the size limit; `jsonrpc` parses the lines.  A line that exceeds the limit is not
+The framer knows only newlines and the size limit; `messages` parses the lines.  A line that exceeds the limit is not
 kept, but its id is searched for, so that the error reply can name the request.
 """
 
 from __future__ import annotations
 
-from trio_mcp.core.glimpse import EDGE, MessageKind, beginning, ending
-from trio_mcp.core.jsonrpc import InvalidMessage, too_long
+from trio_mcp.core.messages import EDGE, InvalidMessage, MessageKind, beginning, ending, too_long
 
 __all__ = ["LineFramer"]
 

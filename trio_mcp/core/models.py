@@ -44,7 +44,7 @@ from trio_mcp.core.content import (
 )
 from trio_mcp.core.errors import UsageError
 from trio_mcp.core.forms import ElicitParams, ElicitResult
-from trio_mcp.core.jsonrpc import ABSENT, Absent, Id, Json
+from trio_mcp.core.messages import ABSENT, Absent, Id, Json
 
 __all__ = [
     "AcknowledgedParams", "CacheableResult", "CallToolParams", "CallToolResult", "CancelledParams",

@@ -33,24 +33,43 @@ from trio_mcp.core.errors import (
     UsageError,
     shown,
 )
-from trio_mcp.core.jsonrpc import ABSENT, CachedResult, Error, Event, Id, JsonObject, Message, Request, Response
-from trio_mcp.core.meta import meta_of
-from trio_mcp.core.outcomes import Answered, ConnectionLost, InvalidAnswer, Outcome, PeerMistake, Refused, TimedOut
-from trio_mcp.core.peer import Peer
-from trio_mcp.core.records import record
+from trio_mcp.core.messages import (
+    ABSENT,
+    CachedResult,
+    Error,
+    Event,
+    Id,
+    JsonObject,
+    Message,
+    Request,
+    Response,
+    record,
+)
+from trio_mcp.core.requests import (
+    Answered,
+    ConnectionLost,
+    InvalidAnswer,
+    LinkKind,
+    Outcome,
+    Peer,
+    PeerMistake,
+    Refused,
+    TimedOut,
+)
 from trio_mcp.core.revisions import (
     META_CLIENT_CAPABILITIES,
     META_CLIENT_INFO,
     META_LOG_LEVEL,
     META_SERVER_INFO,
     META_VERSION,
+    NOTHING,
     REVISIONS,
     Revision,
     Role,
+    Terms,
+    meta_of,
 )
 from trio_mcp.core.session import Opened, SessionProtocol
-from trio_mcp.core.state import LinkKind
-from trio_mcp.core.terms import NOTHING, Terms
 
 __all__ = [
     "OPENING",

@@ -54,11 +54,9 @@ from trio_mcp.core.errors import (
     UsageError,
     shown,
 )
-from trio_mcp.core.jsonrpc import ABSENT, Absent, Json, JsonObject, Limits
-from trio_mcp.core.records import record
-from trio_mcp.core.revisions import Capability, Revision, capability_object, missing_capabilities
+from trio_mcp.core.messages import ABSENT, Absent, Json, JsonObject, Limits, record
+from trio_mcp.core.revisions import Capability, Revision, capability_object, missing_capabilities, stable_name
 from trio_mcp.core.shares import Shares
-from trio_mcp.core.terms import stable_name
 
 __all__ = [
     "MAX_PARKED",

@@ -22,7 +22,7 @@ import attrs
 
 from trio_mcp.core import errors
 from trio_mcp.core.errors import NotDeclared, NotInThisRevision, RequestError, SessionClosed, UsageError, shown
-from trio_mcp.core.jsonrpc import (
+from trio_mcp.core.messages import (
     CachedResult,
     Event,
     Id,
@@ -33,29 +33,31 @@ from trio_mcp.core.jsonrpc import (
     Request,
     Response,
     encode,
+    mutable_twin,
     prepared_result,
+    record,
 )
-from trio_mcp.core.meta import check_extension, meta_of
-from trio_mcp.core.outcomes import PeerMistake
-from trio_mcp.core.peer import Peer
-from trio_mcp.core.records import mutable_twin, record
+from trio_mcp.core.requests import ANSWER, CANCELLED, LinkKind, Peer, PeerMistake
 from trio_mcp.core.revisions import (
     LATEST,
+    LOG_LEVELS,
     META_CLIENT_CAPABILITIES,
     META_CLIENT_INFO,
     META_LOG_LEVEL,
     META_SERVER_INFO,
     META_SUBSCRIPTION_ID,
     META_VERSION,
+    NOTHING,
     REVISIONS,
     MethodRule,
     Revision,
     Role,
+    Terms,
+    check_extension,
     declares,
+    meta_of,
     missing_capabilities,
 )
-from trio_mcp.core.state import ANSWER, CANCELLED, LinkKind
-from trio_mcp.core.terms import LOG_LEVELS, NOTHING, Terms
 
 __all__ = ["Call", "Notice", "Offer", "Opened", "ServerProtocol", "SessionAgreed", "SessionProtocol"]
 

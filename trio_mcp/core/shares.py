@@ -23,8 +23,7 @@ from collections.abc import Hashable, Iterable
 from types import TracebackType
 from typing import Generic, Protocol, TypeVar
 
-from trio_mcp.core.glimpse import estimated_values
-from trio_mcp.core.jsonrpc import ABSENT, Json, Limits, Message, Response
+from trio_mcp.core.messages import ABSENT, Json, Limits, Message, Response, estimated_values
 
 __all__ = [
     "FEW",

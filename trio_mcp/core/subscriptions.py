@@ -30,8 +30,8 @@ from typing import Any, Generic, TypeVar
 import attrs
 
 from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_PARAMS, RequestError, UsageError, shown
-from trio_mcp.core.jsonrpc import ABSENT, Id, Json, JsonObject, Limits, Notification, Request, Response
-from trio_mcp.core.outcomes import (
+from trio_mcp.core.messages import ABSENT, Id, Json, JsonObject, Limits, Notification, Request, Response, record
+from trio_mcp.core.requests import (
     Answered,
     ConnectionLost,
     InvalidAnswer,
@@ -40,7 +40,6 @@ from trio_mcp.core.outcomes import (
     SubscriptionEnded,
     TimedOut,
 )
-from trio_mcp.core.records import record
 from trio_mcp.core.revisions import LATEST, META_SUBSCRIPTION_ID, Role, declares
 from trio_mcp.core.shares import Account, Shares
 

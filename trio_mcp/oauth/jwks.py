@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from trio_mcp.core.errors import RemoteProtocolError, UsageError, check_seconds, shown
-from trio_mcp.core.jsonrpc import Limits
+from trio_mcp.core.messages import Limits
 from trio_mcp.core.oauth.principals import Principal
 from trio_mcp.core.oauth.resource import CannotVerify, canonical, claims_fault, scopes_in
 from trio_mcp.transport.dial import is_this_machine, locate

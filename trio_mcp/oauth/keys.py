@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trio_mcp.core.errors import UsageError
-from trio_mcp.core.jsonrpc import Json
+from trio_mcp.core.messages import Json
 from trio_mcp.core.oauth.messages import Key
 
 if TYPE_CHECKING:

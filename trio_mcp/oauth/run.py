@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import trio
 
 from trio_mcp.core.errors import McpError
-from trio_mcp.core.jsonrpc import Limits
+from trio_mcp.core.messages import Limits
 from trio_mcp.core.oauth.discovery import network_at
 from trio_mcp.core.oauth.flow import (
     AskAssertion,

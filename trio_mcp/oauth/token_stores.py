@@ -26,7 +26,7 @@ from typing import Protocol, TypeVar
 import trio
 
 from trio_mcp.core.errors import UsageError
-from trio_mcp.core.jsonrpc import Json, JsonObject
+from trio_mcp.core.messages import Json, JsonObject
 
 __all__ = ["FileTokenStore", "MemoryTokenStore", "TokenStore"]
 

@@ -84,10 +84,9 @@ from trio_mcp.core.errors import (
     UsageError,
     shown,
 )
-from trio_mcp.core.jsonrpc import Json, JsonObject, Limits, Request
-from trio_mcp.core.meta import check_meta
+from trio_mcp.core.messages import Json, JsonObject, Limits, Request
 from trio_mcp.core.models import CreateMessageResult, ListToolsResult, LoggingMessageParams, Root
-from trio_mcp.core.revisions import LATEST, REVISIONS, Revision
+from trio_mcp.core.revisions import LATEST, REVISIONS, Revision, check_meta
 from trio_mcp.core.shares import Shares
 from trio_mcp.core.subscriptions import ChangeEvent, ChangeKind, resource_updated
 from trio_mcp.relay.server import ChangeFor, RelayServer, owner_of

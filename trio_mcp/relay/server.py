@@ -18,7 +18,7 @@ from trio_mcp.client.client import Client
 from trio_mcp.core.content import MalformedContent, well_formed
 from trio_mcp.core.errors import UsageError, shown
 from trio_mcp.core.http.fields import find_mirrors
-from trio_mcp.core.jsonrpc import Id, JsonObject, Limits, Notification
+from trio_mcp.core.messages import Id, JsonObject, Limits, Notification
 from trio_mcp.core.models import Tool
 from trio_mcp.core.revisions import REVISIONS, Role
 from trio_mcp.core.session import Offer

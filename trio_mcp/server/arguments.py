@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trio_mcp.core.errors import UsageError, name_of
-from trio_mcp.core.jsonrpc import ABSENT, Json, JsonObject
+from trio_mcp.core.messages import ABSENT, Json, JsonObject
 from trio_mcp.server.handlers import Handler
 
 if TYPE_CHECKING:

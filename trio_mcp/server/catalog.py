@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trio_mcp.core.errors import INVALID_PARAMS, RequestError, UsageError, shown
-from trio_mcp.core.jsonrpc import CachedResult, Json, JsonObject, Limits
+from trio_mcp.core.messages import CachedResult, Json, JsonObject, Limits
 from trio_mcp.core.subscriptions import PROMPTS_CHANGED, RESOURCES_CHANGED, TOOLS_CHANGED, ChangeEvent
 from trio_mcp.server.entries import (
     Completer,
@@ -197,7 +197,7 @@ class Catalog:
         size: int | None,
         allowed: Callable[[Any], bool] | None,
     ) -> JsonObject:
-        from trio_mcp.core.pages import paginate
+        from trio_mcp.core.caching import paginate
 
         entries = [entry for entry in tuple(self._tables[kind].values()) if allowed is None or allowed(entry)]
         items, following = paginate(entries, cursor, size, lambda entry: entry.key)

@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 import trio
 
 from trio_mcp.core.errors import RequestError, SessionClosed, UsageError, shown
-from trio_mcp.core.jsonrpc import PROGRESS, Id, Json, JsonObject, Request
+from trio_mcp.core.messages import PROGRESS, Id, Json, JsonObject, Request
 from trio_mcp.core.migration import WithOtherNames
 from trio_mcp.core.oauth.principals import Principal
-from trio_mcp.core.revisions import Role
+from trio_mcp.core.revisions import NOTHING, Role, Terms
 from trio_mcp.core.session import ServerProtocol
 from trio_mcp.core.shares import Account
-from trio_mcp.core.terms import NOTHING, Terms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

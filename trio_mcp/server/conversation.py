@@ -36,7 +36,7 @@ from trio_mcp.core.errors import (
     UsageError,
     shown,
 )
-from trio_mcp.core.jsonrpc import (
+from trio_mcp.core.messages import (
     ABSENT,
     PROGRESS,
     Error,
@@ -51,13 +51,11 @@ from trio_mcp.core.jsonrpc import (
     prepare,
     prepared_progress,
 )
-from trio_mcp.core.outcomes import Answered, ConnectionLost, InvalidAnswer, Outcome, Refused, RequestCancelled
-from trio_mcp.core.revisions import Role
+from trio_mcp.core.requests import Answered, ConnectionLost, InvalidAnswer, LinkKind, Outcome, Refused, RequestCancelled
+from trio_mcp.core.revisions import NOTHING, Role, Terms
 from trio_mcp.core.session import Call, Notice, ServerProtocol, SessionAgreed
 from trio_mcp.core.shares import LONG, Account
-from trio_mcp.core.state import LinkKind
 from trio_mcp.core.subscriptions import ChangeKind
-from trio_mcp.core.terms import NOTHING, Terms
 from trio_mcp.server.context import LOG, ClientError, ClientGone, Context
 from trio_mcp.server.parking import ParkedCall, early_answers, next_round, read_answer, write_questions
 from trio_mcp.server.publishing import ListenerKey

@@ -11,12 +11,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trio_mcp.core.errors import UsageError, shown
-from trio_mcp.core.jsonrpc import JsonObject
+from trio_mcp.core.messages import JsonObject
 from trio_mcp.core.revisions import REVISIONS, Revision
 from trio_mcp.server.catalog import LISTS
 
 if TYPE_CHECKING:
-    from trio_mcp.core.cache import CacheHints
+    from trio_mcp.core.caching import CacheHints
     from trio_mcp.core.content import Icon
 
 __all__ = [
@@ -149,7 +149,7 @@ def _check_call(option: str, hook: Any, *given: str) -> None:
 def check_cache(cache: Mapping[str, CacheHints]) -> None:
     if not cache:
         return
-    from trio_mcp.core.cache import CacheHints
+    from trio_mcp.core.caching import CacheHints
 
     for method, hints in cache.items():
         if method not in LISTS:

@@ -45,11 +45,9 @@ from trio_mcp.core.errors import (
     UsageError,
     shown,
 )
-from trio_mcp.core.json_text import parse, to_text
-from trio_mcp.core.jsonrpc import CachedResult, JsonObject, Request
+from trio_mcp.core.messages import CachedResult, JsonObject, Request, parse, to_text
 from trio_mcp.core.oauth.principals import Principal, has_scopes
-from trio_mcp.core.revisions import capability_object
-from trio_mcp.core.terms import NOTHING
+from trio_mcp.core.revisions import NOTHING, capability_object
 from trio_mcp.server.arguments import BadArguments
 from trio_mcp.server.catalog import LISTS, Catalog
 from trio_mcp.server.context import ClientError, ClientGone, Context
@@ -73,7 +71,7 @@ from trio_mcp.transport.paths import PathRefused
 from trio_mcp.transport.workers import called
 
 if TYPE_CHECKING:
-    from trio_mcp.core.cache import CacheHints
+    from trio_mcp.core.caching import CacheHints
     from trio_mcp.core.content import Described
     from trio_mcp.core.http.fields import Mirror
     from trio_mcp.core.oauth.resource import Protection

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from trio_mcp.core.errors import check_seconds
-from trio_mcp.core.jsonrpc import Message
+from trio_mcp.core.messages import Message
+from trio_mcp.core.revisions import NOTHING
 from trio_mcp.core.session import SessionProtocol
 from trio_mcp.core.shares import Account, holder_of
-from trio_mcp.core.terms import NOTHING
 from trio_mcp.server.conversation import UNFINISHED, ServerSession
 from trio_mcp.server.run import Run
 from trio_mcp.transport.duplex import Duplex, Framing, Lines, Tap, close, keep_alive

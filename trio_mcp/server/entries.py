@@ -19,12 +19,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trio_mcp.core.errors import UsageError
-from trio_mcp.core.jsonrpc import JsonObject
+from trio_mcp.core.messages import JsonObject
 from trio_mcp.server.arguments import Arguments
 from trio_mcp.server.handlers import Handler
 
 if TYPE_CHECKING:
-    from trio_mcp.core.cache import CacheHints
+    from trio_mcp.core.caching import CacheHints
     from trio_mcp.core.content import Described
     from trio_mcp.core.http.fields import Mirror
     from trio_mcp.core.models import Prompt, Tool

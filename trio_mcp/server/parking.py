@@ -33,8 +33,8 @@ from trio_mcp.core.errors import (
     RequestError,
     UsageError,
 )
-from trio_mcp.core.jsonrpc import Json, JsonObject, Limits
-from trio_mcp.core.revisions import Role, missing_capabilities
+from trio_mcp.core.messages import Json, JsonObject, Limits
+from trio_mcp.core.revisions import NOTHING, Role, missing_capabilities, stable_name
 from trio_mcp.core.rounds import (
     MAX_ROUNDS,
     ParkedKeys,
@@ -45,7 +45,6 @@ from trio_mcp.core.rounds import (
     input_required,
     read_answers,
 )
-from trio_mcp.core.terms import NOTHING, stable_name
 from trio_mcp.server.context import Context, ContextLink
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 import trio
 
-from trio_mcp.core.jsonrpc import Id, Limits, Notification
+from trio_mcp.core.messages import Id, Limits, Notification
 from trio_mcp.core.subscriptions import ChangeEvent, Listeners
 
 __all__ = ["ListenerKey", "ListeningConnection", "Publisher"]

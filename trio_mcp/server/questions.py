@@ -36,9 +36,8 @@ from trio_mcp.core.errors import (
     RequestError,
     UsageError,
 )
-from trio_mcp.core.jsonrpc import Json, JsonObject
-from trio_mcp.core.revisions import LATEST, LATEST_LEGACY, Capability, Revision, Role
-from trio_mcp.core.terms import NOTHING
+from trio_mcp.core.messages import Json, JsonObject
+from trio_mcp.core.revisions import LATEST, LATEST_LEGACY, NOTHING, Capability, Revision, Role
 
 # Models, codec, schemas and the readers of values are imported when the first question needs them, so that a server
 # that only names one of these classes in an annotation starts without them.

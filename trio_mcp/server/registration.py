@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trio_mcp.core.errors import UsageError, name_of
-from trio_mcp.core.jsonrpc import JsonObject
+from trio_mcp.core.messages import JsonObject
 from trio_mcp.core.oauth.principals import declared_scopes
 from trio_mcp.core.revisions import LATEST
 from trio_mcp.server.arguments import Arguments, arguments_of, text_arguments
@@ -28,7 +28,7 @@ from trio_mcp.server.entries import Completer, PromptEntry, ResourceEntry, Templ
 from trio_mcp.server.handlers import raw, typed
 
 if TYPE_CHECKING:
-    from trio_mcp.core.cache import CacheHints
+    from trio_mcp.core.caching import CacheHints
     from trio_mcp.core.content import Annotations, Described, Icon, Meta, Resource
     from trio_mcp.core.http.fields import Mirror
     from trio_mcp.core.models import Prompt, ResourceTemplate, Tool, ToolAnnotations
@@ -404,7 +404,7 @@ def _check_details(subject: str, details: Mapping[str, Any], annotations: str = 
     if details.get("annotations") is not None:
         _check_annotations(subject, details["annotations"], annotations)
     if (meta := details.get("meta")) is not None:
-        from trio_mcp.core.meta import check_meta
+        from trio_mcp.core.revisions import check_meta
 
         if not isinstance(meta, Mapping):
             raise UsageError(f"the meta of {subject} must be a mapping, not {type(meta).__name__}")
@@ -483,7 +483,7 @@ def _name_of_entry(function: _Function, name: str | None, kind: str) -> str:
 
 def _check_cache(subject: str, cache: Any) -> None:
     if cache is not None:
-        from trio_mcp.core.cache import CacheHints
+        from trio_mcp.core.caching import CacheHints
 
         if not isinstance(cache, CacheHints):
             raise UsageError(f"the cache of {subject} must be CacheHints, not {type(cache).__name__}")

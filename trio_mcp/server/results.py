@@ -43,8 +43,7 @@ from trio_mcp.core.errors import (
     UsageError,
     shown,
 )
-from trio_mcp.core.json_text import to_readable
-from trio_mcp.core.jsonrpc import ABSENT, Json, JsonObject
+from trio_mcp.core.messages import ABSENT, Json, JsonObject, to_readable
 from trio_mcp.core.revisions import LATEST, REVISIONS, Revision
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 import trio
 
-from trio_mcp.core.jsonrpc import Limits
+from trio_mcp.core.messages import Limits
 from trio_mcp.core.rounds import StateSealer
 from trio_mcp.core.shares import ByteBudget
 from trio_mcp.server.admission import Admission

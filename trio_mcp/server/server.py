@@ -16,7 +16,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Literal, Never, TypeAlias, TypeVar, Unpack, overload
 
 from trio_mcp.core.errors import UsageError, check_seconds
-from trio_mcp.core.jsonrpc import Limits
+from trio_mcp.core.messages import Limits
 from trio_mcp.core.migration import WithOtherNames
 from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.core.rounds import StateSealer
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     import trio
 
-    from trio_mcp.core.cache import CacheHints
+    from trio_mcp.core.caching import CacheHints
     from trio_mcp.core.content import Annotations, Icon, Resource
     from trio_mcp.core.models import Prompt, ResourceTemplate, Tool, ToolAnnotations
     from trio_mcp.core.oauth.resource import Verify

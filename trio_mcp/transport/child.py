@@ -48,7 +48,7 @@ from typing import Literal, TypeAlias
 import trio
 
 from trio_mcp.core.errors import ConnectionFailed, SessionClosed, UsageError, check_seconds, printable, shown
-from trio_mcp.core.jsonrpc import ABSENT, Absent
+from trio_mcp.core.messages import ABSENT, Absent
 from trio_mcp.transport.duplex import write_now
 from trio_mcp.transport.nursery import open_nursery
 

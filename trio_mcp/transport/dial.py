@@ -29,7 +29,7 @@ import trio
 
 from trio_mcp.core.errors import ConnectionFailed, RemoteProtocolError, UsageError
 from trio_mcp.core.http.replies import ReplyReader
-from trio_mcp.core.jsonrpc import Limits
+from trio_mcp.core.messages import Limits
 from trio_mcp.transport.duplex import keep_alive
 from trio_mcp.transport.outbox import GONE
 

@@ -18,7 +18,7 @@ from typing import Protocol, TypeAlias
 import trio
 
 from trio_mcp.core.framing import LineFramer
-from trio_mcp.core.jsonrpc import InvalidMessage, Limits, Message, decode, encode
+from trio_mcp.core.messages import InvalidMessage, Limits, Message, decode, encode
 from trio_mcp.core.pace import Pace
 from trio_mcp.core.session import SessionProtocol
 from trio_mcp.core.shares import FEW, Account, Charge, weight

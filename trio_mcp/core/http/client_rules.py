@@ -44,7 +44,7 @@ from trio_mcp.core.http.fields import (
     standard_headers,
 )
 from trio_mcp.core.http.sse import EventReader, Oversized, SseEvent
-from trio_mcp.core.jsonrpc import (
+from trio_mcp.core.messages import (
     Batch,
     Error,
     Id,
@@ -56,8 +56,8 @@ from trio_mcp.core.jsonrpc import (
     Request,
     Response,
     decode,
+    record,
 )
-from trio_mcp.core.records import record
 from trio_mcp.core.revisions import META_VERSION, REVISIONS, Revision
 
 __all__ = [

@@ -26,8 +26,7 @@ from typing import Protocol, TypeAlias
 import attrs
 
 from trio_mcp.core.errors import UsageError
-from trio_mcp.core.jsonrpc import Limits
-from trio_mcp.core.records import record
+from trio_mcp.core.messages import Limits, record
 from trio_mcp.core.shares import Account
 
 __all__ = ["EventLog", "LoggedEvent", "MemoryEventLog", "NotReplayable", "Replay", "Replayed"]

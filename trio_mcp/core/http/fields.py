@@ -25,8 +25,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, overload
 import attrs
 
 from trio_mcp.core.errors import UsageError, redacted, shown
-from trio_mcp.core.jsonrpc import Json, Notification, Request
-from trio_mcp.core.records import record
+from trio_mcp.core.messages import Json, Notification, Request, record
 
 __all__ = [
     "DRAFT_HEADER_MISMATCH", "EVENT_STREAM", "JSON", "LAST_EVENT_ID", "METHOD", "NAME", "NAMED_BY", "PARAM_PREFIX",

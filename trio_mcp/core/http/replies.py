@@ -21,7 +21,7 @@ from typing import NamedTuple
 from trio_mcp.core.errors import RemoteProtocolError, shown
 from trio_mcp.core.http.chunks import ChunkError, ChunkReader, take
 from trio_mcp.core.http.fields import Headers
-from trio_mcp.core.jsonrpc import Limits
+from trio_mcp.core.messages import Limits
 
 __all__ = ["ReplyHead", "ReplyReader"]
 

@@ -75,7 +75,7 @@ from trio_mcp.core.http.verdicts import (
     refusal,
     websocket_hint,
 )
-from trio_mcp.core.jsonrpc import (
+from trio_mcp.core.messages import (
     ABSENT,
     Batch,
     Error,

@@ -5,7 +5,7 @@ stream resumable, and a "priming" event with an id and empty data gives the clie
 message.  `server_rules` and `response` decide when a stream ends, and `event_log` assigns the ids.
 
 Data is bytes in both directions.  The reader looks only at line ends and field names, all of them ASCII, and returns
-the rest unchanged.  So invalid UTF-8 gets the same answer as on every other transport: that of `jsonrpc`.  (Replacing
+the rest unchanged.  So invalid UTF-8 gets the same answer as on every other transport: that of `messages`.  (Replacing
 it, as a browser does, would silently damage a message.)
 
 An id is narrower here than in the format: its only use is the header Last-Event-ID, so it must fit into a header.
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from itertools import repeat
 
 from trio_mcp.core.errors import UsageError, shown
-from trio_mcp.core.records import record
+from trio_mcp.core.messages import record
 
 __all__ = [
     "KEEP_ALIVE", "EventReader", "Oversized", "SseEvent", "encode_event", "encode_message", "encode_messages",

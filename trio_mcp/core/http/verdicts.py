@@ -16,12 +16,10 @@ import attrs
 
 from trio_mcp.core.errors import UsageError
 from trio_mcp.core.http.fields import AllowList, Fields, Headers, RawFields, reply_headers
-from trio_mcp.core.jsonrpc import Error, Limits, Message, encode, prepare
-from trio_mcp.core.records import record
-from trio_mcp.core.revisions import REVISIONS, Revision
+from trio_mcp.core.messages import Error, Limits, Message, encode, prepare, record
+from trio_mcp.core.requests import LinkKind
+from trio_mcp.core.revisions import REVISIONS, Revision, Terms
 from trio_mcp.core.session import Offer, ServerProtocol
-from trio_mcp.core.state import LinkKind
-from trio_mcp.core.terms import Terms
 
 __all__ = [
     "LOOPBACK_HOSTS", "LOOPBACK_ORIGINS", "SESSION_PARAMETER", "Answer", "Deliver", "EndSession", "HttpPolicy",

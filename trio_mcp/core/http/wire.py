@@ -42,7 +42,7 @@ from trio_mcp.core.errors import INVALID_REQUEST, UsageError
 from trio_mcp.core.http.chunks import ChunkError, ChunkReader, take
 from trio_mcp.core.http.fields import Fields, Headers
 from trio_mcp.core.http.verdicts import Reply, refusal
-from trio_mcp.core.jsonrpc import Error, Limits
+from trio_mcp.core.messages import Error, Limits
 
 __all__ = [
     "CONTINUE",

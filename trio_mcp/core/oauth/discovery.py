@@ -46,9 +46,8 @@ from typing import NoReturn
 from urllib.parse import parse_qsl, urljoin, urlsplit
 
 from trio_mcp.core.errors import shown
-from trio_mcp.core.jsonrpc import Json
+from trio_mcp.core.messages import Json, record
 from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame
-from trio_mcp.core.records import record
 
 __all__ = [
     "BEARER", "DPOP", "PUBLIC", "SCHEMES", "AuthChallenge", "Challenge", "Network", "ResourceDocument",

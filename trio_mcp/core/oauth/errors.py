@@ -11,7 +11,7 @@ import enum
 from collections.abc import Iterable, Mapping
 
 from trio_mcp.core.errors import McpError, redacted, shown
-from trio_mcp.core.jsonrpc import Json
+from trio_mcp.core.messages import Json
 
 __all__ = ["AuthorizationFailed", "Blame", "censored", "error_text"]
 

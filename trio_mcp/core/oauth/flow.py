@@ -34,7 +34,7 @@ import attrs
 
 from trio_mcp.core.errors import UsageError, shown
 from trio_mcp.core.http.fields import JSON, PROTOCOL_VERSION, Fields, Headers
-from trio_mcp.core.jsonrpc import JsonObject
+from trio_mcp.core.messages import JsonObject, record
 from trio_mcp.core.oauth.discovery import (
     DPOP,
     AuthChallenge,
@@ -92,7 +92,6 @@ from trio_mcp.core.oauth.messages import (
     registration_refused,
 )
 from trio_mcp.core.oauth.records import ClientAuthMethod, OAuthClient, ServerRecord, TokenGrant
-from trio_mcp.core.records import record
 
 __all__ = [
     "AskAssertion", "Asserted", "BrowserReturned", "Flow", "FlowAbandoned", "FlowAction", "FlowDone", "FlowEvent",

@@ -26,7 +26,7 @@ import attrs
 
 from trio_mcp.core.errors import UsageError, shown
 from trio_mcp.core.http.fields import Fields, Headers
-from trio_mcp.core.jsonrpc import Json
+from trio_mcp.core.messages import Json, record
 from trio_mcp.core.oauth.discovery import (
     DPOP,
     SCHEMES,
@@ -40,7 +40,6 @@ from trio_mcp.core.oauth.discovery import (
 )
 from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame, censored, error_text
 from trio_mcp.core.oauth.records import ClientAuthMethod, OAuthClient, Tokens
-from trio_mcp.core.records import record
 
 __all__ = [
     "JWT_BEARER", "OFFLINE", "Application", "AuthorizationCode", "ClientCredentials", "Entropy", "Grant",

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from trio_mcp.core.errors import UsageError
-from trio_mcp.core.records import record
+from trio_mcp.core.messages import record
 
 __all__ = ["Principal", "declared_scopes", "has_scopes"]
 

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, get_args
 import attrs
 
 from trio_mcp.core.errors import UsageError, shown
-from trio_mcp.core.jsonrpc import Json, JsonObject
+from trio_mcp.core.messages import Json, JsonObject, record
 from trio_mcp.core.oauth.discovery import Network
-from trio_mcp.core.records import record
 
 if TYPE_CHECKING:
     from cattrs import Converter

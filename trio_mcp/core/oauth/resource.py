@@ -33,10 +33,9 @@ import attrs
 from trio_mcp.core.errors import INVALID_REQUEST, McpError, UsageError
 from trio_mcp.core.http.fields import JSON, Fields
 from trio_mcp.core.http.verdicts import HttpRequest, Reply, refusal
-from trio_mcp.core.jsonrpc import Error, Id
+from trio_mcp.core.messages import Error, Id, record
 from trio_mcp.core.oauth.discovery import is_loopback, scopes_of
 from trio_mcp.core.oauth.principals import Principal, declared_scopes
-from trio_mcp.core.records import record
 
 __all__ = [
     "WELL_KNOWN", "CannotVerify", "Protection", "ResourceServer", "Verify", "canonical", "claims_fault", "scopes_in",

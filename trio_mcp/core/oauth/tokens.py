@@ -29,6 +29,7 @@ import attrs
 
 from trio_mcp.core.errors import UsageError, shown
 from trio_mcp.core.http.fields import Fields, Headers, RawFields
+from trio_mcp.core.messages import record
 from trio_mcp.core.oauth.discovery import (
     DPOP,
     AuthChallenge,
@@ -42,7 +43,6 @@ from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame
 from trio_mcp.core.oauth.flow import Flow, FlowAction, FlowDone, FlowEvent, FlowFailed, FlowSettings, Persist
 from trio_mcp.core.oauth.messages import Application, Entropy, IdentityAssertion, Nonces, dpop_proof
 from trio_mcp.core.oauth.records import ServerRecord, Tokens
-from trio_mcp.core.records import record
 
 __all__ = ["Authorized", "AuthorizedRequest", "Authorizer", "StartFlow", "Verdict", "WaitForFlow"]
 

@@ -50,8 +50,7 @@ from typing import Any, NamedTuple, TypeVar
 import attrs
 
 from trio_mcp.core.errors import UsageError
-from trio_mcp.core.jsonrpc import ABSENT, Absent, Json, JsonObject
-from trio_mcp.core.records import record
+from trio_mcp.core.messages import ABSENT, Absent, Json, JsonObject, record
 from trio_mcp.core.schema.self_described import Definition, Mode, describes_itself, own_schema
 
 __all__ = [

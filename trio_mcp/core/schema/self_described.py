@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 import attrs
 
 from trio_mcp.core.errors import UsageError
-from trio_mcp.core.jsonrpc import Json, JsonObject
+from trio_mcp.core.messages import Json, JsonObject
 
 __all__ = ["Definition", "Mode", "describes_itself", "own_schema"]
 

@@ -28,7 +28,7 @@ from urllib.parse import quote, unquote
 import attrs
 
 from trio_mcp.core.errors import UsageError
-from trio_mcp.core.records import record
+from trio_mcp.core.messages import record
 
 __all__ = ["Matcher", "Template", "Value", "in_ascii"]
 

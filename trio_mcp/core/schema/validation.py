@@ -37,8 +37,7 @@ from urllib.parse import unquote, urljoin
 import attrs
 
 from trio_mcp.core.errors import UsageError
-from trio_mcp.core.jsonrpc import KINDS, Json, JsonObject
-from trio_mcp.core.records import record
+from trio_mcp.core.messages import KINDS, Json, JsonObject, record
 
 if TYPE_CHECKING:
     import jsonschema_rs

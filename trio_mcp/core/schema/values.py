@@ -29,7 +29,7 @@ from contextvars import ContextVar
 from types import NoneType
 from typing import Any, TypeAlias
 
-from trio_mcp.core.jsonrpc import ABSENT, Json, JsonObject
+from trio_mcp.core.messages import ABSENT, Json, JsonObject
 from trio_mcp.core.schema.hints import MAKERS, Hint, MemberHint, Walk, compiled, full_name, is_typed_dict
 from trio_mcp.core.schema.schema import hint_of, schema_of
 from trio_mcp.core.schema.writing import to_json_value, writer_of

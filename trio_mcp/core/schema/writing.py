@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from trio_mcp.core.errors import UsageError
-from trio_mcp.core.jsonrpc import ABSENT, Absent, Json, JsonObject
+from trio_mcp.core.messages import ABSENT, Absent, Json, JsonObject
 from trio_mcp.core.schema.hints import Hint, MemberHint, Walk, compiled, full_name, is_typed_dict
 from trio_mcp.core.schema.self_described import describes_itself
 

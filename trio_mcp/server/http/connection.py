@@ -57,7 +57,7 @@ from trio_mcp.core.http.wire import (
     head_bytes,
     refused,
 )
-from trio_mcp.core.jsonrpc import Error, Limits
+from trio_mcp.core.messages import Error, Limits
 from trio_mcp.core.pace import Pace
 from trio_mcp.core.shares import LONG, Charge, holder_of
 from trio_mcp.server.driver import socket_of

@@ -49,10 +49,10 @@ from trio_mcp.core.http.verdicts import (
     endpoint_uri,
     refusal,
 )
-from trio_mcp.core.jsonrpc import Batch, Error, Id, Message, Request
+from trio_mcp.core.messages import Batch, Error, Id, Message, Request
+from trio_mcp.core.requests import LinkKind
+from trio_mcp.core.revisions import Terms
 from trio_mcp.core.shares import LONG, Account, holder_of, weight
-from trio_mcp.core.state import LinkKind
-from trio_mcp.core.terms import Terms
 from trio_mcp.server.conversation import UNFINISHED, ServerSession
 from trio_mcp.server.http.gate import Authenticator, Caller, name_of, seconds_left
 from trio_mcp.server.http.lanes import EndpointStreams, HttpResponse, ResponseMode, ResponseStream, StreamOwner

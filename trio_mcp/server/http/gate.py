@@ -25,10 +25,10 @@ import trio
 from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST, UsageError
 from trio_mcp.core.http.fields import Fields, Headers
 from trio_mcp.core.http.verdicts import HttpRequest, Reply, refusal
-from trio_mcp.core.jsonrpc import Error, Id
+from trio_mcp.core.messages import Error, Id
 from trio_mcp.core.oauth.principals import Principal, has_scopes
 from trio_mcp.core.oauth.resource import CannotVerify, Protection, ResourceServer
-from trio_mcp.core.terms import stable_name
+from trio_mcp.core.revisions import stable_name
 from trio_mcp.server.http.options import HttpOptions, public_url_of
 from trio_mcp.transport.workers import RunStopped, WorkerPool, called
 

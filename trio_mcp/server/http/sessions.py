@@ -32,11 +32,10 @@ import trio
 
 from trio_mcp.core.http.event_log import EventLog
 from trio_mcp.core.http.verdicts import Answer, SessionFacts, session_id
-from trio_mcp.core.jsonrpc import Id, Notification, encode
-from trio_mcp.core.peer import charged
+from trio_mcp.core.messages import Id, Notification, encode
+from trio_mcp.core.requests import LinkKind, charged
 from trio_mcp.core.revisions import REVISIONS, Revision
 from trio_mcp.core.shares import Account, Shares, to_make_room
-from trio_mcp.core.state import LinkKind
 from trio_mcp.core.subscriptions import ChangeKind, change_of
 from trio_mcp.server.conversation import ServerSession
 from trio_mcp.server.http.lanes import EndpointStreams, OutgoingMessage, ResponseMode, ResponseStream, StreamOwner

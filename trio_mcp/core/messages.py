@@ -18,33 +18,38 @@ id even if the rest is wrong.  Params, results and error data are not examined.
 
 `Peer` and the session decide whether a well-formed message is allowed: its method, its revision, batches.
 
-Three rules may surprise:
+Four rules may surprise:
 
 - A byte order mark is skipped.  RFC 8259 allows it, and the first line of a Windows console has one.
 - If a member appears twice, the last one counts, as everywhere in Python.
 - A message that Python could not write again is refused when it is read.  So every message that we hold can be
   answered, stored and forwarded.
+- orjson (the extra `speed`) is used only where it and the standard library give the same result.  `json` decides
+  everything else, as if orjson did not exist.
 """
 
 from __future__ import annotations
 
 import enum
 import functools
+import json
+import re
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
 from json import JSONDecodeError
-from math import inf
-from typing import Any, Final, TypeAlias, TypeVar
+from json.encoder import encode_basestring
+from math import inf, isinf
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, TypeVar
 
 import attrs
 
 from trio_mcp.core.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, UsageError, shown
-from trio_mcp.core.glimpse import MessageKind, beginning, ending, holds_more_values
-from trio_mcp.core.json_text import Json, UnreadableNumber, parse, plain_text, quoted, to_text, writable
-from trio_mcp.core.records import mutable_twin, record
 
 __all__ = [
     "ABSENT",
+    "EDGE",
     "KINDS",
+    "LONG_NUMBERS",
     "PROGRESS",
     "Absent",
     "Batch",
@@ -57,19 +62,500 @@ __all__ = [
     "JsonObject",
     "Limits",
     "Message",
+    "MessageKind",
     "Notification",
     "Request",
     "Response",
+    "UnreadableNumber",
     "bare",
+    "beginning",
     "decode",
     "encode",
+    "ending",
+    "estimated_values",
+    "holds_more_values",
     "is_prepared",
+    "mutable_twin",
+    "outside_strings",
+    "parse",
+    "plain_text",
     "prepare",
     "prepared_progress",
     "prepared_request",
     "prepared_result",
+    "quoted",
+    "record",
+    "to_readable",
+    "to_text",
     "too_long",
+    "writable",
 ]
+
+if TYPE_CHECKING:
+    from attrs import frozen as record
+else:
+
+    def record(cls: type | None = None, **options: Any) -> Any:
+        """Make a class a record.  A method that the class defines itself is kept."""
+        if cls is None:
+            return functools.partial(record, **options)
+        for name, method in _SHARED.items():
+            if name not in vars(cls):
+                setattr(cls, name, method)
+        return attrs.frozen(cls, eq=False, repr=False, **options)
+
+
+def mutable_twin(cls: type) -> Any:
+    """Return a mutable subclass of a record, whose objects start without fields.
+
+    Create an object of it, set the fields, then set `__class__` to the record.  This takes half as long as the
+    `__init__` of a frozen class, which must bypass `__setattr__` for each field.  It is worth the effort only for
+    classes with one object per message.
+    """
+    methods = {name: getattr(object, name) for name in ("__init__", "__setattr__", "__delattr__")}
+    return type(cls.__name__, (cls,), {"__slots__": (), **methods})
+
+
+def _values(self: Any) -> tuple[Any, ...]:
+    return tuple([getattr(self, field.name) for field in attrs.fields(type(self)) if field.eq])
+
+
+def _equal(self: Any, other: object) -> bool:
+    return _values(self) == _values(other) if type(other) is type(self) else NotImplemented
+
+
+def _hash(self: Any) -> int:
+    return hash((type(self), _values(self)))
+
+
+def _repr(self: Any) -> str:
+    fields = [f"{field.name}={getattr(self, field.name)!r}" for field in attrs.fields(type(self)) if field.repr]
+    return f"{type(self).__name__}({', '.join(fields)})"
+
+
+_SHARED = {"__eq__": _equal, "__hash__": _hash, "__repr__": _repr}
+
+
+EDGE = 4096
+"""Bytes at each end of a message that are searched for its id: the members beside the id are short."""
+
+
+class MessageKind(enum.Enum):
+    """The kind of a message that is not parsed."""
+
+    RESPONSE = enum.auto()
+    REQUEST = enum.auto()
+    UNKNOWN = enum.auto()
+
+
+_KINDS: Mapping[bytes, MessageKind] = {
+    **dict.fromkeys((b"result", b"error"), MessageKind.RESPONSE),
+    **dict.fromkeys((b"method", b"params"), MessageKind.REQUEST),
+}
+# Integers, and strings without escapes.  Any other id is ignored.
+_AN_ID = rb'(-?(?:0|[1-9][0-9]{0,18})|"[ !#-\[\]-~]{0,128}")'
+_readable = re.compile(_AN_ID).fullmatch
+# One member, with its value if the value is complete and is not an object or array.
+_member = re.compile(rb'\s*[{,]\s*"(\w+)"\s*:\s*(?:("(?:[^"\\]|\\.)*"|[^\s",{}\[\]]+)\s*(?=[,}]))?').match
+# The quote before `id` opens a string: if it closed one, `id` would be outside of a string.  So this is a member.  The
+# last brace closes the message, so it is a member of the message itself.
+_last_member = re.compile(rb'[{,]\s*"id"\s*:\s*' + _AN_ID + rb'\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*\Z').search
+
+
+def beginning(data: bytes, limit: int) -> tuple[MessageKind, int | str | None]:
+    """Return the kind and the id of a message that begins with `data`.
+
+    Only the members up to the first object or array are read.  The id is None if it is not one of them.
+    """
+    head = data[: min(EDGE, limit)].removeprefix(b"\xef\xbb\xbf")
+    kind, id, at = MessageKind.UNKNOWN, None, 0
+    while (member := _member(head, at)) is not None:
+        name, value = member.groups()
+        kind = _KINDS.get(name, kind)
+        if name == b"id" and value is not None and _readable(value):
+            id = json.loads(value)
+        if value is None:
+            break
+        at = member.end()
+    return kind, id
+
+
+def ending(data: bytes) -> int | str | None:
+    """Return the id of a message that ends with `data`, if the id is the last member.
+
+    Many implementations write the id last.
+    """
+    last = _last_member(data[-EDGE:])
+    return None if last is None else json.loads(last[1])
+
+
+_STRUCTURE = b"[{,"
+_OTHER_BYTES = bytes(each for each in range(256) if each not in b'"' + _STRUCTURE)
+_FEW_MARKS = 1000  # brackets and commas; up to this number the ones inside strings are counted too
+_FAR = 4096  # bytes from string to string: the average, and the most, in a message that is nearly all strings
+_RUN = 64  # backslashes in a row that are counted
+_QUOTES = 32 * 1024  # with more quotes than this, excluding the strings takes too long for an estimate
+
+
+def holds_more_values(data: bytes, most: int) -> bool:
+    """Return whether `data` has more than `most` values, if it is JSON.
+
+    The count is one, and one for each opening bracket and comma outside strings.  An empty array counts as two.
+    """
+    if (outside := outside_strings(data)) is not None:
+        return _structure(outside) >= most
+    if _structure(data) < most:  # strings included: most messages have few brackets and commas
+        return False
+    data = _without_escapes(data)
+    # A value has at most two strings: itself and its name.  With more quotes than that, the next line does not split
+    # the data, because each part becomes an object.
+    return data.count(b'"') > 4 * most or _structure(_without_strings(data)) >= most
+
+
+def estimated_values(data: bytes, most: float) -> float:
+    """Return an upper estimate of the values in `data`, which has at most `most` values."""
+    if (outside := outside_strings(data)) is not None:
+        return min(_structure(outside), most)
+    count = _structure(data)
+    if count > _FEW_MARKS and data.count(b'"') <= 8 * _QUOTES:  # eight times: most of the quotes may be escaped
+        data = _without_escapes(data)
+        if data.count(b'"') <= _QUOTES:
+            count = _structure(_without_strings(data))
+    return min(count, most)
+
+
+def outside_strings(data: bytes) -> bytes | None:
+    """Return the bytes outside strings of a large message that is nearly all strings; None for any other message.
+
+    The search goes from quote to quote.  That takes a fiftieth of the time that a look at each byte takes.
+    """
+    pieces: list[bytes] = []
+    at, inside = 0, False
+    for _ in range(2 * len(data) // _FAR):
+        quote = data.find(b'"', at)
+        if quote < 0 and inside:
+            return b"".join(pieces)
+        if inside:
+            run = data[max(at, quote - _RUN) : quote]
+            escapes = len(run) - len(run.rstrip(b"\\"))
+            if escapes == _RUN:
+                return None
+            inside = escapes % 2 == 1  # then the quote is part of the string
+        else:
+            end = len(data) if quote < 0 else quote
+            if end - at > _FAR:
+                return None
+            pieces.append(data[at:end])
+            if quote < 0:
+                return b"".join(pieces)
+            inside = True
+        at = quote + 1
+    return None
+
+
+def _without_escapes(data: bytes) -> bytes:
+    """Remove escaped quotes and backslashes.  Each quote that remains begins or ends a string."""
+    return data.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in data else data
+
+
+def _without_strings(data: bytes) -> bytes:
+    return b"".join(data.translate(None, _OTHER_BYTES).split(b'"')[::2])
+
+
+def _structure(data: bytes) -> int:
+    return len(data) - len(data.translate(None, _STRUCTURE))
+
+
+Json: TypeAlias = Any
+
+_orjson: Any = None
+with suppress(ImportError):
+    import orjson
+
+    _orjson = orjson
+
+# From text.
+
+
+def parse(data: bytes) -> tuple[Json, bool]:
+    """Return the value of `data`, and whether the value may hold a part that `to_text` cannot write.
+
+    Raises UnicodeDecodeError, JSONDecodeError, `UnreadableNumber`, or RecursionError if the text is nested too deeply
+    for Python.
+    """
+    if _orjson is not None:
+        try:
+            value = _orjson.loads(data)
+        except JSONDecodeError:
+            pass  # `json` may accept it: half a surrogate pair, a byte order mark, a number that overflows a float
+        else:
+            if (len(data) > _SHORT and _is_ordinary(value, _SIMPLE)) or _short_numbers(data) or _is_ordinary(value):
+                return value, False
+    return _parse(data)
+
+
+_BLANK = " \t\r\n"
+
+
+def plain_text(data: bytes) -> str:
+    """Decode `data`, without the byte order mark and white space around the JSON.  Raises UnicodeDecodeError.
+
+    `json.loads` is different: it accepts surrogates in UTF-8, and guesses UTF-16.
+    """
+    return data.decode().removeprefix("\ufeff").strip(_BLANK)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise JSONDecodeError(f"{name} is not JSON", "", 0)
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if isinf(number):
+        raise ValueError("a number that overflows a float")
+    return number
+
+
+_Scan: TypeAlias = Callable[[str, int], tuple[Json, int]]
+_Decoder: Any = json.JSONDecoder  # `scan_once` is what `raw_decode` calls
+_strict: _Scan = _Decoder(parse_constant=_refuse_constant, parse_float=_finite).scan_once
+
+# One half of a surrogate pair.  Only the parser can tell whether the other half follows.
+_half_pair = re.compile(r"\\u[dD][89a-fA-F]").search
+
+LONG_NUMBERS = 64 * 1024
+"""The limit for the long numbers of one text: how many characters they may have together.  A number is long if it has
+more than 45 characters.  Python needs much time for long numbers: 17 ns for each character of an integer of 4,300
+digits, the longest that it reads, and 35 ns for each character of a float with enough digits to lie exactly between two
+doubles.  Floats of that length are never useful, and integers rarely."""
+_LONG_NUMBER = 45  # characters: 40 digits, a sign, a point and an exponent; a shorter float costs at most 0.6 µs
+_LARGE = 64 * 1024  # bytes; a shorter text cannot exceed `LONG_NUMBERS`
+
+
+class UnreadableNumber(Exception):
+    """A large text has a number that is too large, or long numbers of more than `LONG_NUMBERS` characters."""
+
+
+class _Numbers:
+    """Read the numbers of a text in which some numbers may be too long or too large."""
+
+    def __init__(self) -> None:
+        self._left = LONG_NUMBERS
+        self.overflow = False
+        """Whether a number was too large for Python; infinity took its place."""
+
+    def integer(self, digits: str) -> float:
+        self._count(digits)
+        try:
+            return int(digits)
+        except ValueError:  # more digits than sys.get_int_max_str_digits() allows
+            self.overflow = True
+            return inf
+
+    def double(self, digits: str) -> float:
+        self._count(digits)
+        number = float(digits)
+        self.overflow = self.overflow or isinf(number)
+        return number
+
+    def _count(self, digits: str) -> None:
+        if len(digits) > _LONG_NUMBER:
+            self._left -= len(digits)
+            if self._left < 0:
+                raise UnreadableNumber(f"long numbers of more than {LONG_NUMBERS} characters in total")
+
+
+def _parse(data: bytes) -> tuple[Json, bool]:
+    text = plain_text(data)
+    if len(data) > _LARGE and _long_numbers(data):
+        return _parse_with_care(text)
+    try:
+        value, end = _strict(text, 0)
+    except StopIteration as stop:  # the scanner's way to say where a value is missing
+        raise JSONDecodeError("Expecting value", text, stop.value) from None
+    except JSONDecodeError:
+        raise
+    except ValueError:
+        if len(data) > _LARGE:  # a refusal must not take longer than the reading
+            raise UnreadableNumber("a number that is too large") from None
+        return _parse_with_care(text)  # read the rest: the id is needed for the error reply
+    if end != len(text):
+        raise JSONDecodeError("Extra data", text, end)
+    return value, "\\" in text and _half_pair(text) is not None
+
+
+def _parse_with_care(text: str) -> tuple[Json, bool]:
+    numbers = _Numbers()
+    decoder = _Decoder(parse_constant=_refuse_constant, parse_int=numbers.integer, parse_float=numbers.double)
+    value = decoder.decode(text)  # raises the same errors as `_parse`
+    return value, numbers.overflow or _half_pair(text) is not None
+
+
+# Differences between orjson and json.
+
+_SHORT = 4096  # bytes; up to this size, a search in the bytes is faster than a walk through the value
+_SIMPLE = 100  # objects and arrays; up to this number, a walk through the value is faster than a search in many bytes
+_AS_DIGITS = bytes(0x30 if 0x30 <= byte <= 0x39 else 0x20 for byte in range(256))
+
+
+def _short_numbers(data: bytes) -> bool:
+    """Return whether every number in `data` has fewer than 19 digits.  2**63 has 19; orjson reads shorter ones exactly.
+
+    19 digits in a row are six digits in a row of every third byte.  That test is cheap and rarely wrong, so it is the
+    first one.
+    """
+    return b"0" * 6 not in data[::3].translate(_AS_DIGITS) or b"0" * 19 not in data.translate(_AS_DIGITS)
+
+
+def _long_numbers(data: bytes) -> bool:
+    """Return whether `data` has 21 digits in a row, as every number with more than 40 significant digits has."""
+    data = data if (outside := outside_strings(data)) is None else outside
+    return b"0" * 3 in data[::7].translate(_AS_DIGITS) and b"0" * 21 in data.translate(_AS_DIGITS)
+
+
+_INT64 = 2.0**63
+
+
+def _is_ordinary(value: Json, most: float = inf) -> bool:
+    """Return whether orjson and json treat the value alike.  False also if it has more than `most` containers."""
+    return _longest_text(value, most) is not None
+
+
+def _longest_text(value: Json, most: float = inf) -> int | None:
+    """Return the length of the longest string in an ordinary value, keys excluded; None if it is not ordinary.
+
+    A value that contains itself ends the walk only if `most` is finite.  orjson refuses these values itself.
+    """
+    todo, longest = [value], 0
+    for value in todo:
+        kind = type(value)
+        if kind is dict:
+            value = value.values()
+        elif kind is not list and kind is not tuple:
+            value = (value,)
+        for each in value:
+            kind = type(each)
+            if kind is str:
+                if len(each) > longest:
+                    longest = len(each)
+            elif kind is dict or kind is list or kind is tuple:
+                todo.append(each)
+                if len(todo) > most:
+                    return None
+            elif kind is float:
+                if not -_INT64 < each < _INT64:
+                    return None
+            elif kind is not int and kind is not bool and each is not None:
+                return None
+    return longest
+
+
+# To text.
+
+
+def to_text(value: Json) -> bytes:
+    """Write `value` as compact JSON in UTF-8.
+
+    Raises TypeError for an object or a key that JSON does not have, UnicodeEncodeError for half a surrogate pair,
+    another ValueError for NaN, for infinity and for an integer of thousands of digits, and RecursionError.
+    """
+    if _orjson is not None:
+        longest = _longest_text(value, _SIMPLE)
+        try:
+            long = longest is not None and longest > _LONG
+            data: bytes = _with_long_texts(value) if long else _orjson.dumps(value, None, _NO_OBJECTS)
+        except TypeError:
+            pass  # `json` may accept it: a long integer, a subclass, a key that is not a string
+        else:
+            if longest is not None or _is_ordinary(value):
+                return data
+    return "".join(_pieces(value, 0)).encode()
+
+
+# Characters of a string that orjson writes in one call.  orjson allocates a dozen bytes for each character.  Above
+# 32 MiB the C library requests the memory from the system each time, and the system clears the pages, which takes
+# longer than writing the string.
+_LONG = 256 * 1024
+
+
+def _with_long_texts(value: Json) -> bytes:
+    """Write a value that has long strings, with orjson."""
+    texts: list[str] = []
+    mark = _orjson.Fragment(b"\n")  # compact JSON has no other newline
+    start, *others = _orjson.dumps(_without_long_texts(value, texts, mark), None, _NO_OBJECTS).split(b"\n")
+    data = bytearray(start)
+    for text, rest in zip(texts, others, strict=True):
+        data += b'"'
+        for at in range(0, len(text), _LONG):
+            data += memoryview(_orjson.dumps(text[at : at + _LONG]))[1:-1]
+        data += b'"'
+        data += rest
+    return bytes(data)
+
+
+def _without_long_texts(value: Json, texts: list[str], instead: object) -> Json:
+    """Return a copy with `instead` in place of each long string.  The strings are added to `texts`."""
+    if type(value) is dict:
+        return {key: _without_long_texts(each, texts, instead) for key, each in value.items()}
+    if type(value) is list or type(value) is tuple:
+        return [_without_long_texts(each, texts, instead) for each in value]
+    if type(value) is not str or len(value) <= _LONG:
+        return value
+    texts.append(value)
+    return instead
+
+
+# orjson has no option to refuse UUIDs, enums and fragments; `_longest_text` finds those.
+_NO_OBJECTS = sum(getattr(_orjson, f"OPT_PASSTHROUGH_{each}", 0) for each in ("DATACLASS", "DATETIME", "SUBCLASS"))
+
+_in_c = getattr(json.encoder, "c_make_encoder", None)
+
+
+def _encoder(comma: str, colon: str) -> Any:
+    """Return a function that writes a value as pieces of text."""
+    # Without the encoder's own search for cycles: a cycle raises RecursionError anyway.
+    slow = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False, separators=(comma, colon))
+    if _in_c is None:
+        return slow.iterencode
+    return _in_c(None, slow.default, encode_basestring, None, colon, comma, False, False, False)
+
+
+_pieces = _encoder(",", ":")
+_spaced = _encoder(", ", ": ")
+
+
+def to_readable(value: Json) -> str:
+    """Write `value` as JSON for people, with spaces.  Raises as `to_text`, except for half a surrogate pair."""
+    return "".join(_spaced(value, 0))
+
+
+quoted: Callable[[str], str] = encode_basestring
+"""Write a string as JSON."""
+
+
+def writable(value: Json) -> bool:
+    """Return whether `to_text` can write a value that `parse` read: no infinity, and no half of a surrogate pair.
+
+    This walks through the value, because writing it would take longer than reading it.
+    """
+    todo = [value]
+    try:
+        for each in todo:
+            kind = type(each)
+            if kind is dict:
+                todo += each
+                todo += each.values()
+            elif kind is list:
+                todo += each
+            elif kind is str:
+                if not each.isascii():
+                    each.encode()
+            elif kind is float and isinf(each):
+                return False
+    except UnicodeEncodeError:
+        return False
+    return True
+
 
 Id: TypeAlias = int | str
 JsonObject: TypeAlias = dict[str, Any]
