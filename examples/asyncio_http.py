@@ -14,15 +14,15 @@ import h11
 from asyncio_stdio import Handlers
 from asyncio_tools import OFFER
 
-from trio_mcp.core.http import verdicts
-from trio_mcp.core.http.fields import Fields
+from trio_mcp.core.http import server_rules
+from trio_mcp.core.http.fields import Fields, Reply
 from trio_mcp.core.http.response import ResponseEncoder
 from trio_mcp.core.http.server_rules import judge
 from trio_mcp.core.messages import Message
 from trio_mcp.core.requests import LinkKind
 from trio_mcp.core.session import ServerProtocol, SessionAgreed
 
-POLICY = verdicts.HttpPolicy(resumable=False)  # and allowed_hosts=["mcp.example.com"] for other machines
+POLICY = server_rules.HttpPolicy(resumable=False)  # and allowed_hosts=["mcp.example.com"] for other machines
 SESSIONS: dict[str, "Session"] = {}
 
 
@@ -33,14 +33,14 @@ class Session:
         self.protocol, self.handlers = protocol, Handlers(protocol, self.flush)
         self.responses: dict[ResponseEncoder, HttpConnection] = {}
         self.stream: ResponseEncoder | None = None  # the newest response to a GET
-        self.facts: verdicts.SessionFacts | None = None
+        self.facts: server_rules.SessionFacts | None = None
 
     def receive(self, message: Message, response: ResponseEncoder | None) -> None:
         events = self.protocol.receive(message, 0.0, about=response)
         for event in events:
             if isinstance(event, SessionAgreed) and response is not None:
-                response.session_id = verdicts.session_id(secrets.token_bytes(24))
-                self.facts = verdicts.SessionFacts(event.terms.revision)
+                response.session_id = server_rules.session_id(secrets.token_bytes(24))
+                self.facts = server_rules.SessionFacts(event.terms.revision)
                 SESSIONS[response.session_id] = self
                 if len(SESSIONS) > 1000:
                     SESSIONS.pop(next(iter(SESSIONS))).end("there are too many sessions")
@@ -96,31 +96,33 @@ class HttpConnection(asyncio.Protocol):  # a request, its response, the next req
             self.transport.abort()  # it sends requests, and does not read the responses
 
     def serve(self, head: h11.Request) -> None:
-        request = verdicts.HttpRequest(head.method.decode(), head.target.decode(), list(head.headers), bytes(self.body))
+        request = server_rules.HttpRequest(
+            head.method.decode(), head.target.decode(), list(head.headers), bytes(self.body)
+        )
         match judge(POLICY, request, find_session=lambda id: SESSIONS[id].facts if id in SESSIONS else None):
-            case verdicts.Serve(session=id) as verdict:
+            case server_rules.Serve(session=id) as verdict:
                 session = Session(verdict.new_session(OFFER)) if id is None else SESSIONS[id]
                 session.receive(verdict.message, self.begin(session, verdict))
-            case verdicts.OpenStream(session=id) as verdict:
+            case server_rules.OpenStream(session=id) as verdict:
                 SESSIONS[id].stream = self.begin(SESSIONS[id], verdict)
                 SESSIONS[id].flush()
-            case verdicts.Deliver(session=id) as verdict:
+            case server_rules.Deliver(session=id) as verdict:
                 if id is not None:
                     SESSIONS[id].receive(verdict.message, None)
                 self.reply(verdict.reply)
-            case verdicts.EndSession(session=id) as verdict:
+            case server_rules.EndSession(session=id) as verdict:
                 SESSIONS.pop(id).end("the client has ended the session")
                 self.reply(verdict.reply)
-            case verdicts.Reply() as reply:
+            case Reply() as reply:
                 self.reply(reply)
 
-    def begin(self, session: Session, verdict: verdicts.Serve | verdicts.OpenStream) -> ResponseEncoder:
+    def begin(self, session: Session, verdict: server_rules.Serve | server_rules.OpenStream) -> ResponseEncoder:
         response = ResponseEncoder(verdict, session.protocol)
         self.open = session, response
         session.responses[response] = self
         return response
 
-    def reply(self, reply: verdicts.Reply) -> None:
+    def reply(self, reply: Reply) -> None:
         self.send((reply.status, reply.headers), reply.body, more=False)
 
     def send(self, head: tuple[int, Fields] | None, data: bytes, more: bool) -> None:

@@ -23,9 +23,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 import attrs
 
 from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, RequestError
-from trio_mcp.core.http.response import ResponseEncoder
-from trio_mcp.core.http.server_rules import judge, screen
-from trio_mcp.core.http.verdicts import Deliver, HttpPolicy, HttpRequest, Reply, Serve, refusal
+from trio_mcp.core.http import Deliver, HttpPolicy, HttpRequest, Reply, ResponseEncoder, Serve, judge, refusal, screen
 from trio_mcp.core.messages import Error
 from trio_mcp.core.session import Call, Offer
 

@@ -16,7 +16,7 @@ from trio_mcp.core import Limits, UsageError
 from trio_mcp.core.http import RequestHead, RequestReader, UnreadableRequest, chunk, date, head_bytes
 
 # A reader takes the quick way or h11, with the same result; here is tested which.
-from trio_mcp.core.http.wire import _parse_plain
+from trio_mcp.core.http.h1 import _parse_plain
 
 POST = b"POST /mcp HTTP/1.1\r\nHost: localhost\r\n"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"

@@ -15,12 +15,12 @@ import ssl
 from base64 import b64encode
 from contextlib import suppress
 
-import h11
 import trio
 from wsproto.utilities import generate_accept_token
 
 from trio_mcp.core.errors import ConnectionFailed, McpError, RemoteProtocolError, SessionClosed, UsageError, shown
-from trio_mcp.core.http.fields import Fields, Headers, without_credentials
+from trio_mcp.core.http.fields import TOKEN, Fields, Headers, without_credentials
+from trio_mcp.core.http.h1 import ReplyReader
 from trio_mcp.core.http.websocket import SUBPROTOCOL
 from trio_mcp.core.messages import Limits
 from trio_mcp.transport.dial import CONNECTING, Origin, Proxies, dial, locate
@@ -55,14 +55,12 @@ async def dial_websocket(
     """
     origin, target = _locate(url)
     key = b64encode(os.urandom(16))
-    http = h11.Connection(h11.CLIENT, max_incomplete_event_size=limits.header_bytes)
-    request = http.send(h11.Request(method="GET", target=target, headers=_request_fields(origin, key, headers))) or b""
-    http.send(h11.EndOfMessage())
+    request = _request(origin, target, key, headers)
     name = _with_ws_schemes(str(origin)) + target.partition("?")[0]  # the query may be a secret
     with trio.move_on_after(CONNECTING):
         stream = await _connect(origin, ssl_context, limits)
         try:
-            return stream, await _shake_hands(stream, name, request, http, key, headers)
+            return stream, await _shake_hands(stream, name, request, ReplyReader(limits, upgrades=True), key, headers)
         except BaseException:
             await trio.aclose_forcefully(stream)
             raise
@@ -74,7 +72,7 @@ async def dial_websocket(
 # The request
 
 _SCHEME = re.compile(r"ws(s?)://", re.IGNORECASE)
-_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_NAME = re.compile(TOKEN)
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _RESERVED = re.compile(r"host|connection|upgrade|content-length|transfer-encoding|sec-websocket-.*", re.IGNORECASE)
 
@@ -95,17 +93,17 @@ def _with_ws_schemes(text: str) -> str:
     return text.replace("https://", "wss://").replace("http://", "ws://").replace("/mcp", "/ws")
 
 
-def _request_fields(origin: Origin, key: bytes, headers: Fields) -> list[tuple[bytes, bytes]]:
-    fields = [
-        (b"Host", origin.authority.encode()),
-        (b"Upgrade", b"websocket"),
-        (b"Connection", b"Upgrade"),
-        (b"Sec-WebSocket-Version", b"13"),
-        (b"Sec-WebSocket-Key", key),
-        (b"Sec-WebSocket-Protocol", SUBPROTOCOL.encode()),
+def _request(origin: Origin, target: str, key: bytes, headers: Fields) -> bytes:
+    lines = [
+        f"GET {target} HTTP/1.1",
+        f"Host: {origin.authority}",
+        "Upgrade: websocket",
+        "Connection: Upgrade",
+        "Sec-WebSocket-Version: 13",
+        f"Sec-WebSocket-Key: {key.decode()}",
+        f"Sec-WebSocket-Protocol: {SUBPROTOCOL}",
     ]
     for name, value in headers:
-        # The error of h11 would show the value, which may be a secret.
         if _NAME.fullmatch(name) is None or _VALUE.fullmatch(value) is None:
             raise UsageError(
                 f"the header {shown(name)} is invalid: the name must be a token, and the value must be Latin-1 text "
@@ -113,8 +111,8 @@ def _request_fields(origin: Origin, key: bytes, headers: Fields) -> list[tuple[b
             )
         if _RESERVED.fullmatch(name):
             raise UsageError(f"the header {name} is set by the connection; leave it out")
-        fields.append((name.encode(), value.strip(" \t").encode("latin-1")))
-    return fields
+        lines.append(name + ": " + value.strip(" \t"))
+    return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
 
 async def _connect(origin: Origin, ssl_context: ssl.SSLContext | None, limits: Limits) -> trio.abc.Stream:
@@ -135,20 +133,23 @@ async def _connect(origin: Origin, ssl_context: ssl.SSLContext | None, limits: L
 
 
 async def _shake_hands(
-    stream: trio.abc.Stream, name: str, request: bytes, http: h11.Connection, key: bytes, sent: Fields
+    stream: trio.abc.Stream, name: str, request: bytes, reader: ReplyReader, key: bytes, sent: Fields
 ) -> bytes:
     """Do the opening handshake.  Returns the data that came after the server's acceptance."""
     try:
         await stream.send_all(request)
-        status, reply, rest = await _read_reply(stream, http)
+        while (head := reader.head()) is None:
+            reader.feed(await _receive(stream))
+        status, reply = head
+        rest = reader.rest() if status == 101 else await _read_beginning(stream, reader)
     except GONE as error:
         other = "ws" if name.startswith("wss") else "wss"
         raise SessionClosed(
             f"{name} closed the connection in the handshake; check that it is a WebSocket server, and not {other}://"
         ) from error
-    except h11.RemoteProtocolError as error:
-        tls = http.trailing_data[0][:1] in (b"\x15", b"\x16")  # an alert or a handshake of TLS
-        why = "the server uses TLS: use wss://" if tls else shown(str(error))
+    except RemoteProtocolError as error:
+        tls = reader.rest()[:1] in (b"\x15", b"\x16")  # an alert or a handshake of TLS
+        why = "the server uses TLS: use wss://" if tls else str(error)
         raise RemoteProtocolError(f"{name} did not answer the handshake with HTTP: {why}") from error
     if status != 101:
         rest = without_credentials(rest, sent)
@@ -161,35 +162,21 @@ async def _shake_hands(
     return rest
 
 
-async def _read_reply(stream: trio.abc.Stream, http: h11.Connection) -> tuple[int, Headers, bytes]:
-    """Return status, headers, and the beginning of the body; after 101, the data that followed."""
-    while True:
-        event = http.next_event()
-        if event is h11.NEED_DATA:
-            data = bytes(await stream.receive_some())
-            if not data:
-                raise trio.BrokenResourceError("the stream has ended")
-            http.receive_data(data)
-        elif isinstance(event, h11.InformationalResponse):
-            if event.status_code == 101:
-                return 101, Headers(event.headers), http.trailing_data[0]
-        else:
-            assert isinstance(event, h11.Response)
-            return event.status_code, Headers(event.headers), await _read_beginning(stream, http)
+async def _receive(stream: trio.abc.Stream) -> bytes:
+    data = bytes(await stream.receive_some())
+    if not data:
+        raise trio.BrokenResourceError("the stream has ended")
+    return data
 
 
-async def _read_beginning(stream: trio.abc.Stream, http: h11.Connection) -> bytes:
+async def _read_beginning(stream: trio.abc.Stream, reader: ReplyReader) -> bytes:
     """Return the part of a body that comes at once.  It may be incomplete, or never end."""
     body = b""
-    with trio.move_on_after(CLOSING), suppress(h11.RemoteProtocolError, *GONE):
-        while len(body) < _BODY_SHOWN:
-            event = http.next_event()
-            if event is h11.NEED_DATA:
-                http.receive_data(bytes(await stream.receive_some()))
-            elif isinstance(event, h11.Data):
-                body += event.data
-            else:
-                break
+    with trio.move_on_after(CLOSING), suppress(RemoteProtocolError, *GONE):
+        while len(body) < _BODY_SHOWN and not reader.done:
+            if not (data := reader.body()) and not reader.done:
+                reader.feed(await _receive(stream))
+            body += data
     return body[:_BODY_SHOWN]
 
 

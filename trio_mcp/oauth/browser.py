@@ -21,10 +21,11 @@ from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 
 import attrs
-import h11
 import trio
 
 from trio_mcp.core.errors import UsageError, shown
+from trio_mcp.core.http.h1 import RequestHead, RequestReader, UnreadableRequest, head_bytes
+from trio_mcp.core.messages import Limits
 from trio_mcp.transport.outbox import GONE
 
 __all__ = ["BrowserReturn", "OnBrowser", "RedirectReceiver", "open_in_browser", "receive_returns"]
@@ -35,7 +36,7 @@ OnBrowser: TypeAlias = Callable[[str], "Awaitable[object] | object"]
 HOST = "127.0.0.1"  # RFC 8252, 8.3: not localhost, which may be the name of another machine
 PATH = "/callback"
 
-_HEAD_BYTES = 32 * 1024  # of one request; a code may be a signed JWT
+_LIMITS = Limits(header_bytes=32 * 1024)  # of one request; a code may be a signed JWT
 _IO_SECONDS = 10.0  # for a request to arrive, and again for its response to be sent
 _MAX_CONNECTIONS = 20  # at once; a browser has two
 _OUTCOME_SECONDS = 60.0  # for which a browser waits for its page; the flow sends one more request meanwhile
@@ -150,7 +151,7 @@ async def _open(uri: str) -> list[trio.SocketListener]:
 async def _serve(
     stream: trio.abc.Stream, *, path: str, send: trio.MemorySendChannel[BrowserReturn], room: trio.CapacityLimiter
 ) -> None:
-    with suppress(*GONE, h11.ProtocolError, trio.WouldBlock):
+    with suppress(*GONE, UnreadableRequest, trio.WouldBlock):
         async with stream:
             room.acquire_nowait()
             try:
@@ -160,13 +161,12 @@ async def _serve(
 
 
 async def _answer(stream: trio.abc.Stream, path: str, send: trio.MemorySendChannel[BrowserReturn]) -> None:
-    http = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD_BYTES)
     with trio.move_on_after(_IO_SECONDS) as scope:
-        request = await _request(stream, http)
+        request = await _request(stream)
         scope.deadline = math.inf
-        target, _, query = request.target.decode("ascii", "replace").partition("?")
+        target, _, query = request.target.partition("?")
         visit: BrowserReturn | None = None
-        if request.method != b"GET" or target != path:
+        if request.method != "GET" or target != path:
             status, page = 404, _page("Nothing is here", "You may close this window.")
         else:
             visit = BrowserReturn(query)
@@ -174,20 +174,22 @@ async def _answer(stream: trio.abc.Stream, path: str, send: trio.MemorySendChann
             status, page = await visit.page()
         scope.deadline = trio.current_time() + _IO_SECONDS
         try:
-            await stream.send_all(_reply(http, status, page.encode(), bodiless=request.method == b"HEAD"))
+            body = page.encode()
+            head = head_bytes(status, (*_HEADERS, ("Content-Length", str(len(body)))), None)
+            await stream.send_all(head if request.method == "HEAD" else head + body)
         finally:
             if visit is not None:
                 visit.shown.set()
 
 
-async def _request(stream: trio.abc.Stream, http: h11.Connection) -> h11.Request:
-    while True:
-        event = http.next_event()
-        if isinstance(event, h11.Request):
-            return event
-        if event is not h11.NEED_DATA:
+async def _request(stream: trio.abc.Stream) -> RequestHead:
+    reader = RequestReader(_LIMITS)
+    while (head := reader.head()) is None:
+        data = await stream.receive_some()
+        if not data:
             raise trio.BrokenResourceError("the connection ended before its request")
-        http.receive_data(bytes(await stream.receive_some()))
+        reader.feed(bytes(data))
+    return head
 
 
 _HEADERS: Final = (
@@ -198,13 +200,6 @@ _HEADERS: Final = (
     ("Cache-Control", "no-store"),
     ("Connection", "close"),
 )
-
-
-def _reply(http: h11.Connection, status: int, body: bytes, *, bodiless: bool) -> bytes:
-    headers = [*_HEADERS, ("Content-Length", str(len(body)))]
-    data = h11.Data(data=b"" if bodiless else body)
-    parts = (h11.Response(status_code=status, headers=headers), data, h11.EndOfMessage())
-    return b"".join([http.send(each) or b"" for each in parts])
 
 
 def _page(title: str, text: str) -> str:

@@ -28,7 +28,7 @@ import idna  # Trio uses it to look up names
 import trio
 
 from trio_mcp.core.errors import ConnectionFailed, RemoteProtocolError, UsageError
-from trio_mcp.core.http.replies import ReplyReader
+from trio_mcp.core.http.h1 import ReplyReader
 from trio_mcp.core.messages import Limits
 from trio_mcp.transport.duplex import keep_alive
 from trio_mcp.transport.outbox import GONE

@@ -34,7 +34,7 @@ import trio
 
 from trio_mcp.core.errors import ConnectionFailed, McpError, RemoteProtocolError, UsageError, shown
 from trio_mcp.core.http.fields import Fields, Headers
-from trio_mcp.core.http.replies import ReplyHead, ReplyReader
+from trio_mcp.core.http.h1 import ReplyHead, ReplyReader
 from trio_mcp.core.messages import Limits
 from trio_mcp.transport.dial import CONNECTING, Connect, Origin, Proxies, Proxy, dial, locate
 from trio_mcp.transport.duplex import Tap

@@ -7,22 +7,18 @@ from typing import TYPE_CHECKING
 from trio_mcp._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from trio_mcp.core.http.chunks import *
     from trio_mcp.core.http.client_rules import *
     from trio_mcp.core.http.event_log import *
     from trio_mcp.core.http.fields import *
-    from trio_mcp.core.http.replies import *
+    from trio_mcp.core.http.h1 import *
     from trio_mcp.core.http.response import *
     from trio_mcp.core.http.server_rules import *
     from trio_mcp.core.http.sse import *
-    from trio_mcp.core.http.verdicts import *
     from trio_mcp.core.http.websocket import *
-    from trio_mcp.core.http.wire import *
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "chunks": "ChunkError ChunkReader take",
             "client_rules": (
                 "AnswerReceived Challenged Exchange KeepAlives NoStream Reconnect Redirected RefreshTools "
                 "ReplyAccepted ReplyLost ReplyVerdict RetryAfter SessionGone StreamResumption Streaming "
@@ -31,23 +27,25 @@ else:
             ),
             "event_log": "EventLog LoggedEvent MemoryEventLog NotReplayable Replay Replayed",
             "fields": (
-                "AllowList DRAFT_HEADER_MISMATCH EVENT_STREAM Fields Headers JSON LAST_EVENT_ID METHOD Mirror "
-                "Mirrors NAME NAMED_BY PARAM_PREFIX PROTOCOL_VERSION RawFields SESSION_ID cors_headers decode_value "
-                "encode_value find_mirrors is_json is_session_id media_type mirror_fault mirrored preflight_headers "
-                "quality reply_headers standard_fault standard_headers without_credentials"
+                "AllowList DRAFT_HEADER_MISMATCH EVENT_STREAM Fields Headers JSON LAST_EVENT_ID LOOPBACK_HOSTS METHOD "
+                "Mirror Mirrors NAME NAMED_BY PARAM_PREFIX PROTOCOL_VERSION RawFields Reply SESSION_ID TOKEN "
+                "cors_headers decode_value empty encode_value find_mirrors is_json is_session_id listed media_type "
+                "mirror_fault mirrored preflight_headers quality refusal reply_headers split_target standard_fault "
+                "standard_headers without_credentials"
             ),
-            "replies": "ReplyHead ReplyReader",
+            "h1": (
+                "CONTINUE ChunkError ChunkReader LAST_CHUNK ReplyHead ReplyReader RequestHead RequestReader "
+                "UnreadableRequest chunk date head_bytes refused take"
+            ),
             "response": "EncodedPart ResponseEncoder",
-            "server_rules": "check_session judge screen",
+            "server_rules": (
+                "Answer Deliver EndSession HttpPolicy HttpRequest LOOPBACK_ORIGINS OpenLegacyStream OpenStream "
+                "PathKind SESSION_PARAMETER Screened Serve SessionFacts Verdict check_session endpoint_uri judge "
+                "screen session_id status_for websocket_hint"
+            ),
             "sse": (
                 "EventReader KEEP_ALIVE Oversized SseEvent encode_event encode_message encode_messages priming_event"
             ),
-            "verdicts": (
-                "Answer Deliver EndSession HttpPolicy HttpRequest LOOPBACK_HOSTS LOOPBACK_ORIGINS OpenLegacyStream "
-                "OpenStream PathKind Reply SESSION_PARAMETER Screened Serve SessionFacts Verdict empty endpoint_uri "
-                "refusal session_id status_for websocket_hint"
-            ),
             "websocket": "SUBPROTOCOL Upgrade WebSocketFrames judge_upgrade",
-            "wire": "CONTINUE LAST_CHUNK RequestHead RequestReader UnreadableRequest chunk date head_bytes refused",
         },
     )

@@ -25,14 +25,14 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, overload
 import attrs
 
 from trio_mcp.core.errors import UsageError, redacted, shown
-from trio_mcp.core.messages import Json, Notification, Request, record
+from trio_mcp.core.messages import Error, Json, Notification, Request, encode, prepare, record
 
 __all__ = [
-    "DRAFT_HEADER_MISMATCH", "EVENT_STREAM", "JSON", "LAST_EVENT_ID", "METHOD", "NAME", "NAMED_BY", "PARAM_PREFIX",
-    "PROTOCOL_VERSION", "SESSION_ID", "AllowList", "Fields", "Headers", "Mirror", "Mirrors", "RawFields",
-    "cors_headers", "decode_value", "encode_value", "find_mirrors", "is_json", "is_session_id", "media_type",
-    "mirror_fault", "mirrored", "preflight_headers", "quality", "reply_headers", "standard_fault", "standard_headers",
-    "without_credentials",
+    "DRAFT_HEADER_MISMATCH", "EVENT_STREAM", "JSON", "LAST_EVENT_ID", "LOOPBACK_HOSTS", "METHOD", "NAME", "NAMED_BY",
+    "PARAM_PREFIX", "PROTOCOL_VERSION", "SESSION_ID", "TOKEN", "AllowList", "Fields", "Headers", "Mirror", "Mirrors",
+    "RawFields", "Reply", "cors_headers", "decode_value", "empty", "encode_value", "find_mirrors", "is_json",
+    "is_session_id", "listed", "media_type", "mirror_fault", "mirrored", "preflight_headers", "quality", "refusal",
+    "reply_headers", "split_target", "standard_fault", "standard_headers", "without_credentials",
 ]  # fmt: skip
 
 JSON = "application/json"
@@ -123,7 +123,13 @@ def _text(raw: str | bytes) -> str:
     return raw if isinstance(raw, str) else raw.decode("latin-1")
 
 
-_TOKEN = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
+TOKEN = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
+"""The pattern of a token (RFC 9110, 5.6.2): methods and field names are tokens."""
+
+
+def listed(text: str) -> list[str]:
+    """Return the elements of a comma-separated list."""
+    return [each for part in text.split(",") if (each := part.strip())]
 
 
 def is_session_id(text: str) -> bool:
@@ -176,19 +182,19 @@ def _quality(accept: str, wanted: str) -> float:
         essence, parameters = media_type(each)
         specific = ranges.get(essence, 0)
         if specific > best:
-            best, welcome = specific, _weight(parameters.get("q", "1"))
+            weight = parameters.get("q", "1")
+            # A malformed weight is no reason to refuse the request.
+            best, welcome = specific, float(weight) if re.fullmatch(r"0(\.\d{0,3})?|1(\.0{0,3})?", weight) else 1.0
     return welcome
 
 
 _usual_quality = functools.lru_cache(maxsize=_REMEMBERED)(_quality)
 
 
-def _weight(text: str) -> float:
-    # A malformed weight is no reason to refuse the request.
-    return float(text) if re.fullmatch(r"0(\.\d{0,3})?|1(\.0{0,3})?", text) else 1.0
-
-
 # Origin and Host.
+
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+"""The names of this machine, as a Host header has them."""
 
 _AUTHORITY = r"(?:([a-z][a-z0-9+.\-]*)://)?(\[[0-9a-f:.]+\]|[a-z0-9._\-]+)(?::(\d{0,5}))?"  # a port may be empty
 _DEFAULT_PORTS: Mapping[str, int] = MappingProxyType({"http": 80, "https": 443})
@@ -208,6 +214,16 @@ def _site(text: str) -> _Site | None:
         return None
     scheme, host, port = match[1] or "", match[2], match[3]
     return _Site(scheme, host, int(port) if port else _DEFAULT_PORTS.get(scheme))
+
+
+def split_target(target: str) -> tuple[str | None, str]:
+    """Return the host and the path of a request target.  Only an absolute target has a host (RFC 9112, 3.2.2)."""
+    target = target.partition("?")[0]
+    scheme, mark, rest = target.partition("://")
+    if not mark or "/" in scheme:
+        return None, target
+    host, slash, path = rest.partition("/")
+    return host, slash + path
 
 
 class AllowList:
@@ -254,7 +270,31 @@ def _pattern(setting: str, pattern: str, scheme: bool) -> _Site:
     return _Site(site.scheme, site.host, None if anywhere else site.port)
 
 
-# Response headers.
+# Replies.
+
+
+@record
+class Reply:
+    """Send this reply; nothing else follows.  `error` is the JSON-RPC error in the body, or None."""
+
+    status: int
+    headers: Fields
+    body: bytes = b""
+    error: Error | None = None
+
+
+def refusal(status: int, error: Error, cors: Fields = (), extra: Fields = ()) -> Reply:
+    """Make a refusal with a JSON-RPC body.  Drivers use it for their own refusals too (429, 503, forgotten events)."""
+    body = encode(prepare(error, null_id=False))
+    length = ("Content-Length", str(len(body)))
+    return Reply(status, (*reply_headers(cors, stream=False), length, *extra), body, error)
+
+
+def empty(status: int, fields: Fields) -> Reply:
+    """Make a reply without a body."""
+    length: Fields = () if status == 204 else (("Content-Length", "0"),)
+    return Reply(status, (*length, *fields))
+
 
 _MCP_NAMES = (SESSION_ID, PROTOCOL_VERSION, METHOD, NAME, LAST_EVENT_ID)
 # Headers that a page of an allowed origin may send and read: those of every revision, and those of authorization.
@@ -273,8 +313,7 @@ def preflight_headers(asked: str, methods: str) -> Fields:
 
     All requested names are allowed, because the names of Mcp-Param-* depend on the tools.
     """
-    names = [each.strip() for each in asked.split(",")]
-    allowed = dict.fromkeys([*_CORS_NAMES, *(each for each in names if re.fullmatch(_TOKEN, each))])
+    allowed = dict.fromkeys([*_CORS_NAMES, *(each for each in listed(asked) if re.fullmatch(TOKEN, each))])
     return (
         ("Access-Control-Allow-Methods", methods),
         ("Access-Control-Allow-Headers", ", ".join(allowed)),
@@ -378,10 +417,7 @@ def standard_fault(headers: Headers, message: Request | Notification, *, require
     source = NAMED_BY.get(message.method)
     if source is None:
         return None
-    return _name_fault(headers.get(NAME), source, message.params.get(source), required)
-
-
-def _name_fault(sent: str | None, source: str, name: Json, required: bool) -> str | None:
+    sent, name = headers.get(NAME), message.params.get(source)
     if sent is None:
         # If the body lacks the parameter too, the code that needs it refuses the request.
         missing = required and isinstance(name, str)
@@ -491,7 +527,7 @@ def find_mirrors(input_schema: Mapping[str, Any]) -> Mirrors:
 
 
 def _annotation_fault(name: Json, node: _SchemaNode, taken: set[str]) -> str | None:
-    if not isinstance(name, str) or not re.fullmatch(_TOKEN, name):
+    if not isinstance(name, str) or not re.fullmatch(TOKEN, name):
         return f"{shown(name)} is not an HTTP token"  # http-79, http-80
     if not node.chained or node.parent is None:
         return "only a property reached through `properties` alone may be mirrored"  # http-84

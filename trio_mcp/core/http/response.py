@@ -26,9 +26,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from trio_mcp.core.http.fields import Fields, reply_headers
+from trio_mcp.core.http.fields import Fields, empty, reply_headers
+from trio_mcp.core.http.server_rules import Answer, OpenStream, Serve, status_for
 from trio_mcp.core.http.sse import KEEP_ALIVE, encode_messages
-from trio_mcp.core.http.verdicts import Answer, OpenStream, Serve, empty, status_for
 from trio_mcp.core.messages import Batch, Error, Id, Notification, Request, Response, encode
 from trio_mcp.core.session import ServerProtocol
 

@@ -13,7 +13,8 @@ does these steps in this order:
    pass the messages on and answer by JSON or by a stream (`Serve`); open or end a session or a stream.
 
 A caller that does not need the earlier steps calls `judge` at once.  Its arguments have the facts that only the caller
-knows: the open sessions, the header rules of the tools, the principal.
+knows: the open sessions, the header rules of the tools, the principal.  It makes an `HttpPolicy` from its settings and
+an `HttpRequest` from each request.  The class of the `Verdict` tells it the next step.
 
 WebSockets share step 1, because their rules about origins and paths are the same.  If `Screened.websocket` is true, the
 caller authenticates, answers the WebSocket handshake and serves messages, and does not call this module again.  If a
@@ -32,48 +33,38 @@ read, and otherwise no id ("a JSON-RPC error response that has no `id`").
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import enum
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import attrs
 
 from trio_mcp.core import errors
-from trio_mcp.core.errors import shown
+from trio_mcp.core.errors import UsageError, shown
 from trio_mcp.core.http.fields import (
     DRAFT_HEADER_MISMATCH,
     EVENT_STREAM,
     JSON,
     LAST_EVENT_ID,
+    LOOPBACK_HOSTS,
     PROTOCOL_VERSION,
     SESSION_ID,
+    AllowList,
     Fields,
     Headers,
     Mirror,
+    RawFields,
+    Reply,
     cors_headers,
+    empty,
     is_json,
     mirror_fault,
     preflight_headers,
     quality,
-    standard_fault,
-)
-from trio_mcp.core.http.verdicts import (
-    SESSION_PARAMETER,
-    Answer,
-    Deliver,
-    EndSession,
-    HttpPolicy,
-    HttpRequest,
-    OpenLegacyStream,
-    OpenStream,
-    PathKind,
-    Reply,
-    Screened,
-    Serve,
-    SessionFacts,
-    Verdict,
-    empty,
     refusal,
-    websocket_hint,
+    split_target,
+    standard_fault,
 )
 from trio_mcp.core.messages import (
     ABSENT,
@@ -82,15 +73,261 @@ from trio_mcp.core.messages import (
     Id,
     InvalidMessage,
     Json,
+    Limits,
     Message,
     Notification,
     Request,
     Response,
     decode,
+    record,
 )
-from trio_mcp.core.revisions import META_VERSION, REVISIONS, Revision
+from trio_mcp.core.requests import LinkKind
+from trio_mcp.core.revisions import META_VERSION, REVISIONS, Revision, Terms
+from trio_mcp.core.session import Offer, ServerProtocol
 
-__all__ = ["check_session", "judge", "screen"]
+__all__ = [
+    "LOOPBACK_ORIGINS", "SESSION_PARAMETER", "Answer", "Deliver", "EndSession", "HttpPolicy", "HttpRequest",
+    "OpenLegacyStream", "OpenStream", "PathKind", "Screened", "Serve", "SessionFacts", "Verdict", "check_session",
+    "endpoint_uri", "judge", "screen", "session_id", "status_for", "websocket_hint",
+]  # fmt: skip
+
+LOOPBACK_ORIGINS = tuple(f"{scheme}://{host}:*" for scheme in ("http", "https") for host in LOOPBACK_HOSTS)
+
+SESSION_PARAMETER = "session"
+
+
+class PathKind(enum.Enum):
+    __hash__ = object.__hash__  # members are singletons; `Enum` hashes the name, in Python code
+
+    ENDPOINT = enum.auto()
+    SSE = enum.auto()
+    MESSAGES = enum.auto()
+    WEBSOCKET = enum.auto()
+
+
+# Globals, because in Python 3.11 the lookup of an enum member is eight times slower than that of a global.
+_ENDPOINT, _MESSAGES, _WEBSOCKET = PathKind.ENDPOINT, PathKind.MESSAGES, PathKind.WEBSOCKET
+
+
+def _path(path: str) -> str:
+    if not path.startswith("/") or "?" in path:
+        raise UsageError(f"a path must begin with a slash and have no query; got {path!r}")
+    return path.rstrip("/")
+
+
+def _paths(policy: HttpPolicy) -> Mapping[str, PathKind]:
+    if (policy.sse_path is None) is not (policy.message_path is None):
+        raise UsageError("set sse_path and message_path together: HTTP+SSE needs both")
+    beside = {"sse_path": PathKind.SSE, "message_path": _MESSAGES, "websocket_path": _WEBSOCKET}
+    given = {"path": _ENDPOINT, **{name: kind for name, kind in beside.items() if getattr(policy, name) is not None}}
+    paths = {getattr(policy, name): kind for name, kind in given.items()}
+    if len(paths) < len(given):
+        raise UsageError(f"{', '.join(given)} must all be different")
+    return paths
+
+
+def _derived(compute: Callable[[Any], Any]) -> Any:
+    """Return a field that is computed once from the other fields."""
+    return attrs.field(init=False, repr=False, eq=False, default=attrs.Factory(compute, takes_self=True))
+
+
+@record
+class HttpPolicy:
+    """The settings of an HTTP server.  The defaults are for a server on loopback.
+
+    Paths are served with and without a trailing slash.  `sse_path` and `message_path` enable the old HTTP+SSE
+    transport, which is off by default (sse-13).  `websocket_path` is the path for WebSockets, if the driver supports
+    them.  With `sessions=False` legacy clients are still served, but each POST stands alone.  With `json_only=True` no
+    response is a stream.  A driver without an event log sets `resumable=False`; then a client that tries to resume a
+    stream is refused.
+    """
+
+    path: str = attrs.field(default="/mcp", converter=_path)
+    sse_path: str | None = attrs.field(default=None, converter=attrs.converters.optional(_path))
+    message_path: str | None = attrs.field(default=None, converter=attrs.converters.optional(_path))
+    websocket_path: str | None = attrs.field(default=None, converter=attrs.converters.optional(_path))
+    allowed_hosts: Sequence[str] = LOOPBACK_HOSTS  # patterns of `AllowList`
+    allowed_origins: Sequence[str] = LOOPBACK_ORIGINS
+    revisions: Sequence[Revision] = tuple(REVISIONS.values())
+    sessions: bool = True
+    json_only: bool = False
+    resumable: bool = True
+    limits: Limits = attrs.field(factory=Limits)
+    paths: Mapping[str, PathKind] = _derived(_paths)
+    hosts: AllowList = _derived(lambda policy: AllowList("allowed_hosts", policy.allowed_hosts, schemes=False))
+    origins: AllowList = _derived(lambda policy: AllowList("allowed_origins", policy.allowed_origins, schemes=True))
+    _eras: frozenset[bool] = _derived(lambda policy: frozenset(each.handshake for each in policy.revisions))
+
+    def serves(self, *, handshake: bool) -> bool:
+        """Return whether any legacy revision (with a handshake), or any modern one, is served."""
+        return handshake in self._eras
+
+
+def _headers(fields: RawFields) -> Headers:
+    return fields if isinstance(fields, Headers) else Headers(fields)
+
+
+@record
+class HttpRequest:
+    """One HTTP request.  `target` is the path and query as received (or the absolute URI, if sent to a proxy)."""
+
+    method: str
+    target: str = attrs.field(repr=False)  # contains the session id of an HTTP+SSE client
+    headers: Headers = attrs.field(converter=_headers)  # from pairs or a mapping, of bytes or strings
+    body: bytes = attrs.field(default=b"", repr=False)
+
+
+@record
+class SessionFacts:
+    """The facts about a session that the rules need.
+
+    An HTTP+SSE session has revision 2024-11-05 before its handshake.
+    """
+
+    revision: Revision
+    principal: Any = None
+    legacy_stream: bool = False  # opened by HTTP+SSE: served on the message path, other sessions on the endpoint
+
+
+class Answer(enum.Enum):
+    """How requests may be answered, from the types that the client accepts and the server offers.
+
+    EITHER: one JSON body, which is cheap and which every client can read.  It becomes a stream if another message
+    precedes the answer, or if the answer takes longer than the interval of keep-alive comments: a proxy would close a
+    response without any bytes.
+    """
+
+    EITHER = enum.auto()
+    JSON = enum.auto()
+    STREAM = enum.auto()
+
+
+# The verdicts.  The driver adds the header fields `cors` to every response that follows from a verdict.
+
+
+@record
+class Deliver:
+    """Feed this message to its session, then send `reply`.  If the session cannot take it, send a `refusal` instead.
+
+    `reply` is 202, or 400 if there is a `fault`: a malformed response (the session is told, so that the request it
+    answers fails), or invalid items in a batch without requests (they are left out of `message`).
+
+    Without a `session` there is nothing to feed: only send `reply`.  This is so for modern notifications; a modern
+    client cancels by closing its response stream.
+    """
+
+    message: Message
+    revision: Revision
+    session: str | None = attrs.field(repr=False)
+    cors: Fields
+    fault: Error | None = None
+
+    @property
+    def reply(self) -> Reply:
+        return empty(202, self.cors) if self.fault is None else refusal(400, self.fault, self.cors)  # http-16
+
+
+@record
+class Serve:
+    """Feed this message, and answer its requests on this response: as JSON or as a stream, as `answer` allows.
+
+    With `session`, feed it to that session, else to a `new_session`.  With `opens_session`, keep the new session under
+    a `session_id` once it reports `SessionAgreed`.  `revision` is None for `initialize`, which negotiates the revision.
+    A `ResponseEncoder` writes the answer.
+
+    A client may close the response before the answer.  In the modern era this cancels the request: call
+    `connection_lost()` of its session.  In the legacy era nothing is lost.
+    """
+
+    message: Message
+    revision: Revision | None
+    session: str | None = attrs.field(repr=False)
+    opens_session: bool
+    answer: Answer
+    cors: Fields
+
+    def new_session(self, offer: Offer, limits: Limits | None = None) -> ServerProtocol:
+        """Make a session for this message, if `session` is None."""
+        if self.revision is not None and not self.revision.handshake:
+            return ServerProtocol(offer, link=LinkKind.EXCHANGE, limits=limits)  # the message brings its terms
+        terms = None if self.revision is None else Terms(self.revision)
+        return ServerProtocol(offer, link=LinkKind.SESSION, limits=limits, terms=terms)
+
+
+@record
+class OpenStream:
+    """Open the standalone stream of this session, or resume one of its streams after the event with the id `after`."""
+
+    session: str = attrs.field(repr=False)
+    revision: Revision
+    after: str | None
+    cors: Fields
+
+
+@record
+class EndSession:
+    """End this session, then send `reply`."""
+
+    session: str = attrs.field(repr=False)
+    cors: Fields
+
+    @property
+    def reply(self) -> Reply:
+        return empty(204, self.cors)
+
+
+@record
+class OpenLegacyStream:
+    """Open an HTTP+SSE stream and its session.  The first event is ``endpoint``, its data `endpoint_uri`."""
+
+    cors: Fields
+
+
+Verdict: TypeAlias = Reply | Deliver | Serve | OpenStream | EndSession | OpenLegacyStream
+
+
+@record
+class Screened:
+    """A request whose head passed all checks: read the body and call `judge` with it."""
+
+    path_kind: PathKind
+    answer: Answer
+    cors: Fields
+
+    @property
+    def websocket(self) -> bool:
+        """True if this is the path for WebSockets; see the head of `server_rules`."""
+        return self.path_kind is _WEBSOCKET
+
+
+def status_for(revision: Revision, code: int) -> int:
+    """The HTTP status of an error that answers a request, if it is the first message of the response."""
+    return 200 if revision.http is None else revision.http.statuses.get(code, 200)
+
+
+def session_id(random: bytes) -> str:
+    """Make a session id from random bytes: visible ASCII, safe in a URI, as hard to guess as they (http-53, 54)."""
+    if len(random) < 16:
+        raise UsageError(f"session_id() needs at least 16 random bytes, got {len(random)}")
+    return urlsafe_b64encode(random).rstrip(b"=").decode()
+
+
+def endpoint_uri(policy: HttpPolicy, session: str, prefix: str = "") -> str:
+    """The URI to which the client of an HTTP+SSE stream posts (sse-05).
+
+    `prefix`: where the policy's paths are mounted.
+    """
+    return f"{prefix}{policy.message_path}?{SESSION_PARAMETER}={session}"
+
+
+def websocket_hint(policy: HttpPolicy, prefix: str = "") -> str:
+    """A hint for a client that requests a WebSocket at another path.
+
+    `prefix`: where the policy's paths are mounted.
+    """
+    path = policy.websocket_path
+    there = "this server offers no WebSockets" if path is None else f"WebSockets are at {prefix + path or '/'}"
+    return f"{there} (websocket_path)"
 
 
 class _RuleBroken(Exception):
@@ -112,33 +349,19 @@ class _RuleBroken(Exception):
         self.extra = extra
 
     def reply(self, policy: HttpPolicy, request: HttpRequest, cors: Fields, prefix: str) -> Reply:
-        message = _with_hint(self.error.message, policy, request, prefix)
+        message, headers = self.error.message, request.headers
+        if request.method == "GET":  # the request was perhaps sent to the wrong URL
+            path_kind = policy.paths.get(split_target(request.target)[1].rstrip("/"))
+            browsing = SESSION_ID not in headers and "text/html" in headers.get("Accept", "").lower()
+            if path_kind is not _WEBSOCKET and "websocket" in headers.get("Upgrade", "").lower():
+                message = f"{message}; {websocket_hint(policy, prefix)}"
+            elif path_kind is _ENDPOINT and browsing:
+                message = f"this is an MCP endpoint, not a web page: give its URL to an MCP client ({message})"
         reply = refusal(self.status, attrs.evolve(self.error, message=message), cors, self.extra)
         return attrs.evolve(reply, body=b"") if request.method == "HEAD" else reply
 
 
-def _with_hint(message: str, policy: HttpPolicy, request: HttpRequest, prefix: str) -> str:
-    """Return the reason of a refusal, with a hint if the request was probably sent to the wrong URL."""
-    headers = request.headers
-    if request.method != "GET":
-        return message
-    path_kind = policy.paths.get(_split(request)[1].rstrip("/"))
-    if path_kind is not PathKind.WEBSOCKET and "websocket" in headers.get("Upgrade", "").lower():
-        return f"{message}; {websocket_hint(policy, prefix)}"
-    if (
-        path_kind is PathKind.ENDPOINT
-        and SESSION_ID not in headers
-        and "text/html" in headers.get("Accept", "").lower()
-    ):
-        return f"this is an MCP endpoint, not a web page: give its URL to an MCP client ({message})"
-    return message
-
-
 # Step one: the head.
-
-
-# Globals, because in Python 3.11 the lookup of an enum member is eight times slower than that of a global.
-_ENDPOINT, _MESSAGES = PathKind.ENDPOINT, PathKind.MESSAGES
 
 
 def screen(policy: HttpPolicy, request: HttpRequest, prefix: str = "") -> Reply | Screened:
@@ -188,22 +411,14 @@ def _check_sites(policy: HttpPolicy, request: HttpRequest) -> tuple[Fields, str]
     # http-03, http-04: "If the Origin header is present and invalid, servers MUST respond with HTTP 403 Forbidden."
     if origin is not None and not policy.origins.allows(origin):
         raise _RuleBroken(403, f"the origin {shown(origin)} is not allowed; add it to allowed_origins to serve it")
-    host, path = _split(request)
+    host, path = split_target(request.target)
+    if host is None:
+        host = request.headers.get("Host")
     # In a DNS rebinding attack, the browser sends the attacker's host name.  The HTTP status for "not the server of
     # this host" is 421 (RFC 9110, 15.5.20).  A request without a Host is HTTP/1.0, and no browser sends it.
     if host is not None and not policy.hosts.allows(host):
         raise _RuleBroken(421, f"the host {shown(host)} is not served here; add it to allowed_hosts to serve it")
     return () if origin is None else cors_headers(origin), path
-
-
-def _split(request: HttpRequest) -> tuple[str | None, str]:
-    """Return the host and the path.  A host in the target overrides the Host header (RFC 9112, 3.2.2)."""
-    target = request.target.partition("?")[0]
-    scheme, mark, rest = target.partition("://")
-    if not mark or "/" in scheme:
-        return request.headers.get("Host"), target
-    host, slash, path = rest.partition("/")
-    return host, slash + path
 
 
 def _methods(policy: HttpPolicy, path_kind: PathKind, version: str | None, prefix: str) -> tuple[str, str]:
@@ -257,16 +472,15 @@ def _check_content(policy: HttpPolicy, headers: Headers) -> None:
         raise _RuleBroken(415, f"post messages as {JSON} in UTF-8; got {came}")
 
 
-_WITHOUT_ANSWERS = frozenset({PathKind.MESSAGES, PathKind.WEBSOCKET})
 _ANSWERS = {(True, True): Answer.EITHER, (True, False): Answer.JSON, (False, True): Answer.STREAM}
 
 
 def _acceptable(policy: HttpPolicy, path_kind: PathKind, request: HttpRequest) -> Answer:
     """Return the types that the response may have.  Accept need not list both types, only one that we offer."""
+    if path_kind is _MESSAGES or path_kind is _WEBSOCKET or request.method == "DELETE":
+        return Answer.EITHER  # the response has no body, or is a WebSocket
     accept = request.headers.get("Accept")
     posted = request.method == "POST"
-    if path_kind in _WITHOUT_ANSWERS or request.method == "DELETE":
-        return Answer.EITHER  # the response has no body, or is a WebSocket
     json = posted and quality(accept, JSON) > 0
     stream = quality(accept, EVENT_STREAM) > 0 and not (posted and policy.json_only)
     if not json and not stream:
@@ -367,7 +581,9 @@ def _check_session(case: _RequestFacts) -> None:
     if named is not None and not named.handshake and policy.serves(handshake=False):
         return  # modern messages have no session, even if the head names one
     facts = _facts(case, session)
-    _legacy_revision(case, facts)
+    if case.version is not None:
+        # A header that names another revision than that of the session is accepted: it breaks only a SHOULD (http-63).
+        _legacy_revision(case)
     case.session = session, facts
 
 
@@ -393,7 +609,8 @@ def _post(case: _RequestFacts) -> Verdict:
 
 
 def _by_era(case: _RequestFacts, message: Message) -> Verdict:
-    stated = _stated_version(message)
+    meta = message.params.get("_meta") if isinstance(message, _WITH_METHOD) else None
+    stated = meta.get(META_VERSION) if isinstance(meta, dict) else None  # a version, or any other JSON
     named = REVISIONS.get(case.version or "")
     opening = isinstance(message, Request) and message.method == "initialize"
     # A version in `_meta` makes a message modern, whatever its headers are (http-117).  A version header that names a
@@ -401,7 +618,9 @@ def _by_era(case: _RequestFacts, message: Message) -> Verdict:
     modern = stated is not None or (named is not None and not named.handshake and not opening)
     if not case.policy.serves(handshake=True) or (modern and case.policy.serves(handshake=False)):
         return _modern(case, message, stated)
-    _check_sent_mirrors(case, message)
+    if isinstance(message, _WITH_METHOD):
+        # Legacy revisions do not define these headers.  But a proxy may route by them, so they must equal the body.
+        _check_mirrors(case, message, required=False, code=DRAFT_HEADER_MISMATCH)
     if opening:
         # `initialize` negotiates the version and opens a session: its version header and session id are ignored.
         return Serve(message, None, None, case.policy.sessions, case.head.answer, case.head.cors)
@@ -422,14 +641,6 @@ def _message(case: _RequestFacts) -> Message:
     return message
 
 
-def _stated_version(message: Message) -> Json:
-    """Return the version in the `_meta` of a message, of any JSON type; None if it has no version."""
-    if not isinstance(message, _WITH_METHOD):
-        return None
-    meta = message.params.get("_meta")
-    return meta.get(META_VERSION) if isinstance(meta, dict) else None
-
-
 def _served(case: _RequestFacts, version: str, *, handshake: bool) -> Revision | None:
     revision = REVISIONS.get(version)
     if revision is None or revision not in case.policy.revisions or revision.handshake is not handshake:
@@ -448,10 +659,8 @@ def _unsupported(case: _RequestFacts, requested: Json, code: int) -> _RuleBroken
 
 
 def _modern(case: _RequestFacts, message: Message, stated: Json) -> Verdict:
-    if not isinstance(message, _WITH_METHOD):
-        raise _RuleBroken(
-            400, "post one request or one notification; this revision allows no other body"
-        )  # http-12, http-13
+    if not isinstance(message, _WITH_METHOD):  # http-12, http-13
+        raise _RuleBroken(400, "post one request or one notification; this revision allows no other body")
     revision = _modern_revision(case, message, stated)
     required = isinstance(message, Request)
     _check_mirrors(case, message, required=required, code=errors.HEADER_MISMATCH)
@@ -521,13 +730,14 @@ def _check_mirrors(case: _RequestFacts, message: Request | Notification, *, requ
 
 def _legacy(case: _RequestFacts, message: Message) -> Verdict:
     session: str | None = None
-    facts: SessionFacts | None = None
     if case.policy.sessions:
         session, facts = _session(case)
-    revision = _legacy_revision(case, None) if facts is None else facts.revision
-    if facts is None and isinstance(message, Response | Error | InvalidMessage):
-        # http-16: without sessions, this server never sends a request, so no response can belong to one.
-        raise _RuleBroken(400, "this server has no sessions (sessions=False), so it accepts no responses")
+        revision = facts.revision
+    else:
+        revision = _legacy_revision(case)
+        if isinstance(message, Response | Error | InvalidMessage):
+            # http-16: without sessions, this server never sends a request, so no response can belong to one.
+            raise _RuleBroken(400, "this server has no sessions (sessions=False), so it accepts no responses")
     fault = _fault(message)
     if isinstance(message, Batch):
         message, fault = _check_batch(message, revision)
@@ -538,12 +748,6 @@ def _legacy(case: _RequestFacts, message: Message) -> Verdict:
 
 def _fault(item: Message) -> Error | None:
     return Error(None, errors.INVALID_REQUEST, item.why) if isinstance(item, InvalidMessage) else None
-
-
-def _check_sent_mirrors(case: _RequestFacts, message: Message) -> None:
-    # Legacy revisions do not define these headers.  But a proxy may route by them, so they must equal the body.
-    if isinstance(message, _WITH_METHOD):
-        _check_mirrors(case, message, required=False, code=DRAFT_HEADER_MISMATCH)
 
 
 def _check_batch(batch: Batch, revision: Revision) -> tuple[Batch, Error | None]:
@@ -587,17 +791,13 @@ def _facts(case: _RequestFacts, session: str) -> SessionFacts:
     return facts
 
 
-def _legacy_revision(case: _RequestFacts, facts: SessionFacts | None) -> Revision:
-    """Return the revision of a legacy message: of its session, else of its header, else 2025-03-26 (http-64: "the
-    server SHOULD assume")."""
+def _legacy_revision(case: _RequestFacts) -> Revision:
+    """Return the legacy revision that the header names, or 2025-03-26 (http-64: "the server SHOULD assume")."""
     version = "2025-03-26" if case.version is None else case.version
-    if facts is not None and case.version is None:
-        return facts.revision
     named = _served(case, version, handshake=True)
     if named is None:
         raise _unsupported(case, version, errors.INVALID_REQUEST)  # http-65
-    # A header that names another revision than that of the session is accepted: it breaks only a SHOULD (http-63).
-    return named if facts is None else facts.revision
+    return named
 
 
 # HTTP+SSE (2024-11-05): a session uses one path for its stream and one for its POSTs.

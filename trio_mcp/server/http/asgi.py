@@ -34,8 +34,8 @@ import attrs
 import trio
 
 from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST, UsageError, check_seconds, shown
-from trio_mcp.core.http.fields import Fields
-from trio_mcp.core.http.verdicts import HttpRequest, Reply, refusal, websocket_hint
+from trio_mcp.core.http.fields import Fields, Reply, refusal
+from trio_mcp.core.http.server_rules import HttpRequest, websocket_hint
 from trio_mcp.core.messages import Error, InvalidMessage, Limits, Message, decode
 from trio_mcp.core.pace import Pace
 from trio_mcp.core.shares import Account, Charge, weight

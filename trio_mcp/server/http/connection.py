@@ -44,9 +44,8 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from trio_mcp.core.errors import INTERNAL_ERROR
-from trio_mcp.core.http.fields import Fields
-from trio_mcp.core.http.verdicts import HttpRequest, Reply, refusal
-from trio_mcp.core.http.wire import (
+from trio_mcp.core.http.fields import Fields, Reply, refusal
+from trio_mcp.core.http.h1 import (
     CONTINUE,
     LAST_CHUNK,
     RequestHead,
@@ -57,6 +56,7 @@ from trio_mcp.core.http.wire import (
     head_bytes,
     refused,
 )
+from trio_mcp.core.http.server_rules import HttpRequest
 from trio_mcp.core.messages import Error, Limits
 from trio_mcp.core.pace import Pace
 from trio_mcp.core.shares import LONG, Charge, holder_of

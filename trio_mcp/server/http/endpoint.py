@@ -34,21 +34,21 @@ import trio
 
 from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST, shown
 from trio_mcp.core.http.event_log import EventLog, MemoryEventLog, NotReplayable
-from trio_mcp.core.http.fields import Fields, Headers, reply_headers
-from trio_mcp.core.http.server_rules import check_session, judge, screen
-from trio_mcp.core.http.sse import SseEvent, encode_event, encode_message
-from trio_mcp.core.http.verdicts import (
+from trio_mcp.core.http.fields import Fields, Headers, Reply, refusal, reply_headers
+from trio_mcp.core.http.server_rules import (
     Deliver,
     EndSession,
     HttpRequest,
     OpenLegacyStream,
     OpenStream,
-    Reply,
     Screened,
     Serve,
+    check_session,
     endpoint_uri,
-    refusal,
+    judge,
+    screen,
 )
+from trio_mcp.core.http.sse import SseEvent, encode_event, encode_message
 from trio_mcp.core.messages import Batch, Error, Id, Message, Request
 from trio_mcp.core.requests import LinkKind
 from trio_mcp.core.revisions import Terms

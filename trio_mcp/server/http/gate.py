@@ -23,8 +23,8 @@ from typing import TypeAlias, TypeVar
 import trio
 
 from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST, UsageError
-from trio_mcp.core.http.fields import Fields, Headers
-from trio_mcp.core.http.verdicts import HttpRequest, Reply, refusal
+from trio_mcp.core.http.fields import Fields, Headers, Reply, refusal
+from trio_mcp.core.http.server_rules import HttpRequest
 from trio_mcp.core.messages import Error, Id
 from trio_mcp.core.oauth.principals import Principal, has_scopes
 from trio_mcp.core.oauth.resource import CannotVerify, Protection, ResourceServer

@@ -38,8 +38,8 @@ import trio
 
 from trio_mcp.core.http.event_log import EventLog
 from trio_mcp.core.http.fields import Fields, reply_headers
+from trio_mcp.core.http.server_rules import Answer, status_for
 from trio_mcp.core.http.sse import KEEP_ALIVE, encode_messages, priming_event
-from trio_mcp.core.http.verdicts import Answer, status_for
 from trio_mcp.core.messages import Batch, Error, Id, Notification, Request, Response, encode
 from trio_mcp.core.requests import charged
 from trio_mcp.core.revisions import Revision

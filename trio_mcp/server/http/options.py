@@ -8,7 +8,8 @@ from typing import TypedDict
 
 from trio_mcp.core.errors import UsageError
 from trio_mcp.core.http.event_log import EventLog
-from trio_mcp.core.http.verdicts import LOOPBACK_HOSTS, HttpPolicy, HttpRequest
+from trio_mcp.core.http.fields import LOOPBACK_HOSTS
+from trio_mcp.core.http.server_rules import HttpPolicy, HttpRequest
 from trio_mcp.server.run import Run
 
 __all__ = ["HttpOptions", "keep_alive_of", "policy_of", "public_url_of"]

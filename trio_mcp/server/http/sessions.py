@@ -31,7 +31,7 @@ from typing import Protocol
 import trio
 
 from trio_mcp.core.http.event_log import EventLog
-from trio_mcp.core.http.verdicts import Answer, SessionFacts, session_id
+from trio_mcp.core.http.server_rules import Answer, SessionFacts, session_id
 from trio_mcp.core.messages import Id, Notification, encode
 from trio_mcp.core.requests import LinkKind, charged
 from trio_mcp.core.revisions import REVISIONS, Revision

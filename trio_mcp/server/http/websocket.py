@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from trio_mcp.core.http.verdicts import HttpRequest, Reply
+from trio_mcp.core.http.fields import Reply
+from trio_mcp.core.http.server_rules import HttpRequest
 from trio_mcp.core.http.websocket import Upgrade, WebSocketFrames, judge_upgrade
 from trio_mcp.core.revisions import Role
 from trio_mcp.server.driver import converse
