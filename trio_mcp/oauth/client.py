@@ -6,7 +6,9 @@
 
 `core.oauth` decides which requests to send and what follows from their responses; this module sends them.  There is one
 `TokenSource` for each MCP server, shared by all clients with the same `OAuth`.  Each HTTP request has its own
-`Credentials`, which give the header fields to add, and tell whether to send the request again.
+`Credentials`, which give the header fields to add, and tell whether to send the request again.  A `FlowRun` carries out
+the actions of one flow.  A failed action is an event too, so a flow always has an outcome, except if it is ended from
+outside.  Then the next request that needs a token starts another flow.
 
 A flow runs in a task of its own, outside the caller's cancel scope: a request that waits for a token can be cancelled
 without interrupting the user who is looking for a password.  The flow ends with the last client of its server.  A
@@ -22,9 +24,11 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import os
 import time
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
@@ -33,44 +37,41 @@ import trio
 
 from trio_mcp.core.errors import McpError, UsageError, check_seconds, repeated, shown
 from trio_mcp.core.http.fields import Fields, RawFields
-from trio_mcp.core.oauth.discovery import UrlRules, is_loopback, redirect_fault, url_fault
-from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame
-from trio_mcp.core.oauth.flow import Flow, FlowFailed
-from trio_mcp.core.oauth.messages import (
-    Application,
-    AuthorizationCode,
-    ClientCredentials,
-    IdentityAssertion,
-    Key,
-    WorkloadIdentity,
-    client_document,
+from trio_mcp.core.messages import Limits
+from trio_mcp.core.oauth.discovery import UrlRules, is_loopback, network_at, redirect_fault, url_fault
+from trio_mcp.core.oauth.flow import (
+    AskAssertion,
+    Asserted,
+    BrowserReturned,
+    Flow,
+    FlowAbandoned,
+    FlowAction,
+    FlowEvent,
+    FlowFailed,
+    ForbiddenAddress,
+    OpenBrowser,
+    OpenReceiver,
+    Persist,
+    ReceiverReady,
+    Replied,
+    RequestFailed,
+    ReturnIgnored,
+    SendRequest,
 )
-from trio_mcp.core.oauth.records import OAuthClient, ServerRecord, as_json, read_record
+from trio_mcp.core.oauth.messages import Application, IdentityAssertion, WorkloadIdentity
+from trio_mcp.core.oauth.records import ServerRecord, as_json, read_record
 from trio_mcp.core.oauth.tokens import Authorized, AuthorizedRequest, Authorizer, StartFlow, Verdict
-from trio_mcp.oauth.browser import OnBrowser, open_in_browser
-from trio_mcp.oauth.run import FlowRun
+from trio_mcp.oauth.browser import BrowserReturn, OnBrowser, RedirectReceiver, open_in_browser, receive_returns
 from trio_mcp.oauth.token_stores import MemoryTokenStore, TokenStore
+from trio_mcp.transport.dial import locate
+from trio_mcp.transport.http_pool import HttpPool
+from trio_mcp.transport.nursery import open_nursery
+from trio_mcp.transport.workers import HandlerEscape, contained
 
 if TYPE_CHECKING:
     import ssl
 
-__all__ = [
-    "Application",
-    "AuthorizationCode",
-    "AuthorizationFailed",
-    "Blame",
-    "ClientCredentials",
-    "Credentials",
-    "IdentityAssertion",
-    "Key",
-    "OAuth",
-    "OAuthClient",
-    "OnAssertion",
-    "OnVisit",
-    "TokenSource",
-    "WorkloadIdentity",
-    "client_document",
-]  # fmt: skip
+__all__ = ["Credentials", "OAuth", "OnAssertion", "OnVisit", "TokenSource"]
 
 T = TypeVar("T")
 
@@ -82,6 +83,8 @@ OnAssertion: TypeAlias = Callable[[str, str], "Awaitable[str] | str"]
 """Takes the audience and the resource, and returns an assertion, such as a JWT, that identifies the program."""
 
 _AUTH_FIELDS = frozenset({"authorization", "dpop"})
+_END_SECONDS = 2.0  # for a token that may have just been issued to arrive and be stored
+_PAGE_SECONDS = 2.0  # for the browser to load the page that shows the outcome
 _FLOW_END_SECONDS = 5.0  # for a flow to end, which takes two unless a callback of the program delays it
 _STORE_SECONDS = 30.0  # for one call of the token store; a slower store counts as broken
 
@@ -294,19 +297,7 @@ class TokenSource:
         """Start a task for this flow."""
         run = self._runs[flow] = FlowRun(self, flow)
         # Not in the nursery of a caller, because other requests wait for it too.
-        trio.lowlevel.spawn_system_task(self._drive, run, name="an authorization", context=copy_context())
-
-    async def _drive(self, run: FlowRun) -> None:
-        try:
-            await run.drive()
-        except Exception as error:  # noqa: BLE001  # an exception that leaves a system task crashes Trio
-            _log.exception("an authorization failed with an unexpected error")
-            run.fail(error)
-        finally:
-            self.authorizer.abandon(run.flow)
-            del self._runs[run.flow]
-            run.settled.set()
-            run.over.set()
+        trio.lowlevel.spawn_system_task(run.run, self._runs, name="an authorization", context=copy_context())
 
     async def wait(self, flow: Flow) -> None:
         """Wait for the outcome of this flow, or until it ends without one."""
@@ -392,6 +383,227 @@ class Credentials:
         if isinstance(verdict, StartFlow):
             self._authorization.begin(verdict.flow)  # at once, because other requests wait for it from now on
         return verdict
+
+
+class FlowRun:
+    """Runs one flow.
+
+    `settled` is set once the flow has an outcome, or can have none.  `over` is set once its task ends.
+    """
+
+    def __init__(self, source: TokenSource, flow: Flow) -> None:
+        self.settled = trio.Event()
+        self.over = trio.Event()
+        self._source = source
+        self._oauth = source.oauth
+        self._flow = flow
+        self._scope = trio.CancelScope()
+        self._ending = self._storing = False
+        self._action: FlowAction | None = None  # the action that the flow waits for
+        self._receiver: RedirectReceiver | None = None
+        self._visit: BrowserReturn | None = None  # the browser's last request, which waits for its page
+        self._deadline = math.inf  # for the user
+        self._addresses: dict[tuple[str, int], str] = {}  # the addresses of the connections, by host and port
+
+    def end(self) -> None:
+        """End the flow, because its outcome is not needed any more.  A step that must not be interrupted gets
+        `_END_SECONDS` seconds."""
+        self._ending = True
+        self._scope.deadline = trio.current_time() + _END_SECONDS if self._delicate else -math.inf
+
+    @property
+    def _delicate(self) -> bool:
+        """Whether a code or a refresh token may be in use, a token is being stored, or the outcome is being shown."""
+        action = self._action
+        return self._storing or self._flow.over or (isinstance(action, SendRequest) and action.uses_up)
+
+    async def run(self, runs: dict[Flow, FlowRun]) -> None:
+        """The task of the flow, which is in `runs` until its end."""
+        try:
+            with self._scope:
+                await self._drive()
+        except Exception as error:  # noqa: BLE001  # an exception that leaves a system task crashes Trio
+            _log.exception("an authorization failed with an unexpected error")
+            self._advance(FlowAbandoned("an internal error", cause=error))  # the waiting requests do not try it again
+        finally:
+            self._source.authorizer.abandon(self._flow)
+            del runs[self._flow]
+            self.settled.set()
+            self.over.set()
+
+    async def _drive(self) -> None:
+        if await self._source.found(self._flow):
+            return
+        async with (
+            open_nursery() as nursery,
+            HttpPool(ssl_context=self._oauth.ssl_context, limits=Limits(), connect=self._connect) as pool,
+        ):
+            actions = self._advance(None)
+            while True:
+                self._action = actions[-1]
+                for action in actions:
+                    if isinstance(action, Persist):
+                        self._storing = True
+                        await self._source.persist(action.record)
+                        self._storing = False
+                if self._flow.over:
+                    break
+                if self._ending and not self._delicate:
+                    return  # the next action would ask the user
+                actions = self._advance(await self._do(self._action, nursery, pool))
+            self.settled.set()
+            await self._show_outcome()
+
+    def _advance(self, event: FlowEvent | None) -> tuple[FlowAction, ...]:
+        authorizer, flow = self._source.authorizer, self._flow
+        try:
+            if event is None:
+                return authorizer.start(flow, time.time())
+            return authorizer.receive(flow, event, time.time())
+        except Exception as error:  # noqa: BLE001  # the program's own function signs for a Key
+            why = str(error) if isinstance(error, McpError) else f"a Key could not sign ({type(error).__name__})"
+            return authorizer.receive(flow, FlowAbandoned(why, cause=error), time.time())
+
+    # Actions.
+
+    async def _do(self, action: FlowAction, nursery: trio.Nursery, pool: HttpPool) -> FlowEvent:
+        oauth = self._oauth
+        try:
+            match action:
+                case SendRequest():
+                    return await self._send(action, pool)
+                case OpenReceiver() if oauth.visit is not None:
+                    assert oauth.redirect_uri is not None
+                    return ReceiverReady(oauth.redirect_uri)
+                case OpenReceiver():
+                    before = tuple(uri for each in self._flow.record.registered for uri in each.redirect_uris)
+                    self._receiver = await nursery.start(receive_returns, oauth.redirect_uri, before)
+                    return ReceiverReady(self._receiver.redirect_uri)
+                case OpenBrowser() | ReturnIgnored():
+                    return await self._ask_user(action)
+                case _:
+                    assert isinstance(action, AskAssertion)
+                    returned = await self._call("assertion", oauth.assertion, action.audience, action.resource)
+                    if isinstance(returned, str):
+                        return Asserted(returned)
+                    return FlowAbandoned(f"assertion must return text, got {type(returned).__name__}")
+        except _CallbackFailed as failure:
+            return FlowAbandoned(str(failure), at_fault=True, cause=failure.__cause__)
+        except McpError as error:
+            return FlowAbandoned(str(error), cause=error)
+
+    async def _send(self, request: SendRequest, pool: HttpPool) -> FlowEvent:
+        origin, _ = locate(request.url)
+        with trio.move_on_after(request.seconds):
+            try:
+                async with pool.request(request.method, request.url, request.headers, request.body) as reply:
+                    body = b""
+                    while len(body) <= request.body_bytes and (data := await reply.receive()):
+                        body += data
+                    address = self._addresses.get((origin.host, origin.port))
+                    return Replied(reply.status, reply.headers, body[: request.body_bytes + 1], address)
+            except _AddressChanged as error:
+                return ForbiddenAddress(error.address)
+            except McpError as error:
+                return RequestFailed(str(error), error)
+        return RequestFailed(f"there was no response within {request.seconds:g} seconds")
+
+    async def _connect(self, host: str, port: int) -> trio.abc.Stream:
+        """Open a connection for the pool, and check its address before the first byte of TLS or of the request.
+
+        To resolve the name earlier and check that address is not enough: the name may resolve to another address
+        the next time.
+        """
+        stream = await trio.open_tcp_stream(host, port)
+        assert isinstance(self._action, SendRequest)
+        origin, _ = locate(self._action.url)
+        peer = getattr(stream, "socket", None)
+        if peer is None or (host, port) != (origin.host, origin.port):
+            return stream  # it is in memory, or leads to a proxy, which resolves the server's name itself
+        address: str = peer.getpeername()[0]
+        if self._action.networks is not None and network_at(address) not in self._action.networks:
+            await trio.aclose_forcefully(stream)
+            raise _AddressChanged(address)
+        self._addresses[host, port] = address
+        return stream
+
+    async def _ask_user(self, page: OpenBrowser | ReturnIgnored) -> FlowEvent:
+        """Open the page and wait for the browser's return, or wait for its next return, until the deadline."""
+        oauth = self._oauth
+        if isinstance(page, OpenBrowser):
+            self._deadline = trio.current_time() + page.seconds
+        with trio.move_on_at(self._deadline):
+            if isinstance(page, OpenBrowser) and oauth.visit is not None:
+                return self._read_visit(await self._call("visit", oauth.visit, page.url))
+            if isinstance(page, OpenBrowser):
+                _log.info("waiting for the user to allow access in the browser: %s", page.issuer)
+                await self._call("browser", oauth.browser, page.url)
+            if self._visit is not None:
+                self._visit.stray()
+            if self._receiver is None:
+                return FlowAbandoned("visit returned the answer to another request")
+            self._visit = await self._receiver.returns.receive()
+            return BrowserReturned(self._visit.query)
+        uri = oauth.redirect_uri if self._receiver is None else self._receiver.redirect_uri
+        return FlowAbandoned(f"the browser did not return to {uri} within {oauth.rules.user_seconds:g} seconds")
+
+    def _read_visit(self, returned: object) -> FlowEvent:
+        """Check the result of the callback `visit`, which a user may have pasted."""
+        wanted = "the URL to which the browser was redirected"
+        if not isinstance(returned, str):
+            return FlowAbandoned(f"visit must return {wanted}, got {type(returned).__name__}", at_fault=True)
+        query = ""
+        with suppress(ValueError):
+            query = urlsplit(returned.strip()).query
+        if not query:
+            return FlowAbandoned(f"visit must return {wanted}, which begins with {self._oauth.redirect_uri}?")
+        return BrowserReturned(query)
+
+    async def _call(self, name: str, callback: Callable[..., Any] | None, *args: object) -> Any:
+        """Call a callback of the program and return its result."""
+        assert callback is not None
+
+        async def answer() -> Any:
+            result = callback(*args)
+            return await result if inspect.isawaitable(result) else result
+
+        try:
+            return await contained(answer, name)
+        except Exception as error:  # noqa: BLE001  # the program raised it
+            cause = error.__cause__ if isinstance(error, HandlerEscape) else error
+            raise _CallbackFailed(f"the callback {name} failed ({type(cause).__name__})") from cause
+
+    async def _show_outcome(self) -> None:
+        """Show the outcome to the browser, in each of its requests: browsers that prefetch send more than one."""
+        if self._visit is None or self._receiver is None:
+            return
+        name, outcome = self._oauth.application.name, self._flow.outcome
+        visits = [self._visit]
+        with suppress(trio.WouldBlock):
+            while True:
+                visits.append(self._receiver.returns.receive_nowait())
+        for each in visits:
+            if each.query != self._visit.query:
+                each.stray()
+            elif isinstance(outcome, FlowFailed):
+                each.bad(name, outcome.error.why)
+            else:
+                each.good(name)
+        with trio.move_on_after(_PAGE_SECONDS):
+            for each in visits:
+                await each.shown.wait()
+
+
+class _CallbackFailed(Exception):
+    """A callback of the program raised the cause of this error."""
+
+
+class _AddressChanged(McpError):
+    """A connection leads to an address to which the request must not be sent."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(f"the connection leads to {address}")
+        self.address = address
 
 
 async def _call_store(method: Callable[..., Awaitable[T]], *args: Any) -> T:

@@ -205,6 +205,7 @@ class RequestFailed:
     """There was no response: no connection, or a timeout.  The error message will contain `why`."""
 
     why: str
+    cause: BaseException | None = attrs.field(default=None, repr=False)
 
 
 @record
@@ -233,6 +234,7 @@ class FlowAbandoned:
 
     why: str
     at_fault: bool = False
+    cause: BaseException | None = attrs.field(default=None, repr=False)
 
 
 FlowEvent: TypeAlias = (
@@ -346,7 +348,8 @@ class Flow:
             if isinstance(event, FlowAbandoned):
                 # Answered here and not by the course, which is at its end if a function of the program has raised in
                 # it: a `Key` that cannot sign.  Then this is the only event that the driver can still report.
-                raise self._abandoned_error(event, in_browser=isinstance(action, OpenBrowser | ReturnIgnored))
+                in_browser = isinstance(action, OpenBrowser | ReturnIgnored)
+                raise self._abandoned_error(event, in_browser=in_browser) from event.cause
             assert self._running is not None
             last = self._action = self._running.send(event)
         except StopIteration:
@@ -446,10 +449,8 @@ class Flow:
         self, request: SendRequest, event: Replied | ForbiddenAddress | RequestFailed
     ) -> tuple[int, JsonObject | None]:
         """Return the status and the object in the body of a reply.  Raises if there was no reply."""
-        if isinstance(event, RequestFailed):
-            raise AuthorizationFailed(Blame.NETWORK, f"{shown(request.url)} could not be reached: {event.why}", _LATER)
-        if isinstance(event, ForbiddenAddress):
-            raise _forbidden(request.url, event, Blame.AUTHORIZATION_SERVER)
+        if not isinstance(event, Replied):
+            raise _no_reply(request.url, event, Blame.AUTHORIZATION_SERVER)
         return event.status, read_object(event.body, self._settings.rules.document_bytes)
 
     def _search(
@@ -473,12 +474,9 @@ class Flow:
             url = waiting.pop(0)
             requested.append(url)
             event = yield self._request("GET", url, (("Accept", JSON), *fields))
-            bare = shown(url.partition("?")[0])
             fault: AuthorizationFailed | None = None
-            if isinstance(event, ForbiddenAddress):
-                fault = _forbidden(url, event, blame)
-            elif isinstance(event, RequestFailed):
-                fault = AuthorizationFailed(Blame.NETWORK, f"{bare} could not be reached: {event.why}", _LATER)
+            if not isinstance(event, Replied):
+                fault = _no_reply(url, event, blame)
             else:
                 if blame is Blame.SERVER and event.address and same_origin(url, server_url):
                     # The network of the MCP server.  Another host's name proves nothing.
@@ -492,7 +490,7 @@ class Flow:
                         redirects -= 1
                         waiting.insert(0, target)
                 elif event.status >= 500 or event.status in _BUSY:
-                    fault = AuthorizationFailed(blame, f"{bare} answered {event.status}", _LATER)
+                    fault = AuthorizationFailed(blame, f"{_bare(url)} answered {event.status}", _LATER)
                 elif 200 <= event.status < 300 and (found := read_object(event.body, rules.document_bytes)) is not None:
                     try:
                         return read(found), requested
@@ -776,7 +774,16 @@ class Flow:
         self.obtained = True
 
 
-def _forbidden(url: str, event: ForbiddenAddress, blame: Blame) -> AuthorizationFailed:
-    why = f"{shown(url.partition('?')[0])} leads to {shown(event.address)}"
-    reason = forbidden_reason(network_at(event.address))
-    return AuthorizationFailed(blame, f"{why}, which {reason}", trust_advice(url))
+def _no_reply(url: str, event: ForbiddenAddress | RequestFailed, blame: Blame) -> AuthorizationFailed:
+    if isinstance(event, ForbiddenAddress):
+        where = forbidden_reason(network_at(event.address))
+        return AuthorizationFailed(
+            blame, f"{_bare(url)} leads to {shown(event.address)}, which {where}", trust_advice(url)
+        )
+    error = AuthorizationFailed(Blame.NETWORK, f"{_bare(url)} could not be reached: {event.why}", _LATER)
+    error.__cause__ = event.cause
+    return error
+
+
+def _bare(url: str) -> str:
+    return shown(url.partition("?")[0])
