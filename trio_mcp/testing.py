@@ -57,7 +57,7 @@ from trio_mcp.core.messages import Json
 from trio_mcp.server.driver import serve_stream
 from trio_mcp.server.threads import no_threads
 from trio_mcp.transport.nursery import check_trio, open_nursery
-from trio_mcp.transport.outbox import CLOSING
+from trio_mcp.transport.wire import CLOSING
 
 if TYPE_CHECKING:
     import os

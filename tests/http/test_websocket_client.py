@@ -471,7 +471,7 @@ async def linked(
 def talks(ear: Ear, duplex: Duplex) -> None:
     """The client says something; it is one message of some hundred bytes."""
     ear.session.open()
-    duplex.wire.wake()
+    duplex.wake()
 
 
 FRAMES = [

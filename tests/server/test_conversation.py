@@ -305,12 +305,12 @@ async def test_changes_go_by_the_session_s_own_wire_and_wait_while_that_is_full(
         messages = conversation.session.outgoing()
         assert [label for _, label in messages] == [None]
         assert own.woken == 1
-        own.full = True
+        own.is_full = True
         for _ in range(3):
             server.notify_list_changed("tools")
             await trio.sleep(1)
         assert not conversation.session.queued
-        own.full = False
+        own.is_full = False
         conversation.release()
         assert len(conversation.session.outgoing()) == 1
 

@@ -189,11 +189,21 @@ async def test_what_is_said_to_the_server_is_no_checkpoint(autojump_clock: MockC
 
 
 async def test_the_wire_s_own_waits_are_checkpoints_where_they_say_so(autojump_clock: MockClock) -> None:
-    async def send(_: bytes) -> None:
-        raise AssertionError("there is nothing to send")
+    class Empty(Outbox[bytes]):
+        def _take(self) -> None:
+            return None
+
+        async def _send(self, data: bytes) -> None:
+            raise AssertionError("there is nothing to send")
+
+        def _queued(self) -> int:
+            return 0
+
+        def _stopped(self) -> None:
+            pass
 
     async with trio.open_nursery() as nursery:
-        outbox: Outbox[bytes] = Outbox(send, lambda: None, lambda: 0, 10, lambda: None, spawn=nursery)
+        outbox = Empty(10, spawn=nursery)
         for wait in (outbox.room, outbox.flush):
             with assert_checkpoints():
                 await wait()
@@ -565,7 +575,7 @@ ENDS = {
     ): "it is cancelled, unless it shields itself: then it ends as any handler does that is shielded",
     ("conversation", "_work_in_turn"): "whoever is before has been cancelled, too",
     ("driver", "serve"): "what it waits for has been cancelled",
-    ("duplex", "run"): "the write that it waits for has a deadline by then",
+    ("wire", "run"): "the write that it waits for has a deadline by then",
     ("listener", "_close"): "to close a listener takes no time",
 }
 

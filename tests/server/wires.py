@@ -10,36 +10,30 @@ import trio
 from tests.server.wire import CAPABILITIES, CLIENT_INFO
 from trio_mcp.core import LinkKind, Notification, Request
 from trio_mcp.server import Run, ServerSession
+from trio_mcp.transport import Wire
 
 __all__ = ["Nowhere", "session_of"]
 
 
-class Nowhere:
+class Nowhere(Wire):
     """A `Wire` that remembers what was asked of it."""
-
-    mark = 1
 
     def __init__(self, *, answers_only: bool = False, full: bool = False) -> None:
         self.answers_only = answers_only
-        self.full = full
+        self.is_full = full
         self.woken = 0
         self.closed = False
 
     def wake(self) -> None:
         self.woken += 1
 
-    async def flush(self) -> None:
-        self.wake()
-        await trio.lowlevel.checkpoint()
+    @property
+    def full(self) -> bool:
+        return self.is_full
 
-    async def room(self) -> None:
-        await trio.lowlevel.checkpoint()
-
-    async def written(self, mark: int) -> None:
-        await trio.lowlevel.checkpoint()
-
-    def hang_up(self, retry: float) -> bool:
-        return False
+    @property
+    def mark(self) -> int:
+        return 1
 
     def close(self) -> None:
         self.closed = True

@@ -45,9 +45,8 @@ from trio_mcp.core.oauth.errors import AuthorizationFailed
 from trio_mcp.core.opening import Attempt, ClientProtocol, Negotiation
 from trio_mcp.core.requests import LinkKind
 from trio_mcp.core.session import Offer
-from trio_mcp.transport.duplex import Framing, Lines, Tap, keep_alive
 from trio_mcp.transport.nursery import open_nursery
-from trio_mcp.transport.outbox import CLOSING
+from trio_mcp.transport.wire import CLOSING, Framing, Lines, Tap, keep_alive
 
 if TYPE_CHECKING:
     import ssl

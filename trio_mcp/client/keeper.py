@@ -49,8 +49,8 @@ from trio_mcp.core.requests import Answered, Outcome
 from trio_mcp.core.revisions import Terms
 from trio_mcp.core.session import Call, Notice, Offer
 from trio_mcp.core.subscriptions import ChangeKind, change_of
-from trio_mcp.transport.duplex import Tap
 from trio_mcp.transport.nursery import open_nursery
+from trio_mcp.transport.wire import Tap
 from trio_mcp.transport.workers import called
 
 __all__ = ["ClientParts", "Keeper", "terms_of"]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.models import LogLevel
     from trio_mcp.oauth.client import OAuth
     from trio_mcp.transport.child import Environment
-    from trio_mcp.transport.duplex import Tap
+    from trio_mcp.transport.wire import Tap
 
 __all__ = [
     "ANSWERING",

@@ -31,7 +31,7 @@ from trio_mcp.core.messages import Batch, InvalidMessage, Message, Request
 if TYPE_CHECKING:
     from trio_mcp.client.caller import Caller
     from trio_mcp.transport.child import Child
-    from trio_mcp.transport.duplex import Lines
+    from trio_mcp.transport.wire import Lines
 
 __all__ = ["GARBAGE", "START", "Startup", "Timeouts"]
 

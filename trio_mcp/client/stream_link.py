@@ -14,7 +14,7 @@ from trio_mcp.client.caller import Caller
 from trio_mcp.core.errors import McpError, SessionClosed
 from trio_mcp.core.messages import Id
 from trio_mcp.core.session import SessionProtocol
-from trio_mcp.transport.duplex import Duplex, Framing, Tap
+from trio_mcp.transport.wire import Duplex, Framing, Tap
 
 __all__ = ["StreamLink"]
 
@@ -45,7 +45,7 @@ class StreamLink:
         self._why = framing.why
         self.session: SessionProtocol = caller.session
         self.receive = caller.process  # the stream itself looks for messages to send after it has read
-        self.wake = self._duplex.wire.wake
+        self.wake = self._duplex.wake
         caller.attach(self)
 
     async def run(self, heartbeat: float | None = None) -> None:
@@ -92,5 +92,5 @@ class StreamLink:
         if known is not None:
             return known
         error = SessionClosed(self._why)
-        error.__cause__ = self._duplex.wire.failure
+        error.__cause__ = self._duplex.failure
         return error

@@ -24,7 +24,7 @@ from trio_mcp.core.http.h1 import ReplyReader
 from trio_mcp.core.http.websocket import SUBPROTOCOL
 from trio_mcp.core.messages import Limits
 from trio_mcp.transport.dial import CONNECTING, Origin, Proxies, dial, locate
-from trio_mcp.transport.outbox import CLOSING, GONE
+from trio_mcp.transport.wire import CLOSING, GONE
 
 __all__ = ["UpgradeRefused", "dial_websocket"]
 

@@ -26,7 +26,7 @@ import trio
 from trio_mcp.core.errors import UsageError, shown
 from trio_mcp.core.http.h1 import RequestHead, RequestReader, UnreadableRequest, head_bytes
 from trio_mcp.core.messages import Limits
-from trio_mcp.transport.outbox import GONE
+from trio_mcp.transport.wire import GONE
 
 __all__ = ["BrowserReturn", "OnBrowser", "RedirectReceiver", "open_in_browser", "receive_returns"]
 

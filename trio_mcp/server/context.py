@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from trio_mcp.core.models import CreateMessageResult, LogLevel, SamplingMessage
     from trio_mcp.server.parking import ParkedCall
     from trio_mcp.server.questions import ElicitUrl, Inquiry
-    from trio_mcp.transport.outbox import Wire
     from trio_mcp.transport.paths import Roots
+    from trio_mcp.transport.wire import Wire
 
 __all__ = ["LOG", "ClientError", "ClientGone", "Context", "ContextLink"]
 

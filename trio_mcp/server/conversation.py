@@ -61,7 +61,7 @@ from trio_mcp.server.parking import ParkedCall, early_answers, next_round, read_
 from trio_mcp.server.publishing import ListenerKey
 from trio_mcp.server.run import Run
 from trio_mcp.transport.nursery import sole
-from trio_mcp.transport.outbox import Wire
+from trio_mcp.transport.wire import Wire
 from trio_mcp.transport.workers import Work, Worker, guarded, scope_of
 
 if TYPE_CHECKING:

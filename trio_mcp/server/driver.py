@@ -19,9 +19,8 @@ from trio_mcp.core.session import SessionProtocol
 from trio_mcp.core.shares import Account, holder_of
 from trio_mcp.server.conversation import UNFINISHED, ServerSession
 from trio_mcp.server.run import Run
-from trio_mcp.transport.duplex import Duplex, Framing, Lines, Tap, close, keep_alive
 from trio_mcp.transport.nursery import open_nursery
-from trio_mcp.transport.outbox import CLOSING
+from trio_mcp.transport.wire import CLOSING, Duplex, Framing, Lines, Tap, close_stream, keep_alive
 
 if TYPE_CHECKING:
     from trio_mcp.server.server import Server
@@ -78,7 +77,7 @@ async def serve_stream(
                 shutdown_timeout=shutdown_timeout,
             )
     finally:
-        await close(stream, trio.current_time() + CLOSING)  # if the server could not start, no task has closed it
+        await close_stream(stream, trio.current_time() + CLOSING)  # if the server could not start, it is open still
 
 
 async def converse(
@@ -132,7 +131,7 @@ class _StreamClient:
         self._duplex = Duplex(
             self, stream, framing, run.limits, nursery=run.nursery, tap=tap, account=account, input_ended=finish
         )
-        self._server_session = ServerSession(run, self._duplex.wire, account=account)
+        self._server_session = ServerSession(run, self._duplex, account=account)
         self.session: SessionProtocol = self._server_session.session
         self._over = trio.Event()
 
@@ -148,8 +147,8 @@ class _StreamClient:
                 await self._server_session.quiet()
             self._run.connections.pop(self, None)
             self._over.set()
-        if self._duplex.wire.failure is not None:
-            raise self._duplex.wire.failure
+        if self._duplex.failure is not None:
+            raise self._duplex.failure
 
     # The methods of a `SessionHandler`.
 
@@ -178,7 +177,7 @@ class _StreamClient:
 
     async def _all_answered(self) -> None:
         await self._server_session.quiet()
-        await self._duplex.wire.empty()
+        await self._duplex.empty()
 
     # The methods of a `RunMember`.
 

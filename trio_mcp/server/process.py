@@ -43,8 +43,8 @@ import trio
 from trio_mcp.core.errors import CannotServe, UsageError, check_seconds
 from trio_mcp.server.watchdog import watched
 from trio_mcp.transport.nursery import open_nursery
-from trio_mcp.transport.outbox import CLOSING
 from trio_mcp.transport.stderr import Stderr, block_signals, unhindered_stderr
+from trio_mcp.transport.wire import CLOSING
 
 if TYPE_CHECKING:
     from types import FrameType

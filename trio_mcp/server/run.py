@@ -24,7 +24,7 @@ from trio_mcp.server.publishing import Publisher
 from trio_mcp.server.rates import Rates
 from trio_mcp.server.threads import Threads
 from trio_mcp.transport.nursery import open_nursery
-from trio_mcp.transport.outbox import CLOSING
+from trio_mcp.transport.wire import CLOSING
 from trio_mcp.transport.workers import WorkerPool
 
 if TYPE_CHECKING:

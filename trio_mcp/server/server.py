@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.oauth.resource import Verify
     from trio_mcp.server.http.listener import HttpAddress
     from trio_mcp.server.http.options import HttpOptions
-    from trio_mcp.transport.duplex import Tap
+    from trio_mcp.transport.wire import Tap
 
 __all__ = ["Server"]
 

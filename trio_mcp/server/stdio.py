@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from trio_mcp.server.driver import serve_stream
 from trio_mcp.server.process import ProcessLife, live
-from trio_mcp.transport.duplex import Tap
 from trio_mcp.transport.nursery import check_trio
 from trio_mcp.transport.stdio import own_stdio, owned_stdio
+from trio_mcp.transport.wire import Tap
 
 if TYPE_CHECKING:
     from trio_mcp.server.server import Server

@@ -9,13 +9,12 @@ from trio_mcp._lazy import lazy_names
 if TYPE_CHECKING:
     from trio_mcp.transport.child import *
     from trio_mcp.transport.dial import *
-    from trio_mcp.transport.duplex import *
     from trio_mcp.transport.http_pool import *
     from trio_mcp.transport.nursery import *
-    from trio_mcp.transport.outbox import *
     from trio_mcp.transport.paths import *
     from trio_mcp.transport.stderr import *
     from trio_mcp.transport.stdio import *
+    from trio_mcp.transport.wire import *
     from trio_mcp.transport.workers import *
 else:
     __getattr__, __dir__ = lazy_names(
@@ -23,13 +22,14 @@ else:
         {
             "child": "Child Command Environment MINIMAL ServerExited name_of start_child",
             "dial": "CONNECTING Connect Origin Proxies Proxy is_this_machine locate",
-            "duplex": "Duplex Framing Lines SessionHandler Tap close keep_alive write_now",
             "http_pool": "HttpPool HttpReply IDLE_SECONDS ReplyBroken ReplyTooLong",
             "nursery": "Block check_trio contains_only open_nursery sole",
-            "outbox": "CLOSING GONE Outbox Wire",
             "paths": "PathRefused Roots below file_path",
             "stderr": "Stderr block_signals unhindered_stderr",
             "stdio": "own_stdio owned_stdio",
+            "wire": (
+                "CLOSING Duplex Framing GONE Lines Outbox SessionHandler Tap Wire close_stream keep_alive write_now"
+            ),
             "workers": (
                 "HandlerEscape LeftOpen RunStopped Watchdog Work Worker WorkerPool called contained guarded "
                 "scope_of stale watchdog"

@@ -49,8 +49,8 @@ import trio
 
 from trio_mcp.core.errors import ConnectionFailed, SessionClosed, UsageError, check_seconds, printable, shown
 from trio_mcp.core.messages import ABSENT, Absent
-from trio_mcp.transport.duplex import write_now
 from trio_mcp.transport.nursery import open_nursery
+from trio_mcp.transport.wire import write_now
 
 __all__ = ["MINIMAL", "Child", "Command", "Environment", "ServerExited", "name_of", "start_child"]
 

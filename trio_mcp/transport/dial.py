@@ -30,8 +30,7 @@ import trio
 from trio_mcp.core.errors import ConnectionFailed, RemoteProtocolError, UsageError
 from trio_mcp.core.http.h1 import ReplyReader
 from trio_mcp.core.messages import Limits
-from trio_mcp.transport.duplex import keep_alive
-from trio_mcp.transport.outbox import GONE
+from trio_mcp.transport.wire import GONE, keep_alive
 
 __all__ = [
     "CONNECTING",

@@ -37,9 +37,8 @@ from trio_mcp.core.http.fields import Fields, Headers
 from trio_mcp.core.http.h1 import ReplyHead, ReplyReader
 from trio_mcp.core.messages import Limits
 from trio_mcp.transport.dial import CONNECTING, Connect, Origin, Proxies, Proxy, dial, locate
-from trio_mcp.transport.duplex import Tap
 from trio_mcp.transport.nursery import open_nursery
-from trio_mcp.transport.outbox import CLOSING, GONE
+from trio_mcp.transport.wire import CLOSING, GONE, Tap
 
 __all__ = ["CONNECTING", "IDLE_SECONDS", "HttpPool", "HttpReply", "ReplyBroken", "ReplyTooLong"]
 

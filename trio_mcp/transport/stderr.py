@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, BinaryIO, TextIO, TypeGuard, cast
 
-from trio_mcp.transport.outbox import CLOSING
+from trio_mcp.transport.wire import CLOSING
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

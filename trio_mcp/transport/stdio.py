@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING
 import trio
 
 from trio_mcp.core.errors import CannotServe, UsageError
-from trio_mcp.transport.duplex import write_now
 from trio_mcp.transport.stderr import block_signals
+from trio_mcp.transport.wire import write_now
 
 if sys.platform != "win32":
     import fcntl

@@ -44,7 +44,7 @@ from trio_mcp.server.http.endpoint import AdmittedRequest, Endpoint, HttpOptions
 from trio_mcp.server.http.gate import seconds_left
 from trio_mcp.server.run import Run
 from trio_mcp.transport.nursery import check_trio, open_nursery, sole
-from trio_mcp.transport.outbox import CLOSING
+from trio_mcp.transport.wire import CLOSING
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -63,11 +63,11 @@ from trio_mcp.core.shares import LONG, Charge, holder_of
 from trio_mcp.server.driver import socket_of
 from trio_mcp.server.http.endpoint import log_refusal, over_limit
 from trio_mcp.server.http.silence import IdleOrder
-from trio_mcp.transport.outbox import CLOSING, GONE
+from trio_mcp.transport.wire import CLOSING, GONE
 
 if TYPE_CHECKING:
     from trio_mcp.server.http.endpoint import Endpoint
-    from trio_mcp.transport.duplex import Tap
+    from trio_mcp.transport.wire import Tap
 
 __all__ = ["HttpConnection", "ListenerState", "UpgradedConnection"]
 

@@ -45,7 +45,7 @@ from trio_mcp.core.requests import charged
 from trio_mcp.core.revisions import Revision
 from trio_mcp.core.shares import LONG
 from trio_mcp.server.http.silence import IdleOrder
-from trio_mcp.transport.outbox import GONE, Outbox
+from trio_mcp.transport.wire import GONE, Outbox, Wire
 
 if TYPE_CHECKING:
     from trio_mcp.server.conversation import ServerSession
@@ -147,7 +147,28 @@ class _ResponsePart(NamedTuple):
     """The stream is over after this write."""
 
 
-class ResponseStream:
+class _ResponseOutbox(Outbox[_ResponsePart]):
+    """The outbox of one response of a stream."""
+
+    def __init__(self, stream: ResponseStream, shared: EndpointStreams) -> None:
+        super().__init__(shared.limit, spawn=shared.nursery)
+        self._stream = stream
+        self._response = stream._response
+
+    def _take(self) -> _ResponsePart | None:
+        return self._stream._take()
+
+    async def _send(self, part: _ResponsePart) -> None:
+        await self._stream._send(part)
+
+    def _queued(self) -> int:
+        return self._stream._pending_writes()
+
+    def _stopped(self) -> None:
+        self._stream._response_lost(self._response)
+
+
+class ResponseStream(Wire):
     """One response stream; see the head of this file.  It is a `Wire` for the `ServerSession` of its owner.
 
     It answers the requests with these `ids`, and is over when they have been answered.  Without ids it answers no
@@ -180,7 +201,7 @@ class ResponseStream:
         self._over = False
         # The current response.
         self._response: HttpResponse | None = None
-        self._outbox: Outbox[_ResponsePart] | None = None  # made when several tasks have to share the response
+        self._outbox: _ResponseOutbox | None = None  # made when several tasks have to share the response
         self._single_write = False  # the complete response is being written in one piece
         self._cors: Fields = ()
         self._begun = False  # its head is sent
@@ -210,12 +231,10 @@ class ResponseStream:
         self._shared.detached.forget(self)
         return partial(self._response_lost, response)
 
-    def _get_outbox(self) -> Outbox[_ResponsePart]:
+    def _get_outbox(self) -> _ResponseOutbox:
         """The outbox of the current response, made at the first use."""
         if self._outbox is None:
-            limit, nursery = self._shared.limit, self._shared.nursery
-            on_lost = partial(self._response_lost, self._response)
-            self._outbox = Outbox(self._send, self._take, self._pending_writes, limit, on_lost, spawn=nursery)
+            self._outbox = _ResponseOutbox(self, self._shared)
         return self._outbox
 
     def _response_lost(self, response: HttpResponse | None, failure: Exception | None = None) -> None:

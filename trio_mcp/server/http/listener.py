@@ -37,8 +37,8 @@ from trio_mcp.server.driver import address_of
 from trio_mcp.server.http.connection import HttpConnection, ListenerState
 from trio_mcp.server.http.endpoint import Endpoint, HttpOptions, busy
 from trio_mcp.server.run import Run
-from trio_mcp.transport.duplex import Tap, keep_alive
 from trio_mcp.transport.nursery import open_nursery
+from trio_mcp.transport.wire import Tap, keep_alive
 
 if TYPE_CHECKING:
     from trio_mcp.server.server import Server

@@ -41,7 +41,7 @@ from trio_mcp.server.conversation import ServerSession
 from trio_mcp.server.http.lanes import EndpointStreams, OutgoingMessage, ResponseMode, ResponseStream, StreamOwner
 from trio_mcp.server.http.silence import IdleOrder
 from trio_mcp.server.run import Run
-from trio_mcp.transport.outbox import Wire
+from trio_mcp.transport.wire import Wire
 
 __all__ = ["HttpSession", "LegacyStream", "RegisteredSession", "Sessions", "pull_all"]
 
@@ -79,7 +79,7 @@ class RegisteredSession(Protocol):
         """Cancel its handlers and end its streams properly.  Clients may reconnect after `retry` seconds."""
 
 
-class HttpSession(StreamOwner):
+class HttpSession(StreamOwner, Wire):
     """One session of Streamable HTTP, and the `Wire` for its messages that belong to no request."""
 
     overrun = False  # each request has a response of its own
@@ -248,34 +248,8 @@ class HttpSession(StreamOwner):
         return size
 
     def wake(self) -> None:
+        # A session may never get a standalone stream, so senders do not wait for one: it is never full.
         self.pull()
-
-    async def flush(self) -> None:
-        self.pull()
-        await trio.lowlevel.checkpoint()
-
-    @property
-    def mark(self) -> int:
-        return 0
-
-    async def written(self, mark: int) -> None:
-        """Return at once: messages that belong to no request need no write apart from an answer."""
-        await trio.lowlevel.checkpoint()
-
-    @property
-    def full(self) -> bool:
-        """False: a session may never get a standalone stream, so senders do not wait for one."""
-        return False
-
-    async def room(self) -> None:
-        await trio.lowlevel.checkpoint()
-
-    @property
-    def answers_only(self) -> bool:
-        return False
-
-    def hang_up(self, retry: float) -> bool:
-        return False
 
     def close(self) -> None:
         """The server has stopped."""

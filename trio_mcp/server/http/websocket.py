@@ -19,8 +19,7 @@ from trio_mcp.server.driver import converse
 from trio_mcp.server.http.endpoint import log_refusal
 from trio_mcp.server.http.gate import seconds_left
 from trio_mcp.server.run import Run
-from trio_mcp.transport.duplex import Tap
-from trio_mcp.transport.outbox import CLOSING, GONE
+from trio_mcp.transport.wire import CLOSING, GONE, Tap
 
 if TYPE_CHECKING:
     from trio_mcp.server.http.endpoint import AdmittedRequest, Endpoint

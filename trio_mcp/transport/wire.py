@@ -1,9 +1,15 @@
-"""One end of a connection that is one stream in both directions, for both roles.
+"""Wires: the send queue of one destination, its writer, and a connection that is one stream in both directions.
 
-One task reads and passes the messages on; `outbox` decides which task writes.  A `Framing` finds the messages in the
-bytes: lines here, WebSocket messages elsewhere.  A `SessionHandler` acts on the messages.
+A task that has a message to send writes it itself if no write is in progress.  Messages that are queued during a write
+are sent together afterwards, by one writer task, which exists only while there are messages.  A cancellation never
+interrupts a write: a write that has begun is finished, within `CLOSING` seconds once the connection ends.
 
-Each task that queues messages limits their number.  If the peer keeps sending and does not read, it is not read either.
+`Wire` is the interface that a session uses, and `Outbox` its queue and writer.  A subclass decides what one write
+contains: the bytes of a stream (`Duplex`), or a part of one HTTP response.
+
+A `Duplex` is one end of a connection, for both roles.  One task reads and passes the messages on.  A `Framing` finds
+the messages in the bytes: lines here, WebSocket messages elsewhere.  A `SessionHandler` acts on the messages.  Each
+task that queues messages limits their number.  If the peer keeps sending and does not read, it is not read either.
 """
 
 from __future__ import annotations
@@ -11,9 +17,10 @@ from __future__ import annotations
 import math
 import os
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Protocol, TypeAlias
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 import trio
 
@@ -23,17 +30,219 @@ from trio_mcp.core.pace import Pace
 from trio_mcp.core.session import SessionProtocol
 from trio_mcp.core.shares import FEW, Account, Charge, weight
 from trio_mcp.transport.nursery import open_nursery
-from trio_mcp.transport.outbox import GONE, Outbox
 
-__all__ = ["Duplex", "Framing", "Lines", "SessionHandler", "Tap", "close", "keep_alive", "write_now"]
+__all__ = [
+    "CLOSING", "GONE", "Duplex", "Framing", "Lines", "Outbox", "SessionHandler", "Tap", "Wire", "close_stream",
+    "keep_alive", "write_now",
+]  # fmt: skip
 
+T = TypeVar("T")
 Tap: TypeAlias = Callable[[str, bytes], object]
 """Called with "in" or "out" and the bytes that were read or are about to be written."""
+
+CLOSING = 1.0
+"""Seconds for which a write that has begun may continue when the connection ends."""
+
+GONE = (trio.BrokenResourceError, trio.ClosedResourceError)
+"""The exceptions of a stream that the peer, or another task of ours, has closed."""
 
 _CONTROL = 127  # bytes of control frames that count as one message: a pong is at most this long
 _TURN = 1000  # messages that are handled before other tasks run: some have three bytes, and each needs a response
 _COPIED = 64 * 1024  # bytes of the longest line that is copied, in order to write it together with its newline
 _PIECE = 16 * 1024  # bytes of one write: progress is measured by writes, because a stream does not report parts
+
+
+class Wire(ABC):
+    """The destination of messages.  A wire is equal only to itself.
+
+    A subclass defines `wake`, and if it has a queue and a writer, also `flush`, `full` and `room`.
+    """
+
+    __slots__ = ()
+
+    answers_only = False
+    """Whether only responses can be sent here: requests fail at once, and notifications are dropped."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Start a writer: there are messages to send, or a request of this wire has ended without a response."""
+
+    async def flush(self) -> None:
+        """Like `wake`, but may write in the caller's task.  For the last step of a task: it may not be a checkpoint."""
+        self.wake()
+        await trio.lowlevel.checkpoint()
+
+    @property
+    def full(self) -> bool:
+        """Whether the queue is full, so that no message should be added."""
+        return False
+
+    async def room(self) -> None:
+        """Wait while the queue is full.  Always a checkpoint."""
+        await trio.lowlevel.checkpoint()
+
+    @property
+    def mark(self) -> int:
+        """The number of the write that will contain the messages queued now."""
+        return 0
+
+    async def written(self, mark: int) -> None:
+        """Wait until that write has been sent, so that the peer reads later messages separately."""
+        await trio.lowlevel.checkpoint()
+
+    def hang_up(self, retry: float) -> bool:
+        """Ask the client to fetch the rest after `retry` seconds; False if this client or transport cannot do that."""
+        return False
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop receiving and sending: the server has stopped."""
+
+
+class Outbox(Wire, Generic[T]):
+    """A wire with a send queue and a writer.
+
+    A subclass defines `_take`, `_send`, `_queued` and `_stopped`.  With `limit` messages the queue is full, and with
+    more there is no room.  If `_send` raises one of `GONE`, the peer has closed the connection.  Any other exception of
+    `_send` or `_take` is kept as `failure`.  In both cases no more writes follow.  The writer runs in the nursery
+    `spawn`; this must stay open while there are messages.
+    """
+
+    def __init__(self, limit: int, *, spawn: trio.Nursery) -> None:
+        self._limit = limit
+        self._spawn = spawn
+        self._scope = trio.CancelScope()  # of the current write
+        self._writing = False
+        self._writes = 0  # that have ended
+        self._written = trio.lowlevel.ParkingLot()
+        self._writer = False  # the writer task is starting, or running
+        self._over = False
+        self.deadline = math.inf
+        """The deadline of the last write, once the connection ends."""
+        self.broken = False
+        """The peer has closed the connection, or a write has failed or was cancelled."""
+        self.failure: Exception | None = None
+        """The exception of a write, unless it is one of `GONE`."""
+
+    @abstractmethod
+    def _take(self) -> T | None:
+        """Return all queued messages as one write, or None if there are none after all."""
+
+    @abstractmethod
+    async def _send(self, data: T) -> None:
+        """Perform one write.  Calls never overlap."""
+
+    @abstractmethod
+    def _queued(self) -> int:
+        """The number of queued messages."""
+
+    @abstractmethod
+    def _stopped(self) -> None:
+        """Take note that no more writes follow."""
+
+    def _send_at_once(self, data: T) -> T | None:
+        """Write as much as possible without waiting, and return the rest for `_send`, or None."""
+        return data
+
+    def wake(self) -> None:
+        if not self._writer and not self._writing and self._has_messages():
+            self._writer = True
+            self._spawn.start_soon(self._run, name="the writer of a connection")
+
+    async def flush(self) -> None:
+        if self._writing or not await self._write():
+            await trio.lowlevel.checkpoint()
+
+    @property
+    def mark(self) -> int:
+        return self._writes + 1 + self._writing
+
+    async def written(self, mark: int) -> None:
+        while self._writes < mark and self._has_messages():
+            if self._writing:
+                await self._written.park()
+            else:
+                await self._write()
+
+    @property
+    def full(self) -> bool:
+        # A queue that is full is never empty, so the wait for room ends.
+        return not self._over and 0 < self._queued() >= self._limit
+
+    async def room(self, most: int | None = None) -> None:
+        """Wait while more than `most` messages (by default the limit) are queued.  Always a checkpoint."""
+        await trio.lowlevel.checkpoint()
+        most = self._limit if most is None else most
+        while self._queued() > most and not self._over:
+            self.wake()
+            await self._written.park()
+
+    async def idle(self) -> None:
+        """Wait until no write is in progress."""
+        while self._writing:
+            await self._written.park()
+
+    async def empty(self) -> None:
+        """Wait until all messages have been written."""
+        while self._has_messages() or self._writing:
+            self.wake()
+            await self._written.park()
+
+    def _has_messages(self) -> bool:
+        return not self._over and self._queued() > 0
+
+    async def _run(self) -> None:
+        try:
+            while not self._writing and self._has_messages() and await self._write():
+                pass
+        finally:
+            self._writer = False
+
+    async def _write(self, batch: bool = False) -> bool:
+        """Write the queued messages; False if there were none.
+
+        `batch`: yield once before writing, so that answers that finish in the same tick share one write, which costs
+        more than the yield.
+        """
+        self._writing = True
+        wrote = False
+        try:
+            if batch:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+            data = None if self._over else self._take()
+            wrote = data is not None
+            if data is not None and (data := self._send_at_once(data)) is not None:
+                with trio.CancelScope(shield=True, deadline=self.deadline) as self._scope:
+                    await self._send(data)
+                if self._scope.cancelled_caught:  # at the deadline of `finish`
+                    self._break()
+        except GONE:
+            self._break()
+        except Exception as error:  # noqa: BLE001  # for the transport: not a fault of the handler that writes here
+            self.failure = error
+            self._break()
+        finally:
+            self._writing = False
+            self._writes += 1
+            if self._written:
+                self._written.unpark_all()
+            if wrote:
+                self.wake()  # for messages queued meanwhile
+        return wrote
+
+    def _break(self) -> None:
+        self.broken = True
+        self.close()
+
+    def close(self) -> None:
+        """Stop writing."""
+        self._over = True
+        self._written.unpark_all()
+        self._stopped()
+
+    def finish(self) -> None:
+        """Set a deadline for the current write: the connection ends, and no more messages are queued."""
+        self.deadline = self._scope.deadline = trio.current_time() + CLOSING
 
 
 class Framing(Protocol):
@@ -185,7 +394,7 @@ def keep_alive(endpoint: object) -> None:
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-async def close(stream: trio.abc.Stream, deadline: float) -> None:
+async def close_stream(stream: trio.abc.Stream, deadline: float) -> None:
     """Close the stream by the deadline."""
     # A stream whose `aclose` is cancelled closes too, but without a closing handshake.
     with suppress(*GONE), trio.CancelScope(shield=True, deadline=deadline):
@@ -200,22 +409,8 @@ def write_now(fd: int, data: bytes | memoryview) -> int:
         return 0
 
 
-class StreamWire(Outbox[Sequence[bytes | memoryview]]):
-    """The wire of a session with a stream of its own."""
-
-    answers_only = False
-    handler: SessionHandler
-
-    async def flush(self) -> None:
-        if not self._writing:
-            await self._write(self.handler.session.serving > 0)
-
-    def hang_up(self, retry: float) -> bool:
-        return False
-
-
-class Duplex:
-    """One connection, from its first byte to its last.
+class Duplex(Outbox[Sequence[bytes | memoryview]]):
+    """One connection, from its first byte to its last; also the wire of its session.
 
     The writer task runs in `nursery`, which must outlive the session.  `received` was read from the stream earlier and
     is handled first.  `input_ended` is called when the peer has ended its half of the stream and may still read; the
@@ -236,6 +431,12 @@ class Duplex:
         account: Account | None = None,
         input_ended: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        super().__init__(limits.outgoing, spawn=nursery)
+        self._handler = handler
+        self._stream = stream
+        self._framing = framing
+        self._limits = limits
+        self._tap = tap
         self._received = received
         self._account = account
         self._sending = 0  # bytes charged to the account for the current write
@@ -243,26 +444,16 @@ class Duplex:
         self._unfinished = None if account is None else Charge(account.budget.account(account.holder))
         self._unfinished_bytes = 0
         self._input_ended = input_ended if isinstance(stream, trio.abc.HalfCloseableStream) else None
-        self._handler = handler
-        self._stream = stream
         sending = stream.send_stream if isinstance(stream, trio.StapledStream) else stream
         self._send_now: Callable[[bytes | memoryview], int] | None = getattr(sending, "send_now", None)
-        self._framing = framing
-        self._limits = limits
-        self._tap = tap
         self._open = trio.CancelScope()  # cancelled to end the connection
-        limit, gone = limits.outgoing, self._open.cancel
-        at_once = None if self._send_now is None else self._at_once
-        self.wire = StreamWire(self._send, self._take, self._queued, limit, gone, spawn=nursery, at_once=at_once)
-        self.wire.handler = handler
         self._control = b""  # control frames to send
         self.last_data_at = trio.current_time()
         """The time of the last bytes."""
         self._gone = False  # the peer has gone, so no closing frame is sent
-        self._half_closed = False  # the peer ended its half in order, and may still read
         self._network = False
-        self._reads = Pace(limits.write_seconds, limits.write_rate)  # how fast the peer reads
-        self._writes = Pace(limits.body_seconds, limits.body_rate)  # how fast the peer sends a message
+        self._read_pace = Pace(limits.write_seconds, limits.write_rate)  # how fast the peer reads
+        self._write_pace = Pace(limits.body_seconds, limits.body_rate)  # how fast the peer sends a message
         self._piece = trio.CancelScope()  # of the current write
         self._why = ""  # the reason of `give_up`, or of a write that was too slow
 
@@ -273,43 +464,43 @@ class Duplex:
         heartbeat or on a `network`, the peer must make progress: it must read the messages for it
         (`Limits.write_seconds`, `Limits.write_rate`), and a client must finish each message that it has begun
         (`Limits.body_seconds`, `Limits.body_rate`).  Otherwise the peer may be silent or busy for ever, like a child
-        process.  Exceptions of `tap` or of the stream, except those in `GONE`, are kept in `wire.failure`.
+        process.  Exceptions of `tap` or of the stream, except those in `GONE`, are kept in `failure`.
         """
         if heartbeat is not None or network:
             self._network = True
-            self._reads.begin(trio.current_time())
-            self._piece.deadline = self._reads.deadline  # a write may be in progress already
+            self._read_pace.begin(trio.current_time())
+            self._piece.deadline = self._read_pace.deadline  # a write may be in progress already
         try:
             with self._open:
                 async with open_nursery() as nursery:
                     if heartbeat is not None:
                         nursery.start_soon(self._watch, heartbeat)
                     try:
-                        await self._read()
-                        if self._half_closed and self._input_ended is not None:
+                        if await self._read() and self._input_ended is not None:
                             await self._input_ended()
                     finally:
                         # Messages that are not being written yet are dropped: the peer reads no more, and some peers
                         # fail on late messages.
                         self._handler.connection_lost(self._why or self._framing.why)
-                        self.wire.finish()
+                        self.finish()
         finally:
             with trio.CancelScope(shield=True):
-                await self.wire.idle()  # a handler's task may be writing
-            self.wire.close()  # from here on only this task writes
+                await self.idle()  # a handler's task may be writing
+            self.close()  # from here on only this task writes
             if self._unfinished is not None:
                 self._unfinished.set(0)
             try:
                 await self._say_farewell()
             finally:
-                await close(self._stream, self.wire.deadline)
+                await close_stream(self._stream, self.deadline)
 
     async def end(self) -> None:
         """End the connection as soon as all messages have been written."""
-        await self.wire.empty()
+        await self.empty()
         self._open.cancel()
 
-    async def _read(self) -> None:
+    async def _read(self) -> bool:
+        """Read and handle messages.  Return True if the peer has ended its half of the stream and may still read."""
         # Only responses to the peer's own pings and mistakes can exceed this number, so the peer is the cause.
         most = self._limits.calls + self._limits.outgoing
         stretch = self._framing.stretch
@@ -319,12 +510,15 @@ class Duplex:
                 data = data or await self._receive(stretch)
             except GONE:
                 self._gone = True
-                return
+                break
             if self._framing.ended:
-                return
+                break
             if not data:
-                self._end_input()
-                return
+                self._gone = True
+                if self._input_ended is not None:
+                    for message in self._framing.feed(b""):
+                        self._handler.receive(message, self.last_data_at)
+                return True
             self.last_data_at = trio.current_time()
             if self._tap is not None:
                 self._tap("in", data)
@@ -332,18 +526,19 @@ class Duplex:
             for number, message in enumerate(self._framing.feed(data), 1):
                 self._handler.receive(message, self.last_data_at)
                 if not number % _TURN:
-                    await self.wire.room(most)
+                    await self.room(most)
             if self._unfinished is not None:
                 self._check_unfinished(len(data) if number else 0)
             self._control += self._framing.pending()
             if self._queued():
-                self.wire.wake()
-                await self.wire.room(most)  # also a checkpoint, so that the write begins before the next read
+                self.wake()
+                await self.room(most)  # also a checkpoint, so that the write begins before the next read
+        return False
 
     async def _receive(self, stretch: int | None) -> bytes:
-        if self._writes.deadline == math.inf:
+        if self._write_pace.deadline == math.inf:
             return bytes(await self._stream.receive_some(stretch))
-        with trio.CancelScope(deadline=self._writes.deadline) as scope:
+        with trio.CancelScope(deadline=self._write_pace.deadline) as scope:
             return bytes(await self._stream.receive_some(stretch))
         if scope.cancelled_caught:
             limits = self._limits
@@ -370,17 +565,16 @@ class Duplex:
         if not self._network:
             return
         if held:
-            self._writes.begin(self.last_data_at)
-            self._writes.move(moved or held - before, self.last_data_at)
-        elif self._writes.deadline < math.inf:
-            self._writes.end(self.last_data_at)
+            self._write_pace.begin(self.last_data_at)
+            self._write_pace.move(moved or held - before, self.last_data_at)
+        elif self._write_pace.deadline < math.inf:
+            self._write_pace.end(self.last_data_at)
 
-    def _end_input(self) -> None:
-        """Handle the end of the peer's half of the stream."""
-        self._gone = self._half_closed = True
-        if self._input_ended is not None:
-            for message in self._framing.feed(b""):
-                self._handler.receive(message, self.last_data_at)
+    # The methods of an `Outbox`.
+
+    async def flush(self) -> None:
+        if not self._writing:
+            await self._write(self._handler.session.serving > 0)
 
     def _queued(self) -> int:
         queued = self._handler.session.queued
@@ -411,8 +605,9 @@ class Duplex:
             self._account.give(self._sending)
         self._sending = 0
 
-    def _at_once(self, pieces: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview] | None:
-        assert self._send_now is not None
+    def _send_at_once(self, pieces: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview] | None:
+        if self._send_now is None:
+            return pieces
         for at, piece in enumerate(pieces):
             taken = self._send_now(piece)
             if taken < len(piece):
@@ -432,11 +627,11 @@ class Duplex:
 
     async def _send_with_pace(self, pieces: Sequence[bytes | memoryview]) -> None:
         if self._network:
-            self._reads.begin(trio.current_time())
+            self._read_pace.begin(trio.current_time())
         for data in pieces:
             for start in range(0, len(data), _PIECE):
                 piece = data if len(data) <= _PIECE else memoryview(data)[start : start + _PIECE]
-                with trio.CancelScope(deadline=self._reads.deadline) as self._piece:
+                with trio.CancelScope(deadline=self._read_pace.deadline) as self._piece:
                     await self._stream.send_all(piece)
                 if self._piece.cancelled_caught:
                     limits = self._limits
@@ -446,20 +641,23 @@ class Duplex:
                     )
                     raise trio.BrokenResourceError(self._why)
                 if self._network:
-                    self._reads.move(len(piece), trio.current_time())
+                    self._read_pace.move(len(piece), trio.current_time())
         if self._network:
-            self._reads.end(trio.current_time())
+            self._read_pace.end(trio.current_time())
+
+    def _stopped(self) -> None:
+        self._open.cancel()
 
     async def _say_farewell(self) -> None:
         """Send the closing frame, if the framing has one, and give the peer a moment to send its own."""
-        if self._gone or self.wire.broken:
+        if self._gone or self.broken:
             return  # `farewell` must not be called: the framing would count the closing frame as sent
         data = self._control + self._framing.farewell()
         if not data:
             return
         if self._tap is not None:
             self._tap("out", data)
-        with suppress(*GONE), trio.CancelScope(shield=True, deadline=self.wire.deadline):
+        with suppress(*GONE), trio.CancelScope(shield=True, deadline=self.deadline):
             await self._stream.send_all(data)
             while not self._framing.ended and (received := bytes(await self._stream.receive_some())):
                 for _ in self._framing.feed(received):
@@ -473,7 +671,7 @@ class Duplex:
             if self.last_data_at == last:
                 self._framing.ping()
                 self._control += self._framing.pending()
-                self.wire.wake()
+                self.wake()
                 await trio.sleep(heartbeat)
             if self.last_data_at == last:
                 self.give_up(f"the peer was silent for {2 * heartbeat:g} seconds")
