@@ -10,11 +10,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from tests.bench.against import Comparison, subjects_of
+from tests.bench.calls import HOME, WAYS, Walk
 from tests.bench.measures import Figure
 from tests.bench.plot import Panel, drawn
 from tests.bench.report import Outcome, as_json, shown
@@ -117,6 +119,40 @@ def test_a_plot_has_each_point_and_all_that_is_said() -> None:
     assert said.count("things") == 2
     assert "<x>" in said
     assert "5,000" in said
+
+
+def test_a_walk_counts_calls_and_apart_from_them_what_goes_on() -> None:
+    code = "def items():\n yield 1\n yield 2\nasync def wait(): await step()\n"
+    code += "import types\n@types.coroutine\ndef step(): yield\n"
+    names: dict[str, Any] = {}
+    exec(compile(code, f"{HOME}made_up.py", "exec"), names)
+    walk = Walk()
+    sys.setprofile(walk)
+    try:
+        walk.on = True
+        assert [*names["items"]()] == [1, 2]
+        waiting = names["wait"]()
+        waiting.send(None)
+        with pytest.raises(StopIteration):
+            waiting.send(None)
+    finally:
+        sys.setprofile(None)
+    assert walk.files == ["made_up.py"]
+    assert walk.begun == 3
+    assert len(walk.calls) > walk.begun
+
+
+def test_the_way_of_a_call_is_counted() -> None:
+    command = [sys.executable, "-m", "tests.bench", "calls", "--list"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    head, *lines = done.stdout.splitlines()
+    assert head.split() == ["files", "functions", "calls", "resumed", "changes"]
+    assert [line[:44].rstrip() for line in lines[::2]] == [*WAYS]
+    for counts, files in zip(lines[::2], lines[1::2], strict=True):
+        entered, functions, begun, resumed, changes = map(int, counts[44:].split())
+        assert entered == len(files.split(", ")) <= functions <= begun + resumed
+        assert entered <= changes < begun + resumed
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.full

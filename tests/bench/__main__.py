@@ -2,7 +2,7 @@
 
 Without words all is measured that has an aim; with words the rows whose names have all of them, such as ``stdio echo
 64`` or ``client HTTP``; ``--list`` names them.  ``--against COMMIT`` compares the package with itself: `against.py`.
-``growth`` is another page: `growth.py`.
+``growth`` and ``calls`` are other pages: `growth.py`, `calls.py`.
 
 Each row is measured at several subjects (`subjects.py`) in rounds that take turns, so that what disturbs one disturbs
 all.  Absolute times say more about the machine than about the code: what counts are the ratios, of the best rounds,
@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from tests.bench import growth
+from tests.bench import calls, growth
 from tests.bench.against import HEAD as HEAD_AGAINST
 from tests.bench.against import LIMIT, Comparison, subjects_of
 from tests.bench.http_load import Refused
@@ -30,6 +30,7 @@ from tests.peers.installed import NotHere
 
 ROUNDS, AGAINST_ROUNDS, SECONDS = 7, 15, 0.3
 FILES = 16_384  # 5,000 streams, and what else there is
+PAGES = {"growth": growth.main, "calls": calls.main}
 # It cannot be had here, has no place for so many, answered wrongly, or has gone.
 FAILURES = (NotHere, Refused, AssertionError, OSError)
 
@@ -114,6 +115,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["growth"]:
-        sys.exit(growth.main(sys.argv[2:]))
+    if (page := PAGES.get(sys.argv[1] if sys.argv[1:] else "")) is not None:
+        sys.exit(page(sys.argv[2:]))
     sys.exit(main(sys.argv[1:]))
