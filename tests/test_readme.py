@@ -48,7 +48,7 @@ TEXTS = {page.stem: page.read_text(encoding="utf-8") for page in PAGES}
 README, SERVERS, HTTP, CLIENTS, OAUTH = (TEXTS[name] for name in ("README", "servers", "http", "clients", "oauth"))
 TESTING, CORE, SPEED = (TEXTS[name] for name in ("testing", "core", "speed"))
 # The pages whose code continues the code of the pages before, and the number of their blocks.
-SHARED = {"README": 2, "servers": 5, "http": 4, "clients": 2, "oauth": 1, "testing": 2, "core": 3}
+SHARED = {"README": 2, "servers": 5, "http": 4, "clients": 3, "oauth": 1, "testing": 2, "core": 3}
 # The pages whose code runs alone, and the test that runs it.
 ALONE = {
     "quickstart": (4, "test_the_quick_start_leads_to_a_tested_server"),

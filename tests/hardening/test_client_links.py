@@ -44,7 +44,6 @@ from trio_mcp.errors import (
     SessionClosed,
     SubscriptionUnsupported,
 )
-from trio_mcp.testing import open_replayed
 from trio_mcp.types import ChangeKind, FormElicitationRequest, PromptReference, SamplingRequest
 
 BOTH = pytest.mark.parametrize("revision", [D, E])
@@ -920,15 +919,37 @@ TOLD: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def undeclared(said: str = UNDECLARED) -> str:
+@contextlib.asynccontextmanager
+async def undeclared(said: str = UNDECLARED) -> AsyncIterator[Client]:
+    """A client of a server that says its lines of this, each after the lines of the client before it."""
     info = {"name": "older", "version": "1"}
     result = {"protocolVersion": D, "capabilities": CAPABILITIES, "serverInfo": info}
-    return said.replace("INITIALIZED", json.dumps(result))
+    ours, theirs = memory_stream_pair()
+    heard: list[Any] = []
+
+    async def play() -> None:
+        rest = b""
+        for line in said.replace("INITIALIZED", json.dumps(result)).strip().split("\n"):
+            if line[0] == "<":
+                await theirs.send_all(line[2:].encode() + b"\n")
+                continue
+            while b"\n" not in rest:
+                rest += await theirs.receive_some()
+            sent, _, rest = rest.partition(b"\n")
+            heard.append(json.loads(sent))
+            expected = json.loads(line[2:])
+            assert heard[-1] == ({**expected, "params": heard[-1]["params"]} if len(heard) == 1 else expected)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(play)
+        async with open_client(ours, revision=D) as client:
+            yield client
+    assert len(heard) == said.count("> ")
 
 
 async def test_a_block_may_wait_for_what_is_not_declared(autojump_clock: MockClock) -> None:
     """As servers of mcp up to 1.30 tell of it."""
-    async with open_replayed(undeclared(), revision=D) as client:
+    async with undeclared() as client:
         async with client.listen(tools=True, resources="r://1", undeclared=True) as changes:
             assert {change.kind for change in changes.missing} == {ChangeKind.TOOLS, ChangeKind.RESOURCE}
             assert [(await anext(changes)).kind for _ in range(2)] == [ChangeKind.RESOURCE, ChangeKind.TOOLS]
@@ -954,7 +975,7 @@ UNSERVED = """
 async def test_a_block_may_wait_for_what_a_server_tells_that_serves_no_subscriptions(
     autojump_clock: MockClock,
 ) -> None:
-    async with open_replayed(undeclared(UNSERVED), revision=D) as client:
+    async with undeclared(UNSERVED) as client:
         async with client.listen(resources="r://1", undeclared=True) as changes:
             assert (await anext(changes)).item == "r://1"
         await wait_all_tasks_blocked()

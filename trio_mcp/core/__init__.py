@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from trio_mcp.core.errors import *
     from trio_mcp.core.forms import *
     from trio_mcp.core.framing import *
-    from trio_mcp.core.icons import *
     from trio_mcp.core.messages import *
     from trio_mcp.core.migration import *
     from trio_mcp.core.models import *
@@ -62,9 +61,6 @@ else:
                 "NumberSchema RequestedSchema StringSchema TitledEnumItems TitledEnumSchema"
             ),
             "framing": "LineFramer",
-            "icons": (
-                "ICON_BYTES IMAGE_TYPES REQUEST_HEADERS SVG address_fault embedded image_fault redirect_fault suits"
-            ),
             "messages": (
                 "ABSENT Absent Batch CachedResult EDGE Error Event Id InvalidMessage Json JsonObject KINDS "
                 "LONG_NUMBERS Limits Message MessageKind Notification PROGRESS Request Response UnreadableNumber bare "
