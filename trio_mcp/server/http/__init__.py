@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from trio_mcp.server.http.connection import *
     from trio_mcp.server.http.endpoint import *
     from trio_mcp.server.http.gate import *
-    from trio_mcp.server.http.lanes import *
     from trio_mcp.server.http.listener import *
     from trio_mcp.server.http.options import *
+    from trio_mcp.server.http.responses import *
     from trio_mcp.server.http.sessions import *
     from trio_mcp.server.http.silence import *
     from trio_mcp.server.http.websocket import *
@@ -25,7 +25,7 @@ else:
             "connection": "HttpConnection ListenerState UpgradedConnection",
             "endpoint": "AdmittedRequest Endpoint busy log_refusal over_limit send_reply",
             "gate": "Authenticator Caller name_of seconds_left",
-            "lanes": "EndpointStreams HttpResponse OutgoingMessage ResponseMode ResponseStream StreamOwner",
+            "responses": "EndpointStreams HttpResponse OutgoingMessage ResponseMode ResponseStream StreamOwner",
             "listener": "HttpAddress serve_http serve_http_stream",
             "options": "HttpOptions keep_alive_of policy_of public_url_of",
             "sessions": "HttpSession LegacyStream RegisteredSession Sessions pull_all",

@@ -401,7 +401,7 @@ def _head(fields: Fields) -> list[tuple[bytes, bytes]]:
 
 
 class _AsgiResponse:
-    """One response: an `HttpResponse` (see `lanes`)."""
+    """One response: an `HttpResponse` (see `responses`)."""
 
     def __init__(self, send: Send, limits: Limits) -> None:
         self._outgoing = _AsgiSender(send, limits)

@@ -562,7 +562,7 @@ class HttpConnection:
 
 
 class _H1Response:
-    """The response to the current request: an `HttpResponse` (see `lanes`)."""
+    """The response to the current request: an `HttpResponse` (see `responses`)."""
 
     __slots__ = ("_bodiless", "_chunked", "_connection", "begun", "ending", "over")
 

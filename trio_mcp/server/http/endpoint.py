@@ -55,8 +55,8 @@ from trio_mcp.core.revisions import Terms
 from trio_mcp.core.shares import LONG, Account, holder_of, weight
 from trio_mcp.server.conversation import UNFINISHED, ServerSession
 from trio_mcp.server.http.gate import Authenticator, Caller, name_of, seconds_left
-from trio_mcp.server.http.lanes import EndpointStreams, HttpResponse, ResponseMode, ResponseStream, StreamOwner
 from trio_mcp.server.http.options import HttpOptions, keep_alive_of, policy_of, public_url_of
+from trio_mcp.server.http.responses import EndpointStreams, HttpResponse, ResponseMode, ResponseStream, StreamOwner
 from trio_mcp.server.http.sessions import HttpSession, LegacyStream, Sessions, pull_all
 from trio_mcp.server.http.silence import IdleOrder
 from trio_mcp.server.rates import Rates

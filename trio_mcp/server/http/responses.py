@@ -21,9 +21,9 @@ reconnects with the last id that it has read, the stream is attached to the new 
 - A stream that answers no request ends with `finish`.
 - Every message goes out on exactly one stream (http-39).
 
-Most streams are complete before their first write: one JSON reply, or an event stream with one answer.  The task that
-has the answer writes it in one piece.  An `Outbox`, with its queue of writers and its writer task, is made only when
-several tasks have to share the response.
+A task that has a message writes it itself if no write is in progress.  Messages that are queued during a write are sent
+together afterwards, by one writer task, which exists only while there are messages.  Most streams are complete before
+their first write: one JSON reply, or an event stream with one answer, which goes out in one piece.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from trio_mcp.core.requests import charged
 from trio_mcp.core.revisions import Revision
 from trio_mcp.core.shares import LONG
 from trio_mcp.server.http.silence import IdleOrder
-from trio_mcp.transport.wire import GONE, Outbox, Wire
+from trio_mcp.transport.wire import GONE, Wire
 
 if TYPE_CHECKING:
     from trio_mcp.server.conversation import ServerSession
@@ -147,27 +147,6 @@ class _ResponsePart(NamedTuple):
     """The stream is over after this write."""
 
 
-class _ResponseOutbox(Outbox[_ResponsePart]):
-    """The outbox of one response of a stream."""
-
-    def __init__(self, stream: ResponseStream, shared: EndpointStreams) -> None:
-        super().__init__(shared.limit, spawn=shared.nursery)
-        self._stream = stream
-        self._response = stream._response
-
-    def _take(self) -> _ResponsePart | None:
-        return self._stream._take()
-
-    async def _send(self, part: _ResponsePart) -> None:
-        await self._stream._send(part)
-
-    def _queued(self) -> int:
-        return self._stream._pending_writes()
-
-    def _stopped(self) -> None:
-        self._stream._response_lost(self._response)
-
-
 class ResponseStream(Wire):
     """One response stream; see the head of this file.  It is a `Wire` for the `ServerSession` of its owner.
 
@@ -177,8 +156,8 @@ class ResponseStream(Wire):
 
     __slots__ = (
         "__weakref__", "_begun", "_charged", "_cors", "_finished", "_ids", "_keep_alive_due", "_log_failed", "_missed",
-        "_mode", "_outbox", "_over", "_owner", "_queue", "_response", "_retry", "_shared", "_single_write",
-        "_streaming", "answers_only", "name", "session_id",
+        "_mode", "_over", "_owner", "_queue", "_response", "_retry", "_shared", "_streaming", "_writer", "_writes",
+        "_writing", "_written", "answers_only", "name", "session_id",
     )  # fmt: skip
 
     def __init__(
@@ -201,13 +180,16 @@ class ResponseStream(Wire):
         self._over = False
         # The current response.
         self._response: HttpResponse | None = None
-        self._outbox: _ResponseOutbox | None = None  # made when several tasks have to share the response
-        self._single_write = False  # the complete response is being written in one piece
         self._cors: Fields = ()
         self._begun = False  # its head is sent
         self._missed = b""  # events that the client of a resumed stream has not read
         self._keep_alive_due = False
         self._retry: float | None = None  # after this many seconds the client is asked to reconnect
+        # The writes.  A response that was lost may still be written when another one is attached.
+        self._writing: HttpResponse | None = None  # the response of the newest write in progress
+        self._writer: HttpResponse | None = None  # the response of the newest writer task
+        self._writes = 0  # that have ended
+        self._written: trio.lowlevel.ParkingLot | None = None  # made when a task waits for a write
 
     # Its response.
 
@@ -231,18 +213,10 @@ class ResponseStream(Wire):
         self._shared.detached.forget(self)
         return partial(self._response_lost, response)
 
-    def _get_outbox(self) -> _ResponseOutbox:
-        """The outbox of the current response, made at the first use."""
-        if self._outbox is None:
-            self._outbox = _ResponseOutbox(self, self._shared)
-        return self._outbox
-
     def _response_lost(self, response: HttpResponse | None, failure: Exception | None = None) -> None:
         """Detach: the client has disconnected before this response ended, or writing it has failed."""
         if self._response is None or self._response is not response:
             return
-        if failure is None and self._outbox is not None:
-            failure = self._outbox.failure
         self._detach_and_log()
         if failure is not None:
             _log.error("a response failed, and not because of its client", exc_info=failure)
@@ -269,14 +243,11 @@ class ResponseStream(Wire):
             response.drop()
 
     def _detach(self) -> None:
-        if self._response is None:
-            return
-        outbox = self._outbox
-        self._response = self._outbox = None
-        self._missed, self._keep_alive_due, self._retry, self._single_write = b"", False, None, False
-        self._shared.attached.forget(self)
-        if outbox is not None:
-            outbox.close()
+        if self._response is not None:
+            self._response = None
+            self._missed, self._keep_alive_due, self._retry = b"", False, None
+            self._shared.attached.forget(self)
+            self._write_ended()
 
     # Messages to send.
 
@@ -332,25 +303,20 @@ class ResponseStream(Wire):
     # The methods of a `Wire`.
 
     def wake(self) -> None:
-        if self._response is None:
+        response = self._response
+        if response is None:
             self._log_pending()
-        elif self._outbox is not None:
-            self._outbox.wake()
-        elif not self._single_write and self._pending_writes():
-            self._get_outbox().wake()
+        elif self._writing is not response and self._writer is not response and self._pending_writes():
+            self._writer = response
+            self._shared.nursery.start_soon(self._write_all, response, name="the writer of a response")
 
     async def flush(self) -> None:
-        if self._response is None:
+        response = self._response
+        if response is None:
             self._log_pending()
             await trio.lowlevel.checkpoint()
-        elif self._outbox is not None:
-            await self._outbox.flush()
-        elif self._single_write:
+        elif self._writing is response or not await self._write(response):
             await trio.lowlevel.checkpoint()
-        elif (part := self._take_complete()) is not None:
-            await self._send_complete(part, self._response)
-        else:
-            await self._get_outbox().flush()
 
     async def begin(self) -> None:
         """Flush for the first time.  Not a checkpoint if there is nothing to write yet, as for nearly every call.
@@ -372,13 +338,15 @@ class ResponseStream(Wire):
 
     @property
     def mark(self) -> int:
-        if self._outbox is not None:
-            return self._outbox.mark
-        return 0 if self._response is None or self._single_write else self._get_outbox().mark
+        response = self._response
+        return 0 if response is None else self._writes + 1 + (self._writing is response)
 
     async def written(self, mark: int) -> None:
-        if self._outbox is not None:
-            await self._outbox.written(mark)
+        while self._writes < mark and (response := self._response) is not None and self._pending_writes():
+            if self._writing is response:
+                await self._wait_for_write()
+            else:
+                await self._write(response)
 
     @property
     def waiting(self) -> int:
@@ -402,10 +370,10 @@ class ResponseStream(Wire):
         return len(self._queue) >= self._shared.limit
 
     async def room(self) -> None:
-        if self._outbox is not None:
-            await self._outbox.room()
-        else:
-            await trio.lowlevel.checkpoint()
+        await trio.lowlevel.checkpoint()
+        while self._response is not None and self._pending_writes() > self._shared.limit:
+            self.wake()
+            await self._wait_for_write()
 
     def hang_up(self, retry: float) -> bool:
         """End the response but not the stream, and ask the client to reconnect after `retry` s (http-47, http-49)."""
@@ -442,12 +410,46 @@ class ResponseStream(Wire):
             return 0
         return messages + (1 if self._keep_alive_due or self._retry is not None or self._done else 0)
 
-    def _take_complete(self) -> _ResponsePart | None:
-        """The complete response, if all its messages are there and no part of it is written yet."""
-        self._owner.pull(self)
-        if self._begun or not self._complete():
-            return None
-        return self._reply_part() or self._stream_part(done=True)
+    async def _write_all(self, response: HttpResponse) -> None:
+        """Write until no message is left."""
+        try:
+            while self._response is response is not self._writing and self._pending_writes():
+                if not await self._write(response):
+                    return
+        finally:
+            if self._writer is response:
+                self._writer = None
+
+    async def _write(self, response: HttpResponse) -> bool:
+        """Write the queued messages; False if there were none."""
+        self._writing = response
+        part: _ResponsePart | None = None
+        try:
+            part = self._take()
+            if part is not None:
+                await self._send(part, response)
+            return part is not None
+        except GONE:
+            self._response_lost(response)
+        except Exception as error:  # noqa: BLE001  # the handler whose task writes this is not to blame
+            self._response_lost(response, error)
+        finally:
+            if self._writing is response:
+                self._writing = None
+            self._writes += 1
+            self._write_ended()
+            if part is not None and part.more:
+                self.wake()  # for messages queued meanwhile
+        return True
+
+    def _write_ended(self) -> None:
+        if self._written is not None:
+            self._written.unpark_all()
+
+    async def _wait_for_write(self) -> None:
+        if self._written is None:
+            self._written = trio.lowlevel.ParkingLot()
+        await self._written.park()
 
     def _complete(self) -> bool:
         """Whether no message can follow those in the queue."""
@@ -526,19 +528,7 @@ class ResponseStream(Wire):
             self._log_failed = True  # the stream ends; to continue would lose these events silently
             raise
 
-    async def _send_complete(self, reply: _ResponsePart, response: HttpResponse) -> None:
-        """Write the complete response, without an outbox."""
-        self._single_write = True
-        try:
-            await self._send(reply)
-        except GONE:
-            self._response_lost(response)
-        except Exception as error:  # noqa: BLE001  # the handler whose task writes this is not to blame
-            self._response_lost(response, error)
-
-    async def _send(self, part: _ResponsePart) -> None:
-        response = self._response
-        assert response is not None  # or `_take` would have returned None
+    async def _send(self, part: _ResponsePart, response: HttpResponse) -> None:
         try:
             if part.head is None:
                 await response.send(part.data, more=part.more)
