@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.errors import UsageError as UsageError
     from trio_mcp.core.messages import Limits as Limits
     from trio_mcp.core.oauth.principals import Principal as Principal
-    from trio_mcp.core.schema.schema import Field as Field
+    from trio_mcp.core.schema.hints import Field as Field
     from trio_mcp.oauth.client import OAuth as OAuth
     from trio_mcp.server.context import Context as Context
     from trio_mcp.server.driver import serve_stream as serve_stream
@@ -76,7 +76,7 @@ else:
             "core.errors": "McpError RequestError ResourceNotFound UsageError",
             "core.messages": "Limits",
             "core.oauth.principals": "Principal",
-            "core.schema.schema": "Field",
+            "core.schema.hints": "Field",
             "oauth.client": "OAuth",
             "server.context": "Context",
             "server.driver": "serve_stream",

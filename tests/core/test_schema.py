@@ -705,6 +705,7 @@ class Broken:
         (Growing[int], "more than 50 nested classes"),
         (Annotated[str, Field(ge=1)], "ge=1 does not fit the type; it needs one of integer, number"),
         (Annotated[bytes, Field(min_length=1)], "min_length=1 does not fit"),
+        (Annotated[str | None, Field(ge=1)], "ge=1 does not fit the type"),
         (Annotated[Any, Field(pattern="x")], "pattern='x' does not fit"),
         (Annotated[list[Tree], Field(pattern="x")], "does not fit"),
         (Annotated[int, Ge(datetime.date(2020, 1, 1))], "is not a bound of JSON Schema"),

@@ -8,6 +8,7 @@ import dataclasses
 import datetime
 import decimal
 import enum
+import math
 import pathlib
 import subprocess
 import sys
@@ -29,11 +30,12 @@ from trio_mcp.core import TextContent, UsageError
 from trio_mcp.core.schema import (
     Field,
     Unreadable,
-    arguments_reader,
+    arguments_shape,
     compile_schema,
     parameters_schema,
     reader_of,
     schema_of,
+    shape_of,
     to_json_value,
     writer_of,
 )
@@ -371,6 +373,80 @@ def plain(value: Any) -> bool:
     return type(value) in (str, int, float, bool, type(None))
 
 
+# Checking: the verdict of the schema, without the engine.
+
+
+ODD = st.none() | st.booleans() | st.integers(-3, 3) | st.integers(2**52, 2**70) | st.just(2**1024)
+ODD |= st.floats() | st.sampled_from(["a", "b", "red", "2026-01-31", "dog", "", 1.0, 2.0])
+MEMBERS = st.sampled_from(["a", "b", "x", "y", "value", "children", "title", "kind", "born", "red", "inner", "when"])
+ODD_JSON = st.recursive(
+    ODD, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(MEMBERS, inner, max_size=3), max_leaves=6
+)
+
+
+@pytest.mark.parametrize("label", ALL)
+def test_the_check_gives_the_verdict_of_the_schema(label: str) -> None:
+    shape = shape_of(ALL[label])
+    compiled = compile_schema(shape.schema)
+    near = BOUNDED[label] if label in BOUNDED else values(ALL[label])
+    inside_out = st.one_of(near.map(lambda value: to_json_value(value, ALL[label])), ODD_JSON)
+
+    @settings(max_examples=40, deadline=None)
+    @given(inside_out | st.lists(inside_out, max_size=3) | st.dictionaries(MEMBERS, inside_out, max_size=4))
+    def check(value: Any) -> None:
+        if compiled.can_check(value):  # any value has room for a number that no double has, which the check lets pass
+            assert shape.fits(value) is (not compiled.errors(value))
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("hint", "json", "fits"),
+    [
+        (int, 2**1022, True),
+        (int, 2**1024, False),
+        (int, 1e300, True),
+        (int, math.inf, False),
+        (float, math.nan, False),
+        (float, -(2**1024), False),
+        (set[int], [1, 1.0], False),
+        (set, [[1], [1]], False),
+        (set, [{"a": 1}, {"a": 2}], True),
+        (Annotated[int | bytes, Field(ge=3)], 2, False),
+        (Annotated[int | bytes, Field(ge=3)], "2", True),
+        (Annotated[str | pathlib.Path, Field(min_length=2)], "a", False),
+        (Annotated[list[str] | None, Field(max_length=1)], ["a", "b"], False),
+        (Annotated[float, Field(multiple_of=0.1)], 0.3, True),
+        (Annotated[dict[str, int], Field(max_length=1)], {"a": 1, "b": 2}, False),
+    ],
+)
+def test_numbers_sets_and_bounds_are_checked(hint: Any, json: Any, fits: bool) -> None:
+    assert shape_of(hint).fits(json) is fits
+
+
+def test_ordinary_values_are_checked_without_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "trio_mcp.core.schema.validation", None)
+    hint = dict[str, list[Annotated[int, Field(ge=1, lt=9)]] | tuple[Colour, set[str]] | Cat | Literal[1.5] | None]
+    shape = shape_of(hint)
+    assert shape.fits({"a": [1, 8], "b": ["red", ["x", "y"]], "c": {"kind": "cat", "born": ""}, "d": 1.5, "e": None})
+    for wrong in ([9], ["red", ["x", "x"]], {"kind": "cat"}, 1, "x"):
+        assert not shape.fits({"a": wrong})
+
+
+def test_a_check_of_unions_inside_each_other_takes_linear_time() -> None:
+    json: Any = {"inner": None, "when": 3}
+    for _ in range(60):
+        json = {"inner": json, "when": "2026-01-31"}
+    assert not shape_of(ChainA | ChainB).fits(json)
+
+
+def test_what_is_nested_too_deep_for_python_does_not_fit() -> None:
+    json: Any = {"value": 1, "children": []}
+    for _ in range(400):
+        json = {"value": 1, "children": [json]}
+    assert not shape_of(Tree).fits(json)
+
+
 # Reading.
 
 
@@ -597,7 +673,7 @@ def take_plain(a: str, ctx: int, b: bool = False, c: Any = None, d=None) -> None
 
 
 def test_arguments_are_read_by_name_and_defaults_left_to_the_function() -> None:
-    read = arguments_reader(take, {"ctx"})
+    read = arguments_shape(take, {"ctx"}).read
     assert read is not None
     arguments = {"a": 1.0, "c": "x", "d": [1]}
     made = read(arguments)
@@ -612,8 +688,8 @@ def test_arguments_are_read_by_name_and_defaults_left_to_the_function() -> None:
 
 
 def test_arguments_that_are_what_they_should_be_need_no_reader() -> None:
-    assert arguments_reader(take_plain, {"ctx"}) is None
-    assert arguments_reader(lambda: None) is None
+    assert arguments_shape(take_plain, {"ctx"}).read is None
+    assert arguments_shape(lambda: None).read is None
 
 
 # Writing.
@@ -816,24 +892,20 @@ def test_hints_without_a_schema_are_refused(convert: Callable[[Any], Any], hint:
 @pytest.mark.parametrize("hint", ["list[int]", "dict[str, str | None]", "int | None"])
 def test_plain_hints_load_nothing_that_they_do_not_need(hint: str) -> None:
     script = (
-        "import contextvars, sys, trio_mcp.core.schema.schema\n"
+        "import contextvars, pathlib, sys, trio_mcp.core.schema.hints\n"
         "before = set(sys.modules)\n"
-        "from trio_mcp.core.schema.values import reader_of, to_json_value\n"
+        "from trio_mcp.core.schema.shapes import reader_of, to_json_value\n"
         f"reader_of({hint}); to_json_value([1], {hint}); to_json_value({{'a': 1}})\n"
         "print(*sorted(set(sys.modules) - before))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [
-        "trio_mcp.core.schema.hints",
-        "trio_mcp.core.schema.values",
-        "trio_mcp.core.schema.writing",
-    ]
+    assert done.stdout.split() == ["trio_mcp.core.schema.shapes"]
 
 
 def test_classes_are_made_without_cattrs() -> None:
     script = (
         "import dataclasses, sys\n"
-        "from trio_mcp.core.schema.values import reader_of, to_json_value\n"
+        "from trio_mcp.core.schema.shapes import reader_of, to_json_value\n"
         "Pair = dataclasses.make_dataclass('Pair', [('a', int), ('b', 'list[int]')])\n"
         "print(reader_of(Pair)(to_json_value(Pair(1, [2]), Pair)) == Pair(1, [2]), 'cattrs' in sys.modules)"
     )

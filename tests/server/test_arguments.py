@@ -1,4 +1,4 @@
-"""Arguments: seen to be right quickly, judged where that does not do, and made into what functions take."""
+"""Arguments: checked by their shape, judged by the engine where they do not fit, and made into what functions take."""
 
 from __future__ import annotations
 
@@ -9,16 +9,11 @@ from typing import Annotated, Any, Literal, NewType, Optional, TypedDict
 
 import attrs
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.requirements import req
-from trio_mcp.core import Json, UsageError
-from trio_mcp.core.schema import Field, compile_schema, parameters_schema, schema_of
+from trio_mcp.core import UsageError
+from trio_mcp.core.schema import compile_schema
 from trio_mcp.server import Arguments, BadArguments, arguments_of, text_arguments, typed
-
-# Calls show the result of the check, and not whether the quick way was taken.
-from trio_mcp.server.arguments import _quick_check
 
 
 class Size(enum.Enum):
@@ -47,107 +42,7 @@ Name = NewType("Name", str)
 
 def of(function: Any) -> Arguments:
     handler = typed(function)
-    return arguments_of(function, handler, parameters_schema(function, handler.skip))
-
-
-# The quick check.
-
-HINTS: list[Any] = [
-    str, int, float, bool, None, Any, object, list, dict, bytes, datetime.datetime,
-    str | None, int | str, Literal["a", "b"], Literal["a", None], Literal[1, 2], Size, Level,
-    list[str], list[int | None], list[list[bool]], set[str], tuple[int, ...], tuple[int, str], dict[str, int],
-    Point, Line, list[Line], Annotated[str, "said"], Annotated[int, Field(ge=1)], Annotated[str, Field(title="T")],
-]  # fmt: skip
-SCALARS = st.none() | st.booleans() | st.integers(-3, 3) | st.integers(2**52, 2**70)
-SCALARS |= st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from(["a", "b", "s", "l", "x", ""])
-JSON = st.recursive(
-    SCALARS,
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["x", "y", "points", "size", "label", "z"]), inner, max_size=3)
-    ),
-    max_leaves=6,
-)
-
-
-@pytest.mark.parametrize("hint", HINTS, ids=repr)
-@settings(max_examples=60)
-@given(data=st.data())
-def test_what_the_quick_check_passes_fits_the_schema(hint: Any, data: st.DataObject) -> None:
-    schema = {"type": "object", "properties": {"it": schema_of(hint)}, "additionalProperties": False}
-    quick = _quick_check(schema)
-    value = {"it": data.draw(st.fixed_dictionaries({"x": JSON, "y": JSON}) if hint is Point else JSON)}
-    if quick is not None and quick(value):
-        assert not compile_schema(schema).errors(value)
-
-
-@pytest.mark.parametrize(
-    ("hint", "value"),
-    [
-        (str, "a"),
-        (int, 3),
-        (float, 0.5),
-        (float, 3),
-        (bool, False),
-        (None, None),
-        (Any, {"anything": []}),
-        (list, [1]),
-        (dict, {}),
-        (str | None, None),
-        (Literal["a", "b"], "b"),
-        (Size, "s"),
-        (list[str], ["a", "b"]),
-        (list[int | None], [1, None]),
-        (Point, {"x": 1, "y": 2}),
-        (Line, {"points": [{"x": 1, "y": 2.5}]}),
-        (Annotated[str, Field(title="T", description="D", header="City")], "a"),
-    ],
-    ids=str,
-)
-def test_ordinary_arguments_are_seen_to_be_right_without_the_engine(hint: Any, value: Json) -> None:
-    quick = _quick_check(schema_of(hint))
-    assert quick is not None
-    assert quick(value)
-
-
-@pytest.mark.parametrize(
-    ("hint", "value"),
-    [
-        (str, 1),
-        (int, True),
-        (int, 1.0),
-        (int, 2**53 + 1),
-        (float, "1"),
-        (float, 1e300),
-        (bool, 1),
-        (None, 0),
-        (list, {}),
-        (dict, []),
-        (str | None, 1),
-        (Literal["a", "b"], ["a"]),
-        (Literal["a", "b"], "c"),
-        (list[str], ["a", 1]),
-        (list[str], "ab"),
-        (Point, {"x": 1}),
-        (Point, {"x": 1, "y": 2, "z": 3}),
-        (Point, {"x": 1, "y": "2"}),
-        (Point, [1, 2]),
-    ],
-    ids=str,
-)
-def test_what_the_quick_check_is_not_sure_of_is_left_to_the_engine(hint: Any, value: Json) -> None:
-    quick = _quick_check(schema_of(hint))
-    assert quick is not None
-    assert not quick(value)
-
-
-@pytest.mark.parametrize(
-    "hint", [set[str], tuple[int, str], dict[str, int], Literal[1, 2], Annotated[int, Field(ge=1)]], ids=str
-)
-def test_schemas_that_say_more_have_no_quick_check(hint: Any) -> None:
-    for schema in (schema_of(hint), schema_of(list[hint]), schema_of(hint | None)):
-        assert _quick_check(schema) is None
-        assert _quick_check({"type": "object", "properties": {"it": schema}, "additionalProperties": False}) is None
+    return arguments_of(function, handler)
 
 
 # Reading.

@@ -258,7 +258,7 @@ def test_the_module_loads_no_models() -> None:
         "trio_mcp.core.models",
         "trio_mcp.core.content",
         "trio_mcp.core.codec",
-        "trio_mcp.core.schema.schema",
+        "trio_mcp.core.schema.shapes",
         "cattrs",
     ]
     done = subprocess.run([sys.executable, "-c", code % heavy], capture_output=True, text=True, check=True)

@@ -957,7 +957,7 @@ def test_who_returns_text_needs_no_models() -> None:
         "import sys\n"
         "sys.modules['orjson'] = None  # which brings dataclasses along\n"
         "from trio_mcp.core.revisions import LATEST\n"
-        "import trio_mcp.core.schema.schema\n"
+        "import trio_mcp.core.schema.shapes\n"
         "from trio_mcp.server.results import *\n"
         "output = OutputSchema(str)\n"
         "tool_result('a', output, 't', LATEST), tool_result(None, output, 't', LATEST), tool_failure('a', LATEST)\n"

@@ -33,7 +33,7 @@ from trio_mcp.core.errors import McpError, RemoteProtocolError, RequestError, Se
 from trio_mcp.core.http.fields import Mirror, find_mirrors
 from trio_mcp.core.messages import ABSENT, Absent, Json, JsonObject, Limits, UnreadableNumber, holds_more_values, parse
 from trio_mcp.core.models import CallToolResult, Tool
-from trio_mcp.core.schema.schema import schema_of
+from trio_mcp.core.schema.shapes import schema_of
 from trio_mcp.core.schema.validation import CompiledSchema, InvalidSchema, Problem, compile_schema
 
 __all__ = ["KnownTools", "ReturnType", "ToolFailed"]
@@ -155,7 +155,7 @@ class ReturnType(Generic[T]):
     """The type given as `returns`.  Made before the call: raises UsageError if values of the type cannot be read."""
 
     def __init__(self, hint: type[T]) -> None:
-        from trio_mcp.core.schema.values import reader_of
+        from trio_mcp.core.schema.shapes import reader_of
 
         self._schema = compile_schema(schema_of(hint, where="returns"))
         self._read = reader_of(hint)
@@ -168,7 +168,7 @@ class ReturnType(Generic[T]):
 
         Raises `ToolFailed` if the tool has failed, and `RemoteProtocolError` if the result has no value of the type.
         """
-        from trio_mcp.core.schema.values import Unreadable
+        from trio_mcp.core.schema.shapes import Unreadable
 
         if result.is_error:
             raise ToolFailed(name, result)

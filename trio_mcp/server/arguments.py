@@ -1,27 +1,25 @@
 """The arguments of a call: check them, and convert them to the parameters of the handler.
 
-Most valid arguments pass a quick check (`_quick_check`).  Others go to the JSON Schema engine, which also gives the
-reasons of a failure.  The engine takes 20 ms to import, and a server that gets only valid calls never needs it.
+The shape of a function's parameters checks them.  The JSON Schema engine gives the reasons of a failure, and checks
+arguments against a schema written by hand.  It takes 20 ms to import, and most servers that get only valid calls never
+need it.
 """
 
 from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trio_mcp.core.errors import UsageError, name_of
-from trio_mcp.core.messages import ABSENT, Json, JsonObject
+from trio_mcp.core.messages import Json, JsonObject
 from trio_mcp.server.handlers import Handler
 
 if TYPE_CHECKING:
     from trio_mcp.core.schema.validation import CompiledSchema, Problem
 
 __all__ = ["Arguments", "BadArguments", "arguments_of", "text_arguments"]
-
-_Function = Callable[..., Any]
-_Read = Callable[[JsonObject], JsonObject]
 
 
 class BadArguments(Exception):
@@ -32,92 +30,37 @@ class BadArguments(Exception):
         self.problems = list(problems)
 
 
-# Keywords that describe a value and do not restrict it.
-_NOTES = frozenset({"title", "description", "default", "format", "contentEncoding", "x-mcp-header"})
-_OBJECT_KEYWORDS = frozenset({"type", "properties", "required", "additionalProperties"})
-# Larger numbers go to the engine, because they may not fit into a double.
-_EXACT = 2**53
-_SIMPLE: Mapping[Json, Callable[[Json], bool]] = {
-    None: lambda value: True,
-    "object": lambda value: type(value) is dict,
-    "array": lambda value: type(value) is list,
-    "string": lambda value: type(value) is str,
-    "boolean": lambda value: type(value) is bool,
-    "null": lambda value: value is None,
-    "integer": lambda value: type(value) is int and -_EXACT <= value <= _EXACT,
-    "number": lambda value: type(value) in (int, float) and -_EXACT <= value <= _EXACT,
-}
-
-
-def _quick_check(schema: Mapping[str, Json]) -> Callable[[Json], bool] | None:
-    """Make a quick check for a generated schema; None if the schema is too complex for one.
-
-    The check passes most valid values and no invalid one.  The engine must check the values that it does not pass.
-    """
-    keywords, kind = schema.keys() - _NOTES, schema.get("type")
-    if keywords <= {"type"}:
-        return _SIMPLE.get(kind)
-    if keywords == {"type", "enum"} and kind == "string":
-        allowed: list[str] = schema["enum"]
-        return allowed.__contains__
-    if keywords == {"anyOf"}:
-        return _quick_check_any(schema["anyOf"])
-    if keywords == {"type", "items"} and kind == "array":
-        item = _quick_check(schema["items"])
-        return None if item is None else lambda value: type(value) is list and all(map(item, value))
-    if kind == "object" and keywords <= _OBJECT_KEYWORDS and schema.get("additionalProperties") is False:
-        return _quick_check_members(schema)
-    return None
-
-
-def _quick_check_any(alternatives: Sequence[Mapping[str, Json]]) -> Callable[[Json], bool] | None:
-    checks = [check for check in map(_quick_check, alternatives) if check is not None]
-    return (lambda value: any(check(value) for check in checks)) if len(checks) == len(alternatives) else None
-
-
-def _quick_check_members(schema: Mapping[str, Json]) -> Callable[[Json], bool] | None:
-    members = {name: check for name, each in schema["properties"].items() if (check := _quick_check(each)) is not None}
-    if len(members) < len(schema["properties"]):
-        return None
-    required = tuple(schema.get("required", ()))
-
-    def fits(value: Json) -> bool:  # written as loops for speed: it runs for each call
-        if type(value) is not dict:
-            return False
-        for name in required:
-            if name not in value:
-                return False
-        for name, each in value.items():
-            check = members.get(name)
-            if check is None or not check(each):
-                return False
-        return True
-
-    return fits
-
-
 class Arguments:
-    """The arguments of an entry: checks them against the schema, and converts them for the handler."""
+    """The arguments of an entry: checks them against the schema, and converts them for the handler.
 
-    __slots__ = ("_compiled", "_quick_check", "_read", "schema")
+    `fits` and `read` belong to the shape of a function's parameters; `compiled` is a schema written by hand.
+    """
 
-    def __init__(self, schema: JsonObject, read: _Read | None = None, compiled: CompiledSchema | None = None) -> None:
+    __slots__ = ("_compiled", "_fits", "_read", "schema")
+
+    def __init__(
+        self,
+        schema: JsonObject,
+        fits: Callable[[Json], bool] | None = None,
+        read: Callable[[JsonObject], JsonObject] | None = None,
+        *,
+        compiled: CompiledSchema | None = None,
+    ) -> None:
         self.schema = schema
+        self._fits = fits
         self._read = read
         self._compiled = compiled
-        # A schema written by hand may have keywords that the quick check does not know.
-        self._quick_check = _quick_check(schema) if compiled is None else None
 
     def read(self, arguments: JsonObject) -> JsonObject:
         """Return the values for the handler.  Raises BadArguments."""
-        quick_check = self._quick_check
-        if (quick_check is None or not quick_check(arguments)) and not self.fit(arguments):
-            raise BadArguments([_problem(each.path, each.message) for each in self._problems(arguments)])
+        fits = self._fits
+        if (fits is None or not fits(arguments)) and (problems := self._problems(arguments)):
+            raise BadArguments([_problem(each.path, each.message) for each in problems])
         return arguments if self._read is None else self._read(arguments)
 
     def fit(self, arguments: JsonObject) -> bool:
         """Whether the arguments fit the schema."""
-        return (self._quick_check is not None and self._quick_check(arguments)) or not self._problems(arguments)
+        return (self._fits is not None and self._fits(arguments)) or not self._problems(arguments)
 
     def _problems(self, arguments: JsonObject) -> list[Problem]:
         if self._compiled is None:
@@ -131,38 +74,39 @@ def _problem(path: str, message: str) -> str:
     return f"{path or 'arguments'}: {message}"
 
 
-def arguments_of(function: _Function, handler: Handler, schema: JsonObject) -> Arguments:
-    """The arguments of a function, which are converted to the types of its parameters."""
-    from trio_mcp.core.schema.values import Unreadable, arguments_reader
+def arguments_of(function: Callable[..., Any], handler: Handler, *, untyped: Any = Any) -> Arguments:
+    """The arguments of a function, which are converted to the types of its parameters.
 
-    read = arguments_reader(function, handler.skip)
+    `untyped` is the type of parameters that have none, or Any.
+    """
+    from trio_mcp.core.schema.shapes import Unreadable, arguments_shape
+
+    shape = arguments_shape(function, handler.skip, untyped=untyped)
+    read = shape.read
     if read is None:
-        return Arguments(schema)
+        return Arguments(shape.schema, shape.fits)
 
     def convert(arguments: JsonObject) -> JsonObject:
         try:
-            return read(arguments)
+            result: JsonObject = read(arguments)
         except Unreadable as error:
             raise BadArguments([_problem(error.path, error.why)]) from None
+        return result
 
-    return Arguments(schema, convert)
+    return Arguments(shape.schema, shape.fits, convert)
 
 
-def text_arguments(function: _Function, handler: Handler, subject: str) -> Arguments:
+def text_arguments(function: Callable[..., Any], handler: Handler, subject: str) -> Arguments:
     """Arguments that are text in the protocol: arguments of prompts, and variables of templates (prm-17)."""
-    from trio_mcp.core.schema.schema import hint_of, parameters_schema
+    from trio_mcp.core.schema.hints import parameters_of
 
-    schema = parameters_schema(function, handler.skip)
-    for name, each in schema["properties"].items():
-        hint = hint_of(function, name)
-        if hint is ABSENT or hint is Any:
-            each["type"] = "string"
-        elif not _is_text(hint):
+    for each in parameters_of(function, handler.skip):
+        if each.hint is not Any and not _is_text(each.hint):
             raise UsageError(
-                f"parameter {name!r} of {name_of(function)}: {subject} are text; make it str, str | None, a Literal of "
-                "strings or an Enum of strings, and convert it in the function"
+                f"parameter {each.name!r} of {name_of(function)}: {subject} are text; make it str, str | None, a "
+                "Literal of strings or an Enum of strings, and convert it in the function"
             )
-    return arguments_of(function, handler, schema)
+    return arguments_of(function, handler, untyped=str)
 
 
 def _is_text(hint: Any) -> bool:

@@ -133,7 +133,7 @@ def _check_no_context(function: Callable[..., Any], parameter: inspect.Parameter
             "call, or the type of the argument"
         )
     if isinstance(hint, str) and re.fullmatch(_CONTEXT_TEXT, hint):
-        from trio_mcp.core.schema.schema import hint_of
+        from trio_mcp.core.schema.hints import hint_of
 
         hint = hint_of(function, name)
     module = getattr(hint, "__module__", None) or ""
@@ -219,7 +219,7 @@ def _takes_context(function: Callable[..., Any], parameter: inspect.Parameter) -
         return parameter.name == "ctx"
     if isinstance(hint, type):  # the most common annotations, without the cost of resolving
         return _is_context(hint)
-    from trio_mcp.core.schema.schema import hint_of  # takes 8 ms, and raw handlers never need it
+    from trio_mcp.core.schema.hints import hint_of  # takes 8 ms, and raw handlers never need it
 
     try:
         return _is_context(hint_of(function, parameter.name))

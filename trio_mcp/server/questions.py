@@ -223,7 +223,7 @@ class _QuestionForm:
             raise RemoteProtocolError(f"the answer does not fit the form: {'; '.join(problems)}")
         if self._value is None:
             return given
-        from trio_mcp.core.schema.values import Unreadable
+        from trio_mcp.core.schema.shapes import Unreadable
 
         try:
             return self._value(dict.fromkeys(self._may_be_none) | given)
@@ -233,14 +233,14 @@ class _QuestionForm:
 
 def _form(form: Any) -> _QuestionForm:
     from trio_mcp.core import codec, forms
-    from trio_mcp.core.schema import schema
-    from trio_mcp.core.schema.values import reader_of
+    from trio_mcp.core.schema.shapes import shape_of
 
     if isinstance(form, forms.RequestedSchema):
         return _QuestionForm(codec.to_json(form, LATEST))
     if isinstance(form, Mapping):
         return _QuestionForm(form)
-    described, read = schema.schema_of(form, where="the form"), reader_of(form) or _same
+    shape = shape_of(form, where="the form")
+    described, read = shape.schema, shape.read or _same
     if "properties" in described:
         return _QuestionForm(described, _hints_of_members(form), read)
     bare = {"type": "object", "properties": {"value": described}, "required": ["value"]}
@@ -309,7 +309,7 @@ def _refuse_keywords(keywords: AbstractSet[str], where: str) -> None:
 
 def _hints_of_members(form: Any) -> Mapping[str, Any]:
     """The type hints of a class, by the names of its members in a form."""
-    from trio_mcp.core.schema.schema import members_of
+    from trio_mcp.core.schema.hints import members_of
 
     while typing.get_origin(form) is typing.Annotated:
         form = typing.get_args(form)[0]

@@ -74,7 +74,7 @@ def tool_of(
     `Field(header=...)` is repeated in an HTTP header, where every proxy and log on the way sees it: mark no secrets
     (tool-28).
     """
-    from trio_mcp.core.schema.schema import hint_of, parameters_schema
+    from trio_mcp.core.schema.hints import hint_of
     from trio_mcp.server.results import OutputSchema
 
     name = _name_of_entry(function, name, "tool")
@@ -82,7 +82,7 @@ def tool_of(
     details: dict[str, Any] = {"title": title, "description": _described(function, description)}
     details |= {"annotations": annotations, "icons": icons, "meta": meta}
     _check_details(f"the tool {name!r}", details, "ToolAnnotations")
-    arguments = arguments_of(function, handler, parameters_schema(function, handler.skip))
+    arguments = arguments_of(function, handler)
     try:
         returned = hint_of(function, "return")
         output = OutputSchema(returned) if structured else None
@@ -342,22 +342,22 @@ def raw_prompt(
 ) -> PromptEntry:
     """Make a prompt that is described by hand; `function(ctx, arguments)` gets strings, with all required arguments."""
     from trio_mcp.core.models import Prompt, PromptArgument
+    from trio_mcp.core.schema.shapes import shape_of
 
     _check_model(prompt, Prompt)
-    members: dict[str, JsonObject] = {}
+    members: dict[str, Any] = {}
     for each in prompt.arguments or ():
         if not isinstance(each, PromptArgument) or not each.name or each.name in members:
             raise UsageError(
                 f"the arguments of the prompt {prompt.name!r} must be PromptArgument objects, each with a name of its "
                 "own"
             )
-        members[each.name] = {"type": "string"}
-    required = [each.name for each in prompt.arguments or () if isinstance(each, PromptArgument) and each.required]
-    schema = {"type": "object", "properties": members, "required": required, "additionalProperties": False}
+        members[each.name] = str if each.required else typing.NotRequired[str]
+    shape = shape_of(typing.TypedDict("Arguments", members))  # type: ignore[operator]
     handler = raw(function, ("ctx", "arguments"), thread=thread, abandon_on_cancel=abandon_on_cancel)
     return PromptEntry(
         prompt.name, handler, lambda: prompt,
-        replay=replay, arguments=Arguments(schema), description=prompt.description,
+        replay=replay, arguments=Arguments(shape.schema, shape.fits), description=prompt.description,
     )  # fmt: skip
 
 
@@ -464,7 +464,7 @@ def _later(name: str, *arguments: Any, **details: Any) -> Callable[[], Any]:
 def _described(function: _Function, description: str | None) -> str | None:
     if description is not None:
         return description
-    from trio_mcp.core.schema.schema import describe
+    from trio_mcp.core.schema.hints import describe
 
     return describe(function).text or None
 

@@ -48,6 +48,7 @@ from trio_mcp.core.revisions import LATEST, REVISIONS, Revision
 
 if TYPE_CHECKING:
     from trio_mcp.core.content import Annotations, AudioContent, ContentBlock, EmbeddedResource, ImageContent
+    from trio_mcp.core.schema.shapes import Shape
     from trio_mcp.core.schema.validation import CompiledSchema
     from trio_mcp.server.questions import Inquiry
 
@@ -352,13 +353,12 @@ class OutputSchema:
     the module docstring.
     """
 
-    __slots__ = ("_compiled", "_hint", "_is_object", "_write", "schema")
+    __slots__ = ("_compiled", "_is_object", "_shape", "schema")
 
     def __init__(self, hint: Any = ABSENT, schema: Mapping[str, Json] | None = None) -> None:
-        self._hint = hint
         self._compiled: CompiledSchema | None = None
-        self._write: Callable[[Any], Json] | None = None
-        self.schema: JsonObject | None = _schema_for(hint) if schema is None else dict(schema)
+        self._shape = _shape_for(hint) if schema is None else None
+        self.schema: JsonObject | None = dict(schema) if schema is not None else self._shape and self._shape.schema
         # A schema written by hand is never wrapped, because its references may hold from its root only.
         self._is_object = schema is not None or self.schema is None or self.schema.get("type") == "object"
         if schema is not None:  # generated schemas are valid
@@ -378,11 +378,14 @@ class OutputSchema:
 
     def __call__(self, value: Any, *, error: bool = False) -> Json:
         """Write `value` as plain JSON, and check it against the schema unless it belongs to an `error`."""
-        if self._write is None:
-            from trio_mcp.core.schema.writing import writer_of
+        if self._shape is None:
+            from trio_mcp.core.schema.shapes import to_json_value
 
-            self._write = writer_of(self._hint)
-        written = self._write(value)
+            written = to_json_value(value)
+        else:
+            written = self._shape.write(value)
+            if self._shape.fits(written):
+                return written
         if self.schema is not None and not error and (problems := self._compile().errors(written)):
             raise UsageError(
                 "it does not match the output schema: "
@@ -401,7 +404,7 @@ class OutputSchema:
 _BOX = "result"
 
 
-def _schema_for(hint: Any) -> JsonObject | None:
+def _shape_for(hint: Any) -> Shape | None:
     alternatives = [each for each in _alternatives(hint) if not _is_result(each)]
     content = [each for each in alternatives if _may_be_content(each)]
     if all(each in content or each in _NO_DATA for each in alternatives) or Any in alternatives:
@@ -409,15 +412,15 @@ def _schema_for(hint: Any) -> JsonObject | None:
     change = "annotate the data that it returns, or give structured=False to return only content"
     if content:  # tool-14: a tool with an output schema must always return structured content
         raise UsageError(f"it returns content or data, {hint!r}; return CallToolResult, or {change}")
-    from trio_mcp.core.schema.schema import schema_of
+    from trio_mcp.core.schema.shapes import shape_of
 
     try:
         unchanged = len(alternatives) == len(_alternatives(hint))
         data = hint if unchanged else typing.Union[tuple(alternatives)]  # noqa: UP007
-        schema = schema_of(data, where="its return value", mode="serialization")
+        shape = shape_of(data, where="its return value", mode="serialization")
     except UsageError as error:
         raise UsageError(f"{error}; {change}") from None
-    return schema or None
+    return shape if shape.schema else None
 
 
 _NO_DATA: tuple[Any, ...] = (ABSENT, None, types.NoneType, str, bytes, typing.NoReturn, typing.Never)

@@ -1,175 +1,293 @@
-"""The walk over a type hint that reading (`values`) and writing (`writing`) share.
+"""What type hints and docstrings say: resolved hints, the members of classes and functions, bounds, descriptions.
 
-A `Walk` goes through a hint, in the same way as `schema`, and compiles it to one function, its converter.  A subclass
-decides the converter of each kind of hint.
+The description of a member comes from `Annotated[T, "text"]`, otherwise from the docstring (Google, NumPy or Sphinx
+style).  Bounds come from `Annotated[T, Field(ge=1)]`, or from any object with attributes of those names: the classes of
+`annotated_types` have them, and pydantic keeps a list of these.
+
+The members of an attrs class have their aliases as names, as in the call of the class.  Fields that `__init__` does not
+take are left out.  `shapes` compiles hints.
 """
 
 from __future__ import annotations
 
-import abc
-import collections.abc
-import enum
-import pathlib
-import sys
+import functools
+import inspect
+import re
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping
-from types import NoneType
-from typing import Any, NamedTuple, TypeAlias
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import attrs
 
 from trio_mcp.core.errors import UsageError
-from trio_mcp.core.schema.schema import members_of, resolved_alone, substituted, unsupported, wrapper_of
-from trio_mcp.core.schema.self_described import describes_itself
+from trio_mcp.core.messages import ABSENT, Absent, record
 
-__all__ = ["MAKERS", "TEXTS", "Converter", "Hint", "MemberHint", "Walk", "compiled", "full_name", "is_typed_dict"]
+__all__ = [
+    "Description", "Field", "Hint", "Member", "describe", "hint_of", "members_of", "parameters_of", "resolved_alone",
+    "substituted", "unsupported", "wrapper_of",
+]  # fmt: skip
 
-Hint: TypeAlias = Any
-Converter: TypeAlias = Callable[[Any], Any]
+Hint: TypeAlias = Any  # Python has no type for type hints
 
 
-class MemberHint(NamedTuple):
+@record(kw_only=True)
+class Field:
+    """Details of a parameter or member that a type hint cannot express: `Annotated[int, Field(ge=1)]`."""
+
+    title: str | None = None
+    description: str | None = None
+    format: str | None = None  # a note for the reader, such as "email"; it is not checked
+    header: str | None = None  # the tool argument is repeated in the HTTP header Mcp-Param-<header> (2026-07-28)
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+    multiple_of: float | None = None
+    min_length: int | None = None  # of text, an array or a mapping
+    max_length: int | None = None
+    pattern: str | None = None
+
+
+class Member(NamedTuple):
+    """A member of a class, or a parameter of a function; `where` names it in errors."""
+
     name: str
     hint: Hint
     required: bool
+    default: Any  # or ABSENT
+    where: str
 
 
-class _ForwardConverter:
-    """Calls the converter of a class that contains itself, before that converter is complete."""
-
-    def __init__(self) -> None:
-        self.converter: Converter | None = None
-        self.done = False
-
-    def __call__(self, value: Any) -> Any:
-        assert self.converter is not None  # a class with a forward converter inside always has a converter
-        return self.converter(value)
-
-
-class Walk(abc.ABC):
-    """Compiles one hint.  A converter of None means that the value needs no conversion by its hint."""
-
-    def __init__(self) -> None:
-        self.recursive = False
-        self._known: dict[Hint, _ForwardConverter] = {}
-
-    def of(self, hint: Hint) -> Converter | None:
-        origin: Hint = typing.get_origin(hint)
-        arguments = typing.get_args(hint)
-        if origin is None or (not arguments and hint != tuple[()]):  # `List` alone is `list`
-            return self._simple(origin or hint)
-        if origin is typing.Annotated:
-            return self.annotated(hint, self.of(arguments[0]))
-        if origin in (typing.Union, types.UnionType):
-            return self.union(arguments)
-        if origin is typing.Literal:
-            return self.choice(arguments)
-        if origin is tuple and arguments[1:] != (...,):
-            return self.tuple(arguments)
-        if origin in _ARRAYS:
-            return self.array(origin, self.of(arguments[0]))
-        if origin in _MAPPINGS:
-            return self.mapping(*map(self.of, arguments))
-        return self.of(arguments[0]) if wrapper_of(origin) else self._class_or_alias(hint)
-
-    def _simple(self, hint: Hint) -> Converter | None:
-        if isinstance(hint, typing.NewType):
-            return self.of(hint.__supertype__)
-        if not isinstance(hint, collections.abc.Hashable):  # `[int]` instead of `list[int]`
-            return self._of_class(hint)
-        if hint in _PLAIN or full_name(hint) in TEXTS:
-            return self.scalar(hint)
-        if isinstance(hint, type) and issubclass(hint, enum.Enum):
-            return self.choice(list(hint))
-        return self._class_or_alias(hint)
-
-    def _class_or_alias(self, hint: Hint) -> Converter | None:
-        if hint in self._known:
-            forward = self._known[hint]
-            self.recursive = self.recursive or not forward.done
-            return forward.converter if forward.done else forward
-        forward = self._known[hint] = _ForwardConverter()
-        forward.converter = self._of_class(hint)
-        forward.done = True
-        return forward.converter
-
-    def _of_class(self, hint: Hint) -> Converter | None:
-        kind = typing.get_origin(hint) or hint
-        variables = dict(zip(getattr(kind, "__parameters__", ()), typing.get_args(hint), strict=False))
-        where = "the hint"
-        if not isinstance(kind, type) and hasattr(kind, "__value__"):  # type Alias = ...
-            value = resolved_alone(kind.__value__, vars(sys.modules[kind.__module__]), where)
-            return self.of(substituted(value, variables))
-        if describes_itself(kind):
-            return self.self_described(kind)
-        found = members_of(kind, where) if isinstance(kind, type) else None
-        if found is None:
-            raise unsupported(hint, where)
-        return self.members(
-            kind, [MemberHint(each.name, substituted(each.hint, variables), each.required) for each in found]
-        )
-
-    @abc.abstractmethod
-    def annotated(self, hint: Hint, inner: Converter | None) -> Converter | None:
-        """Convert an `Annotated`; `hint` includes its bounds."""
-
-    @abc.abstractmethod
-    def scalar(self, hint: Hint) -> Converter | None:
-        """Convert a type without parts, or a container without hints for its items."""
-
-    @abc.abstractmethod
-    def choice(self, values: Collection[Any]) -> Converter | None:
-        """Convert a Literal or an Enum."""
-
-    @abc.abstractmethod
-    def union(self, alternatives: tuple[Hint, ...]) -> Converter | None: ...
-
-    @abc.abstractmethod
-    def array(self, origin: Hint, item: Converter | None) -> Converter | None: ...
-
-    @abc.abstractmethod
-    def tuple(self, items: tuple[Hint, ...]) -> Converter | None:
-        """Convert a tuple of fixed length."""
-
-    @abc.abstractmethod
-    def mapping(self, key: Converter | None, value: Converter | None) -> Converter | None: ...
-
-    @abc.abstractmethod
-    def members(self, kind: type, members: list[MemberHint]) -> Converter | None:
-        """Convert a class with named members; they are in the same order as in its schema."""
-
-    @abc.abstractmethod
-    def self_described(self, kind: Any) -> Converter | None:
-        """Convert a class that describes itself, such as a pydantic model."""
+def parameters_of(function: Callable[..., object], skip: Collection[str] = ()) -> list[Member]:
+    """Return the parameters that `function` takes by name, except those in `skip`; a missing hint is Any."""
+    members = []
+    for parameter in _signature(function).parameters.values():
+        if parameter.name in skip:
+            continue
+        where = f"parameter {parameter.name!r} of {_name(function)}"
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise UsageError(f"{where} is {parameter.kind.description}; declare each argument as a named parameter")
+        hint = hint_of(function, parameter.name)
+        default = ABSENT if parameter.default is parameter.empty else parameter.default
+        members.append(Member(parameter.name, Any if hint is ABSENT else hint, default is ABSENT, default, where))
+    return members
 
 
-# The types to call with the items of an array; a list is missing, because JSON arrays are lists.
-MAKERS: Mapping[Hint, Callable[[Iterable[Any]], Any]] = {
-    tuple: tuple,
-    set: set,
-    collections.abc.MutableSet: set,
-    frozenset: frozenset,
-    collections.abc.Set: frozenset,
-}
-# By name: only programs with these hints load their modules.
-TEXTS = frozenset({"datetime.datetime", "datetime.date", "datetime.time", "uuid.UUID"})
-_ARRAYS = frozenset({*MAKERS, list, collections.abc.Sequence, collections.abc.MutableSequence})
-_MAPPINGS = frozenset({dict, collections.abc.Mapping, collections.abc.MutableMapping})
-_PATHS = frozenset({pathlib.Path, pathlib.PurePath})
-_PLAIN = frozenset({Any, object, None, NoneType, bool, int, float, str, bytes}) | _PATHS | _ARRAYS | _MAPPINGS
+def hint_of(function: Callable[..., object], name: str) -> Hint | Absent:
+    """Return the resolved hint of the parameter `name`, or of "return", with its `Annotated`; `ABSENT` if it has none.
+
+    Each hint is resolved by itself, so that a name that is imported for type checkers only does not affect the others.
+    """
+    signature = _signature(function)
+    hint = signature.return_annotation if name == "return" else signature.parameters[name].annotation
+    if hint is signature.empty:
+        return ABSENT
+    where = f"the hint of {name!r} in {_name(function)}"
+    return resolved_alone(hint, getattr(_innermost(function), "__globals__", {}), where)
 
 
-def full_name(hint: Hint) -> str:
-    """The name of a class with its module; empty for other hints."""
-    return f"{hint.__module__}.{hint.__qualname__}" if isinstance(hint, type) else ""
+def _name(function: Callable[..., object]) -> str:
+    return getattr(_innermost(function), "__qualname__", repr(function))
 
 
-def is_typed_dict(kind: type) -> bool:
-    return hasattr(kind, "__required_keys__")
-
-
-def compiled(walk: Walk, hint: Hint) -> Converter | None:
-    """Compile `hint` with `walk`.  Raises `UsageError` if the hint has no JSON form, or nests without end."""
+def _signature(function: Callable[..., object]) -> inspect.Signature:
     try:
-        return walk.of(hint)
-    except RecursionError:
-        raise UsageError(f"{hint!r} contains ever larger forms of itself; end the recursion") from None
+        return inspect.signature(function)
+    except (TypeError, ValueError) as error:
+        why = f"the parameters of {_name(function)} cannot be read: {error}"
+        raise UsageError(f"{why}; give the schema by hand") from None
+
+
+def _innermost(function: Any) -> Any:
+    """The function in the source code, behind decorators, partials, bound methods and callable objects."""
+    while True:
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif hasattr(function, "__wrapped__"):
+            function = function.__wrapped__
+        elif isinstance(function, type):
+            function = function.__init__  # type: ignore[misc]
+        elif inspect.isroutine(function):
+            return function
+        else:
+            function = type(function).__call__
+
+
+def _resolved(owner: Any, names: dict[str, Any] | None, where: str) -> dict[str, Hint]:
+    try:
+        return typing.get_type_hints(owner, names, include_extras=True)
+    except (NameError, AttributeError, SyntaxError, TypeError) as error:
+        # Linters move imports that only hints need below `if TYPE_CHECKING`, which is false at run time.
+        advice = "define or import it at module level, and not under TYPE_CHECKING"
+        raise UsageError(f"{where} cannot be resolved: {error}; {advice}") from None
+
+
+def resolved_alone(hint: Hint, names: dict[str, Any], where: str) -> Hint:
+    """Return one hint with its names resolved in `names`.  Raises `UsageError` if a name is unknown."""
+    return _resolved(types.SimpleNamespace(__annotations__={"it": hint}), names, where)["it"]
+
+
+def substituted(hint: Hint, variables: Mapping[Hint, Hint]) -> Hint:
+    """Return `hint` with its type variables replaced: `list[T]` becomes `list[int]`."""
+    if isinstance(hint, TypeVar):
+        return variables.get(hint, hint)
+    free = () if isinstance(hint, type) else getattr(hint, "__parameters__", ())
+    if not variables or not free:
+        return hint
+    generic: Any = hint
+    return generic[tuple(variables.get(each, each) for each in free)]
+
+
+# The members of classes.
+
+
+def members_of(kind: type, where: str) -> list[Member] | None:
+    """Return the members that `__init__` takes, or None if this module does not know this kind of class."""
+    for recognises, members in _KINDS:
+        if recognises(kind):
+            hints = _resolved(kind, None, f"{where}: a hint in {kind.__name__}")
+            result = []
+            for name, hint, default in members(kind, hints):
+                required = _required(hint, default is ABSENT)
+                result.append(Member(name, hint, required, default, f"{where}, member {name!r} of {kind.__name__}"))
+            return result
+    return None
+
+
+# Name, hint and default; the default is ABSENT if the member is required, and None if it is optional without a default.
+_Members = Iterator[tuple[str, Hint, Any]]
+
+
+def _of_typed_dict(kind: Any, hints: dict[str, Hint]) -> _Members:
+    for name, hint in hints.items():
+        yield name, hint, ABSENT if name in kind.__required_keys__ else None
+
+
+def _of_named_tuple(kind: Any, hints: dict[str, Hint]) -> _Members:
+    for name in kind._fields:
+        yield name, hints.get(name, Any), kind._field_defaults.get(name, ABSENT)
+
+
+def _of_attrs(kind: Any, hints: dict[str, Hint]) -> _Members:
+    for field in attrs.fields(kind):
+        if field.init:
+            default = ABSENT if field.default is attrs.NOTHING else field.default
+            if field.converter is not None and default is not ABSENT:
+                default = None  # the converted value is not known before the converter is called
+            yield field.alias, hints.get(field.name, field.type or Any), default
+
+
+def _of_dataclass(kind: Any, hints: dict[str, Hint]) -> _Members:
+    import dataclasses  # a program with dataclasses has already imported it
+
+    for field in dataclasses.fields(kind):
+        if field.init:
+            default = field.default
+            if default is dataclasses.MISSING:
+                default = ABSENT if field.default_factory is dataclasses.MISSING else None
+            yield field.name, hints[field.name], default
+
+
+_KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Any, dict[str, Hint]], _Members]], ...] = (
+    (lambda kind: hasattr(kind, "__required_keys__"), _of_typed_dict),
+    (lambda kind: issubclass(kind, tuple) and hasattr(kind, "_fields"), _of_named_tuple),
+    (attrs.has, _of_attrs),
+    (lambda kind: hasattr(kind, "__dataclass_fields__"), _of_dataclass),
+)
+
+
+def _required(hint: Hint, otherwise: bool) -> bool:
+    # Read from the hint itself: if hints are text, `__required_keys__` was made before they were resolved.
+    origin: Hint = typing.get_origin(hint)
+    wrapper = wrapper_of(origin)
+    if wrapper in ("Required", "NotRequired"):
+        return wrapper == "Required"
+    if wrapper or origin is typing.Annotated:
+        return _required(typing.get_args(hint)[0], otherwise)
+    return otherwise
+
+
+def wrapper_of(origin: Hint) -> str | None:
+    """The name of a form that describes a member and not its value, or None.
+
+    It is recognised by name, because `typing` and `typing_extensions` both have these forms.
+    """
+    name = str(origin).rpartition(".")[2]
+    return name if name in ("Required", "NotRequired", "ReadOnly", "Final") else None
+
+
+def unsupported(hint: Hint, where: str) -> UsageError:
+    """The error for a hint without a schema."""
+    known = "a builtin type, a union, Literal, Enum, TypedDict, NamedTuple, a dataclass, an attrs or a pydantic class"
+    return UsageError(f"{where}: {hint!r} has no JSON form here; use {known}, or give the schema by hand")
+
+
+# Docstrings.
+
+_GOOGLE = frozenset({"Args:", "Arguments:", "Parameters:", "Keyword Args:", "Attributes:"})
+_GOOGLE_ENTRY = r"(?P<names>\w+)\s*(\(.*?\))?\s*:\s*(?P<text>.*)"
+_NUMPY = frozenset({"Parameters", "Other Parameters", "Attributes"})
+_NUMPY_ENTRY = r"(?P<names>\w+(, \w+)*)(\s*:.*)?(?P<text>)"
+_NUMPY_RULE = r"-{3,}\s*"
+_SPHINX = r":(param|parameter|arg|argument|type|var|ivar)\b([^:]*\s)?(?P<names>\w+):\s*(?P<text>.*)"
+
+
+@record
+class Description:
+    """A docstring in two parts: the text, and the description of each member or parameter."""
+
+    text: str = ""
+    members: Mapping[str, str] = attrs.field(factory=dict)
+
+
+def describe(thing: object) -> Description:
+    """Read a docstring.  The sections that describe parameters or attributes are not part of the text."""
+    if isinstance(thing, type):
+        text = vars(thing).get("__doc__") or ""
+        # Dataclasses and named tuples without a docstring have their signature as `__doc__`.
+        return _parsed("" if text.startswith(f"{thing.__name__}(") else inspect.cleandoc(text))
+    return _parsed(inspect.getdoc(_innermost(thing)) or "")
+
+
+def _parsed(text: str) -> Description:
+    lines, paragraphs = deque(text.splitlines()), []
+    members: dict[str, str] = {}
+    while lines:
+        line = lines.popleft()
+        if line.rstrip() in _GOOGLE:
+            members |= _entries(_indented(lines), _GOOGLE_ENTRY)
+        elif line.rstrip() in _NUMPY and lines and re.fullmatch(_NUMPY_RULE, lines[0]):
+            lines.popleft()
+            members |= _entries(_up_to_heading(lines), _NUMPY_ENTRY)
+        elif line.startswith(":") and (sphinx := re.fullmatch(_SPHINX, line)):
+            rest = " ".join([sphinx["text"], *_indented(lines)])
+            if sphinx[1] != "type":
+                members[sphinx["names"]] = " ".join(rest.split())
+        else:
+            paragraphs.append(line)
+    return Description("\n".join(paragraphs).strip(), members)
+
+
+def _indented(lines: deque[str]) -> Iterator[str]:
+    while lines and (not lines[0] or lines[0][0].isspace()):
+        yield lines.popleft()
+
+
+def _up_to_heading(lines: deque[str]) -> Iterator[str]:
+    while lines and not (len(lines) > 1 and re.fullmatch(_NUMPY_RULE, lines[1])):
+        yield lines.popleft()
+
+
+def _entries(section: Iterator[str], entry: str) -> dict[str, str]:
+    entries: dict[str, list[str]] = {}
+    names: list[str] = []
+    for line in inspect.cleandoc("\n" + "\n".join(section)).splitlines():
+        if begins := re.fullmatch(entry, line):  # at the margin; indented lines continue an entry
+            names = begins["names"].split(", ")
+            entries |= {name: [begins["text"]] for name in names}
+        else:
+            for name in names:
+                entries[name].append(line)
+    return {name: " ".join(" ".join(texts).split()) for name, texts in entries.items()}

@@ -162,6 +162,13 @@ class CompiledSchema:
         """False if `errors` would refuse to check `instance`, because that is too much work."""
         return not isinstance(self._sized(instance), str)
 
+    def fits(self, instance: Json) -> bool:
+        """Whether `errors` would return none, without the cost of finding them.  Never raises."""
+        try:
+            return self.can_check(instance) and self._validator.is_valid(instance)
+        except ValueError:  # as in `errors`
+            return False
+
     def errors(self, instance: Json) -> list[Problem]:
         """Return at most 20 problems of `instance`; empty if it is valid.  Never raises."""
         size = self._sized(instance)
