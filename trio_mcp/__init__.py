@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from trio_mcp.core.schema.hints import Field as Field
     from trio_mcp.oauth.client import OAuth as OAuth
     from trio_mcp.server.context import Context as Context
-    from trio_mcp.server.driver import serve_stream as serve_stream
     from trio_mcp.server.http.listener import serve_http as serve_http
     from trio_mcp.server.http.listener import serve_http_stream as serve_http_stream
     from trio_mcp.server.questions import Elicit as Elicit
@@ -61,6 +60,7 @@ if TYPE_CHECKING:
     from trio_mcp.server.results import file as file
     from trio_mcp.server.results import image as image
     from trio_mcp.server.server import Server as Server
+    from trio_mcp.server.session import serve_stream as serve_stream
     from trio_mcp.server.stdio import serve_stdio as serve_stdio
     from trio_mcp.transport.paths import below as below
     from trio_mcp.transport.paths import file_path as file_path
@@ -79,7 +79,7 @@ else:
             "core.schema.hints": "Field",
             "oauth.client": "OAuth",
             "server.context": "Context",
-            "server.driver": "serve_stream",
+            "server.session": "serve_stream",
             "server.http.listener": "serve_http serve_http_stream",
             "server.questions": "Elicit ElicitUrl ListRoots Sample",
             "server.results": "InputRequired ToolError audio file image",

@@ -1,7 +1,7 @@
 """Every transport, behind the byte stream of `tests.server.wire`.
 
 A test that uses `connected(server, revision)` runs over any transport, unchanged: `connected` serves the server's end
-of its stream by `trio_mcp.server.driver.serve_stream`, and the fixture of `tests.contract.cases` puts one of
+of its stream by `trio_mcp.server.session.serve_stream`, and the fixture of `tests.contract.cases` puts one of
 `TRANSPORTS` in its place.
 
 - `memory` is `serve_stream` itself.

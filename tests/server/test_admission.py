@@ -20,7 +20,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.server.checkpoints import pipe_pair
 from tests.server.wire import LATEST, Wire, connected, everywhere, modern
 from trio_mcp import Context, Limits, Server, serve_stream
-from trio_mcp.server import Admission
+from trio_mcp.server import Admission, RequestQueue
 
 # By itself, against a model.
 
@@ -40,9 +40,10 @@ class Model(RuleBasedStateMachine):
             waiting=self.WAITING,
             waiting_in_all=self.WAITING_IN_ALL,
         )
-        self.admission: Admission[int] = Admission(limits)
-        self.shares = [
-            self.admission.share(lambda work, who=who: self.start(who, work), self.HOLDERS[who]) for who in range(3)
+        self.admission = Admission(limits)
+        self.shares: list[RequestQueue[int]] = [
+            RequestQueue(self.admission, lambda work, who=who: self.start(who, work), self.HOLDERS[who])
+            for who in range(3)
         ]
         self.waiting: list[list[int]] = [[], [], []]
         self.running: list[list[int]] = [[], [], []]
@@ -166,9 +167,9 @@ TestModelWithHolders.settings = settings(max_examples=200, stateful_step_count=5
 
 def test_turns_go_round_among_thousands() -> None:
     limits = Limits(calls=1, calls_in_all=1, waiting=20_000, waiting_in_all=10**6)
-    admission: Admission[int] = Admission(limits)
+    admission = Admission(limits)
     started: list[int] = []
-    shares = [admission.share(started.append) for _ in range(2000)]
+    shares = [RequestQueue(admission, started.append) for _ in range(2000)]
     for work in range(20_000):
         assert shares[0].enter(work, work) is None
     for work, share in enumerate(shares[1:], 20_000):

@@ -20,7 +20,7 @@ from trio_mcp.errors import SessionClosed
 from trio_mcp.server import ClientGone
 
 # A question without an outcome ends only under a shield, which no server can bring about.
-from trio_mcp.server.conversation import _PendingQuestion
+from trio_mcp.server.session import _PendingQuestion
 
 Body = Callable[[Context], Awaitable[Any]]
 CALL = {"name": "work"}

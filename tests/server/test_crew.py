@@ -37,9 +37,7 @@ class Bench:
             except Exception as error:  # noqa: BLE001
                 self.failures.append(error)
 
-        worker = self.pool.hire()
-        self.pool.start(worker, checked, argument, name, self.variables.copy())
-        return worker
+        return self.pool.start(checked, argument, name, self.variables.copy())
 
     async def at_once(self, number: int) -> None:
         """Have so many at work at the same time."""

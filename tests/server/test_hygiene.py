@@ -573,8 +573,8 @@ ENDS = {
         "workers",
         "_wait_for_tasks",
     ): "it is cancelled, unless it shields itself: then it ends as any handler does that is shielded",
-    ("conversation", "_work_in_turn"): "whoever is before has been cancelled, too",
-    ("driver", "serve"): "what it waits for has been cancelled",
+    ("session", "_work_in_turn"): "whoever is before has been cancelled, too",
+    ("session", "serve"): "what it waits for has been cancelled",
     ("wire", "run"): "the write that it waits for has a deadline by then",
     ("listener", "_close"): "to close a listener takes no time",
 }
@@ -605,7 +605,7 @@ def state():
     )
 import trio, json, attrs
 before = state()
-import trio_mcp, trio_mcp.server.driver, trio_mcp.server.server, trio_mcp.server.stdio
+import trio_mcp, trio_mcp.server.session, trio_mcp.server.server, trio_mcp.server.stdio
 assert state() == before, (state(), before)
 """
     assert output_of(program) == ""

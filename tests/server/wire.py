@@ -760,7 +760,7 @@ async def connected(
     """
     if serve is None:
         # The contract suite replaces this name in `trio_mcp`.
-        from trio_mcp.server.driver import serve_stream
+        from trio_mcp.server.session import serve_stream
 
         serve = serve_stream
     run: Serve = serve

@@ -98,8 +98,8 @@ from trio_mcp.server.server import Server
 from trio_mcp.transport.nursery import Block, check_trio, open_nursery
 
 if TYPE_CHECKING:
-    from trio_mcp.server.conversation import ServerSession
     from trio_mcp.server.dispatch import CallNext, Middleware
+    from trio_mcp.server.session import ServerSession
 
 __all__ = ["ASKS", "open_relay"]
 

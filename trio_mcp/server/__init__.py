@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING
 from trio_mcp._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from trio_mcp.server.admission import *
     from trio_mcp.server.arguments import *
     from trio_mcp.server.catalog import *
     from trio_mcp.server.context import *
-    from trio_mcp.server.conversation import *
     from trio_mcp.server.description import *
     from trio_mcp.server.dispatch import *
-    from trio_mcp.server.driver import *
     from trio_mcp.server.entries import *
     from trio_mcp.server.handlers import *
     from trio_mcp.server.parking import *
@@ -26,6 +23,7 @@ if TYPE_CHECKING:
     from trio_mcp.server.results import *
     from trio_mcp.server.run import *
     from trio_mcp.server.server import *
+    from trio_mcp.server.session import *
     from trio_mcp.server.stdio import *
     from trio_mcp.server.threads import *
     from trio_mcp.server.watchdog import *
@@ -33,17 +31,14 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "admission": "Admission Share",
             "arguments": "Arguments BadArguments arguments_of text_arguments",
             "catalog": "CHANGES Catalog LISTS",
-            "context": "ClientError ClientGone Context ContextLink LOG",
-            "conversation": "ServerSession UNFINISHED",
+            "context": "ClientError ClientGone Context LOG",
             "description": (
                 "CAPABILITIES check_cache check_hooks check_list check_numbers check_switches experimental_of "
                 "info_of kind_of offers_of revisions_of text_of"
             ),
             "dispatch": "CallNext Dispatcher Middleware ServerFeatures",
-            "driver": "address_of converse serve_stream socket_of",
             "entries": "Completer Completing Entry PromptEntry ResourceEntry TemplateEntry ToolEntry check_tool_name",
             "handlers": "Handler RunMode raw typed",
             "parking": "ParkedCall Parking early_answers next_round read_answer write_questions",
@@ -56,8 +51,11 @@ else:
                 "BadResult InputRequired OutputSchema ToolError audio completion_result file image prompt_result "
                 "resource_result tool_failure tool_result"
             ),
-            "run": "Draining Run RunMember Runs Statistics",
+            "run": "Admission Draining Run RunMember Runs Statistics WaitingRequests",
             "server": "Server",
+            "session": (
+                "ChargedMessage RequestQueue ServerSession UNFINISHED address_of converse serve_stream socket_of"
+            ),
             "stdio": "serve_stdio",
             "threads": "Threads no_threads",
             "watchdog": "watched",

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import trio
 
@@ -22,8 +22,6 @@ from trio_mcp.core.messages import PROGRESS, Id, Json, JsonObject, Request
 from trio_mcp.core.migration import WithOtherNames
 from trio_mcp.core.oauth.principals import Principal
 from trio_mcp.core.revisions import NOTHING, Role, Terms
-from trio_mcp.core.session import ServerProtocol
-from trio_mcp.core.shares import Account
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,46 +30,19 @@ if TYPE_CHECKING:
     from trio_mcp.core.models import CreateMessageResult, LogLevel, SamplingMessage
     from trio_mcp.server.parking import ParkedCall
     from trio_mcp.server.questions import ElicitUrl, Inquiry
+    from trio_mcp.server.session import ChargedMessage, ServerSession
     from trio_mcp.transport.paths import Roots
     from trio_mcp.transport.wire import Wire
 
-__all__ = ["LOG", "ClientError", "ClientGone", "Context", "ContextLink"]
+__all__ = ["LOG", "ClientError", "ClientGone", "Context"]
 
 T = TypeVar("T")
 _TRACE = ("traceparent", "tracestate", "baggage")
 _NUMBERS = (int, float)
 _COMPLETED = "notifications/elicitation/complete"
+_ROOTS_CHANGED = "notifications/roots/list_changed"
+_ROOTS = 16 * 1024  # characters of roots that are cached for the session; longer roots are asked for each time
 LOG = "notifications/message"
-
-
-class ContextLink(Protocol):
-    """The connection of a context's request: the methods that a context calls."""
-
-    session: ServerProtocol
-    account: Account
-
-    def must_hold(self, ctx: Context) -> bool:
-        """Whether a report of `ctx` may have to be held, because the client reads too slowly."""
-
-    async def hold(self, ctx: Context, method: str, *report: Any) -> bool:
-        """Hold a report until there is room.  Return False if it can be sent now."""
-
-    async def tell(self, ctx: Context) -> None:
-        """Send the queued messages of `ctx`.  Waits while too much is queued."""
-
-    async def report(self, ctx: Context) -> None:
-        """As `tell`, for messages that may come in quick succession: collects them for up to a millisecond."""
-
-    async def tell_apart(self, method: str, params: JsonObject) -> bool:
-        """Send a notification that belongs to no request.  Return False if it cannot reach the client."""
-
-    async def ask(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, Any]:
-        """Return the client's answers, read, by the keys of `questions`."""
-
-    async def ask_raw(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, JsonObject]:
-        """Return the client's answers as JSON, by the keys of `questions`."""
-
-    async def roots(self, ctx: Context) -> Roots: ...
 
 
 class ClientGone(SessionClosed):
@@ -123,15 +94,13 @@ class Context(metaclass=WithOtherNames):
         "request", "state",
     )  # fmt: skip
 
-    def __init__(
-        self, link: ContextLink, request: Request, terms: Terms, wire: Wire, scope: trio.CancelScope | None = None
-    ) -> None:
-        self._scope = scope  # the scope of the handler, until the call is over
+    def __init__(self, link: ServerSession, request: Request, terms: Terms, wire: Wire) -> None:
+        self._scope: trio.CancelScope | None = None  # the scope of the handler, once it has started
         # The scopes of questions that wait for the client.  A tuple costs nothing for the many calls that ask nothing.
         self._waits: tuple[trio.CancelScope, ...] = ()
         self._over = False
         self._progress = -math.inf
-        self._keys: set[str] | None = None
+        self._keys: tuple[str, ...] = ()  # of the questions so far
         self.request = request
         """The current request, as it came."""
         self._terms = terms
@@ -144,9 +113,9 @@ class Context(metaclass=WithOtherNames):
         """The state of that `InputRequired`."""
         self._wire = wire  # where messages of the current request go
         self._last_write = 0  # the number of the last write to `wire` with a message of this call
-        self._link: ContextLink | None = link  # the connection of the current request; None between two requests
+        self._link: ServerSession | None = link  # the session of the current request; None between two requests
         self._parked: ParkedCall | None = None  # where the call waits for its next request
-        self._received: Any = None  # the long message that brought the request, which is charged
+        self._received: ChargedMessage | None = None  # the long message that brought the request
         # For questions.
         self._pages: tuple[ElicitUrl, ...] = ()  # the pages that users were sent to
         self._rounds = 0
@@ -235,14 +204,10 @@ class Context(metaclass=WithOtherNames):
             raise UsageError(f"progress must be a number that rises{before}, got {shown(progress)}")
         self._progress = progress
         link = self._heard
-        if (
-            link is not None
-            and not (link.must_hold(self) and await link.hold(self, PROGRESS, progress, total, message))
-            and link.session.progress(self.request.id, progress, total, message)
-        ):
-            await link.report(self)
-        else:
+        if link is None:
             await trio.lowlevel.checkpoint()
+        else:
+            await link.report(self, PROGRESS, progress, total, message)
 
     async def log(self, level: LogLevel, data: Json, *, logger: str | None = None) -> None:
         """Send the client a log message, if it wants messages of this level.
@@ -262,11 +227,7 @@ class Context(metaclass=WithOtherNames):
         params: JsonObject = {"level": level, "data": data}
         if logger is not None:
             params["logger"] = logger
-        held = link.must_hold(self) and await link.hold(self, LOG, params)
-        if not held and link.session.notify(LOG, params, about=self.request.id):
-            await link.report(self)
-        else:
-            await trio.lowlevel.checkpoint()
+        await link.report(self, LOG, params)
 
     async def hang_up(self, *, retry: float = 1.0) -> bool:
         """Close the HTTP response of a long call, and let the client reconnect after `retry` seconds.
@@ -282,8 +243,8 @@ class Context(metaclass=WithOtherNames):
         return self._heard is not None and self._wire.hang_up(retry)
 
     @property
-    def _heard(self) -> ContextLink | None:
-        """The connection, if it can carry messages before the answer; None otherwise."""
+    def _heard(self) -> ServerSession | None:
+        """The session, if it can send messages before the answer; None otherwise."""
         return None if self._over or self._wire.answers_only else self._link
 
     async def completed(self, question: ElicitUrl) -> bool:
@@ -357,7 +318,22 @@ class Context(metaclass=WithOtherNames):
         if self._kept_roots is not None:
             await trio.lowlevel.checkpoint()
             return self._kept_roots
-        return await (await self._opened("roots/list")).roots(self)
+        from trio_mcp.server.questions import ListRoots
+
+        link = await self._opened("roots/list")
+        # root-12, root-13: the answer holds until the client notifies of a change; without that, for this call.
+        notifies = self._terms.revision.notification(Role.CLIENT, _ROOTS_CHANGED) is not None
+        notifies = notifies and self._terms.declares("roots", "listChanged")
+        if notifies and link.roots is not None:
+            await trio.lowlevel.checkpoint()
+            return link.roots
+        changes = link.roots_changes
+        roots: Roots = (await self.ask(roots=ListRoots()))["roots"]
+        if not notifies:
+            self._kept_roots = roots
+        elif changes == link.roots_changes and len(repr(roots)) <= _ROOTS:
+            link.roots = roots
+        return roots
 
     async def ask(self, **questions: Inquiry[Any]) -> Mapping[str, Any]:
         """Ask several questions at once: ``await ctx.ask(size=Elicit(...), page=ElicitUrl(...))``
@@ -368,33 +344,30 @@ class Context(metaclass=WithOtherNames):
         tool with `replay=True`, recorded answers are found by the names and their order.
         """
         link = await self._opened("a question")
-        keys = {self._key(name): name for name in questions}
-        answers = await link.ask(self, {key: questions[name] for key, name in keys.items()})
-        return {name: answers[key] for key, name in keys.items()}
+        # Each key is new in this call, and the same at this place if the handler is run again.
+        keys: dict[str, str] = {}
+        for name in questions:
+            key, number = name, 1
+            while key in self._keys:
+                number += 1
+                key = f"{name}-{number}"
+            keys[name] = key
+            self._keys = (*self._keys, key)
+        answers = await link.ask(self, {keys[name]: question for name, question in questions.items()})
+        return {name: answers[key] for name, key in keys.items()}
 
     async def _ask_one(self, name: str, question: Inquiry[T]) -> T:
         answer: T = (await self.ask(**{name: question}))[name]
         return answer
 
-    def _key(self, name: str) -> str:
-        """Make a key that is new in this call, and the same at this place if the handler is run again."""
-        if self._keys is None:
-            self._keys = set()
-        key, number = name, 1
-        while key in self._keys:
-            number += 1
-            key = f"{name}-{number}"
-        self._keys.add(key)
-        return key
-
-    async def _opened(self, subject: str) -> ContextLink:
-        """Return the connection; after a question that was given up, wait for the next request first."""
+    async def _opened(self, subject: str) -> ServerSession:
+        """Return the session; after a question that was given up, wait for the next request first."""
         if self._parked is not None and self._parked.abandoned:
             await self._parked.resumed.wait()
         return self._open_link(subject)
 
-    def _open_link(self, subject: str) -> ContextLink:
-        """Return the connection.  Raises UsageError while another question waits; `subject` names the new one."""
+    def _open_link(self, subject: str) -> ServerSession:
+        """Return the session.  Raises UsageError while another question waits; `subject` names the new one."""
         if self._link is None:
             raise UsageError(
                 f"{subject} was not sent: another question of this call waits for its answer; "
@@ -413,7 +386,7 @@ class Context(metaclass=WithOtherNames):
         """The request was answered with a question: there is no connection until the next request."""
         self._link, self._parked = None, parked
 
-    def _attach(self, link: ContextLink, request: Request, terms: Terms, wire: Wire) -> None:
+    def _attach(self, link: ServerSession, request: Request, terms: Terms, wire: Wire) -> None:
         self._link, self._parked, self.request, self._terms = link, None, request, terms
         self._wire, self._last_write = wire, 0
 
@@ -422,9 +395,11 @@ class Context(metaclass=WithOtherNames):
             self._scope.cancel(reason=reason)
         self._finish()
 
-    @property
-    def _is_cancelled(self) -> bool:
-        return self._scope is not None and self._scope.cancel_called
+    def _drop_message(self) -> None:
+        """The message that brought the request is not needed any more."""
+        if self._received is not None:
+            self._received.drop()
+            self._received = None
 
     def _finish(self) -> None:
         """The call has ended, or is about to.
@@ -435,11 +410,6 @@ class Context(metaclass=WithOtherNames):
         self._over = True
         for scope in self._waits:
             scope.cancel(reason="the call has ended")
-
-    @property
-    def _asking(self) -> bool:
-        """Whether a question of this call waits for the client."""
-        return bool(self._waits)
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:

@@ -45,10 +45,11 @@ from trio_mcp.core.rounds import (
     input_required,
     read_answers,
 )
-from trio_mcp.server.context import Context, ContextLink
+from trio_mcp.server.context import Context
 
 if TYPE_CHECKING:
     from trio_mcp.server.questions import Inquiry
+    from trio_mcp.server.session import ServerSession
 
 __all__ = ["ParkedCall", "Parking", "early_answers", "next_round", "read_answer", "write_questions"]
 
@@ -114,7 +115,7 @@ def next_round(ctx: Context) -> int:
 class ParkedCall:
     """One parked handler: its questions, and the answers so far."""
 
-    __slots__ = ("abandoned", "answers", "asked", "ctx", "handle", "link", "questions", "resumed")
+    __slots__ = ("abandoned", "answers", "asked", "ctx", "handle", "link", "questions", "resumed", "values")
 
     def __init__(self, ctx: Context, handle: str, asked: Mapping[str, Inquiry[Any]], questions: list[Question]) -> None:
         self.ctx = ctx
@@ -124,6 +125,8 @@ class ParkedCall:
         self.questions = questions
         """The questions of `asked`, as they were sent."""
         self.answers: dict[str, JsonObject] = {}
+        self.values: dict[str, Any] = {}
+        """The answers, as the handler gets them."""
         self.abandoned = False
         """True: the handler has stopped waiting for the answers."""
         self.resumed = trio.Event()
@@ -255,10 +258,11 @@ class Parking:
 
         Each answer is read here, so that an invalid answer is refused and the client can send it again.
         """
-        answers = read_answers(parked.open, params)
+        answers, read = read_answers(parked.open, params), {}
         for key, answer in answers.given.items():
-            read_answer(key, parked.asked[key], answer)
+            read[key] = read_answer(key, parked.asked[key], answer)
         parked.answers.update(answers.given)
+        parked.values.update(read)
         return bool(answers.missing)
 
     def _ask_for_the_rest(self, parked: ParkedCall, ctx: Context) -> JsonObject:
@@ -278,11 +282,11 @@ class Parking:
         for parked in list(self._calls.values()):
             await parked.resumed.wait()
 
-    def parked_by(self, link: ContextLink) -> list[ParkedCall]:
+    def parked_by(self, link: ServerSession) -> list[ParkedCall]:
         """Return the parked calls whose questions were sent on this connection."""
         return [parked for parked in self._calls.values() if parked.link is link]
 
-    async def wait_for(self, link: ContextLink) -> None:
+    async def wait_for(self, link: ServerSession) -> None:
         """Wait until each call that is parked now for this connection has been resumed or given up."""
         for parked in self.parked_by(link):
             await parked.resumed.wait()

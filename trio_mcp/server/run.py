@@ -7,7 +7,7 @@ connection that asked, because the answer may come on another one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,8 +16,7 @@ import trio
 
 from trio_mcp.core.messages import Limits
 from trio_mcp.core.rounds import StateSealer
-from trio_mcp.core.shares import ByteBudget
-from trio_mcp.server.admission import Admission
+from trio_mcp.core.shares import ByteBudget, FairQueue, Shares
 from trio_mcp.server.dispatch import Dispatcher, ServerFeatures
 from trio_mcp.server.parking import Parking
 from trio_mcp.server.publishing import Publisher
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.session import Offer
     from trio_mcp.server.catalog import Catalog
 
-__all__ = ["Draining", "Run", "RunMember", "Runs", "Statistics"]
+__all__ = ["Admission", "Draining", "Run", "RunMember", "Runs", "Statistics", "WaitingRequests"]
 
 _OF_CHANGES = ("listChanged", "subscribe")
 
@@ -58,6 +57,13 @@ class RunMember(Protocol):
         """Stop serving at once, because the run is over."""
 
 
+class WaitingRequests(Hashable, Protocol):
+    """The queue of one connection."""
+
+    def start_next(self) -> None:
+        """Start the oldest waiting request, for which a place has been taken."""
+
+
 @attrs.frozen(eq=False)
 class Statistics:
     """A snapshot of the load of a server, from `Server.statistics`."""
@@ -75,6 +81,26 @@ class Statistics:
     """Subscriptions and legacy sessions that are notified of changes."""
     bytes: int
     """Bytes that are held for clients (`Limits.bytes_in_all`)."""
+
+
+class Admission:
+    """The running and waiting requests of all connections of a server.
+
+    Both are resources that clients share (see `core.shares`).  Clients take turns: a client that floods the server
+    waits only behind its own requests, however many connections it has.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.running = Shares(limits.calls_in_all)
+        self.waiting = Shares(limits.waiting_in_all)
+        # Connections that have waiting requests and may run one more.
+        self.hungry: FairQueue[WaitingRequests] = FairQueue(self.running)
+
+    def serve(self) -> None:
+        """Start waiting requests while there are free places."""
+        while (queue := self.hungry.next()) is not None:
+            queue.start_next()
 
 
 class Run:
@@ -110,7 +136,9 @@ class Run:
         self.workers = WorkerPool(nursery)
         self.bytes = ByteBudget(limits)
         self.calls = Rates(limits.call_rate, "call_rate")
-        self.admission: Admission[Any] = Admission(limits)  # of calls, with their session and message
+        self.admission = Admission(limits)
+        self.kinds = features.catalog.kinds
+        """The capabilities that the entries need; the offer is made again when they have grown."""
         self.publisher = Publisher(limits, window)
         self.parking = Parking(sealer, limits)
         self.dispatcher = Dispatcher(

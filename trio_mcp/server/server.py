@@ -517,7 +517,7 @@ class Server(metaclass=WithOtherNames):
 
     async def _serve_client(self, stream: trio.abc.Stream) -> None:
         """Serve the client of `open_client(server)`, which calls this because it cannot import `serve_stream`."""
-        from trio_mcp.server.driver import serve_stream
+        from trio_mcp.server.session import serve_stream
 
         await serve_stream(self, stream, shutdown_timeout=0)  # a client that has closed its end reads no more
 

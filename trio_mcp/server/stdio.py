@@ -10,8 +10,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from trio_mcp.server.driver import serve_stream
 from trio_mcp.server.process import ProcessLife, live
+from trio_mcp.server.session import serve_stream
 from trio_mcp.transport.nursery import check_trio
 from trio_mcp.transport.stdio import own_stdio, owned_stdio
 from trio_mcp.transport.wire import Tap

@@ -152,34 +152,31 @@ class WorkerPool:
         """Whether a call is running.  May be read from another thread."""
         return self.workers > len(self._idle)
 
-    def hire(self) -> Worker:
-        """Return a worker, which the caller must `start` at once."""
+    def start(self, work: Work, argument: Any, name: str, variables: Variables) -> Worker:
+        """Run `work(worker, argument)` in a worker, with these context variables; a new worker gets a copy of them.
+
+        After the handler has ended, `work` must call `worker.check` or `worker.judged` before it waits again.
+        """
         if self._watchdog is not None and self._watchdog.asleep:
             self._watchdog.wake()
         self._calls += 1
         if not self._calls % _PERIOD:
             self._dismiss(self._idle[_SPARE : self._unused])
             self._unused = len(self._idle)
-        if not self._idle:
-            self.workers += 1
-            return Worker(self)
-        worker = self._idle.pop()
-        if len(self._idle) < self._unused:
-            self._unused = len(self._idle)
-        return worker
-
-    def start(self, worker: Worker, work: Work, argument: Any, name: str, variables: Variables) -> None:
-        """Run `work(worker, argument)` in the worker, with these context variables; a new worker gets a copy of them.
-
-        After the handler has ended, `work` must call `worker.check` or `worker.judged` before it waits again.
-        """
-        worker.work, worker.argument = work, argument
-        if worker.task is None:
-            start_soon: Callable[..., None] = self._nursery.start_soon
-            variables.run(start_soon, worker.supervise, name, name=_SUPERVISOR)
-        else:
+        if self._idle:
+            worker = self._idle.pop()
+            if len(self._idle) < self._unused:
+                self._unused = len(self._idle)
+            assert worker.task is not None
             worker.task.name, worker.task.context = name, variables
             reschedule(worker.task)
+        else:
+            self.workers += 1
+            worker = Worker(self)
+            start_soon: Callable[..., None] = self._nursery.start_soon
+            variables.copy().run(start_soon, worker.supervise, name, name=_SUPERVISOR)
+        worker.work, worker.argument = work, argument
+        return worker
 
     async def call(self, function: Callable[[], Awaitable[T]], name: str) -> T:
         """Call a function of the server's author in a worker, with the context variables of this task.
@@ -413,8 +410,7 @@ class _WorkerCall(Generic[T]):
     async def run(self, pool: WorkerPool) -> None:
         self._waiting = task = current_task()
         self._variables = task.context
-        self._worker = worker = pool.hire()
-        pool.start(worker, self._work, None, self._name, copy_context() if worker.task is None else task.context)
+        self._worker = pool.start(self._work, None, self._name, task.context)
         await wait_task_rescheduled(self._cancel)
         if isinstance(self._error, RunStopped):  # if this task was cancelled, raise Cancelled instead
             await trio.lowlevel.checkpoint_if_cancelled()

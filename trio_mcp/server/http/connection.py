@@ -60,9 +60,9 @@ from trio_mcp.core.http.server_rules import HttpRequest
 from trio_mcp.core.messages import Error, Limits
 from trio_mcp.core.pace import Pace
 from trio_mcp.core.shares import LONG, Charge, holder_of
-from trio_mcp.server.driver import socket_of
 from trio_mcp.server.http.endpoint import log_refusal, over_limit
 from trio_mcp.server.http.silence import IdleOrder
+from trio_mcp.server.session import socket_of
 from trio_mcp.transport.wire import CLOSING, GONE
 
 if TYPE_CHECKING:

@@ -53,7 +53,6 @@ from trio_mcp.core.messages import Batch, Error, Id, Message, Request
 from trio_mcp.core.requests import LinkKind
 from trio_mcp.core.revisions import Terms
 from trio_mcp.core.shares import LONG, Account, holder_of, weight
-from trio_mcp.server.conversation import UNFINISHED, ServerSession
 from trio_mcp.server.http.gate import Authenticator, Caller, name_of, seconds_left
 from trio_mcp.server.http.options import HttpOptions, keep_alive_of, policy_of, public_url_of
 from trio_mcp.server.http.responses import EndpointStreams, HttpResponse, ResponseMode, ResponseStream, StreamOwner
@@ -61,6 +60,7 @@ from trio_mcp.server.http.sessions import HttpSession, LegacyStream, Sessions, p
 from trio_mcp.server.http.silence import IdleOrder
 from trio_mcp.server.rates import Rates
 from trio_mcp.server.run import Run
+from trio_mcp.server.session import UNFINISHED, ServerSession
 from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.transport.workers import called
 

@@ -33,10 +33,10 @@ from trio_mcp.core.errors import CannotServe, UsageError
 from trio_mcp.core.http.server_rules import HttpRequest
 from trio_mcp.core.shares import Shares, holder_of, to_make_room
 from trio_mcp.core.signatures import show_options
-from trio_mcp.server.driver import address_of
 from trio_mcp.server.http.connection import HttpConnection, ListenerState
 from trio_mcp.server.http.endpoint import Endpoint, HttpOptions, busy
 from trio_mcp.server.run import Run
+from trio_mcp.server.session import address_of
 from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.transport.wire import Tap, keep_alive
 

@@ -48,7 +48,7 @@ from trio_mcp.server.http.silence import IdleOrder
 from trio_mcp.transport.wire import GONE, Wire
 
 if TYPE_CHECKING:
-    from trio_mcp.server.conversation import ServerSession
+    from trio_mcp.server.session import ServerSession
 
 __all__ = ["EndpointStreams", "HttpResponse", "OutgoingMessage", "ResponseMode", "ResponseStream", "StreamOwner"]
 

@@ -37,10 +37,10 @@ from trio_mcp.core.requests import LinkKind, charged
 from trio_mcp.core.revisions import REVISIONS, Revision
 from trio_mcp.core.shares import Account, Shares, to_make_room
 from trio_mcp.core.subscriptions import ChangeKind, change_of
-from trio_mcp.server.conversation import ServerSession
 from trio_mcp.server.http.responses import EndpointStreams, OutgoingMessage, ResponseMode, ResponseStream, StreamOwner
 from trio_mcp.server.http.silence import IdleOrder
 from trio_mcp.server.run import Run
+from trio_mcp.server.session import ServerSession
 from trio_mcp.transport.wire import Wire
 
 __all__ = ["HttpSession", "LegacyStream", "RegisteredSession", "Sessions", "pull_all"]

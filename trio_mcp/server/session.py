@@ -1,0 +1,1057 @@
+"""Server sessions: run the requests of one client and ask it questions, on any transport.
+
+Incoming messages go to `ServerSession.receive`.  Outgoing messages wait in the protocol object (`session`) until the
+transport takes them, each under its wire: the wire of the request that it belongs to, or None for the wire of the
+session.  On one stream these are the same; a session over HTTP has one wire for each request and one standalone wire.
+While a request runs, it has its own task and cancel scope (see `transport.workers`); a cancellation of the client
+reaches only this scope.
+
+| Event of the protocol object | Action |
+|---|---|
+| `Call` | start a handler, queue the request, or refuse it; or start a subscription |
+| `RequestCancelled` | cancel the handler's scope, remove the request from the queue, or end the subscription |
+| the outcome of a request of the server | wake the handler that asked |
+| `SessionAgreed` | notify the session of changes from now on |
+| `Notice` that the roots have changed | ask for the roots again when they are needed |
+
+Handlers that report progress or log wait for room on the wire.  A call that has ended still counts as running until
+there is room for its answer.
+
+`serve_stream` and `converse` serve one client over one byte stream: a `Duplex` reads and writes it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+import trio
+
+from trio_mcp.core.errors import (
+    INTERNAL_ERROR,
+    NotDeclared,
+    RemoteProtocolError,
+    RequestError,
+    UsageError,
+    check_seconds,
+    shown,
+)
+from trio_mcp.core.messages import (
+    ABSENT,
+    PROGRESS,
+    Error,
+    Event,
+    Id,
+    InvalidMessage,
+    JsonObject,
+    Message,
+    Notification,
+    Request,
+    encode,
+    prepare,
+    prepared_progress,
+)
+from trio_mcp.core.requests import Answered, ConnectionLost, InvalidAnswer, LinkKind, Outcome, Refused, RequestCancelled
+from trio_mcp.core.revisions import NOTHING, Terms
+from trio_mcp.core.session import Call, Notice, ServerProtocol, SessionAgreed
+from trio_mcp.core.shares import LONG, Account, holder_of
+from trio_mcp.core.subscriptions import ChangeKind
+from trio_mcp.server.context import LOG, ClientError, ClientGone, Context
+from trio_mcp.server.parking import ParkedCall, early_answers, next_round, read_answer, write_questions
+from trio_mcp.server.publishing import ListenerKey
+from trio_mcp.server.run import Admission, Run
+from trio_mcp.transport.nursery import open_nursery, sole
+from trio_mcp.transport.wire import CLOSING, Duplex, Framing, Lines, Tap, Wire, close_stream, keep_alive
+from trio_mcp.transport.workers import Work, Worker, guarded, scope_of
+
+if TYPE_CHECKING:
+    from trio_mcp.server.questions import Inquiry
+    from trio_mcp.server.server import Server
+    from trio_mcp.transport.paths import Roots
+
+__all__ = [
+    "UNFINISHED",
+    "ChargedMessage",
+    "RequestQueue",
+    "ServerSession",
+    "address_of",
+    "converse",
+    "serve_stream",
+    "socket_of",
+]
+
+W = TypeVar("W")
+_log = logging.getLogger("trio_mcp")
+_LISTEN = "subscriptions/listen"
+# Seconds in which reports are batched: a turn of the loop and a write cost ten times as much as one report.
+_BATCH_SECONDS = 0.001
+_LOGS = 16  # log messages of one call that are held for a client that reads too slowly
+# Seconds between two held reports of one call: a loop that only reports would take all of the CPU.
+_HELD_INTERVAL = 0.05
+_SHUTTING_DOWN = "the server is shutting down"
+UNFINISHED = "the server has shut down before this call had finished"
+"""The error message of calls that have not finished when the time for draining is over."""
+_HALF_CLOSED = "the client has closed its side of the connection"
+_NOT_ASKED = f"the question was not asked: {_HALF_CLOSED}"
+_JSON_ALONE = (
+    "its response is plain JSON, which cannot carry questions: "
+    "the server is set to json_only=True, or the request's Accept lacks text/event-stream"
+)
+_NO_SESSION = (
+    "its answer could not come back: the request belongs to no session, because the server is set to sessions=False"
+)
+_CANCELLED = RequestError(INTERNAL_ERROR, "cancelled")
+_IN_TURN = frozenset({"resources/subscribe", "resources/unsubscribe"})
+
+
+class RequestQueue(Generic[W]):
+    """The running and waiting requests of one connection, whose client is `holder`.
+
+    A request starts, waits for its turn, or is refused at once, so a busy server makes no client hang and no queue
+    grows without bound.  `start` is called with each request that starts.
+    """
+
+    __slots__ = ("_admission", "_all_running", "_all_waiting", "_start", "holder", "running", "waiting")
+
+    def __init__(self, admission: Admission, start: Callable[[W], None], holder: Hashable | None = None) -> None:
+        self.holder = holder
+        self._admission = admission
+        self._all_running, self._all_waiting = admission.running, admission.waiting
+        self._start = start
+        # An OrderedDict, because it finds its first entry and removes any entry in constant time.
+        self.waiting: OrderedDict[Hashable, W] = OrderedDict()
+        self.running = 0
+
+    def enter(self, key: Hashable, request: W) -> str | None:
+        """Start the request now or when its turn comes, and return None; or return the reason for refusing it."""
+        limits = self._admission.limits
+        # If a place is free here, no request waits for it: free places always go to waiting requests first.
+        if self.running < limits.calls and self._all_running.take(self.holder):
+            self.running += 1
+            self._start(request)
+            return None
+        if len(self.waiting) >= limits.waiting:
+            return f"the server is overloaded: {limits.waiting} requests wait already (Limits.waiting); try again later"
+        if not self._all_waiting.take(self.holder):
+            waiting = self._all_waiting.of(self.holder) or self._all_waiting.held
+            return f"the server is overloaded: {waiting} requests wait already (Limits.waiting_in_all); try again later"
+        self.waiting[key] = request
+        self._queue_up()
+        return None
+
+    def withdraw(self, key: Hashable) -> W | None:
+        """Remove the waiting request with this key and return it; None if there is none."""
+        return self._take(key) if key in self.waiting else None
+
+    def clear(self) -> list[W]:
+        """Remove all waiting requests and return them."""
+        return [self._take(key) for key in list(self.waiting)]
+
+    def leave(self) -> None:
+        """A request that was started has ended."""
+        self.running -= 1
+        if self.holder is None:
+            self._all_running.held -= 1  # as `give`, without the cost of a call for each request on stdio
+        else:
+            self._all_running.give(self.holder)
+        if self.waiting:
+            self._queue_up()
+        if self._all_waiting.held:
+            self._admission.serve()
+
+    def start_next(self) -> None:
+        """Start the oldest waiting request, for which a place has been taken, and go to the end of the round."""
+        self.running += 1
+        self._start(self._take(next(iter(self.waiting))))
+        self._queue_up()
+
+    def _take(self, key: Hashable) -> W:
+        request = self.waiting.pop(key)
+        self._all_waiting.give(self.holder)
+        if not self.waiting:
+            self._admission.hungry.discard(self.holder, self)
+        return request
+
+    def _queue_up(self) -> None:
+        if self.waiting and self.running < self._admission.limits.calls:
+            self._admission.hungry.add(self.holder, self)
+
+
+class _PendingQuestion:
+    """A request of the server that waits for the client's answer."""
+
+    __slots__ = ("done", "id", "outcome", "wire")
+
+    def __init__(self, id: Id, wire: Wire | None = None) -> None:
+        self.id = id
+        self.wire = wire
+        self.done = trio.Event()
+        self.outcome: Outcome | None = None
+
+    async def result(self) -> JsonObject:
+        await self.done.wait()
+        outcome = self.outcome
+        if isinstance(outcome, Answered):
+            return outcome.result
+        if isinstance(outcome, Refused):
+            error = outcome.error
+            data = None if error.data is ABSENT else error.data
+            raise ClientError(outcome.method, error.code, error.message, data)
+        if isinstance(outcome, InvalidAnswer):
+            raise RemoteProtocolError(f"the client's answer to {outcome.method} is invalid: {outcome.why}")
+        # The call was cancelled with its client, and this raises the cancellation, except under a shield.
+        await trio.lowlevel.checkpoint_if_cancelled()
+        why = outcome.why if isinstance(outcome, ConnectionLost) else "the client went away"
+        raise ClientGone(f"the question had no answer: {why}")
+
+
+class _HeldReports:
+    """The reports of a call whose client reads too slowly: the last progress, and the first log messages."""
+
+    __slots__ = ("_length", "ctx", "dropped", "logs", "progress", "time")
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        self.time = -math.inf  # the time of the last held report
+        self.logs: deque[JsonObject] = deque()
+        self._length = 0  # of all log messages that were ever held, in bytes
+        self.dropped = 0  # the number of log messages that were dropped
+        self.progress: tuple[float, float | None, str | None] | None = None
+
+    def add_log(self, text: bytes) -> None:
+        """Hold a log message.  `text` is a copy, so later changes of the author's data do not affect it."""
+        if len(self.logs) < _LOGS and self._length + len(text) <= LONG:
+            self._length += len(text)
+            self.logs.append(json.loads(text)["params"])
+        else:
+            self.dropped += 1
+
+    def send_next(self, session: ServerProtocol) -> bool:
+        """Send the next held report; False if there is none."""
+        id = self.ctx.request.id
+        if self.logs:
+            session.notify(LOG, self.logs.popleft(), about=id)
+        elif self.dropped:
+            text = f"{self.dropped} log messages of this call were dropped: the client did not read fast enough"
+            self.dropped = 0
+            session.notify(LOG, {"level": "warning", "data": text}, about=id)
+        elif self.progress is not None:
+            report, self.progress = self.progress, None
+            session.progress(id, *report)
+        else:
+            return False
+        self.ctx._last_write = self.ctx._wire.mark
+        return True
+
+
+class ChargedMessage:
+    """A long message.  Its bytes are charged to the client until the last call of the message has ended."""
+
+    __slots__ = ("_account", "_size", "calls", "limit")
+
+    def __init__(self, account: Account, size: int) -> None:
+        self._account = account
+        self._size = size
+        self.calls = 1  # one for the reading of the message itself
+        self.limit = account.take(size)
+        """The limit that refuses the message, or None."""
+
+    def drop(self) -> None:
+        """A call of the message, or the reading of it, has ended."""
+        self.calls -= 1
+        if not self.calls and self.limit is None:
+            self._account.give(self._size)
+
+
+class ServerSession:
+    """One client of a running server; see the module docstring.
+
+    - `wire`: the wire of the session itself.
+    - `account`: charged for the bytes that are held for the client; its holder is charged for shared resources.
+    - `terms`: the session is open with these terms from the start, for a request that belongs to no session.
+    - `changes`: False if `wire` cannot carry notifications; then no change notifications are declared.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        wire: Wire,
+        *,
+        account: Account | None = None,
+        link: LinkKind = LinkKind.DUPLEX,
+        terms: Terms | None = None,
+        changes: bool = True,
+    ) -> None:
+        self._offer = run.offer if changes else run.quiet_offer
+        self._kinds = len(run.kinds)  # of entries, when the offer was made
+        self.session = ServerProtocol(self._offer(), link=link, limits=run.limits, terms=terms)
+        self.session.account = self.account = run.bytes.account(None) if account is None else account
+        self._run = run
+        self._wire = wire
+        self._alone = terms is not None
+        self._requests = RequestQueue(run.admission, _begin, self.account.holder)
+        self._opening: ChargedMessage | None = None  # the message that opened the session, if it is long
+        self._contexts: dict[Id, Context] = {}  # of the requests that run
+        self._asked: dict[Id, _PendingQuestion] = {}
+        # Change notifications that wait for room.  One stands for all of its kind, so listeners bound their number.
+        self._held_changes: dict[tuple[str, str, Id | None], Notification] = {}
+        self._held_reports: dict[Id, _HeldReports] = {}  # reports that wait for room; a few for each call
+        self._listening: dict[Id, Wire] = {}  # the wires of listen requests, which have no task
+        self.roots: Roots | None = None
+        """The client's roots, if it has been asked for them and notifies of changes."""
+        self.roots_changes = 0
+        self._idle = trio.lowlevel.ParkingLot()
+        self._variables = copy_context()
+        self._turn: trio.Event | None = None
+        self._last_yield = -math.inf  # when a reporting call last yielded to other tasks
+
+    # Incoming messages.
+
+    @trio.lowlevel.enable_ki_protection  # a message is handled as a whole
+    def receive(
+        self,
+        message: Message,
+        now: float,
+        *,
+        wire: Wire | None = None,
+        principal: Any = None,
+        headers: Mapping[str, str] = NOTHING,
+        size: int = 0,
+    ) -> None:
+        """Handle a message of `size` bytes that came on `wire`, or on the wire of the session.
+
+        Immediate answers are queued in `session` without a wake-up: the transport sends them after this call.
+        """
+        if len(self._run.kinds) != self._kinds:  # entries of a new kind have been added
+            self._kinds, self.session.offer = len(self._run.kinds), self._offer()
+        about = self._wire if wire is None else wire
+        received, opens = None, False
+        if size > LONG:
+            received = ChargedMessage(self.account, size)
+            opens = self.session.terms is None and type(message) is Request
+            if opens and received.limit is not None and message.method == "initialize":  # type: ignore[union-attr]
+                # Its params are held for the whole session.
+                why = (
+                    f"the server holds too many bytes of this client (Limits.{received.limit}); "
+                    "end other sessions, or try again later"
+                )
+                message = InvalidMessage(why, Error(message.id, INTERNAL_ERROR, why))  # type: ignore[union-attr]
+        for event in self.session.receive(message, now, about=about, principal=principal, headers=headers):
+            if type(event) is Call:
+                self._call(event, about, received)
+            else:
+                self._act(event)
+        if received is not None:
+            if opens and self.session.terms is not None:
+                self._opening = received
+            else:
+                received.drop()
+
+    def connection_lost(self, why: str) -> None:
+        """The client has gone: cancel its handlers, and send no more messages.
+
+        The owner of the session decides this: in a session over HTTP, the end of one wire does not end the others.
+        """
+        for event in self.session.connection_lost(why=why):
+            self._act(event)
+        if self.session.link is LinkKind.DUPLEX:  # only a stream carries many calls of one client at once
+            self._run.workers.trim()
+        self._run.publisher.listeners.forget(ListenerKey(self, None))
+        self._run.calls.forget(self.account)
+        if self._opening is not None:
+            self._opening.drop()
+            self._opening = None
+
+    def input_ended(self) -> None:
+        """The client has closed its side, and may still read.
+
+        Its calls go on.  Questions fail, and there are no more change notifications, because the client can neither
+        read the changed lists nor end a subscription.
+        """
+        for event in self.session.input_ended(_HALF_CLOSED):
+            self._act(event)
+        self._end_subscriptions()
+        self._run.publisher.listeners.forget(ListenerKey(self, None))
+
+    def abort_pending(self, why: str = UNFINISHED) -> None:
+        """End running and waiting calls, and answer them with an error."""
+        self._refuse_waiting(why)
+        running = list(self._contexts.values())
+        for ctx in running:
+            self.session.refuse(ctx.request.id, RequestError(INTERNAL_ERROR, why))
+            ctx._cancel(why)
+        for ctx in running:
+            ctx._wire.wake()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a drain would have to wait for a call or end a subscription."""
+        return bool(self._contexts or self._requests.waiting or self._listening)
+
+    @property
+    def alone(self) -> bool:
+        """Whether this serves one request of a client without a session or a stream."""
+        return self._alone or self.session.link is LinkKind.EXCHANGE
+
+    @property
+    def at_work(self) -> bool:
+        """Whether a handler runs and does not wait for the client."""
+        return any(not ctx._waits for ctx in self._contexts.values())
+
+    def undeliverable(self, id: Id) -> None:
+        """A queued question cannot reach the client: fail it."""
+        for event in self.session.fail(id, "the client has gone and cannot reconnect"):
+            self._act(event)
+
+    def questions_unread(self, wire: Wire) -> None:
+        """The client has not come back for the questions on this wire: fail them."""
+        for id in [id for id, asked in self._asked.items() if asked.wire is wire]:
+            self.undeliverable(id)
+
+    def _act(self, event: Event) -> None:
+        if isinstance(event, RequestCancelled):
+            self._cancel(event)
+        elif isinstance(event, Outcome):
+            asked = self._asked.pop(event.id)
+            asked.outcome = event
+            asked.done.set()
+        elif isinstance(event, SessionAgreed):
+            declared = self.session.declared(event.terms.revision)
+            self._run.publisher.listeners.add_session(ListenerKey(self, None), declared, self.account)
+        elif isinstance(event, Notice):  # the roots have changed; other notices do not come here
+            self.roots, self.roots_changes = None, self.roots_changes + 1
+        else:
+            _log.debug("%s", event)
+
+    def _call(self, call: Call, wire: Wire, received: ChargedMessage | None) -> None:
+        request, run = call.request, self._run
+        if run.dismissed or (run.draining and not _is_retry(request, call.terms)):
+            why: str | None = _SHUTTING_DOWN
+        elif run.calls.limited and (wait := run.calls.wait(self.account.holder or self.account)):
+            why = f"more than {run.limits.call_rate:g} calls a second (Limits.call_rate); try again in {wait:.3g} s"
+        elif received is not None and received.limit is not None:
+            why = f"the server holds too many bytes of this client's calls (Limits.{received.limit}); try again later"
+        elif request.method == _LISTEN:
+            why = self._listen(Context(self, request, call.terms, wire))
+        else:
+            ctx = Context(self, request, call.terms, wire)
+            if received is not None:
+                ctx._received = received
+                received.calls += 1
+            why = self._requests.enter(request.id, ctx)
+            if why is not None and received is not None:
+                received.drop()
+        if why is not None:
+            self.session.refuse(request.id, RequestError(INTERNAL_ERROR, why))
+
+    def _cancel(self, event: RequestCancelled) -> None:
+        id = event.id
+        ctx = self._contexts.get(id)
+        if ctx is not None:
+            ctx._cancel(event.reason or "the client cancelled the request")
+            return
+        # It waited for its turn or was a subscription, so no handler will answer it.
+        wire = self._listening.pop(id, None)
+        if (waiting := self._requests.withdraw(id)) is not None:
+            waiting._drop_message()
+            wire = waiting._wire
+        self._run.publisher.listeners.forget(ListenerKey(self, id))
+        self._held_changes = {key: held for key, held in self._held_changes.items() if key[2] != id}
+        self.session.refuse(id, RequestError(INTERNAL_ERROR, "cancelled"))
+        if wire is not None:  # None: the handler was cancelled before, with the server
+            wire.wake()
+
+    def _refuse_waiting(self, why: str) -> None:
+        """Refuse all requests that wait for their turn."""
+        for ctx in self._requests.clear():
+            self.session.refuse(ctx.request.id, RequestError(INTERNAL_ERROR, why))
+            ctx._drop_message()
+            ctx._wire.wake()
+        self._idle.unpark_all()
+
+    # Requests.
+
+    async def _result(self, worker: Worker, ctx: Context) -> JsonObject | RequestError:
+        # A function of its own, so that no frame of a traceback holds the error that is returned, or a cancellation.
+        try:
+            if _is_retry(ctx.request, ctx._terms):
+                back = self._run.parking.retry(ctx)
+                if isinstance(back, ParkedCall):
+                    self._hand_over(ctx, back)
+                    return {}  # not sent: another context has the request now
+                if back is not None:
+                    return back
+            result = await guarded(self._run.dispatcher(ctx))
+            if scope_of(worker.task) is not worker.inside:  # compared here, because a call of `check` is slower
+                worker.check()
+            return result
+        except BaseException as error:  # noqa: BLE001  # all failures of handlers end here
+            stopped, failed = worker.judged(error)
+            try:
+                if stopped is None:
+                    assert failed is not None
+                    outcome = self._run.dispatcher.failure(ctx, failed)
+                    error.__traceback__ = None  # the error must not hold frames, because a frame might hold the error
+                    return outcome
+                if failed is not None:
+                    _log.error("a handler failed while it was being stopped", exc_info=failed)
+                raise sole(stopped)
+            finally:
+                del stopped, failed  # or they and this frame would hold each other
+
+    def _hand_over(self, ctx: Context, parked: ParkedCall) -> None:
+        """Give this request, and its place among the running requests, to the parked handler."""
+        ctx._detach(parked)
+        # Each call holds one message until its end.
+        ctx._received, parked.ctx._received = parked.ctx._received, ctx._received
+        parked.ctx._attach(self, ctx.request, ctx._terms, ctx._wire)
+        self._contexts[ctx.request.id] = parked.ctx
+        parked.resumed.set()
+
+    def _close(self, ctx: Context, outcome: JsonObject | RequestError) -> bool:
+        """End the call with this answer; return False if it cannot reach the client."""
+        received = ctx._received
+        if received is not None:
+            ctx._drop_message()  # its bytes are free for the answer
+        del self._contexts[ctx.request.id]  # from now on another request may have the id
+        queued = self._answer(ctx, outcome)
+        if received is not None:  # drop the params, which are not charged any more
+            ctx.request = Request(ctx.request.id, ctx.request.method)
+        return queued
+
+    def _answer(self, ctx: Context, outcome: JsonObject | RequestError) -> bool:
+        """Answer the request; return False if the answer cannot reach the client.
+
+        A result that cannot be written fails only this call.
+        """
+        id, session = ctx.request.id, self.session
+        try:
+            if isinstance(outcome, RequestError):
+                return session.refuse(id, outcome)
+            return session.answer(id, outcome)
+        except RequestError as refused:  # by the protocol object: the client has too many unread bytes
+            return session.refuse(id, refused)
+        except Exception as error:  # noqa: BLE001  # writing an author's object may raise any exception
+            failed = self._run.dispatcher.broken(ctx, error)
+            return session.refuse(id, failed) if isinstance(failed, RequestError) else session.answer(id, failed)
+
+    def _forget(self, ctx: Context) -> None:
+        if self._contexts.get(ctx.request.id) is ctx:
+            del self._contexts[ctx.request.id]
+        if self._held_reports:
+            self._held_reports.pop(ctx.request.id, None)
+        self._requests.leave()
+        if self._idle and not self._requests.running:
+            self._idle.unpark_all()
+
+    async def quiet(self) -> None:
+        """Wait until no handler of this client runs or waits for its turn.  Parked handlers do not count."""
+        while self._requests.running or self._requests.waiting:
+            await self._idle.park()
+
+    # Reports to the client.
+
+    async def report(self, ctx: Context, method: str, *report: Any) -> None:
+        """Send a report of progress or a log message, or hold it until there is room.
+
+        Reports may come in quick succession, so they are collected for up to a millisecond.
+        """
+        wire, id = ctx._wire, ctx.request.id
+        if (wire.full or id in self._held_reports) and await self._hold(ctx, method, *report):
+            sent = False
+        elif method == PROGRESS:
+            sent = self.session.progress(id, *report)
+        else:
+            sent = self.session.notify(method, *report, about=id)
+        if not sent:
+            await trio.lowlevel.checkpoint()
+            return
+        ctx._last_write = wire.mark
+        wire.wake()
+        if trio.current_time() - self._last_yield < _BATCH_SECONDS:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        else:
+            await wire.room()
+            self._last_yield = trio.current_time()
+
+    async def _hold(self, ctx: Context, method: str, *report: Any) -> bool:
+        """Hold a report until there is room.  Return False if it can be sent now."""
+        ctx._wire.wake()
+        for _ in range(2):  # after two turns the writer has written, if it can, for any order of tasks
+            await trio.lowlevel.checkpoint()
+        held = self._held_reports.get(ctx.request.id)
+        if held is not None and ctx._wire.full:
+            await trio.sleep_until(held.time + _HELD_INTERVAL)
+        id = ctx.request.id
+        if self._contexts.get(id) is not ctx:
+            return True  # meanwhile the call has ended or moved to another session
+        self._send_held(id, lambda wire: not wire.full)  # in order
+        held = self._held_reports.get(id)
+        if held is None and not ctx._wire.full:
+            return False
+        if method == PROGRESS:
+            progress, total, message = report
+            if total is not None and type(total) is not int and not (type(total) is float and math.isfinite(total)):
+                raise UsageError(f"the total of progress must be a finite number, got {shown(total)}")
+            if not (message is None or isinstance(message, str)):
+                raise UsageError(f"the message of progress must be a string, got {type(message).__name__}")
+            prepare(prepared_progress(0, progress, total, message))  # raises if it cannot be written
+            held = self._held_reports.setdefault(id, _HeldReports(ctx))
+            if message is not None and len(message) > LONG:
+                message = None  # it may wait long, with those of thousands of calls
+            held.progress = progress, total, message
+        else:
+            (params,) = report
+            text = encode(prepare(Notification(method, params)))
+            if not ctx._terms.wants_log(params["level"]):
+                return True
+            held = self._held_reports.setdefault(id, _HeldReports(ctx))
+            held.add_log(text)
+        held.time = trio.current_time()
+        return True
+
+    def _send_held(self, id: Id, room: Callable[[Wire], bool]) -> None:
+        """Send the held reports of this request, as long as its wire has room."""
+        held = self._held_reports.get(id)
+        while held is not None and room(held.ctx._wire):
+            if not held.send_next(self.session):
+                del self._held_reports[id]
+                return
+
+    def send_held(self, room: Callable[[Wire], bool]) -> None:
+        """Send held reports on wires that have room."""
+        for id in tuple(self._held_reports):
+            self._send_held(id, room)
+
+    async def _flush_reports(self, ctx: Context) -> None:
+        """Wait until the reports of a call are written, so that they are not in one piece with its answer.
+
+        Held reports are sent first, as fast as the client reads.  Some clients lose progress that they read in one
+        piece with the result.
+        """
+        held = self._held_reports.get(ctx.request.id)
+        while held is not None and held.send_next(self.session):
+            await ctx._wire.room()
+        self._held_reports.pop(ctx.request.id, None)
+        if ctx._last_write:
+            await ctx._wire.written(ctx._last_write)
+
+    async def tell(self, ctx: Context) -> None:
+        """Send the queued messages of `ctx`.  Waits while too much is queued."""
+        ctx._last_write = ctx._wire.mark
+        ctx._wire.wake()
+        await ctx._wire.room()
+
+    async def tell_apart(self, method: str, params: JsonObject) -> bool:
+        """Send a notification that belongs to no request.  Return False if it cannot reach the client."""
+        queued = self.session.notify(method, params)
+        self._wire.wake()
+        await self._wire.room()
+        return queued
+
+    # Questions to the client.
+
+    async def ask(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, Any]:
+        """Return the client's answers, read, by the keys of `questions`."""
+        await trio.lowlevel.checkpoint_if_cancelled()  # first, because a request that is over raises another error
+        if ctx._terms.revision.handshake:
+            answers = await self.ask_raw(ctx, questions)
+            return {key: question.read(answers[key]) for key, question in questions.items()}
+        with ctx._waiting():
+            answers, read = await self._ask_by_rounds(ctx, questions)
+        return {
+            key: read[key] if key in read else read_answer(key, question, answers[key])
+            for key, question in questions.items()
+        }
+
+    async def ask_raw(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, JsonObject]:
+        """Ask as legacy revisions do: send requests, all at once, on the wire of the call.  Return the answers."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        with ctx._waiting():
+            asked: dict[str, _PendingQuestion] = {}
+            try:
+                asking = write_questions(ctx, questions)
+            except NotDeclared as error:
+                if self._alone:  # without sessions the server forgets `initialize`; the client may have the capability
+                    error.args = (f"{ctx.method} has a question, and {_NO_SESSION}",)
+                raise
+            if ctx._wire.answers_only or self._alone:
+                why = f"{ctx.method} has a question, and {_NO_SESSION if self._alone else _JSON_ALONE}"
+                _log.warning("%s", why)
+                raise RequestError(INTERNAL_ERROR, why)
+            if self.session.half_closed:
+                raise ClientGone(_NOT_ASKED)
+            if not self.session.opened:
+                raise RemoteProtocolError("nothing can be asked before the client has sent notifications/initialized")
+            if any("tools" in question.params for question in asking):
+                ctx._rounds = next_round(ctx)  # samp-19; in 2026-07-28 the client counts all questions
+            try:
+                for question in asking:
+                    id = self.session.request(question.method, question.params, about=ctx.request.id)
+                    asked[question.key] = self._asked[id] = _PendingQuestion(id, ctx._wire)
+                await self.tell(ctx)
+                return {key: await each.result() for key, each in asked.items()}
+            finally:
+                for each in asked.values():
+                    if self._asked.pop(each.id, None) is not None:
+                        self.session.cancel(each.id, "the call that asked has ended")
+                        ctx._wire.wake()
+                        self._wire.wake()  # the notice goes there if no more messages are sent for the call
+
+    async def _ask_by_rounds(
+        self, ctx: Context, questions: Mapping[str, Inquiry[Any]]
+    ) -> tuple[Mapping[str, JsonObject], Mapping[str, Any]]:
+        """Ask as the modern revision does: answer the current request; the next request brings the answers.
+
+        Returns the answers, and the values of those that are read already.
+        """
+        ctx._recorded = {**ctx._recorded, **early_answers(ctx, questions)}
+        unknown = {key: question for key, question in questions.items() if key not in ctx._recorded}
+        if not unknown:  # the handler is run again, or the client sent the answers early
+            await trio.lowlevel.checkpoint()
+            return ctx._recorded, NOTHING
+        # The answer may come on another connection of the run, or to another process.  Otherwise it cannot come.
+        if self.session.half_closed and not (self._run.held or ctx._replay):
+            raise ClientGone(_NOT_ASKED)
+        if ctx._last_write:
+            await self._flush_reports(ctx)
+        # Meanwhile the call may have been cancelled, or another of its tasks has asked and moved it to another session.
+        await trio.lowlevel.checkpoint_if_cancelled()
+        parked = ctx._open_link("a question")._park(ctx, unknown)
+        try:
+            await parked.resumed.wait()
+        except trio.Cancelled:
+            parked.abandoned = True
+            raise
+        answers = {**ctx._recorded, **parked.answers}
+        if ctx._replay:
+            ctx._recorded = answers
+        return answers, parked.values
+
+    def _park(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> ParkedCall:
+        parked, asking = self._run.parking.park(ctx, questions)
+        try:
+            self.session.answer(ctx.request.id, asking)
+        except Exception:  # the questions cannot be written, as in `_answer`
+            self._run.parking.give_up(parked)
+            raise
+        self._forget(ctx)
+        ctx._detach(parked)
+        ctx._wire.wake()
+        return parked
+
+    # Changes.
+
+    def _listen(self, ctx: Context) -> str | None:
+        """Start a subscription.  Return the reason for refusing it, or None if it has been answered."""
+        id, listeners = ctx.request.id, self._run.publisher.listeners
+        declared = self.session.declared(ctx._terms.revision)
+        try:
+            acknowledged = listeners.listen(ListenerKey(self, id), self._visible(ctx), declared, self.account)
+        except Exception as error:  # noqa: BLE001  # the filter may fail like a handler
+            self._answer(ctx, self._run.dispatcher.failure(ctx, error))
+            return None
+        if self.session.notify(acknowledged.method, acknowledged.params, about=id):
+            self._listening[id] = ctx._wire
+            return None
+        listeners.forget(ListenerKey(self, id))
+        return (
+            "the subscription was not acknowledged: the client has too many bytes to read "
+            "(Limits.bytes_each, Limits.bytes_in_all)"
+        )
+
+    def _visible(self, ctx: Context) -> Request:
+        """Remove the resources that this principal may not see, so that the acknowledgement leaves them out."""
+        asked = ctx.request.params.get("notifications")
+        uris = asked.get(ChangeKind.RESOURCE.field) if isinstance(asked, dict) else None
+        if not isinstance(asked, dict) or not isinstance(uris, list) or not all(isinstance(uri, str) for uri in uris):
+            return ctx.request
+        uris = list(dict.fromkeys(uris))
+        if len(uris) > self._run.limits.listener_changes:
+            return ctx.request  # refused later, without a million calls of the filter
+        visible = [uri for uri in uris if self._run.dispatcher.may_subscribe(ctx, uri)]
+        params = {**ctx.request.params, "notifications": {**asked, ChangeKind.RESOURCE.field: visible}}
+        return Request(ctx.request.id, ctx.request.method, params)
+
+    def tell_change(self, notification: Notification, about: Id | None) -> None:
+        wire = self._wire if about is None else self._listening[about]
+        if wire.full:
+            self._held_changes[notification.method, str(notification.params.get("uri")), about] = notification
+        else:
+            self.session.notify(notification.method, notification.params, about=about)
+            wire.wake()
+
+    def release(self) -> None:
+        """Send held messages, because there is room again.
+
+        Call it when the wire of the session is drained.  All held change notifications go there: sessions over HTTP
+        have no subscriptions on other wires.
+        """
+        self.send_held(lambda _: self.session.queued < self._run.limits.outgoing)
+        held, self._held_changes = self._held_changes, {}
+        for (_, _, about), notification in held.items():
+            self.session.notify(notification.method, notification.params, about=about)
+
+    # The end.
+
+    async def drain(self) -> None:
+        """End the subscriptions and wait for running calls; the run refuses new requests already."""
+        self._refuse_waiting(_SHUTTING_DOWN)
+        self._end_subscriptions()
+        while self._contexts or self._run.parking.parked_by(self):
+            await self.quiet()
+            await self._run.parking.wait_for(self)
+
+    def _end_subscriptions(self) -> None:
+        listening, self._listening = self._listening, {}
+        for id, wire in listening.items():  # sub-08
+            result = self._run.publisher.listeners.close(ListenerKey(self, id))
+            assert result is not None  # an ended subscription is not in `_listening`
+            self.session.answer(id, result.result)
+            wire.wake()
+
+    def stop(self) -> None:
+        """Close all wires; the server and its handlers have stopped."""
+        wires = {self._wire, *(ctx._wire for ctx in self._contexts.values())}
+        self.connection_lost("the server has stopped")
+        for wire in wires:
+            wire.close()
+
+
+# These functions start and run a call.  They hold no reference to a session, because the call may move to another one,
+# and so that an HTTP request is freed at its end.
+
+
+def _begin(ctx: Context) -> None:
+    """Start the handler of a request that has its turn."""
+    session, request = cast(ServerSession, ctx._link), ctx.request
+    session._contexts[request.id] = ctx
+    name = request.params.get("name")
+    if name is None:
+        name = request.params.get("uri")
+    if not isinstance(name, str):
+        name = ""
+    elif not name.isidentifier() or len(name) > 80:
+        name = repr(name[:80])[1:-1]  # the client chose it; on one line
+    work: Work = _work
+    if request.method in _IN_TURN:
+        before, session._turn = session._turn, trio.Event()
+        work = partial(_work_in_turn, before=before, done=session._turn)
+    name = f"{request.method} {name} #{request.id}"
+    ctx._scope = session._run.workers.start(work, ctx, name, session._variables.copy()).scope
+
+
+async def _work_in_turn(worker: Worker, ctx: Context, *, before: trio.Event | None, done: trio.Event) -> None:
+    """Run subscribe and unsubscribe requests in the order of their arrival; tasks start in any order."""
+    try:
+        if before is not None:
+            with trio.CancelScope(shield=True):  # the one before is cancelled too, when all are
+                await before.wait()
+        await _work(worker, ctx)
+    finally:
+        done.set()
+
+
+async def _work(worker: Worker, ctx: Context) -> None:
+    """Run one call from start to end; it may end on another session."""
+    session, outcome = ctx._link, None
+    assert session is not None
+    run = session._run
+    try:
+        try:
+            await trio.lowlevel.checkpoint_if_cancelled()  # before the handler starts and a retry is spent
+            result = await session._result(worker, ctx)
+            session = ctx._link
+            if session is not None and not worker.spoilt and (ctx._last_write or session._held_reports):
+                await session._flush_reports(ctx)
+            outcome = result
+        finally:
+            ctx._finish()
+            session = ctx._link
+            if outcome is None and worker.scope.cancel_called and session is not None:
+                session._close(ctx, _CANCELLED)
+                ctx._wire.wake()
+        if ctx._parked is not None:  # the handler did not wait for the client's answer; the retry gets its result
+            if worker.spoilt:  # the task must not wait any more, so there is no request to answer
+                run.parking.give_up(ctx._parked)
+                ctx._parked.resumed.set()
+            else:
+                await ctx._parked.resumed.wait()
+        session = ctx._link
+        if session is not None:  # None: the client never retried
+            queued = session._close(ctx, outcome)
+            del result, outcome  # while a client reads slowly, its answer exists once, as bytes
+            if queued and not worker.spoilt:
+                await ctx._wire.flush()
+                if ctx._wire.full:
+                    await ctx._wire.room()  # so that a client that does not read is not served without limit
+            else:
+                ctx._wire.wake()
+    finally:  # also if it was cancelled together with the server; then there is no answer
+        ctx._drop_message()
+        session = ctx._link
+        if session is not None:
+            session._forget(ctx)
+
+
+def _is_retry(request: Request, terms: Terms) -> bool:
+    """Whether a request is a retry, which continues an earlier call."""
+    return "requestState" in request.params and request.method in terms.revision.input_required
+
+
+# Streams.
+
+
+def socket_of(stream: trio.abc.Stream) -> trio.SocketStream | None:
+    """The socket under a stream; None if it has none."""
+    inner = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
+    return inner if isinstance(inner, trio.SocketStream) else None
+
+
+def address_of(stream: trio.abc.Stream) -> str | None:
+    """The IP address of the client; None if it has none, as on a Unix socket or a pipe."""
+    if (inner := socket_of(stream)) is not None:
+        with suppress(OSError):  # the client has gone already
+            name = inner.socket.getpeername()
+            return str(name[0]) if isinstance(name, tuple) else None
+    return None
+
+
+async def serve_stream(
+    server: Server, stream: trio.abc.Stream, *, shutdown_timeout: float = 5.0, tap: Tap | None = None
+) -> None:
+    """Serve one client over a byte stream, one message on a line, then close the stream.
+
+    `stream` is any Trio stream: a socket, a pipe, `trio.testing.memory_stream_pair`.  Inside ``async with
+    server.running()`` all connections share one run; otherwise this connection has its own run, with its own lifespan.
+
+    A client that closes its side of the stream may still read, as in ``printf ... | python server.py``.  Calls that run
+    then have `shutdown_timeout` seconds to finish (`math.inf`: without a limit), and are answered.  Questions to the
+    client fail at once.  A stream without half-close, such as TLS, ends as a whole.
+
+    Returns when the client has gone, or the shared run has ended, and all handlers have ended.  A client that goes away
+    raises no exception.  Exceptions of the lifespan, of `tap` and of `stream` pass through unchanged.  Raises
+    `UsageError` if `shutdown_timeout` is not a number of seconds.
+
+    It is safe to cancel: handlers are cancelled, and a line that was begun is finished.
+    """
+    check_seconds("shutdown_timeout", shutdown_timeout)
+    keep_alive(stream)
+    try:
+        async with server._joined() as run:
+            account = run.bytes.account(holder_of(None, address_of(stream)))
+            network = socket_of(stream) is not None
+            await converse(
+                run,
+                stream,
+                Lines(run.limits),
+                tap=tap,
+                network=network,
+                account=account,
+                shutdown_timeout=shutdown_timeout,
+            )
+    finally:
+        await close_stream(stream, trio.current_time() + CLOSING)  # if the server could not start, it is open still
+
+
+async def converse(
+    run: Run,
+    stream: trio.abc.Stream,
+    framing: Framing,
+    *,
+    tap: Tap | None = None,
+    headers: Mapping[str, str] = NOTHING,
+    principal: Any = None,
+    heartbeat: float | None = None,
+    network: bool = False,
+    account: Account | None = None,
+    shutdown_timeout: float | None = None,
+) -> None:
+    """Serve one client in an existing run, with any framing, then close the stream.
+
+    `headers` and `principal` hold for every message.  After `heartbeat` seconds without a byte the client is pinged,
+    and after as many seconds more the connection is closed.  With `network`, a client that does not read, or does not
+    finish a message, is disconnected.  `account` is charged for the bytes that the server holds for the client.
+    Without `shutdown_timeout` the end of input ends the connection, as in framings that have a close message.
+    """
+    account = run.bytes.account(None) if account is None else account
+    session = _StreamSession(run, stream, framing, tap, account, shutdown_timeout)
+    session.headers, session.principal = headers, principal
+    await session.serve(heartbeat, network)
+
+
+class _StreamSession(ServerSession):
+    """The session of a client on a byte stream: the `SessionHandler` of its `Duplex`, and a `RunMember` of its run."""
+
+    clients = 1
+    headers: Mapping[str, str]
+    principal: Any
+
+    def __init__(
+        self,
+        run: Run,
+        stream: trio.abc.Stream,
+        framing: Framing,
+        tap: Tap | None,
+        account: Account,
+        shutdown_timeout: float | None,
+    ) -> None:
+        self._shutdown_timeout = shutdown_timeout
+        self._framing = framing
+        finish = None if shutdown_timeout is None else self._finish_calls
+        self._duplex = Duplex(
+            self, stream, framing, run.limits, nursery=run.nursery, tap=tap, account=account, input_ended=finish
+        )
+        super().__init__(run, self._duplex, account=account)
+        self._over = trio.Event()
+
+    async def serve(self, heartbeat: float | None, network: bool) -> None:
+        self._run.connections[self] = None
+        try:
+            async with open_nursery() as nursery:
+                if self._run.draining:
+                    nursery.start_soon(self._drain_and_end)
+                await self._duplex.run(heartbeat, network=network)
+        finally:
+            with trio.CancelScope(shield=True):
+                await self.quiet()
+            self._run.connections.pop(self, None)
+            self._over.set()
+        if self._duplex.failure is not None:
+            raise self._duplex.failure
+
+    def receive(self, message: Message, now: float, **_: Any) -> None:
+        super().receive(message, now, headers=self.headers, principal=self.principal, size=self._framing.size)
+
+    async def _finish_calls(self) -> None:
+        """The client has closed its side: give its calls `shutdown_timeout` seconds, and answer them."""
+        self.input_ended()
+        assert self._shutdown_timeout is not None
+        with trio.move_on_after(self._shutdown_timeout):
+            await self._all_answered()
+            return
+        self.abort_pending(
+            f"this call had not finished {self._shutdown_timeout:g} seconds after the end of the client's input"
+        )
+        with trio.move_on_after(CLOSING):
+            await self._all_answered()
+
+    async def _all_answered(self) -> None:
+        await self.quiet()
+        await self._duplex.empty()
+
+    async def drain(self) -> None:
+        async with open_nursery() as nursery:
+            nursery.start_soon(self._drain_and_end)
+            await self._over.wait()
+
+    async def _drain_and_end(self) -> None:
+        await super().drain()
+        await self._duplex.end()
