@@ -334,7 +334,8 @@ async def _over_http(
 
 async def _over_asgi(server: Any, stream: trio.abc.Stream, *, tap: Any = None) -> None:
     assert tap is None, "an ASGI application has no tap"
-    async with hosted(AsgiApp(server, allowed_hosts=LOOPBACK_HOSTS)) as web:
+    # Clients without addresses, as over the memory streams of the others: an address has a share of the calls.
+    async with hosted(AsgiApp(server, allowed_hosts=LOOPBACK_HOSTS), client=None) as web:
         web.check = False
         await _Streamable(stream, web).run()
     with trio.CancelScope(shield=True):
