@@ -24,7 +24,7 @@ import attrs
 import trio
 
 from trio_mcp.core.errors import UsageError, shown
-from trio_mcp.core.http.h1 import RequestHead, RequestReader, UnreadableRequest, head_bytes
+from trio_mcp.core.http.h1 import RequestReader, UnreadableRequest, head_bytes
 from trio_mcp.core.messages import Limits
 from trio_mcp.transport.wire import GONE
 
@@ -161,8 +161,12 @@ async def _serve(
 
 
 async def _answer(stream: trio.abc.Stream, path: str, send: trio.MemorySendChannel[BrowserReturn]) -> None:
+    reader = RequestReader(_LIMITS)
     with trio.move_on_after(_IO_SECONDS) as scope:
-        request = await _request(stream)
+        while (request := reader.head()) is None:
+            if not (data := await stream.receive_some()):
+                return  # the connection ended before its request
+            reader.feed(bytes(data))
         scope.deadline = math.inf
         target, _, query = request.target.partition("?")
         visit: BrowserReturn | None = None
@@ -180,16 +184,6 @@ async def _answer(stream: trio.abc.Stream, path: str, send: trio.MemorySendChann
         finally:
             if visit is not None:
                 visit.shown.set()
-
-
-async def _request(stream: trio.abc.Stream) -> RequestHead:
-    reader = RequestReader(_LIMITS)
-    while (head := reader.head()) is None:
-        data = await stream.receive_some()
-        if not data:
-            raise trio.BrokenResourceError("the connection ended before its request")
-        reader.feed(bytes(data))
-    return head
 
 
 _HEADERS: Final = (

@@ -60,7 +60,7 @@ from trio_mcp.core.oauth.flow import (
 )
 from trio_mcp.core.oauth.messages import Application, IdentityAssertion, WorkloadIdentity
 from trio_mcp.core.oauth.records import ServerRecord, as_json, read_record
-from trio_mcp.core.oauth.tokens import Authorized, AuthorizedRequest, Authorizer, StartFlow, Verdict
+from trio_mcp.core.oauth.tokens import Authorized, Authorizer, StartFlow, Verdict
 from trio_mcp.oauth.browser import BrowserReturn, OnBrowser, RedirectReceiver, open_in_browser, receive_returns
 from trio_mcp.oauth.token_stores import MemoryTokenStore, TokenStore
 from trio_mcp.transport.dial import locate
@@ -204,17 +204,13 @@ class TokenSource:
 
     def __init__(self, oauth: OAuth, server_url: str) -> None:
         self.oauth = oauth
-        self.authorizer = self._authorizer(server_url, None)
+        self.authorizer = Authorizer(
+            server_url, oauth.application, entropy=os.urandom, rules=oauth.rules, used_at=oauth.used_at
+        )
         self._loaded = False
         self._stored_record: ServerRecord | None = None  # the content of the store when last read or written
         self._runs: dict[Flow, FlowRun] = {}
         self._clients = 0
-
-    def _authorizer(self, server_url: str, record: ServerRecord | None) -> Authorizer:
-        oauth = self.oauth
-        return Authorizer(
-            server_url, oauth.application, entropy=os.urandom, record=record, rules=oauth.rules, used_at=oauth.used_at
-        )
 
     @property
     def generation(self) -> tuple[str, str]:
@@ -257,7 +253,7 @@ class TokenSource:
             if not self._loaded:
                 self._loaded, self._stored_record = True, record
                 if record is not None:
-                    self.authorizer = self._authorizer(self.authorizer.server_url, record)
+                    self.authorizer.restore(record)
 
     async def _read_store(self) -> ServerRecord | None:
         url = self.authorizer.server_url
@@ -312,12 +308,10 @@ class Credentials:
     true then, start again.
     """
 
-    def __init__(self, authorization: TokenSource, method: str, url: str, operation: str) -> None:
-        self._authorization = authorization
+    def __init__(self, source: TokenSource, method: str, url: str, operation: str) -> None:
+        self._source = source
+        self._request = source.authorizer.authorized_request(method, url, operation)
         self._method = method
-        self._url = url
-        self._operation = operation
-        self._authorized_request: AuthorizedRequest | None = None
         self._granted: Fields = ()
         self._verdict: Verdict | None = None  # of the last refusal
         self.refusal: McpError | None = None
@@ -336,22 +330,16 @@ class Credentials:
         cannot be read, or its key cannot sign.  Can be cancelled; a flow that has started continues, and the next
         request uses its token.
         """
-        authorization = self._authorization
-        await authorization.load()
-        if self._authorized_request is None:
-            self._authorized_request = authorization.authorizer.authorized_request(
-                self._method, self._url, self._operation
-            )
-        go = self._authorized_request.go
-        verdict = self._verdict or self._follow(go)
+        await self._source.load()
+        verdict = self._verdict or self._follow(self._request.go)
         self._verdict = None
         while not isinstance(verdict, Authorized):
             if isinstance(verdict, FlowFailed):
                 error = repeated(verdict.error)()
                 error.__cause__ = error.__cause__ or self.refusal
                 raise error
-            await authorization.wait(verdict.flow)
-            verdict = self._follow(go)
+            await self._source.wait(verdict.flow)
+            verdict = self._follow(self._request.go)
         self._granted = verdict.headers
 
     def beside(self, own: Fields) -> Fields:
@@ -364,13 +352,9 @@ class Credentials:
     def replied(self, status: int, headers: RawFields) -> None:
         """Take note of the server's response, of every status."""
         if status not in (401, 403):
-            self._authorization.authorizer.replied(headers)
-            return
-        if self._method == "DELETE":
-            return  # do not ask a user for access just to end a session
-        authorized_request = self._authorized_request
-        assert authorized_request is not None  # `get` comes before each request
-        self._verdict = self._follow(lambda now: authorized_request.refused(status, headers, now))
+            self._source.authorizer.replied(headers)
+        elif self._method != "DELETE":  # do not ask a user for access just to end a session
+            self._verdict = self._follow(lambda now: self._request.refused(status, headers, now))
 
     def _follow(self, decide: Callable[[float], Verdict]) -> Verdict:
         """Return the verdict; if it is a new flow, start it."""
@@ -381,7 +365,7 @@ class Credentials:
         except Exception as error:  # the program's own function signs for a Key
             raise UsageError("the dpop Key of the application could not sign") from error
         if isinstance(verdict, StartFlow):
-            self._authorization.begin(verdict.flow)  # at once, because other requests wait for it from now on
+            self._source.begin(verdict.flow)  # at once, because other requests wait for it from now on
         return verdict
 
 

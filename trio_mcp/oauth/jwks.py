@@ -33,6 +33,7 @@ from trio_mcp.core.errors import RemoteProtocolError, UsageError, check_seconds,
 from trio_mcp.core.messages import Limits
 from trio_mcp.core.oauth.principals import Principal
 from trio_mcp.core.oauth.resource import CannotVerify, canonical, claims_fault, scopes_in
+from trio_mcp.oauth.keys import ALGORITHMS, PUBLIC_MEMBERS
 from trio_mcp.transport.dial import is_this_machine, locate
 from trio_mcp.transport.http_pool import HttpPool
 
@@ -44,17 +45,6 @@ __all__ = ["JwksVerifier"]
 _log = logging.getLogger("trio_mcp")
 _refusals = logging.getLogger("trio_mcp.http")
 
-# Each algorithm with its kind of key (RFC 7518, 3.1 and 6.1): a key is never used for another kind of algorithm, even
-# if a token names one.  Symmetric algorithms are missing, because the public key would be the secret, and so is "none",
-# which is no signature.
-_ALGORITHMS: Mapping[str, tuple[str, str | None]] = {
-    **dict.fromkeys(("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"), ("RSA", None)),
-    "ES256": ("EC", "P-256"),
-    "ES384": ("EC", "P-384"),
-    "ES512": ("EC", "P-521"),
-    "EdDSA": ("OKP", "Ed25519"),
-}
-_PUBLIC = ("kty", "crv", "n", "e", "x", "y")  # the members of a key that are read
 # RFC 8725, 3.11: a JWT for another purpose may be signed by the same key.
 _TYPES = (None, "jwt", "at+jwt", "application/at+jwt")
 
@@ -88,7 +78,7 @@ class JwksVerifier:
         *,
         issuer: str,
         audience: str | Collection[str],
-        algorithms: Sequence[str] = tuple(_ALGORITHMS),
+        algorithms: Sequence[str] = tuple(ALGORITHMS),
         leeway: float = 30.0,
         max_age: float = _AGE,
         http_on_loopback: bool = False,
@@ -105,8 +95,8 @@ class JwksVerifier:
         self._audiences = frozenset(map(canonical, [audience] if isinstance(audience, str) else audience))
         if not self._audiences or not all((*self._audiences, issuer)):
             raise UsageError("issuer and audience must not be empty")
-        if unknown := set(algorithms) - _ALGORITHMS.keys():
-            raise UsageError(f"algorithms must be of {', '.join(_ALGORITHMS)}, got {min(unknown)!r}")
+        if unknown := set(algorithms) - ALGORITHMS.keys():
+            raise UsageError(f"algorithms must be of {', '.join(ALGORITHMS)}, got {min(unknown)!r}")
         check_seconds("leeway", leeway)
         check_seconds("max_age", max_age)
         if max_age < _AGE_LEAST:
@@ -192,7 +182,7 @@ class JwksVerifier:
         if len(found) != 1:
             return None
         try:
-            loaded = self._jwt.PyJWK({name: found[0][name] for name in _PUBLIC if name in found[0]}, algorithm)
+            loaded = self._jwt.PyJWK({name: found[0][name] for name in PUBLIC_MEMBERS if name in found[0]}, algorithm)
         except (self._jwt.PyJWTError, ValueError, TypeError, KeyError):
             return None  # an issuer may publish keys of a kind that we do not understand
         self._loaded_keys[kid, algorithm] = loaded
@@ -277,4 +267,4 @@ def _read(body: bytes) -> Sequence[Mapping[str, Any]]:
 
 def _suits(key: Mapping[str, Any], algorithm: str) -> bool:
     kind = (key.get("kty"), key.get("crv") if key.get("kty") != "RSA" else None)
-    return kind == _ALGORITHMS[algorithm] and key.get("alg", algorithm) == algorithm and key.get("use", "sig") == "sig"
+    return kind == ALGORITHMS[algorithm] and key.get("alg", algorithm) == algorithm and key.get("use", "sig") == "sig"

@@ -17,18 +17,22 @@ if TYPE_CHECKING:
 
     Private: TypeAlias = PrivateKeyTypes
 
-__all__ = ["load_key", "new_key"]
+__all__ = ["ALGORITHMS", "PUBLIC_MEMBERS", "load_key", "new_key"]
 
-# By the kind and the curve of the public key (RFC 7518, 6).  The first algorithm is the default.
-_ALGORITHMS: Mapping[tuple[str, str | None], tuple[str, ...]] = {
-    ("EC", "P-256"): ("ES256",),
-    ("EC", "P-384"): ("ES384",),
-    ("EC", "P-521"): ("ES512",),
-    ("RSA", None): ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
-    ("OKP", "Ed25519"): ("EdDSA",),
+ALGORITHMS: Mapping[str, tuple[str, str | None]] = {
+    **dict.fromkeys(("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"), ("RSA", None)),
+    "ES256": ("EC", "P-256"),
+    "ES384": ("EC", "P-384"),
+    "ES512": ("EC", "P-521"),
+    "EdDSA": ("OKP", "Ed25519"),
 }
+"""Each algorithm with the kind and the curve of its keys (RFC 7518, 3.1 and 6.1).
+
+A key is never used for another kind of algorithm, even if a token names one.  Symmetric algorithms are missing, because
+the public key would be the secret, and so is "none", which is no signature.
+"""
+PUBLIC_MEMBERS = ("kty", "crv", "n", "e", "x", "y")  # of a JWK
 _CURVES = ("secp256r1", "secp384r1", "secp521r1")
-_PUBLIC = ("kty", "crv", "n", "e", "x", "y")
 
 
 def load_key(
@@ -78,7 +82,7 @@ def _jwt() -> Any:
 
 def _key(private: Private, algorithm: str | None, id: str | None) -> Key:
     jwk = _public(private)
-    known = _ALGORITHMS.get((jwk.get("kty", ""), jwk.get("crv")), ())
+    known = [each for each, kind in ALGORITHMS.items() if kind == (jwk.get("kty"), jwk.get("crv"))]
     if not known or (algorithm is not None and algorithm not in known):
         usable = f"this one signs with {' or '.join(known)}" if known else "this one is of another kind"
         raise UsageError(f"a key must be EC, RSA or Ed25519; {usable}" + (f", not {algorithm}" if algorithm else ""))
@@ -104,4 +108,4 @@ def _public(private: Private) -> dict[str, str]:
         whole = ECAlgorithm.to_jwk(private.public_key(), as_dict=True)
     elif isinstance(private, ed25519.Ed25519PrivateKey):
         whole = OKPAlgorithm.to_jwk(private.public_key(), as_dict=True)
-    return {name: whole[name] for name in _PUBLIC if name in whole}
+    return {name: whole[name] for name in PUBLIC_MEMBERS if name in whole}

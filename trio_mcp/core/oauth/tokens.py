@@ -103,13 +103,19 @@ class Authorizer:
             raise UsageError(f"the identity provider's token endpoint {shown(grant.token_endpoint)} {fault}")
         self.server_url = server_url
         self._used_at = {} if used_at is None else used_at
-        self._set_record(record or ServerRecord(server_url))
+        self.restore(record or ServerRecord(server_url))
         self.flow: Flow | None = None
         self.generation = 0
         """The number of tokens so far.  It tells the refusal of an old token from that of the newest."""
         self._nonces = Nonces()
         self._settings = FlowSettings(server_url, application, entropy, self.rules, self._nonces, self._used_at)
         self._stepped_up: dict[tuple[str, frozenset[str]], int] = {}
+
+    def restore(self, record: ServerRecord) -> None:
+        """Continue with this record of the same server, for example the one last persisted."""
+        self.record = record
+        for client_id, issuer in record.issuers.items():
+            self._used_at.setdefault(client_id, issuer)
 
     def authorized_request(self, method: str, url: str | None = None, operation: str = "") -> AuthorizedRequest:
         """Make an authorized request; `operation` names its purpose, for example ``tools/call add``."""
@@ -124,7 +130,7 @@ class Authorizer:
 
     def replied(self, headers: RawFields) -> None:
         """Report the headers of a response of the MCP server, of any status: they may contain the next DPoP nonce."""
-        self._note_nonce(Headers(headers))
+        self._nonces.note(self.server_url, Headers(headers))
 
     # Flows.
 
@@ -145,7 +151,7 @@ class Authorizer:
         if theirs is None or (ours is not None and theirs.tokens == ours.tokens):
             return False
         flow.adopt(stored)
-        self._set_record(stored)
+        self.restore(stored)
         self._apply(flow, ())
         return True
 
@@ -155,15 +161,10 @@ class Authorizer:
         if self.flow is flow:
             self.flow = None
 
-    def _set_record(self, record: ServerRecord) -> None:
-        self.record = record
-        for client_id, issuer in record.issuers.items():
-            self._used_at.setdefault(client_id, issuer)
-
     def _apply(self, flow: Flow, actions: tuple[FlowAction, ...]) -> tuple[FlowAction, ...]:
         for action in actions:
             if isinstance(action, Persist):
-                self._set_record(action.record)
+                self.restore(action.record)
         if flow.over and self.flow is flow:
             self.flow = None
             if flow.obtained:
@@ -172,15 +173,6 @@ class Authorizer:
         return actions
 
     # For authorized requests.
-
-    def _flow_for(self, challenge: AuthChallenge | None) -> StartFlow | WaitForFlow:
-        if self.flow is not None:
-            return WaitForFlow(self.flow)
-        self.flow = Flow(self._settings, self.record, challenge)
-        return StartFlow(self.flow)
-
-    def _note_nonce(self, headers: Headers) -> bool:
-        return self._nonces.note(self.server_url, headers)
 
     def _has_expired(self, now: float) -> bool:
         """Whether the token has expired, and a new one may be had without asking the server first."""
@@ -204,15 +196,6 @@ class Authorizer:
     def _drop_refresh_token(self) -> None:
         """A new token was refused at once, so the next token must not come from the refresh token."""
         self.record = self.record.without_refresh()
-
-    def _may_step_up(self, operation: str, scopes: tuple[str, ...]) -> bool:
-        """auth-83: counted for each operation and its missing scopes."""
-        lacking = (operation, frozenset(scopes))
-        count = self._stepped_up.pop(lacking, 0)
-        self._stepped_up[lacking] = count + 1
-        if len(self._stepped_up) > _OPERATIONS:
-            del self._stepped_up[next(iter(self._stepped_up))]
-        return count < self.rules.step_ups
 
 
 class AuthorizedRequest:
@@ -238,6 +221,7 @@ class AuthorizedRequest:
 
     def go(self, now: float) -> Verdict:
         """Return how to send the request, or the flow to finish first.  Call it again after the flow."""
+        authorizer = self._authorizer
         if self._flow is not None:
             if not self._flow.over:
                 return WaitForFlow(self._flow)
@@ -247,27 +231,29 @@ class AuthorizedRequest:
             if isinstance(outcome, FlowDone):
                 # The flow of another request may not have solved this demand, because it did not know of it.
                 self._renewed = True  # a token that expires within seconds is used anyway
-                newer = self._authorizer.generation != self._refused_generation
+                newer = authorizer.generation != self._refused_generation
                 self._needs_token = self._challenge is not None and not newer
                 self._replaced = self._replaced and not adopted  # an adopted token may be the one that was refused
-        if not self._needs_token and not self._renewed and self._authorizer._has_expired(now):
+        if not self._needs_token and not self._renewed and authorizer._has_expired(now):
             self._needs_token = self._renewed = True
             self._challenge = None
         if self._needs_token:
-            verdict = self._authorizer._flow_for(self._challenge)
-            self._flow = verdict.flow
-            return verdict
-        self._sent = self._authorizer.generation
-        return Authorized(self._authorizer._headers(self._method, self._url, now))
+            if authorizer.flow is not None:
+                self._flow = authorizer.flow
+                return WaitForFlow(self._flow)
+            self._flow = authorizer.flow = Flow(authorizer._settings, authorizer.record, self._challenge)
+            return StartFlow(self._flow)
+        self._sent = authorizer.generation
+        return Authorized(authorizer._headers(self._method, self._url, now))
 
     def refused(self, status: int, headers: RawFields, now: float) -> Verdict:
         """React to a 401 or 403.  After any verdict except `FlowFailed`, send the request again."""
         if self._sent is None:
             raise UsageError("refused() was called before the request was sent; call go() first")
-        sent, self._sent = self._sent, None
+        authorizer, sent, self._sent = self._authorizer, self._sent, None
         fields = Headers(headers)
         challenge = read_auth_challenge(status, fields.get("WWW-Authenticate"))
-        fresh_nonce = self._authorizer._note_nonce(fields)
+        fresh_nonce = authorizer._nonces.note(authorizer.server_url, fields)
         if challenge is None:
             return _failed(
                 Blame.SERVER,
@@ -283,46 +269,52 @@ class AuthorizedRequest:
                 )
             self._nonce_retried = True
             return self.go(now)
-        return self._judge_401(challenge, sent, now) if status == 401 else self._judge_403(challenge, sent, now)
-
-    def _judge_401(self, challenge: AuthChallenge, sent: int, now: float) -> Verdict:
-        if self._replaced:
-            self._authorizer._drop_refresh_token()
+        if status == 401 and self._replaced:
+            authorizer._drop_refresh_token()
             return _failed(
                 Blame.SERVER,
                 "the MCP server refused the token that its authorization server has just issued",
                 "the two must agree on which tokens are valid",
             )
-        self._replaced = True
-        return self._wait_for_token(challenge, sent, now)
-
-    def _judge_403(self, challenge: AuthChallenge, sent: int, now: float) -> Verdict:
-        authorizer = self._authorizer
-        if challenge.error != "insufficient_scope" or not challenge.scopes:
+        if status == 401:
+            self._replaced = True
+        elif challenge.error != "insufficient_scope" or not challenge.scopes:
             return _failed(
                 Blame.SERVER,
                 "the MCP server forbids this request and names no scope that would allow it",
                 "its operator can say which users are allowed",
             )
-        held = authorizer.record.authorization
-        newer = sent != authorizer.generation
-        lacks = held is None or not {*challenge.scopes} <= {*held.asked}
-        self._step_ups += 1
-        again = self._step_ups <= authorizer.rules.step_ups
-        if again and (newer or (lacks and authorizer._may_step_up(self._operation, challenge.scopes))):
-            return self._wait_for_token(challenge, sent, now)
-        return _failed(
-            Blame.USER,
-            f"this request needs the scopes {shown(' '.join(challenge.scopes))}, which were requested and not granted",
-            "a user who may grant them must do so",
-        )
-
-    def _wait_for_token(self, challenge: AuthChallenge, sent: int, now: float) -> Verdict:
+        elif not self._may_step_up(challenge.scopes, newer=sent != authorizer.generation):
+            return _failed(
+                Blame.USER,
+                f"this request needs the scopes {shown(' '.join(challenge.scopes))}, which were requested and not "
+                "granted",
+                "a user who may grant them must do so",
+            )
         # The refusal of an old token says nothing about the newest, which another request may have got meanwhile.
-        self._needs_token = sent == self._authorizer.generation
+        self._needs_token = sent == authorizer.generation
         self._challenge = challenge
         self._refused_generation = sent
         return self.go(now)
+
+    def _may_step_up(self, scopes: tuple[str, ...], *, newer: bool) -> bool:
+        """auth-83: counted for each request, and for each operation and its missing scopes; `newer`: another request
+        has got a new token meanwhile."""
+        authorizer = self._authorizer
+        self._step_ups += 1
+        if self._step_ups > authorizer.rules.step_ups:
+            return False
+        if newer:
+            return True
+        held, counts = authorizer.record.authorization, authorizer._stepped_up
+        if held is not None and {*scopes} <= {*held.asked}:
+            return False
+        lacking = (self._operation, frozenset(scopes))
+        count = counts.pop(lacking, 0)
+        counts[lacking] = count + 1
+        if len(counts) > _OPERATIONS:
+            del counts[next(iter(counts))]
+        return count < authorizer.rules.step_ups
 
 
 def _failed(blame: Blame, why: str, advice: str) -> FlowFailed:
