@@ -169,13 +169,23 @@ def test_any_value_is_written_and_read_alike(value: object) -> None:
         assert repr(parse(to_text(value))[0]) == repr(value)
 
 
-LONG = messages._LONG
+LONG = 10_000
+
+
+@pytest.fixture
+def texts_are_long_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit in use is 2 Mi characters, and comparing such texts takes minutes."""
+    assert messages._LONG > LONG
+    monkeypatch.setattr(messages, "_LONG", LONG)
+
+
 LONG_TEXTS = [
     "x" * (LONG + 1), "\n" * 2 * LONG, "\U0001f600é\x00" * LONG, "x" * (LONG - 1) + "\U0001f600" * 2,
     "x" * (LONG - 1) + "\ud83d\ude00", "x" * LONG + "\udc00",
 ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("texts_are_long_sooner")
 @pytest.mark.parametrize("text", LONG_TEXTS, ids=lambda text: ascii(text[LONG - 1 : LONG + 1]))
 def test_a_long_text_is_written_to_the_same_byte_wherever_it_stands(text: str) -> None:
     for value in (
@@ -185,6 +195,7 @@ def test_a_long_text_is_written_to_the_same_byte_wherever_it_stands(text: str) -
         both(to_text, value)
 
 
+@pytest.mark.usefixtures("texts_are_long_sooner")
 def test_a_long_text_is_found_in_what_has_no_end() -> None:
     endless: list[Any] = ["x" * 2 * LONG]
     endless.append(endless)

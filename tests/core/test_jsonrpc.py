@@ -39,12 +39,9 @@ from trio_mcp.core import (
     decode,
     encode,
     holds_more_values,
-    is_prepared,
     outside_strings,
     prepare,
     prepared_progress,
-    prepared_request,
-    prepared_result,
 )
 from trio_mcp.core import messages as core_messages
 
@@ -925,7 +922,7 @@ def test_a_result_that_is_a_text_is_written_as_any_other(result: dict[str, Any])
     more = CachedResult({"_meta": {"m": 1}})
     assert json.loads(encode(Response(1, result)))["result"] == json.loads(json.dumps(result))
     if type(result) is dict:
-        assert json.loads(encode(prepared_result(1, result, more)))["result"] == json.loads(
+        assert json.loads(encode(prepare(Response(1, result), more)))["result"] == json.loads(
             json.dumps({**result, **more})
         )
 
@@ -939,7 +936,7 @@ def test_progress_is_written_as_any_other_notification(
     note = prepared_progress(token, reached, total, text)
     given = {"progressToken": token, "progress": reached, "total": total, "message": text}
     params = {name: value for name, value in given.items() if value is not None}
-    assert is_prepared(note)
+    assert note._bytes
     assert note == Notification("notifications/progress", params)
     assert repr(json.loads(encode(note))) == repr(json.loads(encode(Notification(note.method, note.params))))
     assert b"\n" not in encode(note)
@@ -954,7 +951,7 @@ def test_progress_that_cannot_be_written_is_left_to_who_says_why(
     token: int | str, reached: int, text: str | None
 ) -> None:
     note = prepared_progress(token, reached, None, text)
-    assert not is_prepared(note)
+    assert not note._bytes
     with pytest.raises(UsageError, match="this Notification cannot be written as JSON"):
         prepare(note)
 
@@ -966,7 +963,7 @@ def test_a_request_that_is_written_in_parts_is_written_as_any_other(
     method: str, params: dict[str, Any], more: CachedResult | None
 ) -> None:
     whole = Request(7, method, {**params, **(more or {})})
-    made = prepared_request(7, method, params, more)
+    made = prepare(Request(7, method, params), more)
     assert made == whole
     assert encode(made) == encode(whole)
     assert decode(encode(made), LIMITS) == whole
@@ -975,7 +972,7 @@ def test_a_request_that_is_written_in_parts_is_written_as_any_other(
 @pytest.mark.parametrize("method", [5, None, ["m"], "\ud800"])
 def test_a_method_that_is_no_text_is_not_written_in_parts_either(method: Any) -> None:
     with pytest.raises(UsageError, match=r"Request\.method must be a string|surrogate"):
-        prepared_request(7, method, {"a": 1}, None)
+        prepare(Request(7, method, {"a": 1}))
 
 
 # Any bytes, and there and back again.

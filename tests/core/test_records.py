@@ -8,7 +8,7 @@ import pickle
 import attrs
 import pytest
 
-from trio_mcp.core import Request, Response, mutable_twin
+from trio_mcp.core import Request, Response
 
 # Programs use `attrs.frozen`; this decorator is for the messages of the core.
 from trio_mcp.core.messages import record
@@ -87,18 +87,6 @@ def test_a_record_is_frozen_and_slotted() -> None:
         with pytest.raises(attrs.exceptions.FrozenInstanceError):
             setattr(point, name, 2)
     assert not hasattr(point, "__dict__")
-
-
-def test_an_object_of_a_mutable_twin_becomes_a_record_like_any_other() -> None:
-    made = mutable_twin(Place)()
-    made.x, made.y, made.seen, made.name = 1, 2.0, 0, "here"
-    made.__class__ = Place
-    assert made == Place(1, 2.0, name="here")
-    assert type(made) is Place
-    with pytest.raises(attrs.exceptions.FrozenInstanceError):
-        made.x = 2
-    with pytest.raises(attrs.exceptions.FrozenInstanceError):
-        del made.x
 
 
 def test_attrs_knows_records() -> None:

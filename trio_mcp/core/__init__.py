@@ -63,10 +63,9 @@ else:
             "framing": "LineFramer",
             "messages": (
                 "ABSENT Absent Batch CachedResult EDGE Error Event Id InvalidMessage Json JsonObject KINDS "
-                "LONG_NUMBERS Limits Message MessageKind Notification PROGRESS Request Response UnreadableNumber bare "
-                "beginning decode encode ending estimated_values holds_more_values is_prepared mutable_twin "
-                "outside_strings parse plain_text prepare prepared_progress prepared_request prepared_result quoted "
-                "to_readable to_text too_long writable"
+                "LONG_NUMBERS Limits Message MessageKind Notification PROGRESS Request Response UnreadableNumber "
+                "beginning decode encode ending estimated_values holds_more_values mutable_record outside_strings "
+                "parse prepare prepared_progress to_readable to_text too_long writable"
             ),
             "migration": "OPTIONS WithOtherNames option_error",
             "models": (
@@ -87,7 +86,7 @@ else:
             "requests": (
                 "ANSWER Action Answered CALLING CANCELLED ConnectionLost GONE InvalidAnswer LinkKind NOTE Outcome "
                 "Outgoing Peer PeerComplaint PeerMistake ProgressReported Refused RequestCancelled RequestEvent "
-                "SERVING State SubscriptionEnded Table TimedOut answered charged first_state step"
+                "SERVING State SubscriptionEnded Table TimedOut charged first_state step"
             ),
             "revisions": (
                 "Capability CapabilityRule ConditionalNeed HttpRules INSTEAD LATEST LATEST_LEGACY LEGACY LOG_LEVELS "

@@ -53,7 +53,7 @@ from trio_mcp.core.content import (
     UnknownContent,
 )
 from trio_mcp.core.errors import NotInThisRevision, RemoteProtocolError, UsageError
-from trio_mcp.core.messages import ABSENT, Json, JsonObject, mutable_twin
+from trio_mcp.core.messages import ABSENT, Json, JsonObject
 from trio_mcp.core.revisions import Revision
 
 __all__ = ["MAX_MALFORMED", "NOTIFICATIONS", "REQUESTS", "Shape", "Shapes", "from_json", "to_json"]
@@ -382,7 +382,13 @@ class _Readers(dict[Any, Callable[..., Any]]):
         return pick
 
 
-_MutableText, _MutableResult = mutable_twin(TextContent), mutable_twin(models.CallToolResult)
+def _mutable(cls: type) -> Any:
+    """Return a subclass whose objects can be changed, and start without fields."""
+    methods = {name: getattr(object, name) for name in ("__init__", "__setattr__")}
+    return type(cls.__name__, (cls,), {"__slots__": (), **methods})
+
+
+_MutableText, _MutableResult = _mutable(TextContent), _mutable(models.CallToolResult)
 
 
 def _one_text(data: Json) -> Any:

@@ -6,6 +6,8 @@ kept, but its id is searched for, so that the error reply can name the request.
 
 from __future__ import annotations
 
+from functools import partial
+
 from trio_mcp.core.messages import EDGE, InvalidMessage, MessageKind, beginning, ending, too_long
 
 __all__ = ["LineFramer"]
@@ -22,6 +24,7 @@ class LineFramer:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        self._too_long = partial(too_long, f"is longer than {limit} bytes (Limits.message_bytes)")
         # The incomplete line: its long pieces, which are joined once at its end, then the short pieces since the last
         # long one.
         self._pieces: list[bytes] = []
@@ -93,7 +96,7 @@ class LineFramer:
         self._skipping = True
         kind, id = beginning(line, self._limit)
         if kind is MessageKind.UNKNOWN or id is not None:
-            lines.append(too_long(self._limit, kind, id))
+            lines.append(self._too_long(kind, id))
         else:
             self._skipped_kind = kind
             self._line += line[-EDGE:]
@@ -101,7 +104,7 @@ class LineFramer:
     def _end(self, lines: list[bytes | InvalidMessage]) -> None:
         line = self._take_line()
         if self._skipped_kind is not None:
-            lines.append(too_long(self._limit, self._skipped_kind, ending(line)))
+            lines.append(self._too_long(self._skipped_kind, ending(line)))
         elif line and not line.isspace():
             lines.append(line.removesuffix(b"\r"))
         self._skipping, self._skipped_kind = False, None

@@ -46,74 +46,37 @@ import attrs
 from trio_mcp.core.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, UsageError, shown
 
 __all__ = [
-    "ABSENT",
-    "EDGE",
-    "KINDS",
-    "LONG_NUMBERS",
-    "PROGRESS",
-    "Absent",
-    "Batch",
-    "CachedResult",
-    "Error",
-    "Event",
-    "Id",
-    "InvalidMessage",
-    "Json",
-    "JsonObject",
-    "Limits",
-    "Message",
-    "MessageKind",
-    "Notification",
-    "Request",
-    "Response",
-    "UnreadableNumber",
-    "bare",
-    "beginning",
-    "decode",
-    "encode",
-    "ending",
-    "estimated_values",
-    "holds_more_values",
-    "is_prepared",
-    "mutable_twin",
-    "outside_strings",
-    "parse",
-    "plain_text",
-    "prepare",
-    "prepared_progress",
-    "prepared_request",
-    "prepared_result",
-    "quoted",
-    "record",
-    "to_readable",
-    "to_text",
-    "too_long",
-    "writable",
-]
+    "ABSENT", "EDGE", "KINDS", "LONG_NUMBERS", "PROGRESS", "Absent", "Batch", "CachedResult", "Error", "Event", "Id",
+    "InvalidMessage", "Json", "JsonObject", "Limits", "Message", "MessageKind", "Notification", "Request", "Response",
+    "UnreadableNumber", "beginning", "decode", "encode", "ending", "estimated_values", "holds_more_values",
+    "mutable_record", "outside_strings", "parse", "prepare", "prepared_progress", "record", "to_readable", "to_text",
+    "too_long", "writable",
+]  # fmt: skip
+
+# Records: immutable classes that are compared by value.
 
 if TYPE_CHECKING:
+    from attrs import define as mutable_record
     from attrs import frozen as record
 else:
 
-    def record(cls: type | None = None, **options: Any) -> Any:
-        """Make a class a record.  A method that the class defines itself is kept."""
+    def record(cls: type | None = None, *, frozen: bool = True, **options: Any) -> Any:
+        """Make a class a record.  A method that the class defines itself is kept.
+
+        Nearly every class of the core is a record.  `@record` is `@attrs.frozen`, but all records share one `==`, one
+        hash and one repr, which read the fields when they are called.  attrs would generate and compile three functions
+        for each class.  That takes longer than the rest of the class, and programs start servers more often than they
+        compare two events.  A class that is compared often, for example as the key of a dict, has `@attrs.frozen`.
+        """
         if cls is None:
-            return functools.partial(record, **options)
+            return functools.partial(record, frozen=frozen, **options)
         for name, method in _SHARED.items():
             if name not in vars(cls):
                 setattr(cls, name, method)
-        return attrs.frozen(cls, eq=False, repr=False, **options)
+        return (attrs.frozen if frozen else attrs.define)(cls, eq=False, repr=False, **options)
 
-
-def mutable_twin(cls: type) -> Any:
-    """Return a mutable subclass of a record, whose objects start without fields.
-
-    Create an object of it, set the fields, then set `__class__` to the record.  This takes half as long as the
-    `__init__` of a frozen class, which must bypass `__setattr__` for each field.  It is worth the effort only for
-    classes with one object per message.
-    """
-    methods = {name: getattr(object, name) for name in ("__init__", "__setattr__", "__delattr__")}
-    return type(cls.__name__, (cls,), {"__slots__": (), **methods})
+    # For classes with an object per message: the `__init__` of a frozen class takes twice as long.
+    mutable_record = functools.partial(record, frozen=False)
 
 
 def _values(self: Any) -> tuple[Any, ...]:
@@ -136,6 +99,263 @@ def _repr(self: Any) -> str:
 _SHARED = {"__eq__": _equal, "__hash__": _hash, "__repr__": _repr}
 
 
+# JSON text to values.  Of `json`, only the scanner and the encoder in C are used.  They are created once; `loads` and
+# `dumps` would create an encoder for each call.
+
+Json: TypeAlias = Any
+JsonObject: TypeAlias = dict[str, Any]
+Id: TypeAlias = int | str
+
+_orjson: Any = None
+with suppress(ImportError):
+    import orjson
+
+    _orjson = orjson
+
+LONG_NUMBERS = 64 * 1024
+"""The limit for the long numbers of one text: how many characters they may have together.  A number is long if it has
+more than 45 characters.  Python needs much time for long numbers: 17 ns for each character of an integer of 4,300
+digits, the longest that it reads, and 35 ns for each character of a float with enough digits to lie exactly between two
+doubles.  Floats of that length are never useful, and integers rarely."""
+_LONG_NUMBER = 45  # characters: 40 digits, a sign, a point and an exponent; a shorter float costs at most 0.6 µs
+_LARGE = 64 * 1024  # bytes; a shorter text cannot exceed `LONG_NUMBERS`
+_AS_DIGITS = bytes(0x30 if 0x30 <= byte <= 0x39 else 0x20 for byte in range(256))
+
+
+class UnreadableNumber(Exception):
+    """A large text has a number that is too large, or long numbers of more than `LONG_NUMBERS` characters."""
+
+
+def parse(data: bytes) -> tuple[Json, bool]:
+    """Return the value of `data`, and whether the value may hold a part that `to_text` cannot write.
+
+    Raises UnicodeDecodeError, JSONDecodeError, `UnreadableNumber`, or RecursionError if the text is nested too deeply
+    for Python.
+    """
+    # orjson reads integers of more than 64 bits as floats.  2**63 has 19 digits.
+    if _orjson is not None and not _has_digits(data, 19):
+        try:
+            return _orjson.loads(data), False
+        except JSONDecodeError:
+            pass  # `json` may accept it: half a surrogate pair, a byte order mark, a number that overflows a float
+    text = _plain_text(data)
+    if len(data) > _LARGE and _has_digits(data, 21):  # as every number with more than 40 significant digits has
+        return _parse_with_care(text)
+    try:
+        value, end = _strict(text, 0)
+    except StopIteration as stop:  # the scanner's way to say where a value is missing
+        raise JSONDecodeError("Expecting value", text, stop.value) from None
+    except JSONDecodeError:
+        raise
+    except ValueError:
+        if len(data) > _LARGE:  # a refusal must not take longer than the reading
+            raise UnreadableNumber("a number that is too large") from None
+        return _parse_with_care(text)  # read the rest: the id is needed for the error reply
+    if end != len(text):
+        raise JSONDecodeError("Extra data", text, end)
+    return value, "\\" in text and _half_pair(text) is not None
+
+
+def _plain_text(data: bytes) -> str:
+    """Decode `data`, without the byte order mark and white space around the JSON.  Raises UnicodeDecodeError.
+
+    `json.loads` is different: it accepts surrogates in UTF-8, and guesses UTF-16.
+    """
+    return data.decode().removeprefix("\ufeff").strip(" \t\r\n")
+
+
+def _has_digits(data: bytes, count: int) -> bool:
+    """Return whether `data` has this number of digits in a row.
+
+    Every third byte then has a third of them in a row.  That test is cheap and rarely wrong, so it is the first one.
+    """
+    if len(data) > _FAR and (outside := outside_strings(data)) is not None:
+        data = outside
+    return b"0" * (count // 3) in data[::3].translate(_AS_DIGITS) and b"0" * count in data.translate(_AS_DIGITS)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise JSONDecodeError(f"{name} is not JSON", "", 0)
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if isinf(number):
+        raise ValueError("a number that overflows a float")
+    return number
+
+
+_Decoder: Any = json.JSONDecoder  # `scan_once` is what `raw_decode` calls
+_strict: Callable[[str, int], tuple[Json, int]] = _Decoder(
+    parse_constant=_refuse_constant, parse_float=_finite
+).scan_once
+
+# One half of a surrogate pair.  Only the parser can tell whether the other half follows.
+_half_pair = re.compile(r"\\u[dD][89a-fA-F]").search
+
+
+def _parse_with_care(text: str) -> tuple[Json, bool]:
+    """As `parse`, for a text in which some numbers may be too long or too large.  A number too large is infinity."""
+    left, overflow = LONG_NUMBERS, False
+
+    def read(kind: type[int | float], digits: str) -> float:
+        nonlocal left, overflow
+        if len(digits) > _LONG_NUMBER:
+            left -= len(digits)
+            if left < 0:
+                raise UnreadableNumber(f"long numbers of more than {LONG_NUMBERS} characters in total")
+        try:
+            number: float = kind(digits)
+        except ValueError:  # more digits than sys.get_int_max_str_digits() allows
+            number = inf
+        overflow = overflow or number in (inf, -inf)
+        return number
+
+    readers = {"parse_int": functools.partial(read, int), "parse_float": functools.partial(read, float)}
+    value = _Decoder(parse_constant=_refuse_constant, **readers).decode(text)  # raises the same errors as `parse`
+    return value, overflow or _half_pair(text) is not None
+
+
+def writable(value: Json) -> bool:
+    """Return whether `to_text` can write a value that `parse` read: no infinity, and no half of a surrogate pair.
+
+    This walks through the value, because writing it would take longer than reading it.
+    """
+    todo = [value]
+    try:
+        for each in todo:
+            kind = type(each)
+            if kind is dict:
+                todo += each
+                todo += each.values()
+            elif kind is list:
+                todo += each
+            elif kind is str:
+                if not each.isascii():
+                    each.encode()
+            elif kind is float and isinf(each):
+                return False
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+# Values to JSON text.
+
+
+def to_text(value: Json) -> bytes:
+    """Write `value` as compact JSON in UTF-8.
+
+    Raises TypeError for an object or a key that JSON does not have, UnicodeEncodeError for half a surrogate pair,
+    another ValueError for NaN, for infinity and for an integer of thousands of digits, and RecursionError.
+    """
+    if _orjson is not None:
+        longest = _longest_text(value, _SIMPLE)
+        try:
+            long = longest is not None and longest > _LONG
+            data: bytes = _with_long_texts(value) if long else _orjson.dumps(value, None, _NO_OBJECTS)
+        except TypeError:
+            pass  # `json` may accept it: a long integer, a subclass, a key that is not a string
+        else:
+            if longest is not None or _longest_text(value) is not None:
+                return data
+    return "".join(_pieces(value, 0)).encode()
+
+
+_SIMPLE = 100  # objects and arrays; in a value with more, long strings are not searched
+_INT64 = 2.0**63
+
+
+def _longest_text(value: Json, most: float = inf) -> int | None:
+    """Return the length of the longest string in a value, keys excluded; None if orjson and json may differ.
+
+    orjson writes NaN and infinity as null, and knows objects that JSON does not have, for example UUIDs.  None also if
+    the value has more than `most` objects and arrays.  A value that contains itself ends the walk only if `most` is
+    finite.  orjson refuses these values itself.
+    """
+    todo, longest = [value], 0
+    for value in todo:
+        kind = type(value)
+        if kind is dict:
+            value = value.values()
+        elif kind is not list and kind is not tuple:
+            value = (value,)
+        for each in value:
+            kind = type(each)
+            if kind is str:
+                if len(each) > longest:
+                    longest = len(each)
+            elif kind is dict or kind is list or kind is tuple:
+                todo.append(each)
+                if len(todo) > most:
+                    return None
+            elif kind is float:
+                if not -_INT64 < each < _INT64:
+                    return None
+            elif kind is not int and kind is not bool and each is not None:
+                return None
+    return longest
+
+
+# Characters of a string that orjson writes in one call.  orjson allocates a dozen bytes for each character.  Above
+# 32 MiB the C library requests the memory from the system each time, and the system clears the pages, which takes
+# longer than writing the string.
+_LONG = 2 * 1024 * 1024
+
+
+def _with_long_texts(value: Json) -> bytes:
+    """Write a value that has long strings, with orjson."""
+    texts: list[str] = []
+    mark = _orjson.Fragment(b"\n")  # compact JSON has no other newline
+    start, *others = _orjson.dumps(_without_long_texts(value, texts, mark), None, _NO_OBJECTS).split(b"\n")
+    data = bytearray(start)
+    for text, rest in zip(texts, others, strict=True):
+        data += b'"'
+        for at in range(0, len(text), _LONG):
+            data += memoryview(_orjson.dumps(text[at : at + _LONG]))[1:-1]
+        data += b'"'
+        data += rest
+    return bytes(data)
+
+
+def _without_long_texts(value: Json, texts: list[str], instead: object) -> Json:
+    """Return a copy with `instead` in place of each long string.  The strings are added to `texts`."""
+    if type(value) is dict:
+        return {key: _without_long_texts(each, texts, instead) for key, each in value.items()}
+    if type(value) is list or type(value) is tuple:
+        return [_without_long_texts(each, texts, instead) for each in value]
+    if type(value) is not str or len(value) <= _LONG:
+        return value
+    texts.append(value)
+    return instead
+
+
+# orjson has no option to refuse UUIDs, enums and fragments; `_longest_text` finds those.
+_NO_OBJECTS = sum(getattr(_orjson, f"OPT_PASSTHROUGH_{each}", 0) for each in ("DATACLASS", "DATETIME", "SUBCLASS"))
+_in_c = getattr(json.encoder, "c_make_encoder", None)
+
+
+def _encoder(comma: str, colon: str) -> Any:
+    """Return a function that writes a value as pieces of text."""
+    # Without the encoder's own search for cycles: a cycle raises RecursionError anyway.
+    slow = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False, separators=(comma, colon))
+    if _in_c is None:
+        return slow.iterencode
+    return _in_c(None, slow.default, encode_basestring, None, colon, comma, False, False, False)
+
+
+_pieces = _encoder(",", ":")
+_spaced = _encoder(", ", ": ")
+
+
+def to_readable(value: Json) -> str:
+    """Write `value` as JSON for people, with spaces.  Raises as `to_text`, except for half a surrogate pair."""
+    return "".join(_spaced(value, 0))
+
+
+# Facts about a text that is not parsed: its kind, its id and its number of values.  A message that exceeds a limit is
+# not parsed.  Its kind and its id are found in the bytes, so that its sender gets an answer.
+
 EDGE = 4096
 """Bytes at each end of a message that are searched for its id: the members beside the id are short."""
 
@@ -148,7 +368,7 @@ class MessageKind(enum.Enum):
     UNKNOWN = enum.auto()
 
 
-_KINDS: Mapping[bytes, MessageKind] = {
+_MEMBER_KINDS: Mapping[bytes, MessageKind] = {
     **dict.fromkeys((b"result", b"error"), MessageKind.RESPONSE),
     **dict.fromkeys((b"method", b"params"), MessageKind.REQUEST),
 }
@@ -171,7 +391,7 @@ def beginning(data: bytes, limit: int) -> tuple[MessageKind, int | str | None]:
     kind, id, at = MessageKind.UNKNOWN, None, 0
     while (member := _member(head, at)) is not None:
         name, value = member.groups()
-        kind = _KINDS.get(name, kind)
+        kind = _MEMBER_KINDS.get(name, kind)
         if name == b"id" and value is not None and _readable(value):
             id = json.loads(value)
         if value is None:
@@ -188,6 +408,9 @@ def ending(data: bytes) -> int | str | None:
     last = _last_member(data[-EDGE:])
     return None if last is None else json.loads(last[1])
 
+
+# Counting the values must cost less than parsing them, so it is a few passes over the bytes in C.  A regular expression
+# that knows strings takes ten times as long.
 
 _STRUCTURE = b"[{,"
 _OTHER_BYTES = bytes(each for each in range(256) if each not in b'"' + _STRUCTURE)
@@ -266,299 +489,7 @@ def _structure(data: bytes) -> int:
     return len(data) - len(data.translate(None, _STRUCTURE))
 
 
-Json: TypeAlias = Any
-
-_orjson: Any = None
-with suppress(ImportError):
-    import orjson
-
-    _orjson = orjson
-
-# From text.
-
-
-def parse(data: bytes) -> tuple[Json, bool]:
-    """Return the value of `data`, and whether the value may hold a part that `to_text` cannot write.
-
-    Raises UnicodeDecodeError, JSONDecodeError, `UnreadableNumber`, or RecursionError if the text is nested too deeply
-    for Python.
-    """
-    if _orjson is not None:
-        try:
-            value = _orjson.loads(data)
-        except JSONDecodeError:
-            pass  # `json` may accept it: half a surrogate pair, a byte order mark, a number that overflows a float
-        else:
-            if (len(data) > _SHORT and _is_ordinary(value, _SIMPLE)) or _short_numbers(data) or _is_ordinary(value):
-                return value, False
-    return _parse(data)
-
-
-_BLANK = " \t\r\n"
-
-
-def plain_text(data: bytes) -> str:
-    """Decode `data`, without the byte order mark and white space around the JSON.  Raises UnicodeDecodeError.
-
-    `json.loads` is different: it accepts surrogates in UTF-8, and guesses UTF-16.
-    """
-    return data.decode().removeprefix("\ufeff").strip(_BLANK)
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise JSONDecodeError(f"{name} is not JSON", "", 0)
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if isinf(number):
-        raise ValueError("a number that overflows a float")
-    return number
-
-
-_Scan: TypeAlias = Callable[[str, int], tuple[Json, int]]
-_Decoder: Any = json.JSONDecoder  # `scan_once` is what `raw_decode` calls
-_strict: _Scan = _Decoder(parse_constant=_refuse_constant, parse_float=_finite).scan_once
-
-# One half of a surrogate pair.  Only the parser can tell whether the other half follows.
-_half_pair = re.compile(r"\\u[dD][89a-fA-F]").search
-
-LONG_NUMBERS = 64 * 1024
-"""The limit for the long numbers of one text: how many characters they may have together.  A number is long if it has
-more than 45 characters.  Python needs much time for long numbers: 17 ns for each character of an integer of 4,300
-digits, the longest that it reads, and 35 ns for each character of a float with enough digits to lie exactly between two
-doubles.  Floats of that length are never useful, and integers rarely."""
-_LONG_NUMBER = 45  # characters: 40 digits, a sign, a point and an exponent; a shorter float costs at most 0.6 µs
-_LARGE = 64 * 1024  # bytes; a shorter text cannot exceed `LONG_NUMBERS`
-
-
-class UnreadableNumber(Exception):
-    """A large text has a number that is too large, or long numbers of more than `LONG_NUMBERS` characters."""
-
-
-class _Numbers:
-    """Read the numbers of a text in which some numbers may be too long or too large."""
-
-    def __init__(self) -> None:
-        self._left = LONG_NUMBERS
-        self.overflow = False
-        """Whether a number was too large for Python; infinity took its place."""
-
-    def integer(self, digits: str) -> float:
-        self._count(digits)
-        try:
-            return int(digits)
-        except ValueError:  # more digits than sys.get_int_max_str_digits() allows
-            self.overflow = True
-            return inf
-
-    def double(self, digits: str) -> float:
-        self._count(digits)
-        number = float(digits)
-        self.overflow = self.overflow or isinf(number)
-        return number
-
-    def _count(self, digits: str) -> None:
-        if len(digits) > _LONG_NUMBER:
-            self._left -= len(digits)
-            if self._left < 0:
-                raise UnreadableNumber(f"long numbers of more than {LONG_NUMBERS} characters in total")
-
-
-def _parse(data: bytes) -> tuple[Json, bool]:
-    text = plain_text(data)
-    if len(data) > _LARGE and _long_numbers(data):
-        return _parse_with_care(text)
-    try:
-        value, end = _strict(text, 0)
-    except StopIteration as stop:  # the scanner's way to say where a value is missing
-        raise JSONDecodeError("Expecting value", text, stop.value) from None
-    except JSONDecodeError:
-        raise
-    except ValueError:
-        if len(data) > _LARGE:  # a refusal must not take longer than the reading
-            raise UnreadableNumber("a number that is too large") from None
-        return _parse_with_care(text)  # read the rest: the id is needed for the error reply
-    if end != len(text):
-        raise JSONDecodeError("Extra data", text, end)
-    return value, "\\" in text and _half_pair(text) is not None
-
-
-def _parse_with_care(text: str) -> tuple[Json, bool]:
-    numbers = _Numbers()
-    decoder = _Decoder(parse_constant=_refuse_constant, parse_int=numbers.integer, parse_float=numbers.double)
-    value = decoder.decode(text)  # raises the same errors as `_parse`
-    return value, numbers.overflow or _half_pair(text) is not None
-
-
-# Differences between orjson and json.
-
-_SHORT = 4096  # bytes; up to this size, a search in the bytes is faster than a walk through the value
-_SIMPLE = 100  # objects and arrays; up to this number, a walk through the value is faster than a search in many bytes
-_AS_DIGITS = bytes(0x30 if 0x30 <= byte <= 0x39 else 0x20 for byte in range(256))
-
-
-def _short_numbers(data: bytes) -> bool:
-    """Return whether every number in `data` has fewer than 19 digits.  2**63 has 19; orjson reads shorter ones exactly.
-
-    19 digits in a row are six digits in a row of every third byte.  That test is cheap and rarely wrong, so it is the
-    first one.
-    """
-    return b"0" * 6 not in data[::3].translate(_AS_DIGITS) or b"0" * 19 not in data.translate(_AS_DIGITS)
-
-
-def _long_numbers(data: bytes) -> bool:
-    """Return whether `data` has 21 digits in a row, as every number with more than 40 significant digits has."""
-    data = data if (outside := outside_strings(data)) is None else outside
-    return b"0" * 3 in data[::7].translate(_AS_DIGITS) and b"0" * 21 in data.translate(_AS_DIGITS)
-
-
-_INT64 = 2.0**63
-
-
-def _is_ordinary(value: Json, most: float = inf) -> bool:
-    """Return whether orjson and json treat the value alike.  False also if it has more than `most` containers."""
-    return _longest_text(value, most) is not None
-
-
-def _longest_text(value: Json, most: float = inf) -> int | None:
-    """Return the length of the longest string in an ordinary value, keys excluded; None if it is not ordinary.
-
-    A value that contains itself ends the walk only if `most` is finite.  orjson refuses these values itself.
-    """
-    todo, longest = [value], 0
-    for value in todo:
-        kind = type(value)
-        if kind is dict:
-            value = value.values()
-        elif kind is not list and kind is not tuple:
-            value = (value,)
-        for each in value:
-            kind = type(each)
-            if kind is str:
-                if len(each) > longest:
-                    longest = len(each)
-            elif kind is dict or kind is list or kind is tuple:
-                todo.append(each)
-                if len(todo) > most:
-                    return None
-            elif kind is float:
-                if not -_INT64 < each < _INT64:
-                    return None
-            elif kind is not int and kind is not bool and each is not None:
-                return None
-    return longest
-
-
-# To text.
-
-
-def to_text(value: Json) -> bytes:
-    """Write `value` as compact JSON in UTF-8.
-
-    Raises TypeError for an object or a key that JSON does not have, UnicodeEncodeError for half a surrogate pair,
-    another ValueError for NaN, for infinity and for an integer of thousands of digits, and RecursionError.
-    """
-    if _orjson is not None:
-        longest = _longest_text(value, _SIMPLE)
-        try:
-            long = longest is not None and longest > _LONG
-            data: bytes = _with_long_texts(value) if long else _orjson.dumps(value, None, _NO_OBJECTS)
-        except TypeError:
-            pass  # `json` may accept it: a long integer, a subclass, a key that is not a string
-        else:
-            if longest is not None or _is_ordinary(value):
-                return data
-    return "".join(_pieces(value, 0)).encode()
-
-
-# Characters of a string that orjson writes in one call.  orjson allocates a dozen bytes for each character.  Above
-# 32 MiB the C library requests the memory from the system each time, and the system clears the pages, which takes
-# longer than writing the string.
-_LONG = 256 * 1024
-
-
-def _with_long_texts(value: Json) -> bytes:
-    """Write a value that has long strings, with orjson."""
-    texts: list[str] = []
-    mark = _orjson.Fragment(b"\n")  # compact JSON has no other newline
-    start, *others = _orjson.dumps(_without_long_texts(value, texts, mark), None, _NO_OBJECTS).split(b"\n")
-    data = bytearray(start)
-    for text, rest in zip(texts, others, strict=True):
-        data += b'"'
-        for at in range(0, len(text), _LONG):
-            data += memoryview(_orjson.dumps(text[at : at + _LONG]))[1:-1]
-        data += b'"'
-        data += rest
-    return bytes(data)
-
-
-def _without_long_texts(value: Json, texts: list[str], instead: object) -> Json:
-    """Return a copy with `instead` in place of each long string.  The strings are added to `texts`."""
-    if type(value) is dict:
-        return {key: _without_long_texts(each, texts, instead) for key, each in value.items()}
-    if type(value) is list or type(value) is tuple:
-        return [_without_long_texts(each, texts, instead) for each in value]
-    if type(value) is not str or len(value) <= _LONG:
-        return value
-    texts.append(value)
-    return instead
-
-
-# orjson has no option to refuse UUIDs, enums and fragments; `_longest_text` finds those.
-_NO_OBJECTS = sum(getattr(_orjson, f"OPT_PASSTHROUGH_{each}", 0) for each in ("DATACLASS", "DATETIME", "SUBCLASS"))
-
-_in_c = getattr(json.encoder, "c_make_encoder", None)
-
-
-def _encoder(comma: str, colon: str) -> Any:
-    """Return a function that writes a value as pieces of text."""
-    # Without the encoder's own search for cycles: a cycle raises RecursionError anyway.
-    slow = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False, separators=(comma, colon))
-    if _in_c is None:
-        return slow.iterencode
-    return _in_c(None, slow.default, encode_basestring, None, colon, comma, False, False, False)
-
-
-_pieces = _encoder(",", ":")
-_spaced = _encoder(", ", ": ")
-
-
-def to_readable(value: Json) -> str:
-    """Write `value` as JSON for people, with spaces.  Raises as `to_text`, except for half a surrogate pair."""
-    return "".join(_spaced(value, 0))
-
-
-quoted: Callable[[str], str] = encode_basestring
-"""Write a string as JSON."""
-
-
-def writable(value: Json) -> bool:
-    """Return whether `to_text` can write a value that `parse` read: no infinity, and no half of a surrogate pair.
-
-    This walks through the value, because writing it would take longer than reading it.
-    """
-    todo = [value]
-    try:
-        for each in todo:
-            kind = type(each)
-            if kind is dict:
-                todo += each
-                todo += each.values()
-            elif kind is list:
-                todo += each
-            elif kind is str:
-                if not each.isascii():
-                    each.encode()
-            elif kind is float and isinf(each):
-                return False
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-Id: TypeAlias = int | str
-JsonObject: TypeAlias = dict[str, Any]
+# Messages.
 
 
 class Absent(enum.Enum):
@@ -582,14 +513,14 @@ class Event:
     __slots__ = ()
 
 
+@mutable_record
 class _Sendable:
-    """A message that can be sent.  `prepare` sets its bytes; they do not count in comparisons."""
+    """A message that can be sent.  `prepare` sets its bytes, which are empty before.  Comparisons ignore them."""
 
-    __slots__ = ("_bytes",)
-    _bytes: bytes
+    _bytes: bytes = attrs.field(default=b"", init=False, eq=False, repr=False)
 
 
-@record
+@mutable_record
 class Request(Event, _Sendable):
     """A request: a message with a method and an id, which waits for an answer."""
 
@@ -598,7 +529,7 @@ class Request(Event, _Sendable):
     params: JsonObject = attrs.field(factory=dict)
 
 
-@record
+@mutable_record
 class Notification(Event, _Sendable):
     """A notification: a message with a method and without an id, which has no answer."""
 
@@ -606,7 +537,7 @@ class Notification(Event, _Sendable):
     params: JsonObject = attrs.field(factory=dict)
 
 
-@record
+@mutable_record
 class Response(_Sendable):
     """The answer to a request, with a result."""
 
@@ -626,11 +557,6 @@ class CachedResult(dict[str, Any]):
         """The result as JSON."""
         return to_text({**self})
 
-    @functools.cached_property
-    def continued(self) -> bytes:
-        """The members as JSON, to be appended to an object that has other members before them."""
-        return b"," + self.text[1:]
-
     def with_more(self, key: Hashable, given: object, make: Callable[[], JsonObject]) -> CachedResult:
         """Return the result of `make` as a `CachedResult`, cached under `key` while `given` is the same object."""
         found = self._more.get(key)
@@ -639,7 +565,7 @@ class CachedResult(dict[str, Any]):
         return found[1]
 
 
-@record
+@mutable_record
 class Error(_Sendable):
     """An error response.  `id` is None if the id of the request could not be read."""
 
@@ -836,7 +762,6 @@ KINDS: Mapping[type, str] = {
 }
 """The names of JSON types for error messages."""
 
-
 # The range of integer ids.  In Python, integers that differ by a multiple of 2**61 - 1 have the same hash, and a lookup
 # among thousands of equal hashes takes thousands of comparisons.  In this range at most nine integers share a hash.
 # Peers count from 0, or use a time in nanoseconds or 64 random bits.  A range of 53 bits, which every JSON parser
@@ -861,7 +786,12 @@ def decode(data: bytes, limits: Limits) -> Message:
     except UnicodeDecodeError as error:
         return _with_reply(f"the message is not UTF-8: {error.reason} at byte {error.start}", PARSE_ERROR)
     except JSONDecodeError as error:
-        return _not_json(plain_text(data), error)
+        why = f"the message is not JSON: {error.msg} at character {error.pos}"
+        # A stray print in the server is easier to find if its text is shown.  The text of a broken message is private,
+        # so it is not shown.  The reply has neither, because the peer knows its own text.
+        text = _plain_text(data)
+        start = "" if text[:1] in ("", "{", "[") else f"; it begins with {shown(text, 60)}"
+        return InvalidMessage(why + start, reply=Error(None, PARSE_ERROR, why))
     except RecursionError:
         return _too_deep({}, limits.depth)
     # Each level has an opening bracket and two bytes.  With fewer of either, the levels need not be counted.
@@ -890,51 +820,23 @@ def _message(
         if len(value) == 4:
             method, params = value.get("method"), value.get("params")
             if type(method) is str and type(params) is dict:
-                return _request(id, method, params)
+                return Request(id, method, params)
         elif len(value) == 3 and type(result := value.get("result")) is dict:
-            return _result(id, result)
-    if (why := _check_id(id, limits)) is not None:
+            return Response(id, result)
+    if type(id) is str and len(id) > limits.id_length:
+        why = f"the id is longer than {limits.id_length} characters (Limits.id_length)"
         return _refused({**value, "id": None}, why)
+    if type(id) is int and not _FIRST <= id <= _LAST:
+        return _refused({**value, "id": None}, "the id is an integer of more than 64 bits")
     if deep and _deeper_than(limits.depth, value):
         return _too_deep(value, limits.depth)
     if unwritable and not writable(value):
         return _refused(value, "the message holds a number that is too large, or half a surrogate pair")
     # core-01: "a received message without it is not processed".
     if value.get("jsonrpc") != "2.0":
-        return _refused(
-            value, 'jsonrpc must be "2.0"' if "jsonrpc" in value else 'the member "jsonrpc": "2.0" is missing'
-        )
-    if "method" in value:
-        return _call(value)
-    if "result" in value or "error" in value:
-        return _response(value)
-    return _refused(value, "a message must have a method, a result or an error")
-
-
-def _check_id(id: Json, limits: Limits) -> str | None:
-    """Return the reason if the id is too long, otherwise None."""
-    if type(id) is str and len(id) > limits.id_length:
-        return f"the id is longer than {limits.id_length} characters (Limits.id_length)"
-    if type(id) is int and not _FIRST <= id <= _LAST:
-        return "the id is an integer of more than 64 bits"
-    return None
-
-
-_MutableRequest, _MutableResponse = mutable_twin(Request), mutable_twin(Response)
-
-
-def _request(id: Id, method: str, params: JsonObject) -> Request:
-    request = _MutableRequest()
-    request.id, request.method, request.params = id, method, params
-    request.__class__ = Request
-    return request  # type: ignore[no-any-return]
-
-
-def _result(id: Id, result: JsonObject) -> Response:
-    response = _MutableResponse()
-    response.id, response.result = id, result
-    response.__class__ = Response
-    return response  # type: ignore[no-any-return]
+        why = 'jsonrpc must be "2.0"' if "jsonrpc" in value else 'the member "jsonrpc": "2.0" is missing'
+        return _refused(value, why)
+    return _call(value) if "method" in value else _response(value)
 
 
 def _call(value: JsonObject) -> Request | Notification | InvalidMessage:
@@ -957,6 +859,8 @@ def _call(value: JsonObject) -> Request | Notification | InvalidMessage:
 
 def _response(value: JsonObject) -> Response | Error | InvalidMessage:
     id = _readable_id(value)
+    if "result" not in value and "error" not in value:
+        return _refused(value, "a message must have a method, a result or an error")
     if "error" not in value:
         result = value["result"]
         if id is None:
@@ -973,6 +877,11 @@ def _response(value: JsonObject) -> Response | Error | InvalidMessage:
     if type(error) is not dict or type(error.get("code")) is not int or type(error.get("message")) is not str:
         return _refused(value, "error must be an object with an integer code and a string message")
     return Error(id, error["code"], error["message"], error.get("data", ABSENT))
+
+
+def _readable_id(value: JsonObject) -> Id | None:
+    id = value.get("id")
+    return id if type(id) is int or type(id) is str else None
 
 
 def _refused(value: JsonObject, why: str, code: int = INVALID_REQUEST) -> InvalidMessage:
@@ -995,26 +904,13 @@ def _with_reply(why: str, code: int = INVALID_REQUEST, id: Id | None = None) -> 
     return InvalidMessage(why, reply=Error(id, code, why))
 
 
-def _not_json(text: str, error: JSONDecodeError) -> InvalidMessage:
-    why = f"the message is not JSON: {error.msg} at character {error.pos}"
-    # A stray print in the server is easier to find if its text is shown.  The text of a broken message is private, so
-    # it is not shown.  The reply has neither, because the peer knows its own text.
-    start = "" if text[:1] in ("", "{", "[") else f"; it begins with {shown(text, 60)}"
-    return InvalidMessage(why + start, reply=Error(None, PARSE_ERROR, why))
-
-
 def _not_parsed(data: bytes, why: str, limits: Limits) -> InvalidMessage:
     kind, id = beginning(data, limits.message_bytes)
-    return _over_limit(why, kind, ending(data) if id is None else id)
+    return too_long(why, kind, ending(data) if id is None else id)
 
 
-def too_long(limit: int, kind: MessageKind, id: Id | None) -> InvalidMessage:
-    """Return the InvalidMessage for a message that exceeds `Limits.message_bytes`."""
-    return _over_limit(f"is longer than {limit} bytes (Limits.message_bytes)", kind, id)
-
-
-def _over_limit(why: str, kind: MessageKind, id: Id | None) -> InvalidMessage:
-    """Return the InvalidMessage for a message that is not parsed.  `why` begins with a verb."""
+def too_long(why: str, kind: MessageKind, id: Id | None) -> InvalidMessage:
+    """Return the InvalidMessage for a message that exceeds a limit and is not parsed.  `why` begins with a verb."""
     if kind is MessageKind.RESPONSE:
         return InvalidMessage(f"the answer {why}", answers=id, response=True)
     # If the kind is unknown, the id is ignored: it may be inside an array, or the bytes may not be JSON.
@@ -1024,13 +920,6 @@ def _over_limit(why: str, kind: MessageKind, id: Id | None) -> InvalidMessage:
 def _too_deep(value: JsonObject, limit: int) -> InvalidMessage:
     return _refused(value, f"the message is nested deeper than {limit} levels (Limits.depth)")
 
-
-def _readable_id(value: JsonObject) -> Id | None:
-    id = value.get("id")
-    return id if type(id) is int or type(id) is str else None
-
-
-# The depth of a message.
 
 _CONTAINERS = frozenset({dict, list})
 
@@ -1069,29 +958,27 @@ def _deeper_than(limit: int, value: Json) -> bool:
 # To bytes.
 
 _Single = TypeVar("_Single", bound=_Sendable)
-_set_bytes: Callable[[_Sendable, bytes], object] = vars(_Sendable)["_bytes"].__set__
-_WITH_NULL_ID = b'{"jsonrpc":"2.0","id":null,'
-_WITHOUT_ID = b'{"jsonrpc":"2.0",'
+_NULL_ID = b'"id":null,'
 
 
-def prepare(message: _Single, *, null_id: bool = True) -> _Single:
+def prepare(message: _Single, more: CachedResult | None = None, *, null_id: bool = True) -> _Single:
     """Write the message now, and return it.  `encode` will return these bytes, even if the dicts in it change.
 
-    `null_id` decides about an `Error` without an id: the member is null, or (since 2025-11-25) missing; see
+    `more` has further members for a result or for params, under other names; they are written only once for many
+    messages.  `null_id` decides about an `Error` without an id: the member is null, or (since 2025-11-25) missing; see
     `Revision.unreadable_id_is_null`.  Raises UsageError if the message cannot be written as JSON.
     """
-    data = _write(message)
-    _set_bytes(message, data if null_id else _without_null_id(data))
-    return message
-
-
-def prepared_result(id: Id, result: JsonObject, more: CachedResult) -> Response:
-    """Return a prepared answer with the members of `result` and of `more`, which must not overlap.
-
-    Raises as `prepare`.
-    """
-    message = _result(id, {**more, **result})
-    _set_bytes(message, _write(message, result, more))
+    own: JsonObject | None = None
+    if more is not None:
+        if isinstance(message, Response):
+            own, message.result = message.result, {**more, **message.result}
+        else:
+            assert isinstance(message, Request)
+            own, message.params = message.params, {**message.params, **more}
+    data = _write(message, own, more)
+    if not null_id and isinstance(message, Error) and message.id is None:
+        data = data.replace(_NULL_ID, b"", 1)
+    message._bytes = data
     return message
 
 
@@ -1112,36 +999,14 @@ def prepared_progress(token: Id, progress: float, total: float | None, message: 
         params["message"] = message
     note = Notification(PROGRESS, params)
     try:
-        name = quoted(token) if isinstance(token, str) else token
+        name = encode_basestring(token) if isinstance(token, str) else token
         total_text = "" if total is None else f',"total":{total!r}'
-        message_text = "" if message is None else f',"message":{quoted(message)}'
+        message_text = "" if message is None else f',"message":{encode_basestring(message)}'
         text = f'{_PROGRESS_HEAD}"progressToken":{name},"progress":{progress!r}{total_text}{message_text}}}}}'
-        _set_bytes(note, text.encode())
+        note._bytes = text.encode()
     except ValueError:
         pass  # half a surrogate pair, or an integer of thousands of digits
     return note
-
-
-def prepared_request(id: int, method: str, params: JsonObject, more: CachedResult | None) -> Request:
-    """Return a prepared request with the members of `params` and of `more`, which must not overlap.
-
-    Raises as `prepare`.
-    """
-    message = _request(id, method, params if more is None else {**params, **more})
-    _set_bytes(message, _write(message, params if message.params else None, more))
-    return message
-
-
-def bare(message: Response) -> Response:
-    """Return a copy of a prepared answer that has only its bytes, so that the queue does not hold the result twice."""
-    response = _result(message.id, {})
-    _set_bytes(response, message._bytes)
-    return response
-
-
-def is_prepared(message: _Sendable) -> bool:
-    """Return whether the bytes of the message have been written."""
-    return getattr(message, "_bytes", None) is not None
 
 
 def encode(message: Request | Notification | Response | Error | Batch) -> bytes:
@@ -1156,13 +1021,8 @@ def encode(message: Request | Notification | Response | Error | Batch) -> bytes:
     return b"[" + b",".join(map(_bytes_of, message.items)) + b"]"
 
 
-def _without_null_id(data: bytes) -> bytes:
-    return _WITHOUT_ID + data[len(_WITH_NULL_ID) :] if data.startswith(_WITH_NULL_ID) else data
-
-
 def _bytes_of(message: Message) -> bytes:
-    prepared: bytes | None = getattr(message, "_bytes", None)
-    return _write(message) if prepared is None else prepared
+    return getattr(message, "_bytes", b"") or _write(message)
 
 
 def _write(message: Message | _Sendable, own: JsonObject | None = None, more: CachedResult | None = None) -> bytes:
@@ -1171,14 +1031,17 @@ def _write(message: Message | _Sendable, own: JsonObject | None = None, more: Ca
     `own` and `more` are the two parts of the result or params, if they are written separately.
     """
     try:
-        if type(message) is Response and type(message.id) is int:  # nearly all messages of a server
-            head = b'{"jsonrpc":"2.0","id":%d,"result":' % message.id
-            parts = (_result_text(message),) if own is None else _joined(own, more)
-            return b"".join((head, *parts, b"}"))
-        if type(message) is Request and own is not None and type(message.id) is int and type(message.method) is str:
+        if type(message) is Response and type(message.id) is int and isinstance(message.result, dict):
+            # The fast path for nearly all messages of a server.
+            parts = _joined(message.result if own is None else own, more)
+            return b"".join((b'{"jsonrpc":"2.0","id":%d,"result":' % message.id, *parts, b"}"))
+        if (
+            type(message) is Request and type(message.id) is int and type(message.method) is str
+            and type(message.params) is dict and message.params
+        ):  # fmt: skip
+            parts = _joined(message.params if own is None else own, more)
             head = b'{"jsonrpc":"2.0","id":%d,"method":%b,"params":' % (message.id, _method_text(message.method))
-            return b"".join((head, *_joined(own, more), b"}"))
-        _check(message)
+            return b"".join((head, *parts, b"}"))
         text = to_text(_envelope(message))
         return text if len(text) > _FEW else bytes(memoryview(text))  # bytes of orjson occupy at least 4 KiB each
     except UnicodeEncodeError:
@@ -1197,83 +1060,41 @@ def _write(message: Message | _Sendable, own: JsonObject | None = None, more: Ca
 
 _method_text = functools.lru_cache(64)(to_text)  # the protocol has a few dozen methods
 
-# The types of each member.  A bool never passes, although it is an int in Python.
-_ID: tuple[type, ...] = (int, str)
-_SHAPES: dict[type, tuple[tuple[str, tuple[type, ...]], ...]] = {
-    Request: (("id", _ID), ("method", (str,)), ("params", (dict,))),
-    Notification: (("method", (str,)), ("params", (dict,))),
-    Response: (("id", _ID), ("result", (dict,))),
-    Error: (("id", (*_ID, type(None))), ("code", (int,)), ("message", (str,))),
-}
-
-
-def _result_text(message: Response) -> bytes:
-    result = message.result
-    if type(result) is CachedResult:
-        return result.text
-    if type(result) is not dict:
-        _check(message)
-    return _lone_text(result) or to_text(result)
-
-
-def _lone_text(result: JsonObject) -> bytes | None:
-    """Return the JSON of a result that is a single text block, as the results of most tools are.
-
-    This needs neither an encoder nor a walk through the value.  Returns None for any other result, and for a text that
-    is long or has half a surrogate pair.
-    """
-    if type(result) is not dict or len(result) != 1:
-        return None
-    content = result.get("content")
-    if type(content) is not list or len(content) != 1:
-        return None
-    block = content[0]
-    if type(block) is not dict or len(block) != 2 or block.get("type") != "text":
-        return None
-    text = block.get("text")
-    if type(text) is not str or len(text) > _FEW:
-        return None
-    try:
-        return b'{"content":[{"type":"text","text":%b}]}' % quoted(text).encode()
-    except UnicodeEncodeError:
-        return None
-
 
 def _joined(own: JsonObject, more: CachedResult | None) -> tuple[bytes | memoryview, ...]:
     """Return the pieces of one JSON object with the members of two; the first one may be empty."""
-    text = _lone_text(own) or to_text(own)
     if more is None:
-        return (text,)
+        return (own.text if type(own) is CachedResult else to_text(own),)
     if not own:
         return (more.text,)
-    return (text if len(text) <= _FEW else memoryview(text))[:-1], more.continued
+    text = to_text(own)
+    return (text if len(text) <= _FEW else memoryview(text))[:-1], b",", more.text[1:]
+
+
+# The types of each member.  A bool never passes, although it is an int in Python.
+_ID: tuple[type, ...] = (int, str)
+_MEMBERS: dict[type, dict[str, tuple[type, ...]]] = {
+    Request: {"id": _ID, "method": (str,), "params": (dict,)},
+    Notification: {"method": (str,), "params": (dict,)},
+    Response: {"id": _ID, "result": (dict,)},
+    Error: {"id": (*_ID, type(None)), "code": (int,), "message": (str,)},
+}
 
 
 def _envelope(message: Message | _Sendable) -> JsonObject:
-    if isinstance(message, Notification):
-        envelope: JsonObject = {"jsonrpc": "2.0", "method": message.method}
-        return {**envelope, "params": message.params} if message.params else envelope
-    if isinstance(message, Response):
-        return {"jsonrpc": "2.0", "id": message.id, "result": message.result}
-    if isinstance(message, Error):
-        error: JsonObject = {"code": message.code, "message": message.message}
-        if message.data is not ABSENT:
-            error["data"] = message.data
-        return {"jsonrpc": "2.0", "id": message.id, "error": error}
-    assert isinstance(message, Request)
-    envelope = {"jsonrpc": "2.0", "id": message.id, "method": message.method}
-    return {**envelope, "params": message.params} if message.params else envelope
-
-
-def _check(message: Message | _Sendable) -> None:
-    """Raise UsageError if the message or one of its members has the wrong type."""
+    """Return a message as a JSON object.  Raises UsageError if it or one of its members has the wrong type."""
     kind = type(message)
-    if kind not in _SHAPES:
+    if kind not in _MEMBERS:
         raise UsageError(f"{kind.__name__} is not a message that can be sent")
-    for name, kinds in _SHAPES[kind]:
-        value = getattr(message, name)
-        if type(value) in kinds:
-            continue
-        if not isinstance(value, kinds) or isinstance(value, bool):
+    members: JsonObject = {}
+    for name, kinds in _MEMBERS[kind].items():
+        value = members[name] = getattr(message, name)
+        if type(value) not in kinds and (not isinstance(value, kinds) or isinstance(value, bool)):
             expected = " or ".join(KINDS[each] for each in kinds)
             raise UsageError(f"{kind.__name__}.{name} must be {expected}, not {type(value).__name__}")
+    if isinstance(message, Error):
+        error = {"code": message.code, "message": message.message}
+        members = {"id": message.id, "error": error if message.data is ABSENT else {**error, "data": message.data}}
+    elif not members.get("params", True):
+        del members["params"]
+    return {"jsonrpc": "2.0", **members}

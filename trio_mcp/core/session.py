@@ -33,8 +33,8 @@ from trio_mcp.core.messages import (
     Request,
     Response,
     encode,
-    mutable_twin,
-    prepared_result,
+    mutable_record,
+    prepare,
     record,
 )
 from trio_mcp.core.requests import ANSWER, CANCELLED, LinkKind, Peer, PeerMistake
@@ -62,22 +62,12 @@ from trio_mcp.core.revisions import (
 __all__ = ["Call", "Notice", "Offer", "Opened", "ServerProtocol", "SessionAgreed", "SessionProtocol"]
 
 
-@record
+@mutable_record
 class Call(Event):
     """A request to serve, and its terms.  It waits for `answer` or `refuse`."""
 
     request: Request
     terms: Terms
-
-
-_MutableCall = mutable_twin(Call)
-
-
-def _call(request: Request, terms: Terms) -> Call:
-    call = _MutableCall()
-    call.request, call.terms = request, terms
-    call.__class__ = Call
-    return call  # type: ignore[no-any-return]
 
 
 @record
@@ -435,7 +425,7 @@ class SessionProtocol(Peer):
 
     def _admit(self, request: Request, terms: Terms) -> list[Event]:
         answer_here = self._ANSWERED_HERE.get(request.method)
-        return [_call(request, terms)] if answer_here is None else answer_here(self, request, terms)
+        return [Call(request, terms)] if answer_here is None else answer_here(self, request, terms)
 
     def _refuse_call(self, request: Request, code: int, why: str, data: Any = None) -> list[Event]:
         super().refuse(request.id, RequestError(code, why, data))
@@ -530,7 +520,8 @@ class ServerProtocol(SessionProtocol):
         if type(result) is dict and _COMMON_MEMBERS.isdisjoint(result):
             if not revision.result_type or serving.state is CANCELLED:
                 return super().answer(id, result)
-            return self._finish(id, prepared_result(id, result, self.offer.completed(revision, method)), ANSWER)
+            more = self.offer.completed(revision, method)
+            return self._finish(id, prepare(Response(id, result), more), ANSWER)
         meta = meta_of(f"the result of {method}", result)
         kind = result.get("resultType", "complete")
         if kind == "input_required" and method not in revision.input_required:
