@@ -67,10 +67,6 @@ def _by_asgi_exchanges(transport: str, revision: str) -> bool:
     return transport == "asgi" and revision == LATEST
 
 
-def _by_websocket(transport: str, revision: str) -> bool:
-    return transport == "websocket"
-
-
 class _Exception(NamedTuple):
     where: Callable[[str, str], bool]
     why: str
@@ -84,11 +80,11 @@ _OUTLIVES = _Exception(_by_network, "the server outlives its clients")
 _EXCHANGES = _Exception(_by_exchanges, "a request has a connection, and limits, of its own")
 _HOST = _Exception(_by_asgi, "the host, not the application, ends the connections")
 _HOST_OF_EXCHANGES = _Exception(_by_asgi_exchanges, _HOST.why)
-_WHOLE = _Exception(_by_websocket, "a WebSocket ends in both directions at once")
+_HALF_CLOSED = _Exception(_by_network, "only a byte stream can be half closed")
 _NO_CONNECTION = _Exception(_everywhere, "the test does not connect by `connected`")
 
 EXCEPTIONS: Mapping[str, _Exception] = {
-    "a_subscription_that_the_end_of_input_overtakes_is_answered": _WHOLE,
+    "a_subscription_that_the_end_of_input_overtakes_is_answered": _HALF_CLOSED,
     "a_call_that_has_ended_and_waits_for_the_wire_can_still_be_cancelled": _UNREAD,
     "a_call_whose_answer_waits_for_the_wire_keeps_its_place": _UNREAD,
     "a_client_that_does_not_read_keeps_nobody_else_waiting": _UNREAD,
