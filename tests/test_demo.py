@@ -17,11 +17,8 @@ import pytest
 
 from trio_mcp.__main__ import USAGE, main
 
-# The width of the screen and the names of messages are private to the demo.
-from trio_mcp.cli.demo.screen import WIDTH, Screen
-
-# The demo shows these names of messages.
-from trio_mcp.cli.demo.tour import message_names
+# The screen, its width and the names of messages are private to the demo.
+from trio_mcp.cli.demo.tour import WIDTH, Screen, message_names
 from trio_mcp.core import REVISIONS
 from trio_mcp.testing import Transcript
 

@@ -60,14 +60,8 @@ if TYPE_CHECKING:
     from trio_mcp.server.server import Server
 
 __all__ = [
-    "Line",
-    "MemoryPair",
-    "Transcript",
-    "TranscriptMismatch",
-    "assert_transcript",
-    "open_memory_pair",
-    "seeded",
-]
+    "Line", "MemoryPair", "Transcript", "TranscriptMismatch", "assert_transcript", "open_memory_pair", "seeded",
+]  # fmt: skip
 
 # Trio has no public way to set the order of tasks.  These two names exist for its plugins for pytest and Hypothesis.
 # They are looked up here once, so that a Trio without them causes a clear error, not runs that differ.

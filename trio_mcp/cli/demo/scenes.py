@@ -25,18 +25,9 @@ from trio_mcp.types import (
 )
 
 __all__ = [
-    "Play",
-    "Print",
-    "Scene",
-    "a_change",
-    "a_long_call",
-    "a_question",
-    "a_timeout",
-    "a_typed_call",
-    "a_visit",
-    "every_revision",
-    "fills_in",
-]
+    "Play", "Print", "Scene", "a_change", "a_long_call", "a_question", "a_timeout", "a_typed_call", "a_visit",
+    "every_revision", "fills_in",
+]  # fmt: skip
 
 Print: TypeAlias = Callable[[object], None]
 Scene: TypeAlias = Callable[[Client, Print, OnProgress], Awaitable[None]]
