@@ -33,7 +33,7 @@ MODELS = {f"trio_mcp.core.{name}" for name in ("caching", "codec", "content", "f
 SCHEMAS = {f"trio_mcp.core.schema.{name}" for name in ("hints", "shapes", "templates", "validation")}
 TRANSPORTS = {
     *(f"trio_mcp.client.{name}" for name in ("http_link", "starting", "websocket")),
-    *(f"trio_mcp.server.{name}" for name in ("http.listener", "http.options", "http.websocket", "session", "stdio")),
+    *(f"trio_mcp.server.{name}" for name in ("http.listener", "http.options", "http.websocket")),
     *(f"trio_mcp.transport.{name}" for name in ("child", "dial", "http_pool")),
     "trio_mcp.core.http.websocket",
 }

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from trio_mcp.server.context import Context as Context
     from trio_mcp.server.http.listener import serve_http as serve_http
     from trio_mcp.server.http.listener import serve_http_stream as serve_http_stream
+    from trio_mcp.server.process import serve_stdio as serve_stdio
     from trio_mcp.server.questions import Elicit as Elicit
     from trio_mcp.server.questions import ElicitUrl as ElicitUrl
     from trio_mcp.server.questions import ListRoots as ListRoots
@@ -61,7 +62,6 @@ if TYPE_CHECKING:
     from trio_mcp.server.results import image as image
     from trio_mcp.server.server import Server as Server
     from trio_mcp.server.session import serve_stream as serve_stream
-    from trio_mcp.server.stdio import serve_stdio as serve_stdio
     from trio_mcp.transport.paths import below as below
     from trio_mcp.transport.paths import file_path as file_path
 else:
@@ -83,8 +83,8 @@ else:
             "server.http.listener": "serve_http serve_http_stream",
             "server.questions": "Elicit ElicitUrl ListRoots Sample",
             "server.results": "InputRequired ToolError audio file image",
+            "server.process": "serve_stdio",
             "server.server": "Server",
-            "server.stdio": "serve_stdio",
             "transport.paths": "below file_path",
         },
     )

@@ -605,7 +605,7 @@ def state():
     )
 import trio, json, attrs
 before = state()
-import trio_mcp, trio_mcp.server.session, trio_mcp.server.server, trio_mcp.server.stdio
+import trio_mcp, trio_mcp.server.session, trio_mcp.server.server, trio_mcp.server.process
 assert state() == before, (state(), before)
 """
     assert output_of(program) == ""

@@ -292,12 +292,10 @@ async def forever() -> None:
 
 
 def test_run_serves_standard_input_and_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    # `Server.run` imports it on first use, so the function is replaced in its module.
-    import trio_mcp.server.stdio
-
     ran: list[tuple[Server, float, Any]] = []
     monkeypatch.setattr(
-        trio_mcp.server.stdio, "run", lambda server, shutdown_timeout, tap: ran.append((server, shutdown_timeout, tap))
+        "trio_mcp.server.server.run_stdio",
+        lambda server, shutdown_timeout, tap: ran.append((server, shutdown_timeout, tap)),
     )
     server = Server("run")
     server.run()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from trio_mcp.transport import Stderr, unhindered_stderr
-from trio_mcp.transport import stderr as module
+from trio_mcp.transport import stdio as module
 
 Ends = tuple[int, int]
 

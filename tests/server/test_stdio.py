@@ -34,7 +34,6 @@ import trio_mcp
 from tests.requirements import req
 from trio_mcp.core import Offer, UsageError
 from trio_mcp.server import process
-from trio_mcp.server import stdio as serving_stdio
 from trio_mcp.transport import own_stdio
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no stdio on Windows")
@@ -1021,14 +1020,14 @@ async def test_an_hour_of_silence_can_be_left_without_the_end_of_input(
     async def listen(stream: trio.abc.Stream, drain: trio.Event) -> None:
         await stream.receive_some()
 
-    monkeypatch.setattr(serving_stdio, "serve_stream", serve_stream)
+    monkeypatch.setattr(process, "serve_stream", serve_stream)
     tapped: list[tuple[str, bytes]] = []
     with standing_in(pipes(tmp_path)):
         before, start = (looks(0), looks(1)), trio.current_time()
         handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
         with trio.move_on_after(3600) as scope:
             server: Any = StandIn(listen)
-            await serving_stdio.serve_stdio(server, tap=lambda *seen: tapped.append(seen))
+            await process.serve_stdio(server, tap=lambda *seen: tapped.append(seen))
         assert scope.cancelled_caught
         assert trio.current_time() == start + 3600
         assert (looks(0), looks(1)) == before
@@ -1038,14 +1037,14 @@ async def test_an_hour_of_silence_can_be_left_without_the_end_of_input(
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Runs]:
-    monkeypatch.setattr(serving_stdio, "serve_stream", serve_stream)
+    monkeypatch.setattr(process, "serve_stream", serve_stream)
     monkeypatch.setattr(process, "_replaced", [])
     monkeypatch.setattr(process.ProcessLife, "leave", lambda *_: None)  # the process is ours, and may be slow
     for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
         monkeypatch.setattr(sys, name, getattr(sys, name))  # put back afterwards
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with standing_in(pipes(tmp_path)):
-        yield lambda serve, **options: serving_stdio.run(cast(Any, StandIn(serve)), **options)
+        yield lambda serve, **options: process.run_stdio(cast(Any, StandIn(serve)), **options)
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 

@@ -14,7 +14,7 @@ import trio
 import trio.lowlevel
 
 from trio_mcp import Server, open_client
-from trio_mcp.server import watchdog
+from trio_mcp.server import process, watched
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,8 +33,8 @@ class Told(logging.Handler):
 def test_a_handler_that_holds_the_loop_is_told_of_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watchdog, "_LOOK", 0.01)
-    monkeypatch.setattr(watchdog, "_ANSWER", 0.03)
+    monkeypatch.setattr(process, "_LOOK", 0.01)
+    monkeypatch.setattr(process, "_ANSWER", 0.03)
     server, told = Server("slow"), Told()
 
     @server.tool
@@ -51,7 +51,7 @@ def test_a_handler_that_holds_the_loop_is_told_of_once(
         threading.Event().wait(0.2)
 
     async def main() -> None:
-        with watchdog.watched():
+        with watched():
             async with open_client(server) as client:
                 await client.call_tool("in_a_thread")
                 assert not told.once.is_set()

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from trio_mcp.server.run import *
     from trio_mcp.server.server import *
     from trio_mcp.server.session import *
-    from trio_mcp.server.stdio import *
     from trio_mcp.server.threads import *
-    from trio_mcp.server.watchdog import *
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -42,7 +40,7 @@ else:
             "entries": "Completer Completing Entry PromptEntry ResourceEntry TemplateEntry ToolEntry check_tool_name",
             "handlers": "Handler RunMode raw typed",
             "parking": "ParkedCall Parking early_answers next_round read_answer write_questions",
-            "process": "ProcessLife live parse_address",
+            "process": "ProcessLife live parse_address run_stdio serve_stdio watched",
             "publishing": "ListenerKey ListeningConnection Publisher",
             "questions": "Elicit ElicitUrl Inquiry ListRoots Sample UrlElicitationRequired",
             "rates": "Rates",
@@ -56,8 +54,6 @@ else:
             "session": (
                 "ChargedMessage RequestQueue ServerSession UNFINISHED address_of converse serve_stream socket_of"
             ),
-            "stdio": "serve_stdio",
             "threads": "Threads no_threads",
-            "watchdog": "watched",
         },
     )

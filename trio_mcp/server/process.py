@@ -1,4 +1,7 @@
-"""The life of a process that only serves: signals, the last deadline and the exit status.
+"""A process that only serves: standard input and output, signals, the last deadline, the exit status, the watchdog.
+
+`serve_stdio` serves inside the caller's Trio program and handles no signals.  `run_stdio` and `live` are whole
+processes.
 
 How the process ends:
 
@@ -22,50 +25,102 @@ deadline with `shutdown_timeout=math.inf`, nor outside the main thread, because 
 Two cases are not covered.  C code that keeps the interpreter lock, such as a regular expression that backtracks without
 end, stops all threads; in a worker thread it also stops signal handlers.  Threads of the program that are not daemons,
 such as those of `concurrent.futures`, keep the process alive after `run()` until they end, or until a second signal.
+
+The watchdog reports a handler that blocks the event loop.  While a handler computes or calls a blocking function, no
+other call is served, and no error says why.  The loop cannot see this itself, and comparing clocks at each step of each
+task would cost more than the protocol.  So a thread looks at the stack of the loop's thread four times a second while
+there are calls, and sleeps while there are none.  If the loop is in a handler, the thread asks the loop to answer.  If
+no answer comes, the handler is reported, once.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import io
+import logging
 import math
 import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, BinaryIO, TextIO, cast
 
 import trio
 
 from trio_mcp.core.errors import CannotServe, UsageError, check_seconds
-from trio_mcp.server.watchdog import watched
-from trio_mcp.transport.nursery import open_nursery
-from trio_mcp.transport.stderr import Stderr, block_signals, unhindered_stderr
-from trio_mcp.transport.wire import CLOSING
+from trio_mcp.server.session import serve_stream
+from trio_mcp.transport.nursery import check_trio, open_nursery
+from trio_mcp.transport.stdio import Stderr, block_signals, own_stdio, owned_stdio, unhindered_stderr
+from trio_mcp.transport.wire import CLOSING, Tap
+from trio_mcp.transport.workers import Worker, WorkerPool, watchdog
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from trio_mcp.server.server import Server
 
-__all__ = ["ProcessLife", "live", "parse_address"]
+__all__ = ["ProcessLife", "live", "parse_address", "run_stdio", "serve_stdio", "watched"]
+
+_log = logging.getLogger("trio_mcp")
 
 # Seconds for cleaning up after `shutdown_timeout`: connections have `CLOSING` seconds to answer unfinished calls with
 # an error, and `CLOSING` seconds more for bytes that are being written when they are cut off.
 _LAST = 2 * CLOSING + 1.0
 
+# A full collection visits all objects, and 5,000 calls that wait at once are 250,000 objects.  Those calls take 395 ms
+# of CPU if a full collection follows ten collections of the middle generation (Python's default), 257 ms if it follows
+# fifty, and 225 ms without collections.  The younger generations keep their thresholds, because garbage of handlers
+# is found there: with 20,000 new objects before a collection, calls that leave cycles of 60 kB pile up to 1.2 GB, and
+# a threshold of 2,000 is no faster than Python's 700.
+_FULL, _PYTHONS_FULL = 50, 10
+
+# The watchdog.
+_LOOK = 0.25  # seconds between two looks
+_ANSWER = 0.75  # seconds for an answer: so a handler that blocks the loop for a second is found
+_REPORTED = 1_000  # names of calls that are remembered: clients choose the URIs in them, so they are bounded
+_OURS = str(Path(__file__).parent)
+
 _replaced: list[TextIO] = []
 
 
-def _in_asyncio() -> bool:
-    try:
-        sys.modules["asyncio"].get_running_loop()
-    except (KeyError, RuntimeError):  # asyncio is not loaded, or no loop runs
-        return False
-    return True
+async def serve_stdio(server: Server, *, shutdown_timeout: float = 5.0, tap: Tap | None = None) -> None:
+    """Serve one client on standard input and output.
+
+    Call it inside a Trio program; a script that only serves calls `server.run()`.  While it serves, `print` writes to
+    stderr, because stdout belongs to the protocol.
+
+    Returns after the end of stdin, when the running calls are answered.  They have `shutdown_timeout` seconds
+    (`math.inf`: without a limit).  `tap(direction, data)` sees all messages.  It is safe to cancel, and installs no
+    signal handler.  Raises `UsageError` outside of Trio, and `CannotServe` if stdin or stdout cannot be used.
+    """
+    check_trio()
+    async with own_stdio() as stream:
+        await serve_stream(server, stream, shutdown_timeout=shutdown_timeout, tap=tap)
+
+
+def run_stdio(server: Server, *, shutdown_timeout: float = 5.0, tap: Tap | None = None) -> None:
+    """Serve one client on standard input and output until the process ends.
+
+    Returns after the end of input; raises SystemExit(130) after Ctrl-C and SystemExit(143) after SIGTERM.  Calls that
+    run at the end of input, or when SIGTERM arrives, have `shutdown_timeout` seconds (`math.inf`: without a limit).
+    Three seconds later the process ends without them.  Signals that the program ignores or handles already are not
+    touched, and no signal is outside the main thread.
+    """
+
+    async def serve(life: ProcessLife) -> None:
+        with owned_stdio(life) as stream:
+            await serve_stream(server, stream, shutdown_timeout=shutdown_timeout, tap=tap)
+
+    if sys.__stderr__ is not None and os.isatty(0):  # a person has started it in a terminal; hosts use pipes
+        name = server._current_offer().info["name"]
+        advice = "Add this command to your host's configuration. Press Ctrl-C to stop."
+        line = f"{name} is waiting for an MCP client on stdin. {advice}\n"
+        with suppress(OSError):
+            os.write(2, line.encode(errors="replace"))
+    live(server, serve, shutdown_timeout=shutdown_timeout)
 
 
 def live(server: Server, serve: Callable[[ProcessLife], Awaitable[object]], *, shutdown_timeout: float) -> None:
@@ -81,13 +136,15 @@ def live(server: Server, serve: Callable[[ProcessLife], Awaitable[object]], *, s
             "run() starts a Trio program, and this code runs in one already; here, await serve_stdio(server), or "
             "serve_http(server, host, port)"
         )
-    if _in_asyncio():
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is not None and asyncio._get_running_loop() is not None:
         raise UsageError(
             "run() blocks its thread, and an asyncio event loop runs in this thread; call server.run() outside of the "
             "loop, as the last line of a script"
         )
     try:
-        with unhindered_stderr() as stderr, ProcessLife(server, shutdown_timeout, stderr) as life:
+        with unhindered_stderr() as stderr:
+            life = ProcessLife(server, shutdown_timeout, stderr)
             try:
                 with _fewer_full_collections():
                     trio.run(life.live, serve)
@@ -100,18 +157,12 @@ def live(server: Server, serve: Callable[[ProcessLife], Awaitable[object]], *, s
                 if group.subgroup(KeyboardInterrupt) is None:
                     raise
                 life.status = 130
+            finally:
+                life.over.set()
     finally:
         _unbuffer()
     if life.status:
         raise SystemExit(life.status)
-
-
-# A full collection visits all objects, and 5,000 calls that wait at once are 250,000 objects.  Those calls take 395 ms
-# of CPU if a full collection follows ten collections of the middle generation (Python's default), 257 ms if it follows
-# fifty, and 225 ms without collections.  The younger generations keep their thresholds, because garbage of handlers
-# is found there: with 20,000 new objects before a collection, calls that leave cycles of 60 kB pile up to 1.2 GB, and
-# a threshold of 2,000 is no faster than Python's 700.
-_FULL, _PYTHONS_FULL = 50, 10
 
 
 @contextmanager
@@ -164,7 +215,8 @@ class ProcessLife:
         self._everything = trio.CancelScope()
         self._terminated = trio.Event()
         self._ending = False
-        self._over = threading.Event()
+        self.over = threading.Event()
+        """Set when the process may end by itself."""
         main = threading.current_thread() is threading.main_thread()
         if not main or self.patience > threading.TIMEOUT_MAX:
             self.patience = math.inf
@@ -172,12 +224,6 @@ class ProcessLife:
         # SIGINT, and must go on ignoring it.
         defaults = ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL))
         self._handled = [number for number, handler in defaults if main and signal.getsignal(number) == handler]
-
-    def __enter__(self) -> ProcessLife:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
 
     async def live(self, serve: Callable[[ProcessLife], Awaitable[object]]) -> None:
         with self._signals(), watched(), self._everything:
@@ -190,26 +236,27 @@ class ProcessLife:
 
         Only the first reason counts.  A thread measures the time, because a handler may block the loop.
         """
-        if not self._ending and self.patience < math.inf:
-            self._ending = True
-            target = self._enforce_deadline
-            threading.Thread(target=target, args=(why,), name="trio_mcp: the last deadline", daemon=True).start()
+        if self._ending or self.patience == math.inf:
+            return
+        self._ending = True
 
-    def _enforce_deadline(self, why: str) -> None:
-        block_signals()
-        if not self._over.wait(self.patience):
-            self.leave(why)
+        def enforce_deadline() -> None:
+            block_signals()
+            if not self.over.wait(self.patience):
+                self.leave(why)
+
+        threading.Thread(target=enforce_deadline, name="trio_mcp: the last deadline", daemon=True).start()
 
     def leave(self, why: str) -> None:
         """Exit the process at once.  May be called from any thread."""
-        if self._over.is_set():
+        if self.over.is_set():
             return
         reason = f"a handler or the lifespan has not ended {self.patience:g} seconds after {why}"
         line = f"trio_mcp: {reason}; the process ends without it\n"
         if self.stderr is not None:
             self.stderr.put(line.encode())
         else:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.write(2, line.encode())
         os._exit(self.status)
 
@@ -276,7 +323,7 @@ def _unbuffer() -> None:
     for name in ("stdout", "stderr"):
         old = getattr(sys, f"__{name}__")
         # The file is closed, or is not a regular text file: leave it.
-        with contextlib.suppress(AttributeError, ValueError, OSError):
+        with suppress(AttributeError, ValueError, OSError):
             raw = io.FileIO(old.fileno(), "w", closefd=False)
             # As `python -u` does.  The type annotation wants a buffered file, hence the cast.
             new = io.TextIOWrapper(cast(BinaryIO, raw), old.encoding, old.errors, write_through=True)
@@ -286,3 +333,89 @@ def _unbuffer() -> None:
             if getattr(sys, name) is old:
                 setattr(sys, name, new)
             setattr(sys, f"__{name}__", new)
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """A block in which handlers that block the loop of this Trio run are reported."""
+    watch = _WatchdogThread()
+    before = watchdog.set(watch)
+    watch.thread.start()
+    try:
+        yield
+    finally:
+        watchdog.reset(before)
+        watch.end()
+
+
+class _WatchdogThread:
+    """The thread of the watchdog, and its wake-up; implements `transport.workers.Watchdog`."""
+
+    def __init__(self) -> None:
+        self.asleep = False
+        self.thread = threading.Thread(target=self._run, name="trio_mcp: watchdog", daemon=True)
+        self._loop = threading.get_ident()
+        self._token = trio.lowlevel.current_trio_token()
+        self._pools: list[WorkerPool] = []
+        self._called = threading.Event()
+        self._answered = threading.Event()
+        self._over = threading.Event()
+        self._reported: set[str] = set()
+
+    def watch(self, pool: WorkerPool) -> None:
+        self._pools = [*(each for each in self._pools if not each.ended), pool]
+
+    def wake(self) -> None:
+        self.asleep = False
+        self._called.set()
+
+    def end(self) -> None:
+        for event in (self._over, self._called, self._answered):
+            event.set()
+        self.thread.join(_ANSWER)  # a log handler may be slow
+
+    def _run(self) -> None:
+        block_signals()
+        while not self._over.is_set():
+            self._called.clear()
+            self.asleep = True  # set before looking for calls, or a call that starts now might be missed
+            if not any(pool.busy for pool in self._pools):
+                self._called.wait()
+            self.asleep = False
+            if not self._over.wait(_LOOK):
+                self._look()
+
+    def _look(self) -> None:
+        worker, _ = self._handler()
+        if worker is None:
+            return
+        name = worker.name
+        self._answered.clear()
+        try:
+            self._token.run_sync_soon(self._answered.set)
+        except trio.RunFinishedError:
+            return
+        if self._answered.wait(_ANSWER) or name in self._reported or len(self._reported) >= _REPORTED:
+            return
+        still, stack = self._handler()
+        if still is worker and worker.name == name:
+            self._reported.add(name)
+            _log.warning(
+                "%s has blocked the event loop for a second, and no other call is served meanwhile: make it wait with "
+                "`await`, or make it a plain `def`, which runs in a thread. It is at\n%s",
+                name, "".join(traceback.format_list(stack)).rstrip(),
+            )  # fmt: skip
+
+    def _handler(self) -> tuple[Worker | None, traceback.StackSummary]:
+        """The worker that the loop's thread runs now, or None, and its stack."""
+        frame: FrameType | None = sys._current_frames().get(self._loop)
+        stack: list[tuple[FrameType, int]] = []
+        while frame is not None:
+            if frame.f_code is Worker.serve.__code__:
+                found = traceback.StackSummary.extract(iter(reversed(stack)))
+                return frame.f_locals["self"], traceback.StackSummary.from_list(
+                    [each for each in found if not each.filename.startswith(_OURS)]
+                )
+            stack.append((frame, frame.f_lineno))
+            frame = frame.f_back
+        return None, traceback.StackSummary()

@@ -39,8 +39,9 @@ from trio_mcp.server.description import (
     text_of,
 )
 from trio_mcp.server.dispatch import Filter, Middleware, ServerFeatures
-from trio_mcp.server.process import live, parse_address
+from trio_mcp.server.process import live, parse_address, run_stdio
 from trio_mcp.server.run import Draining, Run, Runs, Statistics
+from trio_mcp.server.session import serve_stream
 from trio_mcp.transport.nursery import check_trio, contains_only, open_nursery
 from trio_mcp.transport.workers import stale
 
@@ -517,8 +518,6 @@ class Server(metaclass=WithOtherNames):
 
     async def _serve_client(self, stream: trio.abc.Stream) -> None:
         """Serve the client of `open_client(server)`, which calls this because it cannot import `serve_stream`."""
-        from trio_mcp.server.session import serve_stream
-
         await serve_stream(self, stream, shutdown_timeout=0)  # a client that has closed its end reads no more
 
     # Identity and statistics.
@@ -630,9 +629,7 @@ class Server(metaclass=WithOtherNames):
         if ssl_context is not None or options:
             which = min(options, default="ssl_context")
             raise TypeError(f'{which} is an option for HTTP; to serve HTTP, write run(http="127.0.0.1:3000")')
-        from trio_mcp.server.stdio import run
-
-        run(self, shutdown_timeout=shutdown_timeout, tap=tap)
+        run_stdio(self, shutdown_timeout=shutdown_timeout, tap=tap)
 
     def _run_http(
         self,

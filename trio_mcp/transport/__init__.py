@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from trio_mcp.transport.http_pool import *
     from trio_mcp.transport.nursery import *
     from trio_mcp.transport.paths import *
-    from trio_mcp.transport.stderr import *
     from trio_mcp.transport.stdio import *
     from trio_mcp.transport.wire import *
     from trio_mcp.transport.workers import *
@@ -25,8 +24,7 @@ else:
             "http_pool": "HttpPool HttpReply IDLE_SECONDS ReplyBroken ReplyTooLong",
             "nursery": "Block check_trio contains_only open_nursery sole",
             "paths": "PathRefused Roots below file_path",
-            "stderr": "Stderr block_signals unhindered_stderr",
-            "stdio": "own_stdio owned_stdio",
+            "stdio": "Stderr block_signals own_stdio owned_stdio unhindered_stderr",
             "wire": (
                 "CLOSING Duplex Framing GONE Lines Outbox SessionHandler Tap Wire close_stream keep_alive write_now"
             ),

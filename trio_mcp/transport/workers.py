@@ -109,7 +109,7 @@ class RunStopped(Exception):
 
 
 class Watchdog(Protocol):
-    """Detects that a handler blocks the event loop.  `trio_mcp.server.watchdog` implements it."""
+    """Detects that a handler blocks the event loop.  `trio_mcp.server.process` implements it."""
 
     asleep: bool
 

@@ -15,7 +15,6 @@ import trio
 
 from trio_mcp import Server
 from trio_mcp.server import process
-from trio_mcp.server import stdio as serving_stdio
 
 print("printed while the program was imported")
 server = Server("tools", version="1")
@@ -123,4 +122,4 @@ if len(sys.argv) == 1:
 else:
     if len(sys.argv) > 2:
         process._LAST = float(sys.argv[2])
-    serving_stdio.run(server, shutdown_timeout=float(sys.argv[1]))
+    process.run_stdio(server, shutdown_timeout=float(sys.argv[1]))
