@@ -29,7 +29,7 @@ from typing import NamedTuple
 from trio_mcp.core.http.fields import Fields, empty, reply_headers
 from trio_mcp.core.http.server_rules import Answer, OpenStream, Serve, status_for
 from trio_mcp.core.http.sse import KEEP_ALIVE, encode_messages
-from trio_mcp.core.messages import Batch, Error, Id, Notification, Request, Response, encode
+from trio_mcp.core.messages import Batch, Error, Notification, Request, Response, encode
 from trio_mcp.core.session import ServerProtocol
 
 __all__ = ["EncodedPart", "ResponseEncoder"]
@@ -61,7 +61,7 @@ class ResponseEncoder:
         self._revision = verdict.revision
         self._session = session
         answer = verdict.answer if isinstance(verdict, Serve) else Answer.STREAM
-        self._ids = _request_ids(verdict) if isinstance(verdict, Serve) else ()
+        self._ids = verdict.ids if isinstance(verdict, Serve) else ()
         self._json_only = answer is Answer.JSON
         self._streams = answer is Answer.STREAM
         self._queue: list[Request | Notification | Response | Error | Batch] = []
@@ -123,9 +123,3 @@ class ResponseEncoder:
         body = encode(message)
         fields = reply_headers(self._cors, stream=False, session=self.session_id)
         return EncodedPart((status, (*fields, ("Content-Length", str(len(body))))), body, False)
-
-
-def _request_ids(verdict: Serve) -> tuple[Id, ...]:
-    message = verdict.message
-    items = message.items if isinstance(message, Batch) else (message,)
-    return tuple(item.id for item in items if isinstance(item, Request))

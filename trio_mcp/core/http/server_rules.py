@@ -246,6 +246,15 @@ class Serve:
     answer: Answer
     cors: Fields
 
+    @property
+    def ids(self) -> tuple[Id, ...]:
+        """The ids of the requests in the message."""
+        message = self.message
+        if isinstance(message, Request):
+            return (message.id,)
+        items = message.items if isinstance(message, Batch) else ()
+        return tuple(item.id for item in items if isinstance(item, Request))
+
     def new_session(self, offer: Offer, limits: Limits | None = None) -> ServerProtocol:
         """Make a session for this message, if `session` is None."""
         if self.revision is not None and not self.revision.handshake:

@@ -10,12 +10,10 @@ if TYPE_CHECKING:
     from trio_mcp.server.http.asgi import *
     from trio_mcp.server.http.connection import *
     from trio_mcp.server.http.endpoint import *
-    from trio_mcp.server.http.gate import *
     from trio_mcp.server.http.listener import *
     from trio_mcp.server.http.options import *
     from trio_mcp.server.http.responses import *
     from trio_mcp.server.http.sessions import *
-    from trio_mcp.server.http.silence import *
     from trio_mcp.server.http.websocket import *
 else:
     __getattr__, __dir__ = lazy_names(
@@ -23,13 +21,13 @@ else:
         {
             "asgi": "AsgiApp",
             "connection": "HttpConnection ListenerState UpgradedConnection",
-            "endpoint": "AdmittedRequest Endpoint busy log_refusal over_limit send_reply",
-            "gate": "Authenticator Caller name_of seconds_left",
-            "responses": "EndpointStreams HttpResponse OutgoingMessage ResponseMode ResponseStream StreamOwner",
+            "endpoint": "AdmittedRequest Caller Endpoint busy log_refusal name_of over_limit seconds_left send_reply",
             "listener": "HttpAddress serve_http serve_http_stream",
             "options": "HttpOptions keep_alive_of policy_of public_url_of",
-            "sessions": "HttpSession LegacyStream RegisteredSession Sessions pull_all",
-            "silence": "IdleOrder",
+            "responses": (
+                "EndpointStreams HttpResponse IdleOrder OutgoingMessage ResponseMode ResponseStream StreamOwner"
+            ),
+            "sessions": "HttpSession LegacyStream RegisteredSession Sessions SingleRequest",
             "websocket": "serve_upgrade",
         },
     )

@@ -39,8 +39,15 @@ from trio_mcp.core.http.server_rules import HttpRequest, websocket_hint
 from trio_mcp.core.messages import Error, InvalidMessage, Limits, Message, decode
 from trio_mcp.core.pace import Pace
 from trio_mcp.core.shares import Account, Charge, weight
-from trio_mcp.server.http.endpoint import AdmittedRequest, Endpoint, HttpOptions, log_refusal, over_limit, send_reply
-from trio_mcp.server.http.gate import seconds_left
+from trio_mcp.server.http.endpoint import (
+    AdmittedRequest,
+    Endpoint,
+    HttpOptions,
+    log_refusal,
+    over_limit,
+    seconds_left,
+    send_reply,
+)
 from trio_mcp.server.run import Run
 from trio_mcp.server.session import converse
 from trio_mcp.transport.nursery import check_trio, open_nursery, sole

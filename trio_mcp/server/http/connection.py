@@ -61,7 +61,7 @@ from trio_mcp.core.messages import Error, Limits
 from trio_mcp.core.pace import Pace
 from trio_mcp.core.shares import LONG, Charge, holder_of
 from trio_mcp.server.http.endpoint import log_refusal, over_limit
-from trio_mcp.server.http.silence import IdleOrder
+from trio_mcp.server.http.responses import IdleOrder
 from trio_mcp.server.session import socket_of
 from trio_mcp.transport.wire import CLOSING, GONE
 

@@ -1,4 +1,5 @@
-"""The HTTP endpoint of one server in one run: checks each request by the rules of `core.http`, and carries it out.
+"""The HTTP endpoint of one server in one run: authenticates requests, checks them by the rules of `core.http`, and
+carries them out.
 
 The endpoint uses no sockets.  For each request, the owner of the connection (`connection` or `asgi`) calls
 
@@ -12,6 +13,15 @@ The endpoint uses no sockets.  For each request, the owner of the connection (`c
 | `initialize` | a new `HttpSession` |
 | any other request in a session | that session |
 
+There are two ways to authenticate a request, and a server uses one of them:
+
+| | Result | Configured |
+|---|---|---|
+| `authenticate` | a name, by any method that the author chooses | as an HTTP option |
+| `Server.protect` | a principal with scopes, from its access token | on the server, because its tools have scopes too |
+
+With neither, every request is anonymous and has no scopes.
+
 A request outside a session, a single request, ends with its response.  If the client closes the response earlier, a
 modern request is cancelled (cancel-14).  A legacy request continues for `Limits.session_idle_seconds`, like a session
 whose client has no open response.
@@ -24,15 +34,17 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, TypeAlias, Unpack, cast
+from typing import Any, TypeAlias, TypeVar, Unpack, cast
 from weakref import WeakKeyDictionary
 
 import attrs
 import trio
 
-from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST, shown
+from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST, UsageError, shown
 from trio_mcp.core.http.event_log import EventLog, MemoryEventLog, NotReplayable
 from trio_mcp.core.http.fields import Fields, Headers, Reply, refusal, reply_headers
 from trio_mcp.core.http.server_rules import (
@@ -50,25 +62,29 @@ from trio_mcp.core.http.server_rules import (
 )
 from trio_mcp.core.http.sse import SseEvent, encode_event, encode_message
 from trio_mcp.core.messages import Batch, Error, Id, Message, Request
-from trio_mcp.core.requests import LinkKind
-from trio_mcp.core.revisions import Terms
+from trio_mcp.core.oauth.principals import Principal, has_scopes
+from trio_mcp.core.oauth.resource import CannotVerify, ResourceServer
+from trio_mcp.core.revisions import stable_name
 from trio_mcp.core.shares import LONG, Account, holder_of, weight
-from trio_mcp.server.http.gate import Authenticator, Caller, name_of, seconds_left
 from trio_mcp.server.http.options import HttpOptions, keep_alive_of, policy_of, public_url_of
-from trio_mcp.server.http.responses import EndpointStreams, HttpResponse, ResponseMode, ResponseStream, StreamOwner
-from trio_mcp.server.http.sessions import HttpSession, LegacyStream, Sessions, pull_all
-from trio_mcp.server.http.silence import IdleOrder
+from trio_mcp.server.http.responses import EndpointStreams, HttpResponse, IdleOrder, ResponseStream
+from trio_mcp.server.http.sessions import HttpSession, LegacyStream, Sessions, SingleRequest
 from trio_mcp.server.rates import Rates
 from trio_mcp.server.run import Run
 from trio_mcp.server.session import UNFINISHED, ServerSession
 from trio_mcp.transport.nursery import open_nursery
-from trio_mcp.transport.workers import called
+from trio_mcp.transport.workers import RunStopped, called
 
-__all__ = ["AdmittedRequest", "Endpoint", "HttpOptions", "busy", "log_refusal", "over_limit", "send_reply"]
+__all__ = [
+    "AdmittedRequest", "Caller", "Endpoint", "HttpOptions", "busy", "log_refusal", "name_of",
+    "over_limit", "seconds_left", "send_reply",
+]  # fmt: skip
 
 _log = logging.getLogger("trio_mcp")
 _refusals = logging.getLogger("trio_mcp.http")
 
+T = TypeVar("T")
+Caller: TypeAlias = Principal | str | None
 OnDisconnect = Callable[[], None]
 _Accepted: TypeAlias = Serve | Deliver | OpenStream | OpenLegacyStream | EndSession
 
@@ -76,6 +92,7 @@ _BUSY = 30  # seconds in Retry-After if the server is full or shuts down
 _RETRY = 1.0  # seconds that clients should wait before they reconnect, when the server ends their streams
 _TOKEN_CHECK_INTERVAL = 10.0  # seconds by which a stream may outlive its access token
 _SHUTTING_DOWN = "the server is shutting down"
+_LATER = (("Retry-After", "5"),)  # an authorization server is often back within seconds
 
 
 @attrs.define(eq=False, repr=False)  # one for each request; frozen classes are slower to make
@@ -84,67 +101,56 @@ class AdmittedRequest:
 
     head: Screened
     caller: Caller
+    principal: str | None
+    """The name of the caller."""
     holder: str | None
     """The principal or address whose limits on bytes, sessions and calls this request uses; see `core.shares`."""
     peer: str | None
     headers: Headers
     """The headers of the request, without those that handlers must not see."""
-
-
-@attrs.define(eq=False, repr=False)
-class _HttpCall:
-    """One admitted request, its body and its response."""
-
     request: HttpRequest
-    admitted: AdmittedRequest
-    response: HttpResponse
-    prefix: str
-
-    @property
-    def principal(self) -> str | None:
-        return name_of(self.admitted.caller)
+    prefix: str = ""
+    response: HttpResponse = attrs.field(init=False)
 
 
 async def send_reply(response: HttpResponse, reply: Reply) -> None:
     await response.begin(reply.status, reply.headers, reply.body, more=False)
 
 
-class _SingleRequest(StreamOwner):
-    """A request outside any session: its `ServerSession` ends with its response."""
+def seconds_left(caller: Caller) -> float:
+    """Seconds until the caller's access token expires."""
+    expires = caller.expires if isinstance(caller, Principal) else None
+    return math.inf if expires is None else expires - time.time()
 
-    def __init__(
-        self,
-        run: Run,
-        shared: EndpointStreams,
-        verdict: Serve,
-        single_requests: set[ServerSession],
-        account: Account,
-    ) -> None:
-        revision = verdict.revision
-        self._modern = revision is not None and not revision.handshake
-        self._single_requests = single_requests
-        self.stream = ResponseStream(self, ResponseMode(verdict.answer, revision), shared, _ids(verdict.message))
-        link = LinkKind.EXCHANGE if self._modern else LinkKind.SESSION
-        terms = None if self._modern or revision is None else Terms(revision)
-        self.server_session = ServerSession(
-            run, self.stream, account=account, link=link, terms=terms, changes=self._modern
-        )
-        single_requests.add(self.server_session)
 
-    def pull(self, stream: ResponseStream) -> None:
-        pull_all(self.server_session, stream)
+def name_of(caller: Caller) -> str | None:
+    return caller.name if isinstance(caller, Principal) else caller
 
-    def detached(self, stream: ResponseStream, retry: float | None = None) -> None:
-        if self._modern:
-            self.server_session.connection_lost("the client has closed the response stream")  # cancel-14
 
-    def client_absent(self, stream: ResponseStream) -> None:
-        self.server_session.connection_lost("the client was absent for too long (Limits.session_idle_seconds)")
+class _AuthenticateTimeout(Exception):
+    """A function of the author did not return in time."""
 
-    def ended(self, stream: ResponseStream) -> None:
-        self._single_requests.discard(self.server_session)
-        if not self._modern:
-            self.server_session.connection_lost("the response has ended")
+
+async def _identified(authenticate: Callable[[HttpRequest], Awaitable[str | None]], request: HttpRequest) -> str | None:
+    answer = authenticate(request)
+    if not isinstance(answer, Awaitable):
+        raise UsageError(f"authenticate must be an async function, but it returned {type(answer).__name__}")
+    return stable_name(await answer)
+
+
+async def _awaited(found: Awaitable[T]) -> T:
+    return await found
+
+
+def _not_authenticated(request: HttpRequest, cors: Fields) -> Reply:
+    why = "not authenticated; send credentials in the Authorization header"
+    if "Authorization" in request.headers:
+        why = "the credentials in the Authorization header are not accepted; send others"
+    return refusal(401, Error(None, INVALID_REQUEST, why), cors, (("WWW-Authenticate", "Bearer"),))
+
+
+def _without(token: str, text: str) -> str:
+    return text.replace(token, "(the token)") if token else text
 
 
 class _GuardedLog:
@@ -169,10 +175,15 @@ class Endpoint:
         self.public_url = public_url_of(options)
         """The option `public_url` without a slash at its end, or None."""
         self.keep_alive = keep_alive_of(options)
-        protection, seconds = run.dispatcher.protection(), run.limits.authenticate_seconds
-        self._authenticator = Authenticator(options, protection, self.policy.path, run.workers, seconds)
-        self.paths = frozenset(self.policy.paths) | self._authenticator.paths
+        self.paths = frozenset(self.policy.paths)
         """All paths that are served, each without a slash at its end."""
+        self._authenticate = options.get("authenticate")
+        self._resource: ResourceServer | None = None
+        if (protection := run.dispatcher.protection()) is not None:
+            if self._authenticate is not None:
+                raise UsageError("authenticate cannot be used together with Server.protect; remove one of them")
+            self._resource = ResourceServer(protection, path=self.policy.path, public_url=self.public_url)
+            self.paths |= self._resource.paths
         self._event_log = options.get("event_log")
         self._run = run
         self._limits = run.limits
@@ -196,7 +207,7 @@ class Endpoint:
             async with open_nursery() as nursery:
                 nursery.start_soon(self._sessions.expire)
                 nursery.start_soon(self._end_detached)
-                if self._run.dispatcher.protection() is not None:
+                if self._resource is not None:
                     nursery.start_soon(self._end_with_tokens)
                 while True:
                     (await self._attached.next()).send_keep_alive()
@@ -233,7 +244,8 @@ class Endpoint:
         return admitted
 
     async def _admit(self, request: HttpRequest, peer: str | None, prefix: str) -> Reply | AdmittedRequest:
-        if (document := self._authenticator.document(request)) is not None:
+        resource = self._resource
+        if resource is not None and (document := resource.document(request)) is not None:
             return document
         head = screen(self.policy, request, prefix)
         if isinstance(head, Reply):
@@ -245,25 +257,72 @@ class Endpoint:
         holder = holder_of(None, peer)
         if self._rates.limited and (wait := self._rates.wait(holder)):
             return self._too_often(wait, head.cors)
-        caller = await self._authenticator.caller(request, head.cors)
+        caller = await self._identify(request, head.cors)
         if isinstance(caller, Reply):
             return caller
-        if (name := name_of(caller)) is not None:
+        name = name_of(caller)
+        if name is not None:
             address, holder = holder, holder_of(name, None)
             if self._rates.limited:
                 self._rates.give_back(address)
                 if wait := self._rates.wait(holder):
                     return self._too_often(wait, head.cors)
         unknown = check_session(
-            self.policy, request, head, find_session=self._sessions.facts, principal=name_of(caller), prefix=prefix
+            self.policy, request, head, find_session=self._sessions.facts, principal=name, prefix=prefix
         )
         if unknown is not None:
             return unknown
-        if head.websocket and (
-            refused := self._authenticator.forbidden(caller, self._run.dispatcher.scopes, head.cors)
-        ):
+        if head.websocket and (refused := self._without_scopes(caller, self._run.dispatcher.scopes, head.cors)):
             return refused
-        return AdmittedRequest(head, caller, holder, peer, self._authenticator.visible_headers(request.headers))
+        # auth-50: handlers do not see the token, so that they cannot send it elsewhere.
+        headers = request.headers if resource is None else request.headers.without("Authorization")
+        return AdmittedRequest(head, caller, name, holder, peer, headers, request)
+
+    async def _identify(self, request: HttpRequest, cors: Fields) -> Reply | Caller:
+        """Authenticate the request, before any other work for it (auth-19, auth-47).
+
+        Returns the caller, or the reply that refuses the request.
+        """
+        resource, authenticate = self._resource, self._authenticate
+        if resource is None and authenticate is None:
+            return None
+        token = "" if resource is None else resource.token(request, cors)
+        if isinstance(token, Reply):
+            return token
+        try:
+            if authenticate is not None:
+                name = await self._ask("authenticate", partial(_identified, authenticate, request))
+                return _not_authenticated(request, cors) if name is None else name
+            assert resource is not None
+            found = called(resource.protection.verify, token)
+            principal = await self._ask("verify", partial(_awaited, found)) if isinstance(found, Awaitable) else found
+            if not isinstance(principal, Principal | None):
+                raise UsageError(f"verify must return a Principal or None, got {type(principal).__name__}")
+        except CannotVerify as error:
+            _log.warning("access tokens cannot be verified: %s", _without(token, str(error)))
+            why = "the access token cannot be verified now; try again later"
+            return refusal(503, Error(None, INTERNAL_ERROR, why), cors, _LATER)
+        except (_AuthenticateTimeout, RunStopped):
+            why = "authentication is not available; try again later"
+            return refusal(503, Error(None, INTERNAL_ERROR, why), cors, _LATER)
+        except Exception as error:  # noqa: BLE001  # an author's function may raise any exception; only this request fails
+            if resource is None:
+                _log.exception("authenticate has failed")
+            else:
+                # auth-22: the author's exception may quote the token, and the token must not get into the log.
+                _log.error("verify has failed\n%s", _without(token, "".join(traceback.format_exception(error))))
+            return refusal(500, Error(None, INTERNAL_ERROR, "internal error"), cors)
+        # auth-21.  The expiry is checked here, so that a `verify` that caches its results need not check it.
+        if principal is None or seconds_left(principal) <= 0:
+            return resource.unauthorized(cors)
+        return resource.protection.granted(principal)
+
+    async def _ask(self, name: str, function: Callable[[], Awaitable[T]]) -> T:
+        with trio.move_on_after(self._limits.authenticate_seconds):
+            return await self._run.workers.call(function, name)
+        seconds = self._limits.authenticate_seconds
+        _log.warning("%s took longer than %g seconds (Limits.authenticate_seconds)", name, seconds)
+        raise _AuthenticateTimeout
 
     def _too_often(self, wait: float, cors: Fields) -> Reply:
         why = f"more than {self._limits.request_rate:g} requests a second (Limits.request_rate)"
@@ -284,34 +343,36 @@ class Endpoint:
         write them.  If the client disconnects before the response has ended, the caller must call the returned
         function.  Raises `BrokenResourceError` if the client has already disconnected.
         """
-        exchange = _HttpCall(request, admitted, response, prefix)
+        admitted.request, admitted.response, admitted.prefix = request, response, prefix
         verdict = judge(
             self.policy, request,
-            find_session=self._sessions.facts, find_mirrors=self._run.dispatcher.mirrors, principal=exchange.principal,
+            find_session=self._sessions.facts, find_mirrors=self._run.dispatcher.mirrors, principal=admitted.principal,
             screened=admitted.head, prefix=prefix,
         )  # fmt: skip
         refused = (
             verdict
             if isinstance(verdict, Reply)
-            else self._forbidden(verdict, exchange) or self._refused(verdict, exchange)
+            else self._forbidden(verdict, admitted) or self._refused(verdict, admitted)
         )
         if refused is not None:
-            return await _refuse(refused, exchange)
+            return await _refuse(refused, admitted)
         if isinstance(verdict, Serve):
-            return await self._serve(verdict, exchange)
+            return await self._serve(verdict, admitted)
         if isinstance(verdict, OpenStream):
-            return await self._open_stream(verdict, exchange)
+            return await self._open_stream(verdict, admitted)
         if isinstance(verdict, OpenLegacyStream):
-            return await self._open_legacy_stream(verdict, exchange)
+            return await self._open_legacy_stream(verdict, admitted)
         assert isinstance(verdict, Deliver | EndSession)
-        if isinstance(verdict, Deliver):
-            self._deliver(verdict, exchange)
-        else:
+        if isinstance(verdict, EndSession):
             self._sessions.end(verdict.session, "the client has ended the session")
+        elif verdict.session is not None and (session := self._sessions.get(verdict.session)) is not None:
+            self._sessions.touch(verdict.session)
+            self._receive(session.server_session, verdict.message, admitted, None)
+            session.wake()
         await send_reply(response, verdict.reply)
         return _ignore_disconnect
 
-    def _forbidden(self, verdict: _Accepted, exchange: _HttpCall) -> Reply | None:
+    def _forbidden(self, verdict: _Accepted, admitted: AdmittedRequest) -> Reply | None:
         """Return a refusal if the principal lacks scopes, otherwise None.
 
         A batch is refused as a whole.  The refusal names all scopes that the batch needs, so that the client has to
@@ -321,24 +382,38 @@ class Endpoint:
         needed = list(dispatcher.scopes)
         for each in message.items if isinstance(message, Batch) else (message,):
             if isinstance(each, Request):
-                needed += dispatcher.scopes_for(each, exchange.principal)
+                needed += dispatcher.scopes_for(each, admitted.principal)
         if not needed:
             return None
         id = message.id if isinstance(message, Request) else None
-        return self._authenticator.forbidden(exchange.admitted.caller, tuple(dict.fromkeys(needed)), verdict.cors, id)
+        return self._without_scopes(admitted.caller, tuple(dict.fromkeys(needed)), verdict.cors, id)
 
-    def _refused(self, verdict: _Accepted, exchange: _HttpCall) -> Reply | None:
+    def _without_scopes(
+        self, caller: Caller, needed: Sequence[str], cors: Fields, id: Id | None = None
+    ) -> Reply | None:
+        """Return the refusal of a request that needs these scopes, or None if the caller has them."""
+        if has_scopes(caller, needed):
+            return None
+        if self._resource is not None:
+            return self._resource.insufficient(needed, cors, id)
+        why = f"this request needs the scopes {' '.join(needed)}, but without Server.protect no caller has scopes"
+        return refusal(403, Error(id, INVALID_REQUEST, why), cors)
+
+    def _refused(self, verdict: _Accepted, admitted: AdmittedRequest) -> Reply | None:
         """Return a refusal if a valid request cannot be accepted now, otherwise None."""
-        draining = self._run.draining or self._draining
-        if (draining and _is_new_work(verdict)) or (self._aborting and isinstance(verdict, Serve)):
+        serves = isinstance(verdict, Serve)
+        opens = serves or isinstance(verdict, OpenLegacyStream)
+        opens = opens or (isinstance(verdict, OpenStream) and verdict.after is None)
+        if self._aborting and serves:
             return busy(503, _SHUTTING_DOWN, verdict.cors)
-        if isinstance(verdict, Serve) and verdict.session is None and not verdict.opens_session:
-            return None  # a single request
+        if (self._draining or self._run.draining) and opens and not _continues(verdict):
+            return busy(503, _SHUTTING_DOWN, verdict.cors)
         if isinstance(verdict, OpenLegacyStream) or (isinstance(verdict, Serve) and verdict.opens_session):
             why = f"this client has its share of {self._limits.sessions} sessions, all in use (Limits.sessions)"
-            return None if self._sessions.make_room(exchange.admitted.holder) else busy(503, why, verdict.cors)
-        session = self._sessions.get(verdict.session or "")
-        opens = isinstance(verdict, Serve) or (isinstance(verdict, OpenStream) and verdict.after is None)
+            return None if self._sessions.make_room(admitted.holder) else busy(503, why, verdict.cors)
+        if verdict.session is None:
+            return None  # a single request
+        session = self._sessions.get(verdict.session)
         if opens and isinstance(session, HttpSession) and session.streams >= self._limits.streams:
             return self._too_many_streams(verdict.cors)
         if session is not None and session.overrun:
@@ -348,26 +423,26 @@ class Endpoint:
     def _too_many_streams(self, cors: Fields) -> Reply:
         return busy(429, f"{self._limits.streams} streams are open in this session (Limits.streams)", cors)
 
-    async def _serve(self, verdict: Serve, exchange: _HttpCall) -> OnDisconnect:
+    async def _serve(self, verdict: Serve, admitted: AdmittedRequest) -> OnDisconnect:
         """Serve the requests in a message."""
         if verdict.opens_session:
-            return await self._open_session(verdict, exchange)
+            return await self._open_session(verdict, admitted)
         if verdict.session is not None:
             session = self._session(verdict.session)
-            server_session, stream = session.server_session, session.answer(verdict.answer, _ids(verdict.message))
+            server_session, stream = session.server_session, session.answer(verdict.answer, verdict.ids)
         else:
-            account = self.account(exchange.admitted.holder)
-            single = _SingleRequest(self._run, self._streams, verdict, self._single_requests, account)
+            account = self.account(admitted.holder)
+            single = SingleRequest(self._run, self._streams, verdict, self._single_requests, account)
             server_session, stream = single.server_session, single.stream
         if getattr(verdict.message, "method", None) == "subscriptions/listen":  # it has no other end
-            self._close_with_token(stream, exchange)
-        on_disconnect = stream.attach(exchange.response, verdict.cors)
-        self._receive(server_session, verdict.message, exchange, stream)
+            self._close_with_token(stream, admitted)
+        on_disconnect = stream.attach(admitted.response, verdict.cors)
+        self._receive(server_session, verdict.message, admitted, stream)
         return await _begin(stream, on_disconnect)
 
-    async def _open_session(self, verdict: Serve, exchange: _HttpCall) -> OnDisconnect:
+    async def _open_session(self, verdict: Serve, admitted: AdmittedRequest) -> OnDisconnect:
         id = self._sessions.new_id()
-        holder = exchange.admitted.holder
+        holder = admitted.holder
         log: EventLog
         if self._event_log is None:
             log = MemoryEventLog(self._limits, self.account(holder))
@@ -375,82 +450,75 @@ class Endpoint:
             log = cast("EventLog", _GuardedLog(called(self._event_log, id)))
         changes, account = not self.policy.json_only, self.account(holder)
         session = HttpSession(
-            self._run, self._streams, self._sessions, id, exchange.principal, log, account=account, changes=changes
+            self._run, self._streams, self._sessions, id, admitted.principal, log, account=account, changes=changes
         )
-        stream = session.answer(verdict.answer, _ids(verdict.message))
-        on_disconnect = stream.attach(exchange.response, verdict.cors)
-        self._receive(session.server_session, verdict.message, exchange, stream)
+        stream = session.answer(verdict.answer, verdict.ids)
+        on_disconnect = stream.attach(admitted.response, verdict.cors)
+        self._receive(session.server_session, verdict.message, admitted, stream)
         if session.server_session.session.terms is not None:  # otherwise `initialize` was refused
             self._sessions.add(id, session)
             stream.session_id = id
         return await _begin(stream, on_disconnect)
 
-    def _deliver(self, verdict: Deliver, exchange: _HttpCall) -> None:
-        session = self._sessions.get(verdict.session or "")
-        if session is not None:  # a notification outside a session has no receiver
-            self._sessions.touch(verdict.session or "")
-            self._receive(session.server_session, verdict.message, exchange, None)
-            session.wake()
-
     def _receive(
-        self, server_session: ServerSession, message: Message, exchange: _HttpCall, stream: ResponseStream | None
+        self, server_session: ServerSession, message: Message, admitted: AdmittedRequest, stream: ResponseStream | None
     ) -> None:
         server_session.receive(
             message, trio.current_time(),
-            wire=stream, principal=exchange.admitted.caller, headers=exchange.admitted.headers,
-            size=weight(exchange.request.body, self._limits.values, message),
+            wire=stream, principal=admitted.caller, headers=admitted.headers,
+            size=weight(admitted.request.body, self._limits.values, message),
         )  # fmt: skip
 
-    async def _open_stream(self, verdict: OpenStream, exchange: _HttpCall) -> OnDisconnect:
+    async def _open_stream(self, verdict: OpenStream, admitted: AdmittedRequest) -> OnDisconnect:
         session = self._session(verdict.session)
         if verdict.after is None:
             stream = session.open_standalone()
-            self._close_with_token(stream, exchange)
-            return await _begin(stream, stream.attach(exchange.response, verdict.cors))
+            self._close_with_token(stream, admitted)
+            return await _begin(stream, stream.attach(admitted.response, verdict.cors))
         replay = session.log.replay(verdict.after)
         if not isinstance(replay, NotReplayable):
             session.stream_resumed(replay.stream)
         if isinstance(replay, NotReplayable):
-            return await self._cannot_resume(replay.why, verdict, exchange)
+            return await self._cannot_resume(replay.why, verdict, admitted)
         resumed = session.find(replay.stream)
         if resumed is None and not replay.finished:
-            return await self._cannot_resume("the stream has failed", verdict, exchange)
+            return await self._cannot_resume("the stream has failed", verdict, admitted)
         if resumed is not None and not resumed.attached and session.streams >= self._limits.streams:
-            return await _refuse(self._too_many_streams(verdict.cors), exchange)
+            return await _refuse(self._too_many_streams(verdict.cors), admitted)
         missed = b"".join([encode_message(event.data, event.id) for event in replay.events])
         taken = len(missed) if len(missed) > LONG else 0
         account = session.server_session.account
         if (limit := account.take(taken)) is not None:
             why = f"this client has too many unread bytes; try again later (Limits.{limit})"
-            return await _refuse(busy(503, why, verdict.cors), exchange)
+            return await _refuse(busy(503, why, verdict.cors), admitted)
         if resumed is None:  # the stream has ended, so no event follows the logged events
             try:
-                await exchange.response.begin(200, reply_headers(verdict.cors, stream=True), missed, more=False)
+                await admitted.response.begin(200, reply_headers(verdict.cors, stream=True), missed, more=False)
             finally:
                 account.give(taken)
             return _ignore_disconnect
         if resumed in self._token_deadlines:
-            self._close_with_token(resumed, exchange)
-        return await _begin(resumed, resumed.attach(exchange.response, verdict.cors, missed, taken))
+            self._close_with_token(resumed, admitted)
+        return await _begin(resumed, resumed.attach(admitted.response, verdict.cors, missed, taken))
 
-    def _close_with_token(self, stream: ResponseStream, exchange: _HttpCall) -> None:
-        self._token_deadlines[stream] = trio.current_time() + seconds_left(exchange.admitted.caller)
+    def _close_with_token(self, stream: ResponseStream, admitted: AdmittedRequest) -> None:
+        self._token_deadlines[stream] = trio.current_time() + seconds_left(admitted.caller)
 
-    async def _cannot_resume(self, why: str, verdict: OpenStream, exchange: _HttpCall) -> OnDisconnect:
+    async def _cannot_resume(self, why: str, verdict: OpenStream, admitted: AdmittedRequest) -> OnDisconnect:
         error = Error(None, INVALID_REQUEST, f"{why}; open a new stream, without Last-Event-ID")
-        return await _refuse(refusal(400, error, verdict.cors), exchange)
+        return await _refuse(refusal(400, error, verdict.cors), admitted)
 
-    async def _open_legacy_stream(self, verdict: OpenLegacyStream, exchange: _HttpCall) -> OnDisconnect:
+    async def _open_legacy_stream(self, verdict: OpenLegacyStream, admitted: AdmittedRequest) -> OnDisconnect:
         id = self._sessions.new_id()
-        uri = endpoint_uri(self.policy, id, exchange.prefix if self.public_url is None else self.public_url)
+        uri = endpoint_uri(self.policy, id, admitted.prefix if self.public_url is None else self.public_url)
         opening = encode_event(SseEvent(uri.encode(), event="endpoint"))  # sse-05
-        account = self.account(exchange.admitted.holder)
+        account = self.account(admitted.holder)
         legacy = LegacyStream(
-            self._run, self._streams, self._sessions, id, exchange.principal, opening, account=account
+            self._run, self._streams, self._sessions, id, admitted.principal, opening, account=account
         )
         self._sessions.add(id, legacy)
-        self._close_with_token(legacy.stream, exchange)
-        return await _begin(legacy.stream, legacy.stream.attach(exchange.response, verdict.cors))
+        self._close_with_token(legacy.stream, admitted)
+        return await _begin(legacy.stream, legacy.stream.attach(admitted.response, verdict.cors))
 
     def _session(self, id: str) -> HttpSession:
         """Return the session that a verdict names, and count this as activity of its client.
@@ -502,9 +570,9 @@ class Endpoint:
             stream.close()
 
 
-async def _refuse(reply: Reply, exchange: _HttpCall) -> OnDisconnect:
-    log_refusal(reply, exchange.request, exchange.admitted.peer)
-    await send_reply(exchange.response, reply)
+async def _refuse(reply: Reply, admitted: AdmittedRequest) -> OnDisconnect:
+    log_refusal(reply, admitted.request, admitted.peer)
+    await send_reply(admitted.response, reply)
     return _ignore_disconnect
 
 
@@ -531,19 +599,10 @@ async def _begin(stream: ResponseStream, on_disconnect: OnDisconnect) -> OnDisco
     return on_disconnect
 
 
-def _is_new_work(verdict: _Accepted) -> bool:
-    """Return whether this request starts new work, so that no running call waits for it."""
-    if isinstance(verdict, Serve):
-        return not (isinstance(verdict.message, Request) and "requestState" in verdict.message.params)
-    return isinstance(verdict, OpenLegacyStream) or (isinstance(verdict, OpenStream) and verdict.after is None)
-
-
-def _ids(message: Message) -> tuple[Id, ...]:
-    """Return the ids of the requests in a message."""
-    if isinstance(message, Request):
-        return (message.id,)
-    assert isinstance(message, Batch)  # other messages contain no requests
-    return tuple(item.id for item in message.items if isinstance(item, Request))
+def _continues(verdict: _Accepted) -> bool:
+    """Return whether this is a retry, for which a running call may wait."""
+    message = getattr(verdict, "message", None)
+    return isinstance(message, Request) and "requestState" in message.params
 
 
 def busy(status: int, why: str, cors: Fields = (), wait: int = _BUSY) -> Reply:

@@ -29,9 +29,9 @@ their first write: one JSON reply, or an event stream with one answer, which goe
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import attrs
 import trio
@@ -44,18 +44,76 @@ from trio_mcp.core.messages import Batch, Error, Id, Notification, Request, Resp
 from trio_mcp.core.requests import charged
 from trio_mcp.core.revisions import Revision
 from trio_mcp.core.shares import LONG
-from trio_mcp.server.http.silence import IdleOrder
 from trio_mcp.transport.wire import GONE, Wire
 
 if TYPE_CHECKING:
     from trio_mcp.server.session import ServerSession
 
-__all__ = ["EndpointStreams", "HttpResponse", "OutgoingMessage", "ResponseMode", "ResponseStream", "StreamOwner"]
+__all__ = [
+    "EndpointStreams",
+    "HttpResponse",
+    "IdleOrder",
+    "OutgoingMessage",
+    "ResponseMode",
+    "ResponseStream",
+    "StreamOwner",
+]
 
 _log = logging.getLogger("trio_mcp")
 
+T = TypeVar("T")
 OutgoingMessage: TypeAlias = Request | Notification | Response | Error | Batch
 _ANSWERS = (Response, Error, Batch)
+
+
+class IdleOrder(Generic[T]):
+    """Items in the order of their last activity, with one timeout for all.
+
+    Because the timeout is the same for all items, the next one to expire is always the first in a dict.  An activity
+    costs one move to the end of that dict, and one task serves all items.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._last_active: dict[T, float] = {}
+        self._changed = trio.lowlevel.ParkingLot()  # wakes tasks when the order becomes empty or non-empty
+
+    def __len__(self) -> int:
+        return len(self._last_active)
+
+    def __iter__(self) -> Iterator[T]:
+        """Iterate from the item that is idle for longest."""
+        return iter(self._last_active)
+
+    def touch(self, item: T) -> None:
+        """Record an activity of `item`: its timeout starts again."""
+        if not self._last_active and self._changed:
+            self._changed.unpark_all()
+        self._last_active.pop(item, None)
+        self._last_active[item] = trio.current_time()
+
+    def forget(self, item: T) -> None:
+        if self._last_active.pop(item, None) is not None and not self._last_active and self._changed:
+            self._changed.unpark_all()
+
+    async def next(self) -> T:
+        """Wait for an item that is idle for the whole timeout, and return it; its timeout starts again."""
+        while True:
+            await trio.lowlevel.checkpoint()
+            if not self._last_active:
+                await self._changed.park()
+                continue
+            item, last_active = next(iter(self._last_active.items()))
+            if last_active + self._timeout <= trio.current_time():
+                self.touch(item)
+                return item
+            del item  # the caller may forget it during the sleep, and then it must not be kept alive here
+            await trio.sleep_until(last_active + self._timeout)
+
+    async def empty(self) -> None:
+        """Wait until no item is left."""
+        while self._last_active:
+            await self._changed.park()
 
 
 class HttpResponse(Protocol):

@@ -26,24 +26,30 @@ import math
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterator
-from typing import Protocol
+from typing import TypeAlias
 
 import trio
 
 from trio_mcp.core.http.event_log import EventLog
-from trio_mcp.core.http.server_rules import Answer, SessionFacts, session_id
+from trio_mcp.core.http.server_rules import Answer, Serve, SessionFacts, session_id
 from trio_mcp.core.messages import Id, Notification, encode
 from trio_mcp.core.requests import LinkKind, charged
-from trio_mcp.core.revisions import REVISIONS, Revision
+from trio_mcp.core.revisions import REVISIONS, Revision, Terms
 from trio_mcp.core.shares import Account, Shares, to_make_room
 from trio_mcp.core.subscriptions import ChangeKind, change_of
-from trio_mcp.server.http.responses import EndpointStreams, OutgoingMessage, ResponseMode, ResponseStream, StreamOwner
-from trio_mcp.server.http.silence import IdleOrder
+from trio_mcp.server.http.responses import (
+    EndpointStreams,
+    IdleOrder,
+    OutgoingMessage,
+    ResponseMode,
+    ResponseStream,
+    StreamOwner,
+)
 from trio_mcp.server.run import Run
 from trio_mcp.server.session import ServerSession
 from trio_mcp.transport.wire import Wire
 
-__all__ = ["HttpSession", "LegacyStream", "RegisteredSession", "Sessions", "pull_all"]
+__all__ = ["HttpSession", "LegacyStream", "RegisteredSession", "Sessions", "SingleRequest"]
 
 _log = logging.getLogger("trio_mcp")
 _HTTP_SSE = next(iter(REVISIONS.values()))
@@ -51,38 +57,11 @@ _LATE = 1.0  # seconds by which a client may reconnect later than it was asked t
 _LOOKED_AT = 1000  # sessions to look at for one to end: to look at all would make `initialize` a costly request
 
 
-class RegisteredSession(Protocol):
-    """A session as `Sessions` sees it."""
-
-    server_session: ServerSession
-
-    @property
-    def facts(self) -> SessionFacts:
-        """The facts that `server_rules` needs for a verdict."""
-
-    @property
-    def present(self) -> bool:
-        """Whether its client has an open response, or was asked to reconnect and still has time to."""
-
-    @property
-    def in_use(self) -> bool:
-        """Whether its client is present, or a handler works for it."""
-
-    @property
-    def overrun(self) -> bool:
-        """Whether its client sends requests but does not read the answers, so that new requests should be refused."""
-
-    def wake(self) -> None:
-        """Send the outgoing messages."""
-
-    def end(self, why: str, *, retry: float | None = None) -> None:
-        """Cancel its handlers and end its streams properly.  Clients may reconnect after `retry` seconds."""
-
-
 class HttpSession(StreamOwner, Wire):
     """One session of Streamable HTTP, and the `Wire` for its messages that belong to no request."""
 
-    overrun = False  # each request has a response of its own
+    overrun = False
+    """Whether its client sends requests but does not read the answers.  Here each request has a response of its own."""
 
     def __init__(
         self,
@@ -116,6 +95,7 @@ class HttpSession(StreamOwner, Wire):
 
     @property
     def facts(self) -> SessionFacts:
+        """The facts that `server_rules` needs for a verdict."""
         return SessionFacts(self._revision, self._principal)
 
     @property
@@ -126,10 +106,12 @@ class HttpSession(StreamOwner, Wire):
 
     @property
     def present(self) -> bool:
+        """Whether its client has an open response, or was asked to reconnect and still has time to."""
         return any(stream.attached for stream in self._response_streams) or self._expected_until > trio.current_time()
 
     @property
     def in_use(self) -> bool:
+        """Whether its client is present, or a handler works for it."""
         return self.server_session.at_work or self.present
 
     @property
@@ -258,6 +240,7 @@ class HttpSession(StreamOwner, Wire):
     # The end.
 
     def end(self, why: str, *, retry: float | None = None) -> None:
+        """Cancel its handlers and end its streams properly.  Clients may reconnect after `retry` seconds."""
         self.server_session.abort_pending(why)
         self.pull()
         self.server_session.connection_lost(why)
@@ -281,8 +264,59 @@ class HttpSession(StreamOwner, Wire):
             _log.exception("the event log of a session that has ended could not be cleared")
 
 
-class LegacyStream(StreamOwner):
-    """One stream of the old HTTP+SSE transport, which is also its session: every message goes out on it."""
+class _OneStream(StreamOwner):
+    """The owner of one stream, on which every message goes out."""
+
+    stream: ResponseStream
+
+    def pull(self, stream: ResponseStream) -> None:
+        session = self.server_session.session
+        while True:
+            if session.queued:
+                outgoing, unsent = session.outgoing(), session.take_charge()
+                for message, _ in outgoing:
+                    unsent -= stream.put(message, charged(message) if unsent else 0)
+                if unsent:
+                    self.server_session.account.give(unsent)
+            if not stream.crowded:
+                self.server_session.release()
+            if not session.queued:
+                return
+
+
+class SingleRequest(_OneStream):
+    """A request outside any session: its `ServerSession` ends with its response."""
+
+    def __init__(
+        self, run: Run, shared: EndpointStreams, verdict: Serve, requests: set[ServerSession], account: Account
+    ) -> None:
+        revision = verdict.revision
+        self._modern = revision is not None and not revision.handshake
+        self._requests = requests
+        mode = ResponseMode(verdict.answer, revision)
+        self.stream = ResponseStream(self, mode, shared, verdict.ids)
+        link = LinkKind.EXCHANGE if self._modern else LinkKind.SESSION
+        terms = None if self._modern or revision is None else Terms(revision)
+        self.server_session = ServerSession(
+            run, self.stream, account=account, link=link, terms=terms, changes=self._modern
+        )
+        requests.add(self.server_session)
+
+    def detached(self, stream: ResponseStream, retry: float | None = None) -> None:
+        if self._modern:
+            self.server_session.connection_lost("the client has closed the response stream")  # cancel-14
+
+    def client_absent(self, stream: ResponseStream) -> None:
+        self.server_session.connection_lost("the client was absent for too long (Limits.session_idle_seconds)")
+
+    def ended(self, stream: ResponseStream) -> None:
+        self._requests.discard(self.server_session)
+        if not self._modern:
+            self.server_session.connection_lost("the response has ended")
+
+
+class LegacyStream(_OneStream):
+    """One stream of the old HTTP+SSE transport, which is also its session."""
 
     def __init__(
         self,
@@ -317,9 +351,6 @@ class LegacyStream(StreamOwner):
     def overrun(self) -> bool:
         return self.stream.waiting > self._limit
 
-    def pull(self, stream: ResponseStream) -> None:
-        pull_all(self.server_session, stream)
-
     def detached(self, stream: ResponseStream, retry: float | None = None) -> None:
         self._sessions.end(self._id, "the client has closed its stream")
 
@@ -332,20 +363,7 @@ class LegacyStream(StreamOwner):
         self.stream.finish()
 
 
-def pull_all(server_session: ServerSession, stream: ResponseStream) -> None:
-    """Move all outgoing messages of a server session to its only stream."""
-    session = server_session.session
-    while True:
-        if session.queued:
-            outgoing, unsent = session.outgoing(), session.take_charge()
-            for message, _ in outgoing:
-                unsent -= stream.put(message, charged(message) if unsent else 0)
-            if unsent:
-                server_session.account.give(unsent)
-        if not stream.crowded:
-            server_session.release()
-        if not session.queued:
-            return
+RegisteredSession: TypeAlias = HttpSession | LegacyStream
 
 
 def _has_room(wire: Wire) -> bool:

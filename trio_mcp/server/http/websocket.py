@@ -15,8 +15,7 @@ from trio_mcp.core.http.fields import Reply
 from trio_mcp.core.http.server_rules import HttpRequest
 from trio_mcp.core.http.websocket import Upgrade, WebSocketFrames, judge_upgrade
 from trio_mcp.core.revisions import Role
-from trio_mcp.server.http.endpoint import log_refusal
-from trio_mcp.server.http.gate import seconds_left
+from trio_mcp.server.http.endpoint import log_refusal, seconds_left
 from trio_mcp.server.run import Run
 from trio_mcp.server.session import converse
 from trio_mcp.transport.wire import CLOSING, GONE, Tap
