@@ -65,7 +65,7 @@ class Headers(Mapping[str, str]):
     unknown id, and two hosts one host that is not allowed.  The repr has no values, because some are secrets.
     """
 
-    __slots__ = ("_values",)
+    __slots__ = ("by_name",)
 
     def __init__(self, fields: RawFields = ()) -> None:
         values: dict[str, str] = {}
@@ -78,7 +78,8 @@ class Headers(Mapping[str, str]):
                 repeated.setdefault(name, [values[name]]).append(value)
         for name, several in repeated.items():
             values[name] = ", ".join(several)
-        self._values = values
+        self.by_name = values
+        """The values by their names in lower case, for code that reads many fields of each request."""
 
     @classmethod
     def of(cls, values: dict[str, str]) -> Headers:
@@ -87,11 +88,11 @@ class Headers(Mapping[str, str]):
         The mapping is not copied, so do not change it afterwards.
         """
         headers = cls.__new__(cls)
-        headers._values = values
+        headers.by_name = values
         return headers
 
     def __getitem__(self, name: str) -> str:
-        return self._values[name.lower()]
+        return self.by_name[name.lower()]
 
     @overload
     def get(self, name: str, default: None = None, /) -> str | None: ...
@@ -99,24 +100,24 @@ class Headers(Mapping[str, str]):
     def get(self, name: str, default: T, /) -> str | T: ...
     def get(self, name: str, default: object = None, /) -> object:
         # Same result as `Mapping.get`, without raising and catching KeyError for the many absent fields.
-        return self._values.get(name.lower(), default)
+        return self.by_name.get(name.lower(), default)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name.lower() in self._values
+        return isinstance(name, str) and name.lower() in self.by_name
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
+        return iter(self.by_name)
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self.by_name)
 
     def __repr__(self) -> str:
-        return f"<Headers {', '.join(self._values)}>"
+        return f"<Headers {', '.join(self.by_name)}>"
 
     def without(self, name: str) -> Headers:
         """Return a copy without this field."""
         name = name.lower()
-        return Headers.of({each: value for each, value in self._values.items() if each != name})
+        return Headers.of({each: value for each, value in self.by_name.items() if each != name})
 
 
 def _text(raw: str | bytes) -> str:

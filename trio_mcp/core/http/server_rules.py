@@ -303,10 +303,8 @@ class Screened:
     answer: Answer
     cors: Fields
 
-    @property
-    def websocket(self) -> bool:
-        """True if this is the path for WebSockets; see the head of `server_rules`."""
-        return self.path_kind is _WEBSOCKET
+    websocket: bool = False
+    """True if this is the path for WebSockets; see the head of `server_rules`."""
 
 
 def status_for(revision: Revision, code: int) -> int:
@@ -393,10 +391,10 @@ def screen(policy: HttpPolicy, request: HttpRequest, prefix: str = "") -> Reply 
                 # http-120: a 405 names the methods that are allowed; http-33, http-60, http-110.
                 what = f"the method {shown(request.method)} is not allowed here; the methods are {allowed}"
                 raise _RuleBroken(405, what + (f" ({why})" if why else ""), extra=(("Allow", allowed),))
-        _check_framing(request.headers)
+        _check_framing(request.headers.by_name)
         if request.method == "POST":
-            _check_content(policy, request.headers)
-        return Screened(path_kind, _acceptable(policy, path_kind, request), cors)
+            _check_content(policy, request.headers.by_name)
+        return Screened(path_kind, _acceptable(policy, path_kind, request), cors, path_kind is _WEBSOCKET)
     except _RuleBroken as refused:
         return refused.reply(policy, request, cors, prefix)
 
@@ -410,10 +408,11 @@ _OTHER_SITES = frozenset({"cross-site", "same-site"})  # same-site: another port
 
 def _check_sites(policy: HttpPolicy, request: HttpRequest) -> tuple[Fields, str]:
     """Check Origin and Host.  Return the CORS headers (only for a page of an allowed origin) and the path."""
-    origin = request.headers.get("Origin")
+    fields = request.headers.by_name
+    origin = fields.get("origin")
     if origin is None:
         # If a page of another site embeds a URL, for example in <img>, browsers send this header instead of Origin.
-        site = request.headers.get("Sec-Fetch-Site")
+        site = fields.get("sec-fetch-site")
         if site in _OTHER_SITES and not policy.origins.everything:
             why = f"a page of another site sent this request (Sec-Fetch-Site: {site}) without an Origin"
             raise _RuleBroken(403, f"{why}; it must use fetch() or EventSource, and be in allowed_origins")
@@ -422,7 +421,7 @@ def _check_sites(policy: HttpPolicy, request: HttpRequest) -> tuple[Fields, str]
         raise _RuleBroken(403, f"the origin {shown(origin)} is not allowed; add it to allowed_origins to serve it")
     host, path = split_target(request.target)
     if host is None:
-        host = request.headers.get("Host")
+        host = fields.get("host")
     # In a DNS rebinding attack, the browser sends the attacker's host name.  The HTTP status for "not the server of
     # this host" is 421 (RFC 9110, 15.5.20).  A request without a Host is HTTP/1.0, and no browser sends it.
     if host is not None and not policy.hosts.allows(host):
@@ -447,16 +446,16 @@ def _methods(policy: HttpPolicy, path_kind: PathKind, version: str | None, prefi
     return ("POST, DELETE, OPTIONS", "json_only=True") if policy.json_only else ("GET, POST, DELETE, OPTIONS", "")
 
 
-def _check_framing(headers: Headers) -> None:
+def _check_framing(fields: Mapping[str, str]) -> None:
     """Refuse a head if a proxy could see the end of its body at another byte; otherwise requests could be smuggled.
 
     "A server MAY reject a request that contains both Content-Length and Transfer-Encoding" (RFC 9112, 6.3).  It must
     then close the connection, because the bytes that follow are ambiguous.
     """
-    length = headers.get("Content-Length")
+    length = fields.get("content-length")
     if length is None:
         return
-    if "Transfer-Encoding" in headers:
+    if "transfer-encoding" in fields:
         why = "a request must have Content-Length or Transfer-Encoding, not both"
     elif not length.isdecimal():
         why = f"Content-Length must be one number; got {shown(length)}"
@@ -465,12 +464,12 @@ def _check_framing(headers: Headers) -> None:
     raise _RuleBroken(400, why, extra=(("Connection", "close"),))
 
 
-def _check_content(policy: HttpPolicy, headers: Headers) -> None:
-    length, kind, limit = headers.get("Content-Length", "0"), headers.get("Content-Type"), policy.limits.message_bytes
+def _check_content(policy: HttpPolicy, fields: Mapping[str, str]) -> None:
+    length, kind, limit = fields.get("content-length", "0"), fields.get("content-type"), policy.limits.message_bytes
     if len(length) > 18 or int(length) > limit:
         came = length if len(length) <= 18 else "far too many"
         raise _RuleBroken(413, f"the body has {came} bytes; at most {limit} are allowed (Limits.message_bytes)")
-    coding = headers.get("Content-Encoding")
+    coding = fields.get("content-encoding")
     if coding is not None and coding.lower() != "identity":
         # RFC 9110, 15.5.16: the refusal names the accepted codings.
         what = f"post messages without compression; the Content-Encoding {shown(coding)} is not supported"
@@ -488,7 +487,7 @@ def _acceptable(policy: HttpPolicy, path_kind: PathKind, request: HttpRequest) -
     """Return the types that the response may have.  Accept need not list both types, only one that we offer."""
     if path_kind is _MESSAGES or path_kind is _WEBSOCKET or request.method == "DELETE":
         return Answer.EITHER  # the response has no body, or is a WebSocket
-    accept = request.headers.get("Accept")
+    accept = request.headers.by_name.get("accept")
     posted = request.method == "POST"
     json = posted and quality(accept, JSON) > 0
     stream = quality(accept, EVENT_STREAM) > 0 and not (posted and policy.json_only)
@@ -502,6 +501,7 @@ def _acceptable(policy: HttpPolicy, path_kind: PathKind, request: HttpRequest) -
 # Step two: the body.
 
 _WITH_METHOD = (Request, Notification)
+_VERSION, _SESSION = PROTOCOL_VERSION.lower(), SESSION_ID.lower()
 
 
 @attrs.define(eq=False, repr=False)
@@ -516,10 +516,10 @@ class _RequestFacts:
     principal: Any
     prefix: str
     session: tuple[str, SessionFacts] | None = None  # the session that the head names
+    version: str | None = attrs.field(init=False)
 
-    @property
-    def version(self) -> str | None:
-        return self.request.headers.get(PROTOCOL_VERSION)
+    def __attrs_post_init__(self) -> None:
+        self.version = self.request.headers.by_name.get(_VERSION)
 
 
 def check_session(
@@ -535,7 +535,7 @@ def check_session(
 
     Returns None, or the refusal that `judge` would return for every body.
     """
-    if SESSION_ID not in request.headers and screened.path_kind is not _MESSAGES:
+    if _SESSION not in request.headers.by_name and screened.path_kind is not _MESSAGES:
         return None
     case = _RequestFacts(policy, request, screened, find_session, lambda tool: None, principal, prefix)
     try:
@@ -583,8 +583,8 @@ def _check_session(case: _RequestFacts) -> None:
             raise _RuleBroken(400, f"the query has no {SESSION_PARAMETER}; post to the URI of the endpoint event")
         case.session = session, _facts(case, session)
         return
-    session = case.request.headers.get(SESSION_ID)
-    if path_kind is not _ENDPOINT or session is None or not policy.sessions or not policy.serves(handshake=True):
+    session = case.request.headers.by_name.get(_SESSION)
+    if session is None or path_kind is not _ENDPOINT or not policy.sessions or not policy.serves(handshake=True):
         return
     named = REVISIONS.get(case.version or "")
     if named is not None and not named.handshake and policy.serves(handshake=False):
