@@ -38,7 +38,6 @@ from tests.ports import unclaimed_port
 from tests.server.wire import LATEST, Object, WireError, connected, everywhere, speaking
 from trio_mcp import Client, Context, Server, open_client, serve_http
 from trio_mcp.client import connecting
-from trio_mcp.server import registration
 from trio_mcp.testing import open_memory_pair
 from trio_mcp.types import ClientOptions, HttpAddress, HttpOptions
 
@@ -470,7 +469,7 @@ def test_the_tables_name_every_option() -> None:
 
 
 def test_the_table_names_every_option_of_the_decorators() -> None:
-    makers = (registration.tool_of, registration.resource_of, registration.prompt_of, registration.completer_of)
+    makers = (Server.tool, Server.resource, Server.prompt, Server.completion)
     parameters = [each for maker in makers for each in inspect.signature(maker).parameters.values()]
     assert options_in(SERVERS) == {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
 

@@ -765,9 +765,195 @@ async def test_a_relay_has_nothing_of_its_own() -> None:
         for add in (shown.tool, shown.prompt, shown.completion, lambda function: shown.mount(Server("other"))):
             with pytest.raises(UsageError, match="a relay only has the features of its upstream server"):
                 add(mine)
-        front = Server("front")
-        with pytest.raises(UsageError, match="a relay cannot be mounted"):
-            front.mount(shown, prefix="of_")
+
+
+# Mounted in another server.
+
+
+@contextlib.asynccontextmanager
+async def mounting(*relays: tuple[str, Server], **options: Any) -> AsyncIterator[Server]:
+    """A server with a tool, a prompt and a resource of its own, in which relays are mounted."""
+    front = Server("front", page_size=2, change_debounce=0, **options)
+    front.tool(name="own")(lambda: "mine")
+    front.prompt(name="own")(lambda: "mine")
+    front.resource("own://one", name="own")(lambda: "mine")
+    async with contextlib.AsyncExitStack() as stack:
+        for prefix, server in relays:
+            front.mount(await stack.enter_async_context(open_relay(server)), prefix=prefix)
+        yield front
+
+
+@pytest.mark.parametrize("before", [A, D, E])
+async def test_the_entries_of_a_mounted_relay_are_listed_after_those_of_the_server(before: str) -> None:
+    async with mounting(("house_", build())) as front, open_client(front, revision=before) as client:
+        assert [tool.name for tool in await client.list_tools()] == ["own", *(f"house_{name}" for name in TOOLS)]
+        assert [each.name for each in await client.list_prompts()] == [
+            "own", "house_review", "house_short", "house_long", "house_wide",
+        ]  # fmt: skip
+        uris = [each.uri for each in await client.list_resources()]
+        assert uris == ["own://one", *(f"house://{name}" for name in ("one", "two", "three", "four"))]
+        templates = [each.uri_template for each in await client.list_resource_templates()]
+        assert templates[0] == "rooms://{name}"
+        assert len(templates) == 5
+        for cursor in ("@7.", "@x.", "@0.nonsense"):
+            with pytest.raises(RequestError) as raised:
+                await client.list_tools_page(cursor=cursor)
+            assert raised.value.code == -32602
+
+
+@pytest.mark.parametrize("before", [A, D, E])
+async def test_requests_for_the_entries_of_a_mounted_relay_go_upstream(before: str) -> None:
+    async with (
+        mounting(("house_", build())) as front,
+        open_client(front, revision=before, sampling=lambda asked: ("hm", "model")) as client,
+    ):
+        assert text(await client.call_tool("own")) == "mine"
+        assert text(await client.call_tool("house_add", {"a": 1, "b": 2})) == "3"
+        filled = await client.get_prompt("house_review", {"code": "x = 1"})
+        assert filled.messages[0].content.text == "Review this python: x = 1"  # type: ignore[union-attr]
+        await resources(client, before)
+        completed = await client.complete(PromptReference("house_review"), "language", "pa")
+        assert list(completed.values) == ["pascal"]
+        if before >= D:
+            assert text(await client.call_tool("house_think")) == "model: hm"
+        for name in ("add", "house_nothing", "house_own", "HOUSE_add"):
+            with pytest.raises(RequestError) as raised:
+                await client.call_tool(name)
+            assert raised.value.code == -32602
+            with pytest.raises(RequestError) as raised:
+                await client.get_prompt(name)
+            assert raised.value.code == -32602
+
+
+@pytest.mark.parametrize("before", [D, E])
+async def test_changes_of_a_mounted_relay_reach_the_clients_of_the_server(before: str) -> None:
+    async with (
+        mounting(("house_", build())) as front,
+        front.running(),
+        open_client(front, revision=before) as client,
+        client.listen(tools=True, resources=["house://one", "own://one"]) as changes,
+    ):
+        await wait_all_tasks_blocked()
+        await client.call_tool("house_touch", {"uri": "house://one"})
+        assert (await patiently(changes.__anext__, "a change")).item == "house://one"
+        await client.call_tool("house_grow")
+        # In 2026-07-28 the relay reports a resource once more: it may have changed before the upstream server agreed.
+        while (change := await patiently(changes.__anext__, "a change")).item == "house://one":
+            pass
+        assert change.kind.name == "TOOLS"
+        front.notify_resource_updated("own://one")
+        assert (await patiently(changes.__anext__, "a change")).item == "own://one"
+
+
+@pytest.mark.parametrize("before", [D, E])
+async def test_a_relay_may_be_mounted_in_a_server_that_is_mounted(before: str) -> None:
+    passed: list[Any] = []
+
+    def note(name: str) -> Any:
+        async def middleware(ctx: Context, request: Any, call_next: Any) -> Any:
+            passed.append((name, request.params.get("name")))
+            return await call_next()
+
+        return middleware
+
+    outer = Server("outer", middleware=[note("outer")])
+    outer.tool(name="own")(lambda: "outer's")
+    async with mounting(("house_", build()), middleware=[note("front")]) as front:
+        outer.mount(front, prefix="front.")
+        async with open_client(outer, revision=before) as client:
+            names = [tool.name for tool in await client.list_tools()]
+            assert names == ["own", "front.own", *(f"front.house_{name}" for name in TOOLS)]
+            passed.clear()
+            assert text(await client.call_tool("front.house_greet", {"name": "you"})) == "Hello, you!"
+            assert passed == [("outer", "front.house_greet"), ("front", "house_greet")]
+            assert text(await client.call_tool("front.own")) == "mine"
+            await resources(client, before)
+            with pytest.raises(RequestError, match=r"there is no tool 'front\.greet'"):
+                await client.call_tool("front.greet", {"name": "you"})
+            assert passed[-1] == ("outer", "front.greet")
+
+
+async def test_several_relays_are_told_apart_by_prefixes_and_asked_for_uris_in_turn() -> None:
+    other = Server("other")
+    other.tool(name="add")(lambda: "other's")
+    other.tool(name="own")(lambda: "hidden")
+    other.resource("other://one", name="one")(lambda: "other's")
+    other.resource("broken://one", name="broken")(_broken)
+    async with mounting(("house_", build()), ("", other)) as front, open_client(front, revision=E) as client:
+        tools = [tool.name for tool in await client.list_tools()]
+        assert tools == ["own", *(f"house_{name}" for name in TOOLS), "add"]  # an own tool hides that of a relay
+        assert text(await client.call_tool("add")) == "other's"
+        assert text(await client.call_tool("own")) == "mine"
+        assert text(await client.call_tool("house_add", {"a": 1, "b": 2})) == "3"
+        for uri, words in (("house://one", "inside house://one"), ("other://one", "other's"), ("own://one", "mine")):
+            assert (await client.read_resource(uri)).contents[0].text == words  # type: ignore[union-attr]
+        with pytest.raises(RequestError, match="nowhere"):
+            await client.read_resource("nowhere://one")
+        with pytest.raises(RequestError) as raised:
+            await client.read_resource("broken://one")
+        assert raised.value.code == -32603
+
+
+def _broken() -> str:
+    raise ValueError
+
+
+async def test_a_relay_is_asked_only_for_what_its_server_declares() -> None:
+    async with mounting() as front, behind_a_peer(D, {"tools": {}}) as (_, shown):
+        front.mount(shown, prefix="x_")
+        async with open_client(front, revision=D) as client:
+            assert [each.name for each in await client.list_prompts()] == ["own"]
+            with pytest.raises(RequestError, match="there is no prompt 'x_y'"):
+                await client.get_prompt("x_y")
+            with pytest.raises(RequestError, match="not found"):
+                await client.read_resource("x://y")
+
+
+async def test_a_subscription_goes_to_the_relay_that_has_the_resource() -> None:
+    server, other = build(filter=lambda principal, item: getattr(item, "name", "") != "one"), Server("other")
+    other.resource("other://one", name="one")(lambda: "")
+    async with (
+        mounting(("", server), ("o_", other)) as front,
+        front.running(),
+        open_client(front, revision=D) as client,
+    ):
+        for uri in ("house://two", "other://one", "own://one"):
+            await client.request("resources/subscribe", {"uri": uri})
+        assert listened_to(server) == 1
+        await client.request("resources/unsubscribe", {"uri": "house://two"})
+        await wait_all_tasks_blocked()
+        assert listened_to(server) == 0
+
+
+async def test_relays_that_cannot_be_told_apart_or_filtered_are_not_mounted() -> None:
+    async with mounting(("x_", build())) as front, open_relay(build()) as shown:
+        with pytest.raises(UsageError, match="a relay is mounted here already with the prefix 'x_'"):
+            front.mount(shown, prefix="x_")
+        filtering = Server("filtering", filter=lambda principal, item: True)
+        with pytest.raises(UsageError, match="a server with a filter cannot show the entries of a relay"):
+            filtering.mount(shown, prefix="y_")
+        with pytest.raises(UsageError, match="a server with a filter cannot show the entries of a relay"):
+            filtering.mount(front)
+        middle = Server("middle")
+        filtering.mount(middle)
+        with pytest.raises(UsageError, match="a server with a filter cannot show the entries of a relay"):
+            middle.mount(shown)
+
+
+async def test_arguments_in_headers_of_a_mounted_relay_are_checked() -> None:
+    server = Server("mirrors")
+    schema = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
+    server.add_tool(Tool("ask", schema), lambda ctx, arguments: arguments["region"])
+    async with (
+        mounting(("far_", server)) as front,
+        over_http(front) as url,
+        open_client(url) as client,
+        open_client(url) as ignorant,
+    ):
+        assert "far_ask" in [tool.name for tool in await client.list_tools()]
+        assert text(await client.call_tool("far_ask", {"region": "south"})) == "south"
+        with pytest.raises(RequestError, match="Mcp-Param-Region header is missing"):
+            await ignorant.request("tools/call", {"name": "far_ask", "arguments": {"region": "west"}})
 
 
 # Subscriptions.

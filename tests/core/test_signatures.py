@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
-from trio_mcp.core import show_options
+import pytest
+
+from trio_mcp.core import Icon, Limits, UsageError, check_options, show_options
 
 
 class Options(TypedDict, total=False):
@@ -21,10 +24,67 @@ def test_the_keys_of_a_typed_dict_are_keywords() -> None:
     assert str(inspect.signature(draw)) == shown
 
 
-def test_the_keywords_of_a_function_are_shown_with_their_defaults() -> None:
-    def made(target: str, *, name: str = "x", size: int) -> None: ...
+class Checked(TypedDict, total=False):
+    title: str | None
+    on: bool
+    meta: Mapping[str, Any] | None
+    hook: Callable[[str], Awaitable[str | None]]
+    limits: Limits | None
+    icons: Sequence[Icon] | None
+    names: Sequence[str]
+    size: int
 
-    def draw(**options: Any) -> None: ...
 
-    show_options(draw, made)
-    assert str(inspect.signature(draw)) == "(*, name: 'str' = 'x', size: 'int') -> 'None'"
+@pytest.mark.parametrize(
+    "given",
+    [
+        {
+            "title": "x",
+            "on": False,
+            "meta": {},
+            "hook": print,
+            "limits": Limits(),
+            "icons": [],
+            "names": 3,
+            "size": "x",
+        },
+        {"title": None, "meta": None, "limits": None, "icons": (Icon("https://example.com/i.png"),)},
+        {},
+    ],
+)
+def test_options_of_the_right_types_pass(given: Any) -> None:
+    check_options(given, Checked)
+    check_options(given, Checked, "the tool 'x'")
+
+
+@pytest.mark.parametrize(
+    ("given", "why", "of_an_owner"),
+    [
+        ({"title": 1}, "title must be text, got int", "the title of a tool must be text, not int"),
+        ({"on": "x"}, "on must be True or False, got 'x'", "the on of a tool must be True or False, not 'x'"),
+        ({"meta": "x"}, "meta must be a mapping, got str", "the meta of a tool must be a mapping, not str"),
+        (
+            {"hook": None},
+            "hook must be a function, got NoneType",
+            "the hook of a tool must be a function, not NoneType",
+        ),
+        (
+            {"limits": {}},
+            "limits must be a Limits object, got dict",
+            "the limits of a tool must be a Limits object, not",
+        ),
+        ({"icons": "x"}, "icons must be a list of Icon objects", "the icons of a tool must be a list of Icon objects"),
+        ({"icons": [1]}, "icons must be a list of Icon objects", "the icons of a tool must be a list of Icon objects"),
+        ({"icons": 1}, "icons must be a list of Icon objects", "the icons of a tool must be a list of Icon objects"),
+    ],
+)
+def test_an_option_of_another_type_is_refused(given: Any, why: str, of_an_owner: str) -> None:
+    with pytest.raises(UsageError, match=f"^{why}$"):
+        check_options(given, Checked)
+    with pytest.raises(UsageError, match=f"^{of_an_owner}"):
+        check_options(given, Checked, "a tool")
+
+
+def test_an_unknown_option_is_a_type_error_that_names_the_known_ones() -> None:
+    with pytest.raises(TypeError, match=r"^unknown option 'nam'; the options are name, size$"):
+        check_options({"nam": "x"}, Options)

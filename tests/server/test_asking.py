@@ -469,7 +469,7 @@ async def test_where_no_question_can_be_asked_that_is_said(revision: str, autoju
             await ctx.roots()
         return await call_next(request)
 
-    server._features.middleware = (questioning,)
+    server._catalog.middleware = (questioning,)
     server.completion(lambda value: ["x"])
     completion = {"ref": {"type": "ref/prompt", "name": "greet"}, "argument": {"name": "name", "value": "x"}}
     async with connected(server, revision) as wire:

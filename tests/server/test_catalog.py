@@ -17,8 +17,10 @@ import jsonschema_rs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trio.testing import MockClock
 
 from tests.requirements import req
+from tests.server.wire import WireError, connected
 from trio_mcp.core import (
     INVALID_PARAMS,
     LATEST,
@@ -35,6 +37,7 @@ from trio_mcp.core import (
     Prompt,
     PromptArgument,
     PromptReference,
+    Request,
     RequestError,
     Resource,
     ResourceReference,
@@ -47,11 +50,11 @@ from trio_mcp.core import (
 )
 from trio_mcp.core.schema import templates
 from trio_mcp.server import (
+    CallNext,
     Catalog,
-    Completer,
-    Completing,
     Context,
     Entry,
+    Server,
     completer_of,
     prompt_of,
     raw_prompt,
@@ -112,16 +115,16 @@ def filled() -> Catalog:
 @req("tool-18")
 def test_tools_and_prompts_are_found_by_exactly_their_names() -> None:
     catalog = filled()
-    found = catalog.tool("add")
+    found = catalog.find("tools", "add")
     assert found is not None
-    assert found.prepare(CTX, {"city": "Oslo"})() == "add Oslo"
-    assert catalog.tool("Add") is None
+    assert found.entry.prepare(CTX, {"city": "Oslo"})() == "add Oslo"
+    assert catalog.find("tools", "Add") is None
     catalog.add(tool("Add"))
-    assert catalog.tool("Add") is not catalog.tool("add")
-    review = catalog.prompt("review")
+    assert catalog.find("tools", "Add") is not catalog.find("tools", "add")
+    review = catalog.find("prompts", "review")
     assert review is not None
     assert review.key == "review"
-    assert catalog.prompt("add") is None
+    assert catalog.find("prompts", "add") is None
 
 
 @req("res-22")
@@ -130,7 +133,7 @@ def test_a_fixed_uri_goes_before_templates_and_those_in_the_order_of_registratio
     catalog.add(template("a://x/{rest}"))
     catalog.add(template("a://{+rest}"))
     catalog.add(resource("a://x/fixed"))
-    found = {uri: catalog.resource(uri) for uri in ("a://x/fixed", "a://x/y", "a://z", "b://z")}
+    found = {uri: catalog.find_resource(uri) for uri in ("a://x/fixed", "a://x/y", "a://z", "b://z")}
     assert found.pop("b://z") is None
     assert {uri: (each[0].key, each[1]) for uri, each in found.items() if each} == {
         "a://x/fixed": ("a://x/fixed", {}),
@@ -142,7 +145,7 @@ def test_a_fixed_uri_goes_before_templates_and_those_in_the_order_of_registratio
 @req("res-10")
 @pytest.mark.parametrize("uri", ["a://..", "a://%2e%2e", "a://b%00", "a://%zz", "a://\ud800", "a:", "", "a:B"])
 def test_what_is_no_uri_of_ours_is_not_found(uri: str) -> None:
-    assert filled().resource(uri) is None
+    assert filled().find_resource(uri) is None
 
 
 def test_a_uri_is_prepared_once_for_all_templates_and_not_at_all_if_it_is_too_long(
@@ -159,19 +162,18 @@ def test_a_uri_is_prepared_once_for_all_templates_and_not_at_all_if_it_is_too_lo
 
     monkeypatch.setattr(templates, "quote", quote)
     longest = "t29://".ljust(Limits().uri_length, "é")
-    found = catalog.resource(longest)
+    found = catalog.find_resource(longest)
     assert found is not None
     assert found[1] == {"rest": longest.removeprefix("t29://")}
-    assert catalog.resource(longest + "é") is None
-    with pytest.raises(RequestError, match="there is no resource"):
-        catalog.completer("ref/resource", longest + "é", "rest")
+    assert catalog.find_resource(longest + "é") is None
+    assert catalog.find_completed("ref/resource", longest + "é") is None
     assert prepared == [len(longest)]
 
 
 def test_a_fixed_uri_may_be_as_long_as_it_was_registered() -> None:
     catalog = filled()
     catalog.add(resource(long := "a:".ljust(Limits().uri_length + 1, "b")))
-    assert catalog.resource(long) is not None
+    assert catalog.find_resource(long) is not None
 
 
 # Listing.
@@ -282,7 +284,7 @@ def test_every_list_is_cut_into_pages(revision: Revision, method: str) -> None:
 
 
 @pytest.mark.parametrize("cursor", ["", "nonsense", "YQ==", 3, [], {}, True])
-@pytest.mark.parametrize("allowed", [None, lambda entry: True])
+@pytest.mark.parametrize("allowed", [None, lambda route: True])
 def test_a_cursor_that_is_none_of_ours_is_refused(cursor: Any, allowed: Any) -> None:
     with pytest.raises(RequestError) as caught:
         filled().list("tools/list", LATEST, cursor, 1, allowed)
@@ -326,9 +328,9 @@ def test_what_is_not_allowed_is_not_listed_and_changes_no_kept_page() -> None:
     for name in "abcde":
         catalog.add(tool(name))
     assert walked(catalog, 2) == [["a", "b"], ["c", "d"], ["e"]]
-    assert walked(catalog, 2, allowed=lambda entry: entry.key not in "bd") == [["a", "c"], ["e"]]
+    assert walked(catalog, 2, allowed=lambda route: route.key not in "bd") == [["a", "c"], ["e"]]
     assert walked(catalog, 2) == [["a", "b"], ["c", "d"], ["e"]]
-    assert catalog.list("tools/list", LATEST, allowed=lambda entry: False) == {"tools": []}
+    assert catalog.list("tools/list", LATEST, allowed=lambda route: False) == {"tools": []}
 
 
 @req("page-02", "page-11")
@@ -357,7 +359,7 @@ def test_changes_while_a_client_pages_neither_repeat_nor_hide_what_stays(
                 catalog.add(tool(f"new{added}"))
             elif f"t{number}" not in removed:
                 removed.add(f"t{number}")
-                catalog.remove_tool(f"t{number}")
+                catalog.remove("tools", f"t{number}")
     assert len(set(seen)) == len(seen)
     assert {f"t{number}" for number in range(10)} - removed <= set(seen)
 
@@ -393,10 +395,10 @@ def test_every_change_is_told_after_it_was_made() -> None:
     catalog.on_change.append(lambda change: heard.append((change, [len(names(catalog, method)) for method in LISTS])))
     for entry in (tool("add"), prompt("review"), resource("a:b"), template("a://{x}")):
         catalog.add(entry)
-    catalog.remove_template("a://{x}")
-    catalog.remove_resource("a:b")
-    catalog.remove_prompt("review")
-    catalog.remove_tool("add")
+    catalog.remove("templates", "a://{x}")
+    catalog.remove("resources", "a:b")
+    catalog.remove("prompts", "review")
+    catalog.remove("tools", "add")
     assert heard == [
         (TOOLS_CHANGED, [1, 0, 0, 0]),
         (PROMPTS_CHANGED, [1, 1, 0, 0]),
@@ -414,10 +416,10 @@ def test_every_change_is_told_after_it_was_made() -> None:
 @pytest.mark.parametrize(
     ("remove", "why"),
     [
-        (lambda catalog: catalog.remove_tool("sub"), "there is no tool 'sub' to remove"),
-        (lambda catalog: catalog.remove_prompt("add"), "there is no prompt 'add' to remove"),
-        (lambda catalog: catalog.remove_resource("a://x"), "there is no resource 'a://x' to remove"),
-        (lambda catalog: catalog.remove_template("a:b"), "there is no resource template 'a:b' to remove"),
+        (lambda catalog: catalog.remove("tools", "sub"), "there is no tool 'sub' to remove"),
+        (lambda catalog: catalog.remove("prompts", "add"), "there is no prompt 'add' to remove"),
+        (lambda catalog: catalog.remove("resources", "a://x"), "there is no resource 'a://x' to remove"),
+        (lambda catalog: catalog.remove("templates", "a:b"), "there is no resource template 'a:b' to remove"),
     ],
 )
 def test_what_is_not_there_cannot_be_removed(remove: Callable[[Catalog], None], why: str) -> None:
@@ -431,7 +433,7 @@ def test_kinds_are_what_there_ever_was() -> None:
     assert catalog.kinds == set()
     catalog.add(template("a://{x}"))
     assert catalog.kinds == {"resources"}
-    catalog.remove_template("a://{x}")
+    catalog.remove("templates", "a://{x}")
     catalog.add(tool("add"))
     catalog.add_completer(completer_of(lambda value: []))
     catalog.add(prompt("review"))
@@ -441,26 +443,48 @@ def test_kinds_are_what_there_ever_was() -> None:
 # Completion.
 
 
-def says(*words: str) -> Completer:
+def says(*words: str) -> Entry:
     return completer_of(lambda value: [*words, value])
 
 
-def answer(found: Completing | None, kind: str = "ref/prompt", name: str = "review", argument: str = "code") -> Any:
+def completer(catalog: Catalog, kind: str, name: str, argument: str) -> tuple[Entry, int] | None:
+    route = catalog.find_completed(kind, name)
+    assert route is not None
+    return catalog.completer(route, argument)
+
+
+async def completed(server: Server, kind: str, name: str, argument: str) -> list[str]:
+    """What a client is told that completes the text "x", while the argument "other" has a value."""
+    ref = {"type": kind, "name" if kind == "ref/prompt" else "uri": name}
+    params = {"ref": ref, "argument": {"name": argument, "value": "x"}, "context": {"arguments": {"other": "y"}}}
+    async with connected(server, LATEST.name) as wire:
+        values: list[str] = (await wire.call("completion/complete", params))["completion"]["values"]
+    return values
+
+
+def serving(catalog: Catalog) -> Server:
+    server = Server("completing")
+    server._catalog = catalog
+    catalog.kinds.add("completions")
+    return server
+
+
+def answer(found: tuple[Entry, int] | None) -> Any:
     assert found is not None
-    return found.prepare(CTX, kind, name, argument, "x", {"other": "y"})()
+    return found[0].prepare(CTX, {"value": "x"})()
 
 
 @req("cmpl-08")
 def test_the_nearest_completer_is_found() -> None:
     catalog = filled()
     catalog.add(prompt("explain"))
-    assert catalog.completer("ref/prompt", "review", "code") is None
+    assert completer(catalog, "ref/prompt", "review", "code") is None
     for ref, argument in [
         (None, None), (None, "language"), ("review", None), ("review", "language"), ("a://{x}", "x"),
     ]:  # fmt: skip
         catalog.add_completer(says(f"{ref} {argument}"), ref, argument)
     found = {
-        (kind, name, argument): answer(catalog.completer(kind, name, argument))[0]
+        (kind, name, argument): answer(completer(catalog, kind, name, argument))[0]
         for kind, name, argument in [
             ("ref/prompt", "review", "language"),
             ("ref/prompt", "review", "code"),
@@ -493,11 +517,13 @@ def test_the_nearest_completer_is_found() -> None:
         ("ref/resource", "a:b", "x", "the resource 'a:b' has no argument 'x'"),
     ],
 )
-def test_what_cannot_be_completed_is_refused(kind: str, name: str, argument: str, why: str) -> None:
+async def test_what_cannot_be_completed_is_refused(
+    kind: str, name: str, argument: str, why: str, autojump_clock: MockClock
+) -> None:
     catalog = filled()
     catalog.add_completer(says())
-    with pytest.raises(RequestError) as caught:
-        catalog.completer(kind, name, argument)
+    with pytest.raises(WireError) as caught:
+        await completed(serving(catalog), kind, name, argument)
     assert (caught.value.code, caught.value.message) == (INVALID_PARAMS, why)
 
 
@@ -509,17 +535,22 @@ def test_what_cannot_be_completed_is_refused(kind: str, name: str, argument: str
         ("ref/resource", "a://what", "x", ResourceReference("a://what")),
     ],
 )
-def test_a_completer_gets_what_it_asks_for(kind: str, name: str, argument: str, ref: Any) -> None:
-    def everything(ref: Any, argument: str, arguments: Mapping[str, str], value: str, ctx: Context) -> Any:
-        return ref, argument, arguments, value, ctx
+async def test_a_completer_gets_what_it_asks_for(
+    kind: str, name: str, argument: str, ref: Any, autojump_clock: MockClock
+) -> None:
+    given: list[Any] = []
+
+    def everything(ref: Any, argument: str, arguments: Mapping[str, str], value: str, ctx: Context) -> list[str]:
+        given.extend([ref, argument, arguments, value, ctx.method])
+        return []
 
     catalog = filled()
     catalog.add_completer(completer_of(everything))
-    found = catalog.completer(kind, name, argument)
-    assert found is not None
-    assert found.handler.context == "ctx"
-    assert (found.owners, found.entry.takes) == ((), {argument} | ({"language"} if argument == "code" else set()))
-    assert answer(found, kind, name, argument) == (ref, argument, {"other": "y"}, "x", CTX)
+    route = catalog.find_completed(kind, name)
+    assert route is not None
+    assert (len(route.places), route.entry.takes) == (1, {argument} | ({"language"} if argument == "code" else set()))
+    assert await completed(serving(catalog), kind, name, argument) == []
+    assert given == [ref, argument, {"other": "y"}, "x", "completion/complete"]
 
 
 @pytest.mark.parametrize(
@@ -541,7 +572,7 @@ def test_a_completer_of_nothing_or_for_the_second_time_is_refused(ref: Any, argu
     with pytest.raises(UsageError) as caught:
         catalog.add_completer(says("second"), ref, argument)
     assert str(caught.value).startswith(why)
-    assert answer(catalog.completer("ref/prompt", "review", "code")) == ["first", "x"]
+    assert answer(completer(catalog, "ref/prompt", "review", "code")) == ["first", "x"]
 
 
 def test_completers_go_with_what_they_complete() -> None:
@@ -549,12 +580,12 @@ def test_completers_go_with_what_they_complete() -> None:
     catalog.add_completer(says("old"), "review", "code")
     catalog.add_completer(says("old"), "a://{x}")
     catalog.add_completer(says("any"))
-    catalog.remove_prompt("review")
-    catalog.remove_template("a://{x}")
+    catalog.remove("prompts", "review")
+    catalog.remove("templates", "a://{x}")
     catalog.add(prompt("review"))
     catalog.add(template("a://{x}"))
-    assert answer(catalog.completer("ref/prompt", "review", "code")) == ["any", "x"]
-    assert answer(catalog.completer("ref/resource", "a://{x}", "x")) == ["any", "x"]
+    assert answer(completer(catalog, "ref/prompt", "review", "code")) == ["any", "x"]
+    assert answer(completer(catalog, "ref/resource", "a://{x}", "x")) == ["any", "x"]
 
 
 # Mounting.
@@ -577,19 +608,21 @@ def test_all_that_is_mounted_is_shown_under_its_prefix_and_uris_stay() -> None:
         "resources/list": ["a:b"],
         "resources/templates/list": ["a://{x}"],
     }
-    mounted = outer.tool("math.add")
+    mounted = outer.find("tools", "math.add")
     assert mounted is not None
-    assert (mounted.name, mounted.owners, mounted.model.name) == ("math.add", (inner,), "math.add")
-    assert mounted.inner is inner.tool("add")
-    assert mounted.handler is mounted.inner.handler
-    assert mounted.prepare(CTX, {"city": "Oslo"})() == "add Oslo"
-    review = outer.prompt("math.review")
+    assert mounted.places == ((outer, "math.add"), (inner, "add"))
+    assert mounted.json(LATEST)["name"] == "math.add"
+    own = inner.find("tools", "add")
+    assert own is not None
+    assert mounted.entry is own.entry
+    assert mounted.entry.prepare(CTX, {"city": "Oslo"})() == "add Oslo"
+    review = outer.find("prompts", "math.review")
     assert review is not None
-    assert review.prepare(CTX, {"code": "x"})() == "review"
-    for uri, variables in (("a:b", {}), ("a://y", {"x": "y"})):
-        found = outer.resource(uri)
+    assert review.entry.prepare(CTX, {"code": "x"})() == "review"
+    for uri, key, variables in (("a:b", "a:b", {}), ("a://y", "a://{x}", {"x": "y"})):
+        found = outer.find_resource(uri)
         assert found is not None
-        assert (found[0].owners, found[1]) == ((inner,), variables)
+        assert (found[0].places, found[1]) == (((outer, key), (inner, key)), variables)
     assert {method: names(inner, method)[0] for method in LISTS} == dict(
         zip(LISTS, ["add", "review", "a:b", "a://{x}"], strict=True)
     )
@@ -617,17 +650,16 @@ def test_live_changes_go_up_two_levels() -> None:
     assert names(outer) == ["m_i_add", "m_own"]
     assert names(middle) == ["i_add", "own"]
     assert names(inner) == ["add"]
-    found = outer.tool("m_i_add")
+    found = outer.find("tools", "m_i_add")
     assert found is not None
-    assert found.owners == (middle, inner)
-    assert found.inner.owners == (inner,)
-    assert found.prepare(CTX, {"city": "Oslo"})() == "add Oslo"
-    assert outer.resource("a://y") is not None
-    inner.remove_tool("add")
-    inner.remove_template("a://{x}")
+    assert found.places == ((outer, "m_i_add"), (middle, "i_add"), (inner, "add"))
+    assert found.entry.prepare(CTX, {"city": "Oslo"})() == "add Oslo"
+    assert outer.find_resource("a://y") is not None
+    inner.remove("tools", "add")
+    inner.remove("templates", "a://{x}")
     assert names(outer) == ["m_own"]
     assert names(middle) == ["own"]
-    assert outer.resource("a://y") is None
+    assert outer.find_resource("a://y") is None
     all_three = ["inner", "middle", "outer"]
     assert heard == [
         *((name, TOOLS_CHANGED) for name in all_three),
@@ -652,7 +684,7 @@ def test_kept_pages_are_renewed_by_changes_below() -> None:
     assert names(outer) == []
     inner.add(tool("a"))
     assert names(outer) == ["m_i_a"]
-    inner.remove_tool("a")
+    inner.remove("tools", "a")
     assert names(outer) == []
 
 
@@ -692,7 +724,7 @@ def test_a_clash_anywhere_above_changes_nothing_anywhere(level: int, taken: list
     assert everywhere(*catalogs) == before
     other.add(tool("later"))
     assert everywhere(*catalogs) == before
-    assert outer.tool("m_i_later") is None
+    assert outer.find("tools", "m_i_later") is None
 
 
 def test_a_name_that_grows_too_long_above_changes_nothing() -> None:
@@ -715,7 +747,7 @@ def test_one_catalog_in_two_places_of_another() -> None:
     with pytest.raises(UsageError, match=r"^the resource 'a:b' exists already"):
         shared.add(resource("a:b"))  # its URI would be there twice
     assert everywhere(left, right, shared)[2] == ([], ["tools"])
-    shared.remove_tool("a")
+    shared.remove("tools", "a")
     assert names(top) == []
     elsewhere = Catalog()
     elsewhere.mount(shared, "x")
@@ -762,7 +794,7 @@ class World:
         elif deed == "add":
             catalog.add(tool(rest[1]) if rest[0] == "tools" else resource(f"{rest[1]}:"))
         else:
-            catalog.remove_tool(rest[1]) if rest[0] == "tools" else catalog.remove_resource(f"{rest[1]}:")
+            catalog.remove("tools", rest[1]) if rest[0] == "tools" else catalog.remove("resources", f"{rest[1]}:")
 
     def note(self, deed: str, *what: Any) -> bool:
         """Make a note of it, if it is possible."""
@@ -829,7 +861,7 @@ def test_what_is_mounted_is_removed_where_it_belongs() -> None:
     outer, _, inner = nested()
     inner.add(tool("a"))
     with pytest.raises(UsageError, match=r"^the tool 'm_i_a' belongs to a mounted server; remove it there$"):
-        outer.remove_tool("m_i_a")
+        outer.remove("tools", "m_i_a")
     assert names(outer) == ["m_i_a"]
 
 
@@ -843,35 +875,40 @@ def test_a_part_keeps_nothing_that_it_was_mounted_in() -> None:
         gc.collect()
         assert gone() is None
     part.add(tool("new"))
-    part.remove_tool("new")
-    assert part._above == []
+    part.remove("tools", "new")
+    assert len(part._above) == 0
 
 
-def test_completers_of_a_mounted_catalog_serve_what_is_its_own() -> None:
+async def test_completers_of_a_mounted_catalog_serve_what_is_its_own(autojump_clock: MockClock) -> None:
     outer, middle, inner = nested()
+    passed: list[Catalog] = []
     for catalog in (outer, middle, inner):
+
+        async def note(ctx: Context, request: Request, call_next: CallNext, catalog: Catalog = catalog) -> JsonObject:
+            passed.append(catalog)
+            return await call_next()
+
+        catalog.middleware = [note]
         catalog.add(prompt("review"))
-    inner.add_completer(completer_of(lambda ref: ("inner", ref)))
+    inner.add_completer(completer_of(lambda ref: ["inner", ref.name]))
     assert outer.kinds == middle.kinds == inner.kinds == {"prompts", "completions"}
 
-    def found(name: str) -> tuple[Any, tuple[Catalog, ...]]:
-        completing = outer.completer("ref/prompt", name, "code")
-        assert completing is not None
-        assert completing.entry is outer.prompt(name)
-        return answer(completing, name=name), completing.owners
+    async def found(name: str) -> tuple[list[str], list[Catalog]]:
+        passed.clear()
+        return await completed(serving(outer), "ref/prompt", name, "code"), passed[1:]
 
-    assert found("m_i_review") == (("inner", PromptReference("review")), (middle, inner))
-    assert outer.completer("ref/prompt", "review", "code") is None
-    middle.add_completer(completer_of(lambda ref: ("middle", ref)))
-    assert found("m_i_review") == (("inner", PromptReference("review")), (middle, inner))
-    assert found("m_review") == (("middle", PromptReference("review")), (middle,))
-    middle.add_completer(completer_of(lambda ref: ("middle's own", ref)), "i_review")
-    assert found("m_i_review") == (("middle's own", PromptReference("i_review")), (middle,))
-    outer.add_completer(completer_of(lambda ref: ("outer", ref)))
-    assert found("review") == (("outer", PromptReference("review")), ())
-    assert found("m_review") == (("middle", PromptReference("review")), (middle,))
-    outer.add_completer(completer_of(lambda ref: ("outer's own", ref)), "m_i_review", "code")
-    assert found("m_i_review") == (("outer's own", PromptReference("m_i_review")), ())
+    assert await found("m_i_review") == (["inner", "review"], [middle, inner])
+    assert await found("review") == ([], [])
+    middle.add_completer(completer_of(lambda ref: ["middle", ref.name]))
+    assert await found("m_i_review") == (["inner", "review"], [middle, inner])
+    assert await found("m_review") == (["middle", "review"], [middle])
+    middle.add_completer(completer_of(lambda ref: ["middle's own", ref.name]), "i_review")
+    assert await found("m_i_review") == (["middle's own", "i_review"], [middle])
+    outer.add_completer(completer_of(lambda ref: ["outer", ref.name]))
+    assert await found("review") == (["outer", "review"], [])
+    assert await found("m_review") == (["middle", "review"], [middle])
+    outer.add_completer(completer_of(lambda ref: ["outer's own", ref.name]), "m_i_review", "code")
+    assert await found("m_i_review") == (["outer's own", "m_i_review"], [])
 
 
 def test_mounting_brings_completions() -> None:
@@ -887,14 +924,13 @@ def test_mounting_brings_completions() -> None:
 def test_a_server_that_is_called_loads_neither_models_nor_the_engine() -> None:
     program = """
 import sys
-from trio_mcp.server.catalog import Catalog
-from trio_mcp.server.registration import prompt_of, resource_of, tool_of
+from trio_mcp.server.registry import Catalog, prompt_of, resource_of, tool_of
 def add(a: int, b: float = 0.5, *, names: list[str] | None = None) -> str: return "sum"
 catalog = Catalog()
 catalog.add(tool_of(add))
 catalog.add(prompt_of(lambda code: code, name="p"))
-assert catalog.tool("add").prepare(None, {"a": 1, "names": ["x"]})() == "sum"
-assert catalog.prompt("p").prepare(None, {"code": "x"})() == "x"
+assert catalog.find("tools", "add").entry.prepare(None, {"a": 1, "names": ["x"]})() == "sum"
+assert catalog.find("prompts", "p").entry.prepare(None, {"code": "x"})() == "x"
 dear = ["cattrs", "jsonschema_rs", "trio_mcp.core.models", "trio_mcp.core.content", "trio_mcp.core.codec",
         "trio_mcp.core.schema.validation", "trio_mcp.core.schema.templates", "trio_mcp.core.http.fields",
         "trio_mcp.core.caching"]

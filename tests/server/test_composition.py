@@ -186,7 +186,7 @@ async def test_what_middleware_makes_of_arguments_is_checked(revision: str, auto
     async def spoil(ctx: Context, request: Request, call_next: CallNext) -> Any:
         return await call_next(Request(request.id, request.method, {**request.params, "arguments": {"text": 3}}))
 
-    one.server._features.middleware = [spoil]
+    one.server._catalog.middleware = [spoil]
     async with connected(one.server, revision) as wire:
         with contextlib.suppress(WireError):
             assert (await wire.call("tools/call", {"name": "part_tool"}))["isError"] is True
@@ -322,7 +322,7 @@ async def test_middleware_that_returns_no_result_fails_its_own_call_only(
         return NO_RESULTS[what]
 
     one = part()
-    one.server._features.middleware = [spoil]
+    one.server._catalog.middleware = [spoil]
     async with connected(one.server, revision) as wire:
         result = await wire.call("tools/call", {"name": "part_tool"})
         assert "the server's log says why" in text_of(result)
@@ -427,7 +427,7 @@ async def test_the_filter_of_a_mounted_server_goes_by_its_own_names(
 ) -> None:
     log: list[Any] = []
     top, _, leaf = mounted(log)
-    leaf.server._features.filter = named_other_than(*OWN_NAMES)
+    leaf.server._catalog.filter = named_other_than(*OWN_NAMES)
     method, params, _ = surfaces("leaf", "m_l_")[kind]
     with known_callers():
         async with connected(top.server, revision) as wire:
@@ -446,11 +446,11 @@ async def test_the_filter_of_a_mounted_server_goes_by_its_own_names(
 async def test_the_filters_of_all_servers_have_their_say(revision: str, autojump_clock: MockClock) -> None:
     top, middle, leaf = mounted([])
     for hiding, name in ((top, "m_l_leaf_tool"), (middle, "l_leaf_tool"), (leaf, "leaf_tool")):
-        hiding.server._features.filter = named_other_than(name)
+        hiding.server._catalog.filter = named_other_than(name)
         async with connected(top.server, revision) as wire:
             with pytest.raises(WireError, match="there is no tool 'm_l_leaf_tool'"):
                 await wire.call("tools/call", {"name": "m_l_leaf_tool"})
-        hiding.server._features.filter = None
+        hiding.server._catalog.filter = None
     async with connected(top.server, revision) as wire:
         assert text_of(await wire.call("tools/call", {"name": "m_l_leaf_tool"})) == " by leaf"
 
@@ -469,7 +469,7 @@ async def test_the_middleware_of_a_mounted_server_may_change_what_is_its_own(
         result = await call_next(Request(request.id, request.method, params))
         return {**result, "content": [*result["content"], {"type": "text", "text": "!"}]}
 
-    leaf.server._features.middleware = [shout]
+    leaf.server._catalog.middleware = [shout]
     async with connected(top.server, revision) as wire:
         assert text_of(await wire.call("tools/call", {"name": "m_l_leaf_tool"})) == "hey by leaf\n!"
         assert text_of(await wire.call("tools/call", {"name": "m_middle_tool"})) == " by middle"

@@ -25,17 +25,8 @@ from trio_mcp.core import (
 )
 from trio_mcp.core.http import Mirror
 from trio_mcp.core.schema import Field, InvalidSchema
-from trio_mcp.server import (
-    BadArguments,
-    Catalog,
-    Context,
-    PromptEntry,
-    ResourceEntry,
-    RunMode,
-    TemplateEntry,
-    ToolEntry,
-)
-from trio_mcp.server import registration as entries
+from trio_mcp.server import BadArguments, Catalog, Context, RunMode
+from trio_mcp.server import registry as entries
 
 CTX: Any = object()
 ICONS = [Icon("https://example.com/icon.png")]
@@ -82,8 +73,7 @@ def given(*everything: Any) -> Any:
 
 def test_a_tool_is_what_its_function_says() -> None:
     tool = entries.tool_of(forecast)
-    assert isinstance(tool, ToolEntry)
-    assert (tool.name, tool.kind, tool.replay, tool.owners, tool.mirrors) == ("forecast", "tools", False, (), ())
+    assert (tool.key, tool.kind, tool.replay, tool.mirrors) == ("forecast", "tools", False, ())
     assert tool.handler.how is RunMode.ASYNC
     assert tool.model == Tool(
         "forecast",
@@ -100,7 +90,6 @@ def test_a_tool_is_what_its_function_says() -> None:
         output_schema={"type": "object", "additionalProperties": {"type": "integer"}},
     )
     assert tool.model is tool.model
-    assert str(tool) == "the tool 'forecast'"
 
 
 @req("tool-16")
@@ -145,14 +134,14 @@ async def test_a_tool_is_called_with_its_arguments_and_the_context() -> None:
 
 
 def test_a_partial_has_the_name_of_its_function() -> None:
-    assert entries.tool_of(functools.partial(functools.partial(note), name="x")).name == "note"
+    assert entries.tool_of(functools.partial(functools.partial(note), name="x")).key == "note"
 
 
 @req("tool-06", "tool-16")
 def test_a_raw_tool_is_what_it_says_and_checked_just_the_same() -> None:
     said = Tool("forecast", SCHEMA, description="The forecast.", output_schema={"type": "object"})
     tool = entries.raw_tool(said, given, replay=True, thread=False)
-    assert (tool.name, tool.model, tool.replay, tool.handler.how) == ("forecast", said, True, RunMode.INLINE)
+    assert (tool.key, tool.model, tool.replay, tool.handler.how) == ("forecast", said, True, RunMode.INLINE)
     assert tool.output is not None
     assert tool.output.schema == {"type": "object"}
     assert tool.prepare(CTX, {"city": "Oslo", "more": 1})() == (CTX, {"city": "Oslo", "more": 1})
@@ -175,13 +164,13 @@ def test_a_resource_with_one_uri() -> None:
         today, "weather://today", title="T", mime_type="text/plain", size=5, icons=ICONS, meta=META, cache=hints,
         annotations=Annotations(["user"], 0.5, "2025-06-18"), thread=False, replay=True,
     )  # fmt: skip
-    assert isinstance(entry, ResourceEntry)
+    assert entry.kind == "resources"
     assert entry.model == Resource(
         "today", "weather://today", "text/plain", 5, Annotations(["user"], 0.5, "2025-06-18"),
         title="T", icons=ICONS, meta=META,
     )  # fmt: skip
     assert (entry.key, entry.mime_type, entry.cache, entry.replay) == ("weather://today", "text/plain", hints, True)
-    assert entry.prepare(CTX, "weather://today", {})() == "sunny"
+    assert entry.prepare(CTX, {}, "weather://today")() == "sunny"
     assert entry.takes == frozenset()
 
 
@@ -190,7 +179,7 @@ def test_a_raw_resource() -> None:
     hints = CacheHints(1)
     entry = entries.raw_resource(said, given, cache=hints)
     assert (entry.model, entry.mime_type, entry.cache) == (said, "text/plain", hints)
-    assert entry.prepare(CTX, "weather://today", {})() == (CTX, "weather://today")
+    assert entry.prepare(CTX, {}, "weather://today")() == (CTX, "weather://today")
 
 
 @req("res-22")
@@ -198,13 +187,13 @@ def test_a_resource_with_a_template() -> None:
     entry = entries.resource_of(
         note, "notes://{name}{?kind}", name="a note", mime_type="text/plain", cache=CacheHints(1)
     )
-    assert isinstance(entry, TemplateEntry)
+    assert entry.kind == "templates"
     assert entry.model == ResourceTemplate("a note", "notes://{name}{?kind}", "text/plain", description="A note.")
     assert entry.takes == {"name", "kind"}
     found = entry.match("notes://to%20buy?kind=done")
     assert found == {"name": "to buy", "kind": "done"}
-    assert entry.prepare(CTX, "notes://to%20buy?kind=done", found)() == "to buy done"
-    assert entry.prepare(CTX, "notes://x", {"name": "x"})() == "x todo"
+    assert entry.prepare(CTX, found, "notes://to%20buy?kind=done")() == "to buy done"
+    assert entry.prepare(CTX, {"name": "x"}, "notes://x")() == "x todo"
 
 
 @req("res-10")
@@ -229,14 +218,14 @@ def test_a_resource_with_a_template() -> None:
 def test_a_uri_that_no_template_stands_for_is_no_match(uri: str) -> None:
     catalog = Catalog()
     catalog.add(entries.resource_of(note, "notes://{name}{?kind}"))
-    assert catalog.resource("notes://a?kind=todo") is not None
-    assert catalog.resource(uri) is None
+    assert catalog.find_resource("notes://a?kind=todo") is not None
+    assert catalog.find_resource(uri) is None
 
 
 def test_a_template_refuses_variables_that_did_not_match() -> None:
     entry = entries.resource_of(note, "notes://{name}{?kind}")
     with pytest.raises(BadArguments, match=r"^/kind: must be one of"):
-        entry.prepare(CTX, "notes://a?kind=other", {"name": "a", "kind": "other"})
+        entry.prepare(CTX, {"name": "a", "kind": "other"}, "notes://a?kind=other")
 
 
 @req("res-22")
@@ -246,7 +235,7 @@ def test_a_raw_template() -> None:
     assert (entry.model, entry.mime_type, entry.cache, entry.takes) == (said, "text/plain", CacheHints(1), {"path"})
     variables = entry.match("file:///a/b")
     assert variables == {"path": "a/b"}
-    assert entry.prepare(CTX, "file:///a/b", variables)() == (CTX, "file:///a/b", {"path": "a/b"})
+    assert entry.prepare(CTX, variables, "file:///a/b")() == (CTX, "file:///a/b", {"path": "a/b"})
     everything = entries.raw_template(ResourceTemplate("all", "{+uri}"), given)
     assert everything.match("any://thing") == {"uri": "any://thing"}
 
@@ -254,7 +243,7 @@ def test_a_raw_template() -> None:
 @req("prm-17")
 def test_a_prompt_is_what_its_function_says() -> None:
     prompt = entries.prompt_of(review, title="Review", icons=ICONS, meta=META, replay=True, thread=False)
-    assert isinstance(prompt, PromptEntry)
+    assert prompt.kind == "prompts"
     assert prompt.model == Prompt(
         "review",
         [PromptArgument("code", "what to read", True, title="The code"), PromptArgument("size", None, False)],
@@ -263,7 +252,7 @@ def test_a_prompt_is_what_its_function_says() -> None:
         icons=ICONS,
         meta=META,
     )
-    assert (prompt.name, prompt.description, prompt.replay) == ("review", "Review some code.", True)
+    assert (prompt.key, prompt.description, prompt.replay) == ("review", "Review some code.", True)
     assert prompt.takes == {"code", "size"}
     assert prompt.prepare(CTX, {"code": "x", "size": "large"})() == "x LARGE"
     assert entries.prompt_of(today).model == Prompt("today")
@@ -318,9 +307,9 @@ class Nameless:
 @req("tool-17")
 @pytest.mark.parametrize("name", ["a", "A.b-c_9", "x" * 128, "9"])
 def test_names_that_a_tool_may_have(name: str) -> None:
-    assert entries.tool_of(today, name=name).name == name
-    assert entries.tool_of(untitled(name)).name == name
-    assert entries.raw_tool(Tool(name, SCHEMA), given).name == name
+    assert entries.tool_of(today, name=name).key == name
+    assert entries.tool_of(untitled(name)).key == name
+    assert entries.raw_tool(Tool(name, SCHEMA), given).key == name
 
 
 @req("tool-17")

@@ -82,19 +82,17 @@ from trio_mcp.core.errors import (
     RemoteProtocolError,
     RequestError,
     UsageError,
-    shown,
 )
 from trio_mcp.core.messages import Json, JsonObject, Limits, Request
 from trio_mcp.core.models import CreateMessageResult, ListToolsResult, LoggingMessageParams, Root
 from trio_mcp.core.revisions import LATEST, REVISIONS, Revision, check_meta
-from trio_mcp.core.shares import Shares
+from trio_mcp.core.shares import Shares, holder_of
 from trio_mcp.core.subscriptions import ChangeEvent, ChangeKind, resource_updated
-from trio_mcp.relay.server import ChangeFor, RelayServer, owner_of
+from trio_mcp.relay.server import RelayServer
 from trio_mcp.relay.sessions import UpstreamSession
 from trio_mcp.server.context import Context
-from trio_mcp.server.description import check_list, revisions_of
 from trio_mcp.server.questions import Elicit, ElicitUrl, Inquiry, ListRoots, Sample
-from trio_mcp.server.server import Server
+from trio_mcp.server.server import Server, check_names
 from trio_mcp.transport.nursery import Block, check_trio, open_nursery
 
 if TYPE_CHECKING:
@@ -132,8 +130,8 @@ def open_relay(
 ) -> AbstractAsyncContextManager[Server]:
     """Open a relay: ``async with open_relay(target) as server`` gives a `Server` that presents the one at `target`.
 
-    Inside the block, serve it like any other server, also in several ways at once; it cannot be mounted.  Each client
-    gets its own session with the upstream server, and for a command its own process.
+    Inside the block, serve it like any other server, also in several ways at once, or mount it in another server.  Each
+    client gets its own session with the upstream server, and for a command its own process.
 
     `revisions` are the protocol revisions that the relay offers to clients, and `middleware` handles their requests
     first.  The other options are those of `open_client`, and the exceptions too, at the call and on entering the block.
@@ -146,11 +144,8 @@ def open_relay(
     If a process dies or a connection ends, its running calls fail, and the next request opens it again.  A target that
     is a stream cannot be opened again: then all later requests fail.
     """
-    check_list("asks", asks)
-    for name in asks:
-        if name not in ASKS:
-            raise UsageError(f"each of asks must be one of {', '.join(ASKS)}, got {shown(name)}")
-    revisions_of(revisions)
+    check_names("asks", asks, ASKS)
+    check_names("revisions", revisions, REVISIONS, "revision")
     return _OpenRelay(target, asks, middleware, revisions, options)
 
 
@@ -190,6 +185,20 @@ class _OpenRelay(Block[Server]):
 
 
 # Requests.
+
+_PRINCIPAL = holder_of("", None)
+
+
+def owner_of(link: Any) -> Hashable | None:
+    """The owner of the upstream session that a request on `link` uses: see the second table at the head of this file.
+
+    `link` is a connection, a session, or a single request.  Returns the holder of a principal, the link of a client
+    without one, or None for a single request without a principal.
+    """
+    holder = link.account.holder
+    if isinstance(holder, str) and holder.startswith(str(_PRINCIPAL)):
+        return holder
+    return None if link.alone else link
 
 
 class _RelayedCall:
@@ -329,9 +338,10 @@ class _Relay:
         self._room.set()
         self._room = trio.Event()
 
-    # The methods of `Subscriber`, for the subscriptions of clients.
+    # The methods of `Watcher`, for the subscriptions of clients.
 
     def upstream_of(self, owner: Hashable | None) -> object:
+        """The upstream session that this owner has or would get; None if there is none."""
         if not self.can_reopen and self._upstreams:
             (only,) = self._upstreams.values()
             return only
@@ -515,7 +525,7 @@ class _Upstream:
             page = await _LISTS[method](client, params.get("cursor"))
             self.lists_known = True
             if isinstance(page, ListToolsResult):
-                self._relay.server.mirrored.learn(page.tools)
+                self._relay.server.entries.learn(page.tools)
             return page
         meta = _end_to_end_meta(ctx.meta, self._upstream_revision)
         on_progress = ctx.progress if "progressToken" in ctx.meta else None
@@ -655,7 +665,11 @@ class _Upstream:
             _log.warning("changes of lists are not forwarded any more: %s", error)
 
     def _publish_change(self, change: ChangeEvent) -> None:
-        self._relay.server.publish_change(ChangeFor(change.kind, change.item, self))
+        self._relay.server._publish(change, self._reaches)
+
+    def _reaches(self, link: Any) -> bool:
+        """Whether a connection belongs to a client of this session."""
+        return self._relay.upstream_of(owner_of(link)) is self
 
     async def listen(self, change: ChangeEvent, watch: _WatchedChange) -> None:
         """Forward the changes, in this opening of the session and in later ones.

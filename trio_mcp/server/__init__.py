@@ -8,18 +8,15 @@ from trio_mcp._lazy import lazy_names
 
 if TYPE_CHECKING:
     from trio_mcp.server.arguments import *
-    from trio_mcp.server.catalog import *
     from trio_mcp.server.context import *
-    from trio_mcp.server.description import *
     from trio_mcp.server.dispatch import *
-    from trio_mcp.server.entries import *
     from trio_mcp.server.handlers import *
     from trio_mcp.server.parking import *
     from trio_mcp.server.process import *
     from trio_mcp.server.publishing import *
     from trio_mcp.server.questions import *
     from trio_mcp.server.rates import *
-    from trio_mcp.server.registration import *
+    from trio_mcp.server.registry import *
     from trio_mcp.server.results import *
     from trio_mcp.server.run import *
     from trio_mcp.server.server import *
@@ -30,27 +27,25 @@ else:
         __name__,
         {
             "arguments": "Arguments BadArguments arguments_of text_arguments",
-            "catalog": "CHANGES Catalog LISTS",
             "context": "ClientError ClientGone Context LOG",
-            "description": (
-                "CAPABILITIES check_cache check_hooks check_list check_numbers check_switches experimental_of "
-                "info_of kind_of offers_of revisions_of text_of"
-            ),
-            "dispatch": "CallNext Dispatcher Middleware ServerFeatures",
-            "entries": "Completer Completing Entry PromptEntry ResourceEntry TemplateEntry ToolEntry check_tool_name",
+            "dispatch": "CallNext Dispatcher Middleware",
             "handlers": "Handler RunMode raw typed",
             "parking": "ParkedCall Parking early_answers next_round read_answer write_questions",
             "process": "ProcessLife live parse_address run_stdio serve_stdio watched",
-            "publishing": "ListenerKey ListeningConnection Publisher",
+            "publishing": "ListenerKey ListeningConnection Publisher WatchedListeners Watcher",
             "questions": "Elicit ElicitUrl Inquiry ListRoots Sample UrlElicitationRequired",
             "rates": "Rates",
-            "registration": "completer_of prompt_of raw_prompt raw_resource raw_template raw_tool resource_of tool_of",
+            "registry": (
+                "CAPABILITIES CHANGES Catalog CompletionOptions Entry EntryRoute Filter HandlerOptions KINDS Kind "
+                "LISTS Mount PromptOptions RawResourceOptions RawToolOptions ResourceOptions ToolOptions completer_of "
+                "prompt_of raw_prompt raw_resource raw_template raw_tool resource_of tool_of"
+            ),
             "results": (
                 "BadResult InputRequired OutputSchema ToolError audio completion_result file image prompt_result "
                 "resource_result tool_failure tool_result"
             ),
             "run": "Admission Draining Run RunMember Runs Statistics WaitingRequests",
-            "server": "Server",
+            "server": "Server check_names",
             "session": (
                 "ChargedMessage RequestQueue ServerSession UNFINISHED address_of converse serve_stream socket_of"
             ),

@@ -17,7 +17,8 @@ value or exception into the answer:
 KeyboardInterrupt and cancellation pass through.
 
 A mounted server serves its own entries as if it were alone: the request goes to it under its own name for the entry,
-through its middleware and its filter, with its lifespan.
+through its middleware and its filter, with its lifespan.  A request for an entry that no catalog has goes to the relays
+that are mounted.
 """
 
 from __future__ import annotations
@@ -28,13 +29,12 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
-import attrs
-
 from trio_mcp.core.errors import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
     INVALID_REQUEST,
     MISSING_CLIENT_CAPABILITY,
+    RESOURCE_NOT_FOUND,
     URL_ELICITATION_REQUIRED,
     McpError,
     NotDeclared,
@@ -49,12 +49,11 @@ from trio_mcp.core.messages import CachedResult, JsonObject, Request, parse, to_
 from trio_mcp.core.oauth.principals import Principal, has_scopes
 from trio_mcp.core.revisions import NOTHING, capability_object
 from trio_mcp.server.arguments import BadArguments
-from trio_mcp.server.catalog import LISTS, Catalog
 from trio_mcp.server.context import ClientError, ClientGone, Context
-from trio_mcp.server.entries import Entry, ToolEntry
 from trio_mcp.server.handlers import Handler, RunMode
 from trio_mcp.server.parking import Parking, next_round, write_questions
 from trio_mcp.server.publishing import ListenerKey, Publisher
+from trio_mcp.server.registry import KINDS, LISTS, Catalog, Entry, EntryRoute
 from trio_mcp.server.results import (
     BadResult,
     InputRequired,
@@ -68,15 +67,12 @@ from trio_mcp.server.results import (
 from trio_mcp.server.threads import Threads
 from trio_mcp.transport.nursery import sole
 from trio_mcp.transport.paths import PathRefused
-from trio_mcp.transport.workers import called
 
 if TYPE_CHECKING:
-    from trio_mcp.core.caching import CacheHints
-    from trio_mcp.core.content import Described
     from trio_mcp.core.http.fields import Mirror
     from trio_mcp.core.oauth.resource import Protection
 
-__all__ = ["CallNext", "Dispatcher", "Middleware", "ServerFeatures"]
+__all__ = ["CallNext", "Dispatcher", "Middleware"]
 
 
 class CallNext(Protocol):
@@ -90,39 +86,24 @@ class CallNext(Protocol):
 
 _Serve: TypeAlias = Callable[[Request], Awaitable[JsonObject]]
 Middleware: TypeAlias = Callable[[Context, Request, CallNext], Awaitable[JsonObject]]
-Serve: TypeAlias = "Callable[[Dispatcher, ServerFeatures, Context, Request], Awaitable[JsonObject]]"
-Filter: TypeAlias = "Callable[[Any, Described], bool]"
+Serve: TypeAlias = "Callable[[Dispatcher, Catalog, Context, Request], Awaitable[JsonObject]]"
 
 _log = logging.getLogger("trio_mcp")
 
 
-@attrs.define(eq=False)
-class ServerFeatures:
-    """The catalog and the options of one server, without its runs."""
-
-    catalog: Catalog
-    middleware: Sequence[Middleware]
-    filter: Filter | None
-    protection: Protection | None
-    page_size: int | None
-    cache: Mapping[str, CacheHints]
-
-
 class Dispatcher:
-    """Serves the requests of one running server."""
+    """Serves the requests of one running server.  `lifespans` are the values of its lifespan and of those mounted."""
 
     def __init__(
         self,
-        features: ServerFeatures,
-        parts: Mapping[Catalog, ServerFeatures],
+        catalog: Catalog,
         lifespans: Mapping[Catalog, Any],
         *,
         parking: Parking,
         publisher: Publisher,
         threads: Threads,
     ) -> None:
-        self._features = features
-        self._parts = parts  # the mounted servers
+        self._catalog = catalog
         self._lifespans = lifespans
         self._parking = parking
         self._publisher = publisher
@@ -133,19 +114,20 @@ class Dispatcher:
 
         Raises UsageError if only a mounted server is protected, because it would be open to all clients.
         """
-        if self._features.protection is None and any(part.protection is not None for part in self._parts.values()):
+        if self._catalog.protection is None and any(each.protection is not None for each in self._catalog.parts()):
             raise UsageError(
                 "a mounted server is protected, but the server that is served is not; call protect of the outer server"
             )
-        return self._features.protection
+        return self._catalog.protection
 
     def __call__(self, ctx: Context) -> Awaitable[JsonObject]:
         """Return the result of the request of `ctx`.  Raises the exception of the handler; see `failure`."""
-        return self._served_by(self._features, self._METHODS[ctx.request.method], ctx, ctx.request)
+        return self._served_by(self._catalog, ctx, ctx.request)
 
-    async def _served_by(self, server: ServerFeatures, serve: Serve, ctx: Context, request: Request) -> JsonObject:
+    async def _served_by(self, server: Catalog, ctx: Context, request: Request) -> JsonObject:
         """Serve a request as `server` does: the running server, or a server that is mounted in it."""
-        outer, ctx.lifespan = ctx.lifespan, self._lifespans.get(server.catalog)
+        serve = self._METHODS[ctx.request.method]  # a middleware may replace the request, but not its method
+        outer, ctx.lifespan = ctx.lifespan, self._lifespans.get(server)
         try:
             if not server.middleware:
                 return await serve(self, server, ctx, request)
@@ -212,13 +194,18 @@ class Dispatcher:
 
     # Lists.
 
-    async def _list(self, server: ServerFeatures, ctx: Context, request: Request) -> JsonObject:
-        cursor = request.params.get("cursor")
-        allowed = functools.partial(self._allows, server, ctx.principal) if self._filters else None
-        revision, method = ctx._terms.revision, request.method
-        page = server.catalog.list(method, revision, cursor, server.page_size, allowed)
-        if server.middleware:
-            page = _copy_of(page)
+    async def _list(self, server: Catalog, ctx: Context, request: Request) -> JsonObject:
+        cursor, method = request.params.get("cursor"), request.method
+        allowed = functools.partial(EntryRoute.allowed, principal=ctx.principal) if self._filters else None
+        revision, relays = ctx._terms.revision, server.relays(LISTS[method])
+        if relays and isinstance(cursor, str) and cursor.startswith(_OF_RELAYS):
+            page = await self._list_relayed(server, ctx, request, {KINDS[LISTS[method]].member: []}, cursor)
+        else:
+            page = server.list(method, revision, cursor, server.page_size, allowed)
+            if relays and "nextCursor" not in page:
+                page = await self._list_relayed(server, ctx, request, page, f"{_OF_RELAYS}0.")
+            elif server.middleware:
+                page = _copy_of(page)
         hints = server.cache.get(method)
         if hints is None or method not in revision.cacheable:
             return page
@@ -229,15 +216,41 @@ class Dispatcher:
 
         return page.with_more("hints", hints, hinted) if isinstance(page, CachedResult) else hinted()
 
+    async def _list_relayed(
+        self, server: Catalog, ctx: Context, request: Request, page: JsonObject, cursor: str
+    ) -> JsonObject:
+        """Append a page of a mounted relay to a page of our own.
+
+        The cursor has the number of the relay, and the cursor that its server gave.  Entries that an entry of our own
+        hides are left out.
+        """
+        kind, (number, _, inner) = LISTS[request.method], cursor.removeprefix(_OF_RELAYS).partition(".")
+        relays, member, key = server.relays(kind), KINDS[kind].member, KINDS[kind].key
+        if not number.isdecimal() or int(number) >= len(relays):
+            raise RequestError(INVALID_PARAMS, "the list has changed around the cursor; list again without a cursor")
+        at, mount = int(number), relays[int(number)]
+        inner = inner or ("" if mount.catalog.remote else f"{_OF_RELAYS}0.")
+        params = {name: value for name, value in request.params.items() if name != "cursor"}
+        if inner:
+            params["cursor"] = inner
+        found = await self._served_by(mount.catalog, ctx, Request(request.id, request.method, params))
+        items = [*page[member]]
+        for item in found.get(member, ()):
+            name = item.get(key) if isinstance(item, dict) else None
+            if isinstance(name, str):
+                name = mount.outer(kind, name)
+                if server.find(kind, name) is not None:
+                    continue
+                item = {**item, key: name}
+            items.append(item)
+        following = found.get("nextCursor")
+        if following is not None:
+            return {member: items, "nextCursor": f"{_OF_RELAYS}{at}.{following}"}
+        return {member: items} if at + 1 == len(relays) else {member: items, "nextCursor": f"{_OF_RELAYS}{at + 1}."}
+
     @functools.cached_property
     def _filters(self) -> bool:
-        return any(each.filter is not None for each in (self._features, *self._parts.values()))
-
-    def _allows(self, server: ServerFeatures, principal: Any, entry: Entry) -> bool:
-        """tool-24: the entries that a client sees may depend on its principal, and on no other thing (tool-23)."""
-        if server.filter is not None and called(server.filter, principal, entry.model) is not True:
-            return False  # also if the filter did not return a bool
-        return not entry.owners or self._allows(self._parts[entry.owners[0]], principal, entry.inner)
+        return any(each.filter is not None for each in self._catalog.parts())
 
     # Scopes.  Lists also show tools that need other scopes: a client that does not see a tool never asks for its scope.
 
@@ -249,16 +262,16 @@ class Dispatcher:
     def scopes_for(self, request: Request, principal: Any) -> Sequence[str]:
         """All scopes that this request needs over HTTP."""
         name = request.params.get("name") if request.method == "tools/call" else None
-        entry = self._features.catalog.tool(name) if isinstance(name, str) else None
-        if entry is not None and entry.scopes and not self._allows(self._features, principal, entry):
-            entry = None  # or its scopes would show that it exists
-        return self._required_scopes(() if entry is None else entry.scopes)
+        route = self._catalog.find("tools", name) if isinstance(name, str) else None
+        if route is None or not route.entry.scopes or not route.allowed(principal):
+            return self._required_scopes(())  # the scopes of a hidden tool would show that it exists
+        return self._required_scopes(route.entry.scopes)
 
     def _required_scopes(self, scopes: Sequence[str]) -> Sequence[str]:
-        protection = self._features.protection
+        protection = self._catalog.protection
         return scopes if protection is None else tuple(dict.fromkeys((*protection.scopes, *scopes)))
 
-    def _check_scopes(self, ctx: Context, entry: ToolEntry) -> None:
+    def _check_scopes(self, ctx: Context, entry: Entry) -> None:
         """Raise RequestError for a missing scope, if HTTP itself could not refuse, as on a WebSocket (auth-80).
 
         Scopes exist only over HTTP: the client of a stream, which has no headers, may call all tools.  Over HTTP a
@@ -275,16 +288,18 @@ class Dispatcher:
 
     # Calls.
 
-    async def _call_tool(self, server: ServerFeatures, ctx: Context, request: Request) -> JsonObject:
+    async def _call_tool(self, server: Catalog, ctx: Context, request: Request) -> JsonObject:
         name, arguments = _call_params(request.params)
-        entry, revision = server.catalog.tool(name), ctx._terms.revision
-        if entry is None or (self._filters and not self._allows(server, ctx.principal, entry)):
+        route, revision = server.find("tools", name), ctx._terms.revision
+        if route is None or (self._filters and not route.allowed(ctx.principal)):
             # tool-31: an unknown tool is an error, not a tool result.
-            raise RequestError(INVALID_PARAMS, f"there is no tool {shown(name)}; tools/list names those there are")
+            why = f"there is no tool {shown(name)}; tools/list names those there are"
+            return await self._relayed(server, ctx, request, "tools", name, RequestError(INVALID_PARAMS, why))
+        entry = route.entry
         if entry.scopes:
             self._check_scopes(ctx, entry)
-        if entry.owners:
-            return await self._serve_mounted(entry, Dispatcher._call_tool, ctx, _renamed(request, entry))
+        if len(route.places) > 1:
+            return await self._serve_mounted(route, ctx, request)
         try:
             call = entry.prepare(ctx, arguments)
         except BadArguments as bad:
@@ -293,39 +308,60 @@ class Dispatcher:
             raise RequestError(INVALID_PARAMS, str(bad)) from None  # tool-32
         return await self._run_handler(ctx, entry, call, tool_result, entry.output, name, revision)
 
-    async def _get_prompt(self, server: ServerFeatures, ctx: Context, request: Request) -> JsonObject:
+    async def _get_prompt(self, server: Catalog, ctx: Context, request: Request) -> JsonObject:
         name, arguments = _call_params(request.params)
-        entry, revision = server.catalog.prompt(name), ctx._terms.revision
-        if entry is None or not self._allows(server, ctx.principal, entry):  # prm-08
-            raise RequestError(INVALID_PARAMS, f"there is no prompt {shown(name)}; prompts/list names those there are")
-        if entry.owners:
-            return await self._serve_mounted(entry, Dispatcher._get_prompt, ctx, _renamed(request, entry))
+        route, revision = server.find("prompts", name), ctx._terms.revision
+        if route is None or not route.allowed(ctx.principal):  # prm-08
+            why = f"there is no prompt {shown(name)}; prompts/list names those there are"
+            return await self._relayed(server, ctx, request, "prompts", name, RequestError(INVALID_PARAMS, why))
+        if len(route.places) > 1:
+            return await self._serve_mounted(route, ctx, request)
+        entry = route.entry
         try:
             call = entry.prepare(ctx, arguments)
         except BadArguments as bad:  # prm-08, prm-09, prm-17
             raise RequestError(INVALID_PARAMS, str(bad)) from None
         return await self._run_handler(ctx, entry, call, prompt_result, entry.description, revision)
 
-    async def _read_resource(self, server: ServerFeatures, ctx: Context, request: Request) -> JsonObject:
+    async def _read_resource(self, server: Catalog, ctx: Context, request: Request) -> JsonObject:
         uri, revision = request.params.get("uri"), ctx._terms.revision
         if not isinstance(uri, str):
             raise RequestError(INVALID_PARAMS, "resources/read needs a uri, a string")
-        found = server.catalog.resource(uri)
-        if found is None or not self._allows(server, ctx.principal, found[0]):
-            raise ResourceNotFound(uri)
-        entry, variables = found
-        if entry.owners:
-            return await self._serve_mounted(entry, Dispatcher._read_resource, ctx, request)
-        call = entry.prepare(ctx, uri, variables)  # res-10: the variables of the URI are checked already
+        found = server.find_resource(uri)
+        if found is None or not found[0].allowed(ctx.principal):
+            return await self._relayed(server, ctx, request, "resources", uri, ResourceNotFound(uri))
+        route, variables = found
+        if len(route.places) > 1:
+            return await self._serve_mounted(route, ctx, request)
+        entry = route.entry
+        call = entry.prepare(ctx, variables, uri)
         result = await self._run_handler(ctx, entry, call, resource_result, uri, entry.mime_type, revision)
         complete = result.get("resultType", "complete") == "complete"
         if entry.cache is not None and complete and request.method in revision.cacheable:
             return {**entry.cache.members(), **result}
         return result
 
-    async def _serve_mounted(self, entry: Entry, serve: Serve, ctx: Context, request: Request) -> JsonObject:
-        """Serve a request as the mounted server does that `entry` belongs to."""
-        return await self._served_by(self._parts[entry.owners[0]], serve, ctx, request)
+    async def _serve_mounted(self, route: EntryRoute, ctx: Context, request: Request) -> JsonObject:
+        """Serve a request as the next server on the route does."""
+        catalog, key = route.places[1]
+        return await self._served_by(catalog, ctx, _renamed(request, route.entry.kind, key))
+
+    async def _relayed(
+        self, server: Catalog, ctx: Context, request: Request, kind: str, key: str, missing: RequestError
+    ) -> JsonObject:
+        """Serve a request for an entry that no catalog has by a mounted relay, or raise `missing`.
+
+        The prefix of a name decides which relay is asked.  A URI has none, so all relays are asked until one knows it.
+        """
+        for mount in server.relays(kind, key):
+            inner = mount.inner(kind, key)
+            assert inner is not None
+            try:
+                return await self._served_by(mount.catalog, ctx, _renamed(request, kind, inner))
+            except RequestError as error:
+                if KINDS[kind].prefixed or error.code not in (RESOURCE_NOT_FOUND, INVALID_PARAMS):
+                    raise
+        raise missing
 
     async def _run_handler(
         self, ctx: Context, entry: Entry, call: Callable[[], Any], finish: Callable[..., JsonObject], *options: Any
@@ -359,30 +395,42 @@ class Dispatcher:
 
     # Completion.
 
-    async def _complete(self, server: ServerFeatures, ctx: Context, request: Request) -> JsonObject:
+    async def _complete(self, server: Catalog, ctx: Context, request: Request) -> JsonObject:
         kind, name, argument, value, arguments = _completion_params(request.params)
+        route = server.find_completed(kind, name)
         # cmpl-04: a client may complete the arguments of the entries that it may use.
-        found = server.catalog.completer(kind, name, argument, functools.partial(self._allows, server, ctx.principal))
+        if route is None or not route.allowed(ctx.principal):
+            of, label = (
+                ("prompts", "prompt") if kind == "ref/prompt" else ("templates", "resource or resource template")
+            )
+            missing = RequestError(INVALID_PARAMS, f"there is no {label} {shown(name)}")
+            return await self._relayed(server, ctx, request, of, name, missing)
+        found = server.completer(route, argument)
         if found is None:
             return completion_result([])
-        if found.owners:
-            if kind == "ref/prompt":  # URIs have no prefix
-                ref = {**request.params["ref"], "name": found.entry.inner.key}
-                request = Request(request.id, request.method, {**request.params, "ref": ref})
-            return await self._serve_mounted(found.entry, Dispatcher._complete, ctx, request)
-        return completion_result(
-            await self._run(found.handler, found.prepare(ctx, kind, name, argument, value, arguments), ctx)
-        )
+        completer, at = found
+        if at:
+            return await self._serve_mounted(route, ctx, request)
+        given: dict[str, Any] = {"value": value, "arguments": arguments, "argument": argument}
+        if "ref" in completer.takes:
+            from trio_mcp.core.models import PromptReference, ResourceReference
+
+            given["ref"] = ResourceReference(name) if kind == "ref/resource" else PromptReference(name)
+        call = completer.prepare(ctx, {each: given[each] for each in completer.takes})
+        return completion_result(await self._run(completer.handler, call, ctx))
 
     # Legacy subscriptions.  Modern ones do not come here, because no handler runs for them.
 
-    async def _subscribe(self, server: ServerFeatures, ctx: Context, request: Request) -> JsonObject:
+    async def _subscribe(self, server: Catalog, ctx: Context, request: Request) -> JsonObject:
         uri = request.params.get("uri")
-        if isinstance(uri, str) and not self.may_subscribe(ctx, uri):
-            raise ResourceNotFound(uri)
+        if isinstance(uri, str):
+            if not self.may_subscribe(ctx, uri):
+                raise ResourceNotFound(uri)
+            if not server.remote and server.relays("resources") and server.find_resource(uri) is None:
+                return await self._relayed(server, ctx, request, "resources", uri, ResourceNotFound(uri))
         return self._in_session(ctx, self._publisher.listeners.subscribe)
 
-    async def _unsubscribe(self, server: ServerFeatures, ctx: Context, request: Request) -> JsonObject:
+    async def _unsubscribe(self, server: Catalog, ctx: Context, request: Request) -> JsonObject:
         return self._in_session(ctx, self._publisher.listeners.unsubscribe)
 
     def _in_session(self, ctx: Context, change: Callable[[ListenerKey, JsonObject], JsonObject]) -> JsonObject:
@@ -392,8 +440,7 @@ class Dispatcher:
 
     def mirrors(self, tool: str) -> Sequence[Mirror]:
         """The arguments of a tool that are repeated in HTTP headers."""
-        entry = self._features.catalog.tool(tool)
-        return () if entry is None else entry.mirrors
+        return self._catalog.mirrors(tool)
 
     def may_subscribe(self, ctx: Context, uri: str) -> bool:
         """Whether this client may subscribe to updates of a resource.
@@ -403,8 +450,8 @@ class Dispatcher:
         """
         if not self._filters:
             return True
-        found = self._features.catalog.resource(uri)
-        return found is not None and self._allows(self._features, ctx.principal, found[0])
+        found = self._catalog.find_resource(uri)
+        return found is not None and found[0].allowed(ctx.principal)
 
     _METHODS: ClassVar[Mapping[str, Serve]] = {
         **dict.fromkeys(LISTS, _list),
@@ -435,9 +482,13 @@ def _copy_of(page: JsonObject) -> JsonObject:
     return copy
 
 
-def _renamed(request: Request, entry: Entry) -> Request:
-    """The request with the name that the mounted server uses for the entry."""
-    return Request(request.id, request.method, {**request.params, "name": entry.inner.key})
+def _renamed(request: Request, kind: str, key: str) -> Request:
+    """The request with the name that the next server uses for the entry; URIs have no prefix."""
+    if not KINDS[kind].prefixed:
+        return request
+    params = request.params
+    changed = {"ref": {**params["ref"], "name": key}} if "ref" in params else {"name": key}
+    return Request(request.id, request.method, {**params, **changed})
 
 
 def _described(ctx: Context) -> str:
@@ -478,6 +529,8 @@ def _url_questions(ctx: Context, error: RequestError) -> InputRequired | None:
 
 
 # Params.
+
+_OF_RELAYS = "@"  # begins the cursors of pages of relays; the cursors of `paginate` do not have it
 
 
 def _call_params(params: JsonObject) -> tuple[str, JsonObject]:

@@ -7,7 +7,7 @@ connection that asked, because the answer may come on another one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,9 +17,9 @@ import trio
 from trio_mcp.core.messages import Limits
 from trio_mcp.core.rounds import StateSealer
 from trio_mcp.core.shares import ByteBudget, FairQueue, Shares
-from trio_mcp.server.dispatch import Dispatcher, ServerFeatures
+from trio_mcp.server.dispatch import Dispatcher
 from trio_mcp.server.parking import Parking
-from trio_mcp.server.publishing import Publisher
+from trio_mcp.server.publishing import Publisher, WatchedListeners
 from trio_mcp.server.rates import Rates
 from trio_mcp.server.threads import Threads
 from trio_mcp.transport.nursery import open_nursery
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from trio_mcp.core.session import Offer
-    from trio_mcp.server.catalog import Catalog
+    from trio_mcp.server.publishing import Watcher
+    from trio_mcp.server.registry import Catalog
 
 __all__ = ["Admission", "Draining", "Run", "RunMember", "Runs", "Statistics", "WaitingRequests"]
 
@@ -108,8 +109,7 @@ class Run:
 
     def __init__(
         self,
-        features: ServerFeatures,
-        parts: Mapping[Catalog, ServerFeatures],
+        catalog: Catalog,
         lifespans: Mapping[Catalog, Any],
         nursery: trio.Nursery,
         *,
@@ -119,6 +119,7 @@ class Run:
         sealer: StateSealer,
         threads: int,
         held: bool,
+        watchers: Sequence[Watcher] = (),
     ) -> None:
         self.held = held
         """True: the run ends explicitly, not with its last connection."""
@@ -137,13 +138,12 @@ class Run:
         self.bytes = ByteBudget(limits)
         self.calls = Rates(limits.call_rate, "call_rate")
         self.admission = Admission(limits)
-        self.kinds = features.catalog.kinds
+        self.kinds = catalog.kinds
         """The capabilities that the entries need; the offer is made again when they have grown."""
-        self.publisher = Publisher(limits, window)
+        self.publisher = Publisher(limits, window, WatchedListeners(limits, catalog, watchers) if watchers else None)
         self.parking = Parking(sealer, limits)
         self.dispatcher = Dispatcher(
-            features,
-            parts,
+            catalog,
             lifespans,
             parking=self.parking,
             publisher=self.publisher,

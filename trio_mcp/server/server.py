@@ -9,37 +9,45 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Literal, Never, TypeAlias, TypeVar, Unpack, overload
 
-from trio_mcp.core.errors import UsageError, check_seconds
-from trio_mcp.core.messages import Limits
+from trio_mcp.core.errors import UsageError, check_seconds, shown
+from trio_mcp.core.messages import JsonObject, Limits
 from trio_mcp.core.migration import WithOtherNames
 from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.core.rounds import StateSealer
 from trio_mcp.core.session import Offer
 from trio_mcp.core.signatures import show_options
 from trio_mcp.core.subscriptions import ChangeEvent, resource_updated
-from trio_mcp.server import registration
-from trio_mcp.server.catalog import CHANGES, Catalog
-from trio_mcp.server.description import (
-    CAPABILITIES,
-    check_cache,
-    check_hooks,
-    check_numbers,
-    check_switches,
-    experimental_of,
-    info_of,
-    kind_of,
-    offers_of,
-    revisions_of,
-    text_of,
-)
-from trio_mcp.server.dispatch import Filter, Middleware, ServerFeatures
 from trio_mcp.server.process import live, parse_address, run_stdio
+from trio_mcp.server.registry import (
+    CAPABILITIES,
+    CHANGES,
+    KINDS,
+    LISTS,
+    Catalog,
+    CompletionOptions,
+    Filter,
+    HandlerOptions,
+    PromptOptions,
+    RawResourceOptions,
+    RawToolOptions,
+    ResourceOptions,
+    ToolOptions,
+    completer_of,
+    prompt_of,
+    raw_prompt,
+    raw_resource,
+    raw_template,
+    raw_tool,
+    resource_of,
+    tool_of,
+)
 from trio_mcp.server.run import Draining, Run, Runs, Statistics
 from trio_mcp.server.session import serve_stream
 from trio_mcp.transport.nursery import check_trio, contains_only, open_nursery
@@ -52,14 +60,16 @@ if TYPE_CHECKING:
     import trio
 
     from trio_mcp.core.caching import CacheHints
-    from trio_mcp.core.content import Annotations, Icon, Resource
-    from trio_mcp.core.models import Prompt, ResourceTemplate, Tool, ToolAnnotations
+    from trio_mcp.core.content import Icon, Resource
+    from trio_mcp.core.models import Prompt, ResourceTemplate, Tool
     from trio_mcp.core.oauth.resource import Verify
+    from trio_mcp.server.dispatch import Middleware
     from trio_mcp.server.http.listener import HttpAddress
     from trio_mcp.server.http.options import HttpOptions
+    from trio_mcp.server.publishing import Watcher
     from trio_mcp.transport.wire import Tap
 
-__all__ = ["Server"]
+__all__ = ["Server", "check_names"]
 
 _log = logging.getLogger("trio_mcp")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -142,32 +152,39 @@ class Server(metaclass=WithOtherNames):
             from trio_mcp.core.migration import option_error
 
             raise option_error("Server", min(other), (Server.__init__.__kwdefaults__ or {}))
-        check_numbers(page_size, change_debounce, threads)
-        check_hooks(lifespan, middleware, filter)
+        _check_numbers(page_size, change_debounce, threads)
+        _check_hooks(lifespan, middleware, filter)
         if not isinstance(limits, Limits | None):
             raise UsageError(f"limits must be a Limits object, got {type(limits).__name__}")
-        check_cache(cache or {})
-        self._features = ServerFeatures(Catalog(), tuple(middleware), filter, None, page_size, dict(cache or {}))
+        _check_cache(cache or {})
+        self._catalog = Catalog(tuple(middleware), filter, page_size, dict(cache or {}))
         self._lifespan = lifespan
-        self._info = info_of(name, version, title, description, website_url, icons)
-        self._instructions = text_of("instructions", instructions)
-        self._revisions = revisions_of(revisions)
+        self._info = _info_of(name, version, title, description, website_url, icons)
+        self._instructions = _text_of("instructions", instructions)
+        check_names("revisions", revisions, REVISIONS, "revision")
+        self._revisions = [REVISIONS[name] for name in revisions]
         self._change_debounce = change_debounce
         self._threads = threads
         self._limits = limits if limits is not None else Limits()
         self._sealer = StateSealer(state_keys if state_keys is not None else [os.urandom(32)])
-        self._offers = offers_of(capabilities)
-        check_switches(subscribe=subscribe, list_changed=list_changed)
+        check_names("capabilities", capabilities, CAPABILITIES, "capability")
+        self._offers = frozenset(capabilities)
+        for option, on in (("subscribe", subscribe), ("list_changed", list_changed)):
+            if not isinstance(on, bool):
+                raise UsageError(f"{option} must be True or False, got {on!r}")
         self._told = {"subscribe": subscribe, "listChanged": list_changed}
-        self._experimental = experimental_of(experimental)
+        if not isinstance(experimental, Mapping | None):
+            raise UsageError(f"experimental must be a mapping by name, got {_kind_of(experimental)}")
+        self._experimental = {} if experimental is None else {"experimental": dict(experimental)}
         self._offer: Offer | None = None
         self._offered = 0  # the number of kinds in the catalog when `_offer` was made
         self._mounted: list[Server] = []
         self._runs: set[Run] = set()  # of this server, and of the servers that it is mounted in
         self._own = Runs()
+        self._watcher: Watcher | None = None
         self._shared: Run | None = None  # the run of an open `running` block; all connections use it
         self._sharing = False
-        self._features.catalog.on_change.append(self._publish)
+        self._catalog.on_change.append(self._publish)
         self._current_offer()  # so that wrong options raise now, and not when the first client connects
 
     # Tools, resources, prompts, completions.
@@ -175,21 +192,7 @@ class Server(metaclass=WithOtherNames):
     @overload
     def tool(self, function: F, /) -> F: ...
     @overload
-    def tool(
-        self,
-        *,
-        name: str | None = None,
-        title: str | None = None,
-        description: str | None = None,
-        annotations: ToolAnnotations | None = None,
-        icons: Sequence[Icon] | None = None,
-        meta: Mapping[str, Any] | None = None,
-        scopes: Collection[str] = (),
-        structured: bool = True,
-        thread: bool = True,
-        abandon_on_cancel: bool = True,
-        replay: bool = False,
-    ) -> Callable[[F], F]: ...
+    def tool(self, **options: Unpack[ToolOptions]) -> Callable[[F], F]: ...
     def tool(self, function: Any = None, **options: Any) -> Any:
         """Register a function as a tool: `@server.tool`, or `@server.tool(name="add", ...)`.
 
@@ -211,18 +214,13 @@ class Server(metaclass=WithOtherNames):
         Raises `UsageError` for a name that is taken or not allowed, or a signature or annotation that has no schema.
         Use `add_tool` to write the schema by hand, and `remove_tool` to remove the tool.
         """
-        return self._decorate("tool", registration.tool_of, function, options)
+        return self._decorate("tool", tool_of, function, options)
 
     def add_tool(
         self,
         tool: Tool,
         handler: Callable[..., Any] | None = None,
-        *,
-        scopes: Collection[str] = (),
-        thread: bool = True,
-        abandon_on_cancel: bool = True,
-        replay: bool = False,
-        **other: Never,
+        **options: Unpack[RawToolOptions],
     ) -> None:
         """Add a tool whose schema is written by hand.
 
@@ -230,14 +228,8 @@ class Server(metaclass=WithOtherNames):
         are those of `tool`.  Raises `UsageError` for a name that is taken or not allowed, an invalid schema or a
         handler with other parameters.
         """
-        handler = _handler_of("tool", tool, handler, other)
-        options: dict[str, Any] = {
-            "scopes": scopes,
-            "thread": thread,
-            "abandon_on_cancel": abandon_on_cancel,
-            "replay": replay,
-        }
-        self._features.catalog.add(registration.raw_tool(tool, handler, **options))
+        handler = _handler_of("tools", tool, handler, options, RawToolOptions)
+        self._catalog.add(raw_tool(tool, handler, **options))
 
     def remove_tool(self, name: str) -> None:
         """Remove a tool and notify clients.
@@ -245,29 +237,9 @@ class Server(metaclass=WithOtherNames):
         Running calls continue.  Raises `UsageError` if this server has no such tool, or if the tool belongs to
         a mounted server.
         """
-        self._features.catalog.remove_tool(name)
+        self._catalog.remove("tools", name)
 
-    @overload
-    def resource(self, uri: str) -> Callable[[F], F]: ...
-    @overload
-    def resource(
-        self,
-        uri: str,
-        *,
-        name: str | None = None,
-        title: str | None = None,
-        description: str | None = None,
-        mime_type: str | None = None,
-        size: int | None = None,
-        annotations: Annotations | None = None,
-        icons: Sequence[Icon] | None = None,
-        meta: Mapping[str, Any] | None = None,
-        cache: CacheHints | None = None,
-        thread: bool = True,
-        abandon_on_cancel: bool = True,
-        replay: bool = False,
-    ) -> Callable[[F], F]: ...
-    def resource(self, uri: Any = None, **options: Any) -> Any:
+    def resource(self, uri: str = "", **options: Unpack[ResourceOptions]) -> Callable[[F], F]:
         """Register a function that reads a resource: `@server.resource("notes://today")`.
 
         `uri` is one URI, or a template such as ``notes://{name}`` for many of them; the variables of the template are
@@ -277,11 +249,11 @@ class Server(metaclass=WithOtherNames):
 
         Raises `UsageError` for a URI that is taken or invalid, or if parameters and variables differ.
         """
-        if not isinstance(uri, str):
+        if not uri or not isinstance(uri, str):
             raise UsageError('a resource needs a URI; write @server.resource("notes://{name}")')
 
         def register(function: F) -> F:
-            self._features.catalog.add(_made(registration.resource_of, options, function, uri))
+            self._catalog.add(resource_of(function, uri, **options))
             return function
 
         return register
@@ -290,74 +262,41 @@ class Server(metaclass=WithOtherNames):
         self,
         resource: Resource,
         handler: Callable[..., Any] | None = None,
-        *,
-        cache: CacheHints | None = None,
-        thread: bool = True,
-        abandon_on_cancel: bool = True,
-        replay: bool = False,
-        **other: Never,
+        **options: Unpack[RawResourceOptions],
     ) -> None:
         """Add a resource that is described by hand; `handler(ctx, uri)` reads it.
 
         Raises `UsageError` for a URI that is taken or invalid, or a handler with other parameters.
         """
-        handler = _handler_of("resource", resource, handler, other)
-        options: dict[str, Any] = {
-            "cache": cache,
-            "thread": thread,
-            "abandon_on_cancel": abandon_on_cancel,
-            "replay": replay,
-        }
-        self._features.catalog.add(registration.raw_resource(resource, handler, **options))
+        handler = _handler_of("resources", resource, handler, options, RawResourceOptions)
+        self._catalog.add(raw_resource(resource, handler, **options))
 
     def add_template(
         self,
         template: ResourceTemplate,
         handler: Callable[..., Any] | None = None,
-        *,
-        cache: CacheHints | None = None,
-        thread: bool = True,
-        abandon_on_cancel: bool = True,
-        replay: bool = False,
-        **other: Never,
+        **options: Unpack[RawResourceOptions],
     ) -> None:
         """Add a resource template that is described by hand; `handler(ctx, uri, variables)` reads its resources.
 
         `variables` is a dict of strings.  Raises `UsageError` for a template that is taken or invalid, or a handler
         with other parameters.
         """
-        handler = _handler_of("template", template, handler, other)
-        options: dict[str, Any] = {
-            "cache": cache,
-            "thread": thread,
-            "abandon_on_cancel": abandon_on_cancel,
-            "replay": replay,
-        }
-        self._features.catalog.add(registration.raw_template(template, handler, **options))
+        handler = _handler_of("templates", template, handler, options, RawResourceOptions)
+        self._catalog.add(raw_template(template, handler, **options))
 
     def remove_resource(self, uri: str) -> None:
         """Remove a resource and notify clients.  Raises `UsageError` as `remove_tool` does."""
-        self._features.catalog.remove_resource(uri)
+        self._catalog.remove("resources", uri)
 
     def remove_template(self, uri_template: str) -> None:
         """Remove a resource template and its completions, and notify clients.  Raises `UsageError` as `remove_tool`."""
-        self._features.catalog.remove_template(uri_template)
+        self._catalog.remove("templates", uri_template)
 
     @overload
     def prompt(self, function: F, /) -> F: ...
     @overload
-    def prompt(
-        self,
-        *,
-        name: str | None = None,
-        title: str | None = None,
-        description: str | None = None,
-        icons: Sequence[Icon] | None = None,
-        meta: Mapping[str, Any] | None = None,
-        thread: bool = True,
-        abandon_on_cancel: bool = True,
-        replay: bool = False,
-    ) -> Callable[[F], F]: ...
+    def prompt(self, **options: Unpack[PromptOptions]) -> Callable[[F], F]: ...
     def prompt(self, function: Any = None, **options: Any) -> Any:
         """Register a function as a prompt: `@server.prompt`, or `@server.prompt(name="greeting", ...)`.
 
@@ -366,42 +305,31 @@ class Server(metaclass=WithOtherNames):
 
         Raises `UsageError` for a name that is taken, or a parameter that is not text.
         """
-        return self._decorate("prompt", registration.prompt_of, function, options)
+        return self._decorate("prompt", prompt_of, function, options)
 
     def add_prompt(
         self,
         prompt: Prompt,
         handler: Callable[..., Any] | None = None,
-        *,
-        thread: bool = True,
-        abandon_on_cancel: bool = True,
-        replay: bool = False,
-        **other: Never,
+        **options: Unpack[HandlerOptions],
     ) -> None:
         """Add a prompt that is described by hand.
 
         `handler(ctx, arguments)` gets a dict of strings with all required arguments.  Raises `UsageError` for a name
         that is taken, or a handler with other parameters.
         """
-        handler = _handler_of("prompt", prompt, handler, other)
-        self._features.catalog.add(
-            registration.raw_prompt(prompt, handler, thread=thread, abandon_on_cancel=abandon_on_cancel, replay=replay)
-        )
+        handler = _handler_of("prompts", prompt, handler, options, HandlerOptions)
+        self._catalog.add(raw_prompt(prompt, handler, **options))
 
     def remove_prompt(self, name: str) -> None:
         """Remove a prompt and its completions, and notify clients.  Raises `UsageError` as `remove_tool` does."""
-        self._features.catalog.remove_prompt(name)
+        self._catalog.remove("prompts", name)
 
     @overload
     def completion(self, function: F, /) -> F: ...
     @overload
     def completion(
-        self,
-        ref: str | None = None,
-        argument: str | None = None,
-        *,
-        thread: bool = True,
-        abandon_on_cancel: bool = True,
+        self, ref: str | None = None, argument: str | None = None, **options: Unpack[CompletionOptions]
     ) -> Callable[[F], F]: ...
     def completion(self, ref: Any = None, argument: str | None = None, **options: Any) -> Any:
         """Register a function that completes arguments of prompts and variables of resource templates.
@@ -420,7 +348,7 @@ class Server(metaclass=WithOtherNames):
             return self.completion(**options)(ref)
 
         def register(function: F) -> F:
-            self._features.catalog.add_completer(_made(registration.completer_of, options, function), ref, argument)
+            self._catalog.add_completer(completer_of(function, **options), ref, argument)
             return function
 
         return register
@@ -431,7 +359,7 @@ class Server(metaclass=WithOtherNames):
         if not callable(function):
             how = f"give options by name: @server.{kind}(name={function!r})"
             raise UsageError(f"a decorator takes a function, got {function!r}; {how}")
-        self._features.catalog.add(_made(make, options, function))
+        self._catalog.add(make(function, **options))
         return function
 
     def mount(self, other: Server, *more: Never, prefix: str = "") -> None:
@@ -441,16 +369,20 @@ class Server(metaclass=WithOtherNames):
         passes through the middleware and filter of this server, then through those of `other`.  Each run of
         this server also enters the lifespan of `other`.
 
-        Raises `UsageError` if a name or URI is taken (then nothing is mounted), if `other` is a relay, or if this
-        server is running.
+        `other` may be a relay (`trio_mcp.relay`).  Only its upstream server knows its entries: they are listed after
+        those of this server, an entry of this server hides one of the same name, and requests for unknown names with
+        the prefix and for unknown URIs are sent to it.
+
+        Raises `UsageError` if a name or URI is taken (then nothing is mounted), if this server is running, if it has a
+        filter and `other` is a relay, or if two relays have the same prefix.
         """
         if more:
             raise UsageError(f"mount takes one Server, and the prefix by name; write {_MOUNT}")
         if not isinstance(other, Server):
-            raise UsageError(f"mount takes a Server, got {kind_of(other)}; write {_MOUNT}")
+            raise UsageError(f"mount takes a Server, got {_kind_of(other)}; write {_MOUNT}")
         if self._runs:
             raise UsageError("a running server cannot enter the lifespan of another; mount it before it runs")
-        self._features.catalog.mount(other._features.catalog, prefix)
+        self._catalog.mount(other._catalog, prefix)
         self._mounted.append(other)
 
     def protect(
@@ -480,7 +412,7 @@ class Server(metaclass=WithOtherNames):
 
         if self._runs:
             raise UsageError("a running server cannot be protected; call protect before the server runs")
-        self._features.protection = Protection(verify, authorization_servers, resource, scopes, implies or {})
+        self._catalog.protection = Protection(verify, authorization_servers, resource, scopes, implies or {})
 
     # Changes.
 
@@ -512,9 +444,9 @@ class Server(metaclass=WithOtherNames):
             option = "list_changed" if capability == "listChanged" else capability
             raise UsageError(f"clients cannot be notified of {change}: the server was created with {option}=False")
 
-    def _publish(self, change: ChangeEvent) -> None:
+    def _publish(self, change: ChangeEvent, reaches: Callable[[Any], bool] | None = None) -> None:
         for run in tuple(self._runs):
-            run.publisher.publish(change)
+            run.publisher.publish(change, reaches)
 
     async def _serve_client(self, stream: trio.abc.Stream) -> None:
         """Serve the client of `open_client(server)`, which calls this because it cannot import `serve_stream`."""
@@ -527,7 +459,7 @@ class Server(metaclass=WithOtherNames):
 
         A capability is still declared after its last entry was removed, because clients may still use it.
         """
-        kinds = self._features.catalog.kinds
+        kinds = self._catalog.kinds
         if self._offer is None or len(kinds) != self._offered:  # called for each message; `kinds` only grows
             self._offered = len(kinds)
             capabilities: dict[str, Any] = {"logging": {}, **self._experimental}
@@ -676,35 +608,30 @@ def _check_http_options(options: HttpOptions) -> None:
 
 
 def _handler_of(
-    kind: str, described: object, handler: Callable[..., Any] | None, other: Mapping[str, object]
+    kind: str, described: object, handler: Callable[..., Any] | None, options: Mapping[str, Any], known: Any
 ) -> Callable[..., Any]:
     """Check the arguments of an `add_` method, and return its handler."""
-    model, takes = _RAW[kind]
+    model, takes, name = KINDS[kind].model, KINDS[kind].takes, kind.removesuffix("s")
     if inspect.isroutine(described):
-        made = 'resource("notes://today")' if kind in ("resource", "template") else kind
+        made = 'resource("notes://today")' if kind in ("resources", "templates") else name
         write = f"server.{made}({described.__name__})"
-        raise UsageError(f"add_{kind} takes a {model} and a handler, got a function; write {write}")
-    if other:
-        raise TypeError(f"add_{kind} has no option {min(other)!r}; describe the {kind} in the {model} object")
+        raise UsageError(f"add_{name} takes a {model} and a handler, got a function; write {write}")
+    if unknown := options.keys() - known.__annotations__:
+        raise TypeError(f"add_{name} has no option {min(unknown)!r}; describe the {name} in the {model} object")
     if handler is None:
-        write = f"server.add_{kind}({model}(...), handler), with async def handler({takes})"
-        raise UsageError(f"add_{kind} needs a handler; write {write}")
+        write = f"server.add_{name}({model}(...), handler), with async def handler({', '.join(takes)})"
+        raise UsageError(f"add_{name} needs a handler; write {write}")
     return handler
 
 
-# For each `add_` method: the class that it takes, and the parameters of its handler.
-_RAW = {
-    "tool": ("Tool", "ctx, arguments"),
-    "resource": ("Resource", "ctx, uri"),
-    "template": ("ResourceTemplate", "ctx, uri, variables"),
-    "prompt": ("Prompt", "ctx, arguments"),
-}
-
-
-show_options(Server.tool, registration.tool_of)
-show_options(Server.resource, registration.resource_of)
-show_options(Server.prompt, registration.prompt_of)
-show_options(Server.completion, registration.completer_of)
+show_options(Server.tool, ToolOptions)
+show_options(Server.add_tool, RawToolOptions)
+show_options(Server.resource, ResourceOptions)
+show_options(Server.add_resource, RawResourceOptions)
+show_options(Server.add_template, RawResourceOptions)
+show_options(Server.prompt, PromptOptions)
+show_options(Server.add_prompt, HandlerOptions)
+show_options(Server.completion, CompletionOptions)
 
 
 class _Announcement:
@@ -742,7 +669,7 @@ class _RunningServer:
                     raise UsageError(f"{server._info['name']} is running already")
                 server._sharing = True
                 stack.callback(setattr, server, "_sharing", False)
-            parts = {part._features.catalog: part for part in server._parts()}
+            parts = {part._catalog: part for part in server._parts()}
             lifespans = {}
             for part in (server, *parts.values()):
                 if part._lifespan is not None:
@@ -753,11 +680,10 @@ class _RunningServer:
                             "write @contextlib.asynccontextmanager above it"
                         )
                     lifespan = _LifespanGuard(begun, part._info["name"])
-                    lifespans[part._features.catalog] = await stack.enter_async_context(lifespan)
+                    lifespans[part._catalog] = await stack.enter_async_context(lifespan)
             nursery = await stack.enter_async_context(open_nursery())
             run = Run(
-                server._features,
-                {catalog: part._features for catalog, part in parts.items()},
+                server._catalog,
                 lifespans,
                 nursery,
                 offer=server._current_offer,
@@ -766,6 +692,7 @@ class _RunningServer:
                 sealer=server._sealer,
                 threads=server._threads,
                 held=self._shared,
+                watchers=[part._watcher for part in (server, *parts.values()) if part._watcher is not None],
             )
             server._own.add(run)
             stack.callback(server._own.discard, run)
@@ -825,9 +752,96 @@ class _LifespanGuard(AbstractAsyncContextManager[Any]):
         return ended
 
 
-def _made(make: Callable[..., Any], options: Mapping[str, Any], *given: Any) -> Any:
-    """Make the entry that a decorator registers.  Raises TypeError for an unknown option."""
-    known = [each.name for each in inspect.signature(make).parameters.values() if each.kind is each.KEYWORD_ONLY]
-    if unknown := options.keys() - set(known):
-        raise TypeError(f"unknown option {min(unknown)!r}; the options are {', '.join(known)}")
-    return make(*given, **options)
+# The options of a server.
+
+
+def _kind_of(thing: object) -> str:
+    """Describe a wrong argument for an error message, without its value, which may be a secret."""
+    if isinstance(thing, type):
+        return f"the class {thing.__name__}"
+    return "a function" if inspect.isroutine(thing) else type(thing).__name__
+
+
+def _text_of(option: str, text: str | None) -> str | None:
+    """Check an option that must be text or None."""
+    if text is not None and not isinstance(text, str):
+        raise UsageError(f"the {option} of a server must be text, got {type(text).__name__}")
+    return text
+
+
+def _info_of(
+    name: str,
+    version: str,
+    title: str | None,
+    description: str | None,
+    website_url: str | None,
+    icons: Sequence[Icon] | None,
+) -> JsonObject:
+    """Make the identity of a server (`serverInfo`)."""
+    given = {"name": name, "version": version, "title": title, "description": description, "websiteUrl": website_url}
+    if not name:
+        raise UsageError("a server needs a name, which clients show")
+    info: JsonObject = {key: text for key, value in given.items() if (text := _text_of(key, value)) is not None}
+    if icons is not None:
+        from trio_mcp.core.codec import to_json
+        from trio_mcp.core.content import Icon
+        from trio_mcp.core.revisions import LATEST
+
+        if not all(isinstance(icon, Icon) for icon in icons):
+            raise UsageError("the icons of a server must be a list of Icon objects")
+        info["icons"] = [to_json(icon, LATEST) for icon in icons]
+    return info
+
+
+def check_names(option: str, names: Collection[str], known: Collection[str], one: str = "") -> None:
+    """Raise UsageError unless all names are known; `one` is the word for one of them.  A str is a list of letters."""
+    if isinstance(names, str):
+        raise UsageError(f"{option} must be a list, also of one name: {option}=[{shown(names)}]")
+    for name in names:
+        if name not in known and one:
+            raise UsageError(f"unknown {one} {name!r}; the {option} are {', '.join(known)}")
+        if name not in known:
+            raise UsageError(f"each of {option} must be one of {', '.join(known)}, got {shown(name)}")
+
+
+def _check_numbers(page_size: int | None, change_debounce: float, threads: int) -> None:
+    if page_size is not None and (type(page_size) is not int or page_size < 1):
+        raise UsageError(f"page_size must be a number of items, 1 or more, or None for one page, got {page_size!r}")
+    if type(change_debounce) not in (int, float) or not 0 <= change_debounce < math.inf:
+        raise UsageError(f"change_debounce must be a number of seconds, 0 or more, got {change_debounce!r}")
+    if type(threads) is not int or threads < 1:
+        raise UsageError(f"threads must be a number of threads, 1 or more, got {threads!r}")
+
+
+def _check_hooks(lifespan: Any, middleware: Any, filter: Any) -> None:
+    if not isinstance(middleware, Sequence) or not all(map(callable, middleware)):
+        raise UsageError(
+            f"middleware must be a list of async def (ctx, request, call_next), got {_kind_of(middleware)}"
+        )
+    for name, hook in (("lifespan", lifespan), ("filter", filter)):
+        if hook is not None and not callable(hook):
+            raise UsageError(f"{name} must be a function, got {type(hook).__name__}")
+    calls = [("middleware", each, "ctx, request, call_next") for each in middleware]
+    calls += [("lifespan", lifespan, "server"), ("filter", filter, "principal, item")]
+    for name, hook, takes in calls:
+        try:
+            # Hooks of other packages have other parameters.  Some builtins have no signature.
+            if hook is not None:
+                inspect.signature(hook).bind(*takes.split(", "))
+        except TypeError as error:
+            of = getattr(hook, "__qualname__", type(hook).__name__)
+            raise UsageError(f"{name} is called with ({takes}), but {of} has other parameters: {error}") from None
+        except ValueError:
+            pass
+    if inspect.iscoroutinefunction(filter) or inspect.iscoroutinefunction(type(filter).__call__):
+        raise UsageError("filter must be a plain function, got an async function; it cannot wait")
+
+
+def _check_cache(cache: Mapping[str, CacheHints]) -> None:
+    for method, hints in cache.items():
+        if method not in LISTS:
+            raise UsageError(f"cache: unknown list {method!r}; the lists are {', '.join(LISTS)}")
+        from trio_mcp.core.caching import CacheHints
+
+        if not isinstance(hints, CacheHints):
+            raise UsageError(f"cache: the hints for {method} must be CacheHints, not {type(hints).__name__}")

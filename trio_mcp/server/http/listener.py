@@ -423,7 +423,7 @@ def _socket_name(listener: Listener) -> Any:
 
 
 def _check_exposure(bound: Sequence[Listener], options: HttpOptions, server: Server) -> None:
-    named = server._features.protection is not None and server._features.protection.host is not None
+    named = server._catalog.protection is not None and server._catalog.protection.host is not None
     if named or "allowed_hosts" in options or "public_url" in options:
         return
     for listener in bound:
