@@ -8,19 +8,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from attrs import evolve
 
+from tests.bench.__main__ import measured
 from tests.bench.against import Comparison, subjects_of
 from tests.bench.calls import HOME, WAYS, Walk
-from tests.bench.measures import Figure
+from tests.bench.measures import Figure, Measure
 from tests.bench.plot import Panel, drawn
 from tests.bench.report import Outcome, as_json, shown
 from tests.bench.rows import ROWS, Aim, Row, Seen, chosen
+from tests.bench.works import WORKS
 
 ROOT = Path(__file__).parent.parent
 
@@ -62,6 +66,42 @@ def test_an_aim_is_a_ratio_of_the_best_rounds() -> None:
     assert not slower.met
     assert shown(slower).endswith("  missed")
     assert "2.70 (2.70-2.70) > 2.60" in shown(slower)
+
+
+def test_the_ratios_to_all_are_shown_side_by_side() -> None:
+    seen = outcome(row_of(Aim(peer=1.0)), ours=[30], bare=[10], typescript=[20], python=[60])
+    assert [each and each.of_best for each in seen.to_peers] == [1.5, 0.5]
+    assert [each and each.at_most for each in seen.to_peers] == [1.0, None]  # of the better one
+    for ratio in ("3.00 (3.00-3.00)", "1.50 (1.50-1.50) > 1.00", "0.50 (0.50-0.50)"):
+        assert ratio in shown(seen)
+
+
+def test_an_aim_may_be_a_figure_where_there_is_nothing_to_compare() -> None:
+    row = row_of(Aim(most=10.0))
+    assert outcome(row, ours=[12, 10]).met
+    assert not outcome(row, ours=[12, 11]).met
+    assert "a row, µs (<= 10)" in shown(outcome(row, ours=[12, 11]))
+
+
+def test_a_row_of_calls_is_measured_after_its_load_for_some_seconds() -> None:
+    times: list[float] = []
+
+    def prepare(stack: object, subject: str) -> Measure:
+        def measure(seconds: float) -> Figure:
+            times.append(time.monotonic())
+            time.sleep(0.01)
+            return Figure(1)
+
+        return measure
+
+    begun = time.monotonic()
+    row = Row("a row", "µs", prepare)
+    assert len(measured(row, ["ours"], 2, 0.0, warm_up=0.1)["ours"]) == 2
+    assert len(times) > 2
+    assert times[-2] - begun >= 0.1
+    times.clear()
+    measured(evolve(row, warm=False), ["ours"], 2, 0.0, warm_up=0.1)
+    assert len(times) == 2
 
 
 def test_what_was_not_measured_is_compared_with_nothing() -> None:
@@ -166,18 +206,21 @@ def test_the_way_of_a_call_is_counted() -> None:
         "HTTP, SSE, session, 16 connections",
         "HTTP, SSE, modern, 2,000 reports of progress, each",
         "HTTP, memory of an idle GET stream, each of 1,000",
+        *(f"stdio, {work}, session, 64 in flight" for work in WORKS),
+        *(f"HTTP, {work}, modern, 64 connections" for work in WORKS),
         "client, stdio, session, 16 in flight",
         "client, HTTP, modern, 16 in flight",
     ],
 )
 def test_a_row_can_be_measured(words: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.bench", *words.split(), "--only", "ours", "bare", "--rounds", "1"]
+    command = [sys.executable, "-m", "tests.bench", *words.split(), "--only", "ours", "bare"]
+    quick = ["--rounds", "1", "--seconds", "0", "--warm-up", "0"]
     seen = tmp_path / "seen.json"
     done = subprocess.run(
-        [*command, "--seconds", "0", "--json", str(seen)], cwd=ROOT, capture_output=True, text=True, check=False
+        [*command, *quick, "--json", str(seen)], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert (done.returncode in (0, 1), done.stderr) == (True, "")
-    (row,) = json.loads(seen.read_text())["rows"]
+    (row,) = [each for each in json.loads(seen.read_text())["rows"] if each["subject"] == "ours"]
     assert row["row"] == words
     assert all(value > 0 for value in row["values"].values())
     assert row["values"].keys() == {"ours", "bare"}

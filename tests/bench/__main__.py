@@ -15,6 +15,7 @@ import argparse
 import json
 import resource
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
@@ -29,20 +30,24 @@ from tests.bench.subjects import checked_out
 from tests.peers.installed import NotHere
 
 ROUNDS, AGAINST_ROUNDS, SECONDS = 7, 15, 0.3
+WARM_UP = 3.0  # seconds: by then node has compiled what it calls most, and costs a third of what it did at first
 FILES = 16_384  # 5,000 streams, and what else there is
 PAGES = {"growth": growth.main, "calls": calls.main}
 # It cannot be had here, has no place for so many, answered wrongly, or has gone.
 FAILURES = (NotHere, Refused, AssertionError, OSError)
 
 
-def measured(row: Row, subjects: Sequence[str], rounds: int, seconds: float) -> dict[str, list[Figure]]:
-    """For each subject that there is, what each round gave."""
+def measured(row: Row, subjects: Sequence[str], rounds: int, seconds: float, warm_up: float) -> dict[str, list[Figure]]:
+    """For each subject that there is, what each round gave after so many seconds of warm-up."""
     figures: dict[str, list[Figure]] = {}
     with ExitStack() as stack:
         measures = {}
         for each in subjects:
             try:
                 measures[each] = row.prepare(stack, each)
+                begun = time.monotonic()
+                while row.warm and time.monotonic() - begun < warm_up:
+                    measures[each](seconds)
             except FAILURES as reason:
                 complain(row, each, reason)
         for number in range(min(rounds, row.rounds or rounds)):
@@ -67,7 +72,7 @@ def against(commit: str, rows: Sequence[Row], rounds: int, seconds: float, limit
     with checked_out(commit):
         print(HEAD_AGAINST, flush=True)
         for row in rows:
-            figures = measured(row, subjects_of(row), rounds, seconds)
+            figures = measured(row, subjects_of(row), rounds, seconds, warm_up=0.0)
             for each in Comparison.of(row, figures):
                 dearer += each.dearer(limit)
                 print(each.shown(limit), flush=True)
@@ -86,6 +91,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--limit", type=float, default=LIMIT, help="how much dearer a row may be (%(default)s)")
     parser.add_argument("--rounds", type=int, help=f"{ROUNDS}, and {AGAINST_ROUNDS} with --against")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of each round, about")
+    parser.add_argument(
+        "--warm-up", type=float, default=WARM_UP, help="seconds of load before the rounds (%(default)s)"
+    )
     parser.add_argument("--json", metavar="FILE", help="write what was measured there, too")
     given = parser.parse_args(arguments)
     if given.list:
@@ -102,7 +110,7 @@ def main(arguments: Sequence[str]) -> int:
     print(HEAD, flush=True)
     for row in rows:
         subjects = [each for each in row.subjects if given.only is None or each in given.only]
-        figures = measured(row, subjects, given.rounds or ROUNDS, given.seconds)
+        figures = measured(row, subjects, given.rounds or ROUNDS, given.seconds, given.warm_up)
         missing |= "ours" not in figures
         for subject in figures:
             if subject.startswith("ours"):

@@ -18,7 +18,8 @@ from tests.bench.rows import Row
 __all__ = ["HEAD", "LIMIT", "Comparison", "subjects_of"]
 
 LIMIT = 0.03
-HEAD = f"{'':<64}{'before':>10}{'now':>10}{'now / before':>14}{'spread':>9}"
+WIDTH = 76
+HEAD = f"{'':<{WIDTH}}{'before':>10}{'now':>10}{'now / before':>14}{'spread':>9}"
 
 
 def subjects_of(row: Row) -> list[str]:
@@ -67,4 +68,4 @@ class Comparison:
         codec = self.subject.partition("+")[2]
         name = f"{self.row.name}{f', {codec}' if codec else ''}, {self.row.unit}"
         costs = "".join(f"{statistics.median(each.cost for each in side):>10.4g}" for side in (self.before, self.now))
-        return f"{name:<64}{costs}{self.ratio:>14.3f}{self.spread:>9.3f}{'  dearer' if self.dearer(limit) else ''}"
+        return f"{name:<{WIDTH}}{costs}{self.ratio:>14.3f}{self.spread:>9.3f}{'  dearer' if self.dearer(limit) else ''}"

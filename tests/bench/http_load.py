@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 import select
 import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from tests.bench.messages import INITIALIZE, MODERN, REVISIONS, Template, encoded
 from tests.bench.stdio_load import PATIENCE, Spent, Stopwatch
 from tests.bench.subjects import Usage, running
 
-__all__ = ["EITHER", "STREAM", "Caller", "Refused", "answered", "calls", "exchange", "listening"]
+__all__ = ["EITHER", "STREAM", "Caller", "Ears", "Refused", "answered", "calls", "exchange", "listening"]
 
 CHUNK = 1 << 18
 TAIL = 500  # of what was heard, to complain about
@@ -54,8 +55,9 @@ class Caller:
         fields = {"Accept": self._accept, "Content-Type": "application/json", "Content-Length": str(len(body))}
         if self._era == "modern":
             fields["Mcp-Method"] = message["method"]
-            if "name" in message["params"]:
-                fields["Mcp-Name"] = message["params"]["name"]
+            name = message["params"].get("name", message["params"].get("uri"))
+            if name is not None:
+                fields["Mcp-Name"] = name
         return self._head("POST", fields) + body
 
     def _head(self, method: str, fields: Mapping[str, str]) -> bytes:
@@ -107,6 +109,44 @@ class Caller:
         head = self.socket.recv(CHUNK)
         if not head.startswith(b"HTTP/1.1 200") or STREAM.encode() not in head.lower():
             raise Refused(head.decode())
+
+
+class Ears:
+    """Waits until all these listeners have got a notice.  It is not read before the end of the block."""
+
+    def __init__(self, listeners: Sequence[Caller]) -> None:
+        self._sockets = {each.socket.fileno(): each.socket for each in listeners}
+        for each in self._sockets.values():
+            each.setblocking(False)
+
+    def __enter__(self) -> Ears:
+        self._read()
+        self._deaf = set(self._sockets)
+        self._until = time.monotonic() + PATIENCE
+        self._poll = select.epoll(len(self._sockets))
+        for fd in self._sockets:
+            self._poll.register(fd, select.EPOLLIN | select.EPOLLET)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._poll.close()
+
+    def all_have_heard(self) -> bool:
+        """May be True too early where a keep-alive has come; `count` says how many have got what they wait for."""
+        self._deaf.difference_update(fd for fd, _ in self._poll.poll(0))
+        assert not self._deaf or time.monotonic() < self._until, f"{len(self._deaf)} listeners have heard nothing"
+        return not self._deaf
+
+    def count(self, sign: bytes) -> int:
+        """How many of them have got these bytes."""
+        return sum(sign in each for each in self._read())
+
+    def _read(self) -> list[bytes]:
+        heard = []
+        for each in self._sockets.values():
+            with suppress(BlockingIOError):
+                heard.append(each.recv(CHUNK))
+        return heard
 
 
 def exchange(callers: Sequence[Caller], number: int, sign: bytes) -> None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import statistics
 import subprocess
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import count
+from typing import Any
 
 import attrs
 
@@ -19,11 +21,13 @@ from tests.bench import http_load
 from tests.bench.messages import TEXT, Template, call, encoded, request
 from tests.bench.stdio_load import Pipes, Spent, spoken_to
 from tests.bench.subjects import client_command, running, server_command
+from tests.bench.works import WORKS
 
 __all__ = ["Figure", "Measure", "Pace", "Prepare"]
 
 MOST = 20_000  # calls of one round
 WARM = 300
+KEEP_ALIVE = 15.0  # seconds between two comments on a stream
 
 
 @attrs.frozen
@@ -61,13 +65,25 @@ def _checked(heard: bytes, calls: int, sign: bytes) -> None:
 def stdio_calls(era: str, in_flight: int, stack: ExitStack, subject: str) -> Measure:
     """CPU of the server for an echo, in µs."""
     pipes = stack.enter_context(spoken_to(server_command(subject, "stdio"), era))
-    template, pace = Template(encoded(call(era)) + b"\n"), Pace(max(WARM, in_flight))
+    return _stdio_requests(pipes, call(era), TEXT.encode(), in_flight)
+
+
+def stdio_works(work: str, era: str, in_flight: int, stack: ExitStack, subject: str) -> Measure:
+    """CPU of the server for a request of `works.py`, in µs."""
+    pipes = stack.enter_context(spoken_to(server_command(subject, "stdio", works=True), era))
+    asked = WORKS[work]
+    return _stdio_requests(pipes, request(era, asked.method, asked.params), asked.sign, in_flight)
+
+
+def _stdio_requests(pipes: Pipes, message: Any, sign: bytes, in_flight: int) -> Measure:
+    """CPU of the server for this message, whose answer has this sign, in µs."""
+    template, pace = Template(encoded(message) + b"\n"), Pace(max(WARM, in_flight))
 
     def measure(seconds: float) -> Figure:
         number = pace.calls(seconds)
         lines = [template.take() for _ in range(number)]
         spent, heard = pipes.calls(lines, in_flight)
-        _checked(heard, number, TEXT.encode())
+        _checked(heard, number, sign)
         pace.seen(number, spent)
         return Figure(spent.cpu / number * 1e6, spent.busy)
 
@@ -211,17 +227,32 @@ def _accept(subject: str, style: str) -> str:
 
 def http_calls(style: str, era: str, connections: int, stack: ExitStack, subject: str) -> Measure:
     """CPU of the server for an echo, in µs."""
-    usage, port = stack.enter_context(http_load.listening(server_command(subject, "http", style=style)))
-    callers = [http_load.Caller(port, era, _accept(subject, style)) for _ in range(connections)]
-    message, pace = call(era), Pace(max(WARM, connections))
+    command = server_command(subject, "http", style=style)
+    return _http_requests(command, _accept(subject, style), era, call(era), TEXT.encode(), connections, stack)
+
+
+def http_works(work: str, era: str, connections: int, stack: ExitStack, subject: str) -> Measure:
+    """CPU of the server for a request of `works.py`, which is answered by JSON, in µs."""
+    command, asked = server_command(subject, "http", works=True), WORKS[work]
+    message = request(era, asked.method, asked.params)
+    return _http_requests(command, http_load.EITHER, era, message, asked.sign, connections, stack)
+
+
+def _http_requests(
+    command: list[str], accept: str, era: str, message: Any, sign: bytes, connections: int, stack: ExitStack
+) -> Measure:
+    """CPU of the server for this message, whose answer has this sign, in µs."""
+    usage, port = stack.enter_context(http_load.listening(command))
+    callers = [http_load.Caller(port, era, accept) for _ in range(connections)]
+    pace = Pace(max(WARM, connections))
     for each in callers:
         stack.callback(each.socket.close)
         each.prepare(message)
-    http_load.answered(callers[0], message, streams=style == "sse")
+    http_load.answered(callers[0], message, streams=command[-1] == "sse")
 
     def measure(seconds: float) -> Figure:
         number = pace.calls(seconds)
-        spent = http_load.calls(usage, callers, number, TEXT.encode())
+        spent = http_load.calls(usage, callers, number, sign)
         pace.seen(number, spent)
         return Figure(spent.cpu / number * 1e6, spent.busy)
 
@@ -283,6 +314,54 @@ def idle_streams(era: str, number: int, stack: ExitStack, subject: str) -> Measu
             return Figure((usage.resident() - before) * 1.024 / number)
 
     return measure
+
+
+def http_notice(era: str, number: int, stack: ExitStack, subject: str) -> Measure:
+    """Milliseconds by the clock that another client's call takes at most while so many listeners get a notice."""
+    _, port = stack.enter_context(http_load.listening(server_command(subject, "http", works=True)))
+    listeners = [_listener(port, era, stack) for _ in range(number)]
+    speaker, other = (http_load.Caller(port, era) for _ in range(2))
+    for each, message in ((speaker, call(era, "announce", {})), (other, call(era))):
+        stack.callback(each.socket.close)
+        each.prepare(message)
+
+    def measure(seconds: float) -> Figure:
+        with http_load.Ears(listeners) as ears:
+            other.ask(other.template.take())
+            speaker.next()
+            longest = 0.0
+            while not ears.all_have_heard():
+                for _ in range(20):
+                    begun = time.perf_counter()
+                    other.ask(other.template.take())
+                    longest = max(longest, time.perf_counter() - begun)
+            assert ears.count(b"list_changed") > 0.99 * number
+        return Figure(longest * 1e3)
+
+    measure(0)
+    return measure
+
+
+def keep_alives(era: str, number: int, stack: ExitStack, subject: str) -> Measure:
+    """Milliseconds of CPU of the server for each second in which so many streams stand open and nothing is said."""
+    usage, port = stack.enter_context(http_load.listening(server_command(subject, "http", works=True)))
+    for _ in range(number):
+        _listener(port, era, stack)
+
+    def measure(seconds: float) -> Figure:
+        begun, cpu = time.perf_counter(), usage.cpu()
+        time.sleep(KEEP_ALIVE)  # in which each stream gets one
+        return Figure((usage.cpu() - cpu) / (time.perf_counter() - begun) * 1e3)
+
+    return measure
+
+
+def _listener(port: int, era: str, stack: ExitStack) -> http_load.Caller:
+    """A client with an open stream."""
+    caller = http_load.Caller(port, era)
+    stack.callback(caller.socket.close)
+    caller.stream()
+    return caller
 
 
 # Clients.

@@ -16,7 +16,10 @@ from tests.bench.rows import Aim, Row
 __all__ = ["HEAD", "Outcome", "as_json", "shown"]
 
 PEERS = ("typescript", "python")
-HEAD = f"{'':<64}{'bare':>9}{'ts':>9}{'py':>9}{'ours':>9}{'ours / bare':>26}{'ours / better peer':>26}{'load':>7}"
+WIDTH = 76
+_COSTS = "".join(f"{each:>9}" for each in ("bare", "ts", "py", "ours"))
+_RATIOS = "".join(f"{'ours / ' + each:>26}" for each in ("bare", "ts", "py"))
+HEAD = f"{'':<{WIDTH}}{_COSTS}{_RATIOS}{'load':>7}"
 
 
 @attrs.frozen
@@ -80,12 +83,18 @@ class Outcome:
         return self.ratio(self.bare, self.aim.bare)
 
     @property
+    def to_peers(self) -> list[Ratio | None]:
+        """To each of the SDKs; the aim is at the better one."""
+        return [self.ratio(each, self.aim.peer if each == self.peer else None) for each in PEERS]
+
+    @property
     def to_peer(self) -> Ratio | None:
         return self.ratio(self.peer, self.aim.peer)
 
     @property
     def met(self) -> bool:
-        return all(each is None or each.met for each in (self.to_bare, self.to_peer))
+        ratios = all(each is None or each.met for each in (self.to_bare, self.to_peer))
+        return ratios and (self.aim.most is None or (self.cost(self.subject) or 0.0) <= self.aim.most)
 
     @property
     def busy(self) -> float | None:
@@ -108,11 +117,12 @@ def _number(value: float | None) -> str:
 def shown(outcome: Outcome) -> str:
     """A line of the table."""
     codec = outcome.subject.partition("+")[2]
-    name = f"{outcome.row.name}{f', {codec}' if codec else ''}, {outcome.row.unit}"
+    most = "" if outcome.aim.most is None else f" (<= {outcome.aim.most:g})"
+    name = f"{outcome.row.name}{f', {codec}' if codec else ''}, {outcome.row.unit}{most}"
     values = "".join(f"{_number(outcome.value(each)):>9}" for each in (outcome.bare, *PEERS, outcome.subject))
-    ratios = f"{outcome.to_bare or '-'!s:>26}{outcome.to_peer or '-'!s:>26}"
+    ratios = "".join(f"{each or '-'!s:>26}" for each in (outcome.to_bare, *outcome.to_peers))
     busy = "-" if outcome.busy is None else f"{outcome.busy:.0%}"
-    return f"{name:<64}{values}{ratios}{busy:>7}{'' if outcome.met else '  missed'}"
+    return f"{name:<{WIDTH}}{values}{ratios}{busy:>7}{'' if outcome.met else '  missed'}"
 
 
 def as_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -130,6 +140,8 @@ def as_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
                 "values": {subject: each.value(subject) for subject in each.figures},
                 "bare": ratio(each.to_bare),
                 "peer": ratio(each.to_peer),
+                "peers": dict(zip(PEERS, map(ratio, each.to_peers), strict=True)),
+                "most": each.aim.most,
                 "better_peer": each.peer,
                 "load": each.busy,
                 "met": each.met,

@@ -13,6 +13,7 @@ import attrs
 
 from tests.bench import core, measures
 from tests.bench.measures import Prepare
+from tests.bench.works import WORKS
 
 __all__ = ["ROWS", "Aim", "Row", "Seen", "chosen"]
 
@@ -29,6 +30,8 @@ class Aim:
 
     bare: float | None = None
     peer: float | None = None
+    most: float | None = None
+    """In the unit of the row, where there is nothing to compare it with."""
 
 
 @attrs.frozen
@@ -58,6 +61,8 @@ class Row:
     """Shown as a rate, which is 1,000 divided by the cost."""
     sparse: bool = False
     """Left out unless its words are given: its like is measured by others."""
+    warm: bool = True
+    """Measured only after some seconds of the same load, in which a compiler has seen what there is to compile."""
 
     def asked(self, words: Sequence[str]) -> bool:
         own = self.name.lower().replace(",", "").split()
@@ -111,6 +116,33 @@ def _http() -> list[Row]:
     return rows
 
 
+def _works() -> list[Row]:
+    """The aim is the better of the SDKs; with orjson where nearly all is JSON."""
+    rows = []
+    for era in ERAS:
+        for work in WORKS:
+            large = work == "a text of 5 KB"
+            subjects = SPEED if large else ALL
+            aims = {"ours+orjson" if large else "ours": Aim(peer=1.0)}
+            pipes, connections = (partial(each, work, era, 64) for each in (measures.stdio_works, measures.http_works))
+            rows.append(Row(f"stdio, {work}, {era}, 64 in flight", "µs", pipes, aims, subjects))
+            rows.append(Row(f"HTTP, {work}, {era}, 64 connections", "µs", connections, aims, subjects))
+    return sorted(rows, key=lambda row: row.name.startswith("HTTP"))
+
+
+def _listeners() -> list[Row]:
+    """A server with many listeners.  The SDKs cannot open so many listen streams, so there is nothing to compare."""
+    rows, number, aims = [], 5000, {"ours": Aim(most=10.0)}
+    for era, kind in (("session", "GET"), ("modern", "listen")):
+        notice = partial(measures.http_notice, era, number)
+        idle = partial(measures.keep_alives, era, number)
+        longest = f"HTTP, delay of a call by a notice to {number:,} {kind} streams"
+        rows.append(Row(longest, "ms", notice, aims, ("ours",), warm=False))
+        every = f"HTTP, keep-alives of {number:,} idle {kind} streams, each second"
+        rows.append(Row(every, "ms", idle, aims, ("ours",), rounds=2, warm=False))
+    return rows
+
+
 def _scale() -> list[Row]:
     stdio, http = {"ours": Seen(410, 374, 1860).aim(420)}, {"ours": Seen(545, 1525, 3650).aim(750)}
     rows = [
@@ -120,6 +152,7 @@ def _scale() -> list[Row]:
             partial(measures.stdio_waits, "modern", 5000),
             stdio,
             rounds=3,
+            warm=False,
         ),
         Row(
             "HTTP, 5,000 calls of 50 ms at once, by the clock",
@@ -127,6 +160,7 @@ def _scale() -> list[Row]:
             partial(measures.http_waits, "modern", 5000),
             http,
             rounds=3,
+            warm=False,
         ),
     ]
     idle = {"ours": Seen(9.6, 61, 75).aim(15)}
@@ -134,7 +168,15 @@ def _scale() -> list[Row]:
         for number in (1000, 5000):
             name = f"HTTP, memory of an idle {kind} stream, each of {number:,}"
             rows.append(
-                Row(name, "KB", partial(measures.idle_streams, era, number), idle, rounds=1, sparse=number < 5000)
+                Row(
+                    name,
+                    "KB",
+                    partial(measures.idle_streams, era, number),
+                    idle,
+                    rounds=1,
+                    sparse=number < 5000,
+                    warm=False,
+                )
             )
     return rows
 
@@ -157,9 +199,9 @@ def _process() -> list[Row]:
     large = Seen(1 / 312, 1 / 58, 1 / 390).aim(1 / 390)
     codecs = ("ours", "ours+orjson", "bare", "bare+orjson", "typescript", "python")
     return [
-        Row("stdio, cold start to the first answer", "ms", measures.start, cold, rounds=9),
-        Row("stdio, memory after the first answer", "MB", measures.resident, memory, rounds=1),
-        Row("stdio, its growth over 100,000 calls", "MB", partial(measures.growth, 100_000), rounds=1),
+        Row("stdio, cold start to the first answer", "ms", measures.start, cold, rounds=9, warm=False),
+        Row("stdio, memory after the first answer", "MB", measures.resident, memory, rounds=1, warm=False),
+        Row("stdio, its growth over 100,000 calls", "MB", partial(measures.growth, 100_000), rounds=1, warm=False),
         Row(
             "stdio, echo of 5 MB",
             "MB/s",
@@ -167,18 +209,19 @@ def _process() -> list[Row]:
             {"ours+orjson": large},
             codecs,
             rate=True,
+            warm=False,
         ),
     ]
 
 
 def _core() -> list[Row]:
     def row(name: str, most: float, ours: str, bare: str) -> Row:
-        return Row(name, "µs", partial(core.prepare, 1e-6, ours, bare), {"ours": Aim(most)}, ALONE)
+        return Row(name, "µs", partial(core.prepare, 1e-6, ours, bare), {"ours": Aim(most)}, ALONE, warm=False)
 
     # Linear means 2; quadratic would mean 4.
     name = "core, a line of 10 MiB byte by byte, beside one of 5 MiB"
     prepare = partial(core.prepare, 1.0, "feed 10 MiB", "feed 5 MiB")
-    line = Row(name, "s", prepare, {"ours": Aim(3.0)}, ALONE, rounds=2)
+    line = Row(name, "s", prepare, {"ours": Aim(3.0)}, ALONE, rounds=2, warm=False)
 
     calls = [
         row(f"core, tools/call, {era}: decode, receive, answer, encode", 3.0, f"serve {era}", f"parse {era}")
@@ -191,7 +234,7 @@ def _core() -> list[Row]:
     ]
 
 
-ROWS = [*_stdio(), *_http(), *_scale(), *_clients(), *_process(), *_core()]
+ROWS = [*_stdio(), *_http(), *_works(), *_scale(), *_listeners(), *_clients(), *_process(), *_core()]
 
 
 def chosen(words: Sequence[str]) -> list[Row]:

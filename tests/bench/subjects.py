@@ -61,6 +61,8 @@ def _python(subject: str, program: str) -> list[str]:
     tree, who = (BEFORE, "ours") if who == "before" else (ROOT, who)
     path = str(tree) if codec != "orjson" else os.pathsep.join((str(tree), _orjson()))
     file = tree / PROGRAMS.relative_to(ROOT) / program.format(who)
+    if not file.exists():  # an older commit had no such program: this one runs with its package
+        file = PROGRAMS / program.format(who)
     return ["env", f"PYTHONPATH={path}", sys.executable, "-P", str(file), codec or "json"]
 
 
@@ -74,17 +76,20 @@ def checked_out(commit: str) -> Iterator[None]:
         subprocess.run(["git", "worktree", "remove", "--force", str(BEFORE)], cwd=ROOT, check=True)
 
 
-def server_command(subject: str, transport: str, *, tools: int = 3, style: str = "json") -> list[str]:
+def server_command(
+    subject: str, transport: str, *, tools: int = 3, style: str = "json", works: bool = False
+) -> list[str]:
     """What starts the server of this subject, with so many tools; by HTTP it answers calls in this style, where the
-    client leaves it the choice.  Raises `NotHere`."""
-    options = [transport, str(tools), style]
+    client leaves it the choice.  With `works` it has all that `works.py` asks for.  Raises `NotHere`."""
+    options = [transport, str(tools), style, *(["works"] if works else [])]
     match subject:
         case "python":
             return [official_python(), str(PROGRAMS / "official.py"), *options]
         case "typescript":
             return [node(), str(_typescript()), *options]
         case _:
-            return [*_python(subject, "{}.py"), *options]
+            apart = works and not subject.startswith("bare")
+            return [*_python(subject, "{}_works.py" if apart else "{}.py"), *options]
 
 
 def client_command(subject: str, *arguments: str) -> list[str]:

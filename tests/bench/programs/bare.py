@@ -15,7 +15,7 @@ from typing import Any
 
 import trio
 
-CODEC, TRANSPORT, TOOLS, STYLE = sys.argv[1:5]
+CODEC, TRANSPORT, TOOLS, STYLE, *_ = sys.argv[1:]
 if CODEC == "orjson":
     from orjson import dumps, loads
 else:
@@ -48,6 +48,8 @@ LIST = [
     for each in range(int(TOOLS))
 ]
 CHUNK = 1 << 16
+WEATHER = {"degrees": 21.5, "humidity": 40, "rain": False, "wind": {"speed": 3.5, "direction": "west"}}
+NOTE = "Mostly sunny, 21 degrees, light wind from the west."
 
 
 async def result(message: dict[str, Any], tell: Callable[[dict[str, Any]], Awaitable[None]]) -> dict[str, Any]:
@@ -58,6 +60,8 @@ async def result(message: dict[str, Any], tell: Callable[[dict[str, Any]], Await
         case "initialize":
             return INITIALIZED
     params = message["params"]
+    if (work := WORKS.get(params.get("name", message["method"]))) is not None:
+        return {**work(params), "resultType": "complete"}
     arguments, text = params["arguments"], "waited"
     match params["name"]:
         case "echo":
@@ -70,6 +74,38 @@ async def result(message: dict[str, Any], tell: Callable[[dict[str, Any]], Await
                 told = {"progressToken": token, "progress": done, "total": number}
                 await tell({"jsonrpc": "2.0", "method": "notifications/progress", "params": told})
     return {"content": [{"type": "text", "text": text}], "resultType": "complete"}
+
+
+# What `tests.bench.works` asks for.
+
+
+def content(*texts: str) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": each} for each in texts]}
+
+
+def added(params: dict[str, Any]) -> dict[str, Any]:
+    total = params["arguments"]["a"] + params["arguments"]["b"]
+    return {**content(str(total)), "structuredContent": {"result": total}}
+
+
+def weather(params: dict[str, Any]) -> dict[str, Any]:
+    found = {"city": params["arguments"]["city"], **WEATHER}
+    return {**content(dumps(found).decode()), "structuredContent": found}
+
+
+def greeting(params: dict[str, Any]) -> dict[str, Any]:
+    text = f"Say hello to {params['arguments']['name']}."
+    return {"messages": [{"role": "user", "content": {"type": "text", "text": text}}]}
+
+
+WORKS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "blocks": lambda params: content(f"Weather in {params['arguments']['city']}", "Light wind from the west."),
+    "add": added,
+    "weather": weather,
+    "book": lambda params: content(f"booked for {params['arguments']['guest']['name']}"),
+    "resources/read": lambda params: {"contents": [{"uri": params["uri"], "mimeType": "text/plain", "text": NOTE}]},
+    "greet": greeting,
+}
 
 
 async def reply(message: dict[str, Any], tell: Callable[[dict[str, Any]], Awaitable[None]]) -> dict[str, Any]:

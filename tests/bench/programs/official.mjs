@@ -1,4 +1,5 @@
-// The server of the official TypeScript SDK with the tools of the bench: official.mjs stdio|http TOOLS json|sse
+// The server of the official TypeScript SDK with the tools of the bench: official.mjs stdio|http TOOLS json|sse [works]
+// With `works` it also has what tests/bench/works.py asks for.
 // It is an `McpServer`, made anew for each connection, or for each request of 2026-07-28 over HTTP, as the SDK wants it.
 // By HTTP it prints the port it listens on.
 
@@ -7,14 +8,66 @@ import { createServer } from "node:http";
 import * as sdk from "@modelcontextprotocol/server";
 import * as z from "zod";
 
-const [transport, tools, style] = process.argv.slice(2);
+const [transport, tools, style, more] = process.argv.slice(2);
 const said = (text) => ({ content: [{ type: "text", text }] });
 const schemas = {
   echo: z.object({ text: z.string() }),
   wait: z.object({ seconds: z.number() }),
   report: z.object({ number: z.int() }),
+  city: z.object({ city: z.string() }),
   forecast: z.object({ city: z.string(), days: z.int().default(3), units: z.string().default("metric") }),
 };
+
+const works = {
+  add: z.object({ a: z.int(), b: z.int() }),
+  sum: z.object({ result: z.int() }),
+  weather: z.object({
+    city: z.string(),
+    degrees: z.number(),
+    humidity: z.int(),
+    rain: z.boolean(),
+    wind: z.object({ speed: z.number(), direction: z.string() }),
+  }),
+  book: z.object({
+    guest: z.object({
+      name: z.string().min(1).max(100),
+      age: z.int().min(0).max(150),
+      email: z.string().max(200),
+    }),
+    room: z.object({
+      beds: z.int().min(1).max(8),
+      floor: z.int().min(-2).max(100),
+      view: z.enum(["sea", "garden"]),
+    }),
+    stay: z.object({ nights: z.int().min(1).max(30), price: z.number().min(0) }),
+    wishes: z.array(z.string()).max(10),
+    breakfast: z.boolean(),
+  }),
+  greet: z.object({ name: z.string() }),
+};
+const structured = (value, text) => ({ ...said(text), structuredContent: value });
+
+function addWorks(server) {
+  const tool = (name, description, inputSchema, run, outputSchema) =>
+    server.registerTool(name, { description, inputSchema, outputSchema }, run);
+  tool("blocks", "The weather in two blocks of content.", schemas.city, ({ city }) => ({
+    content: [`Weather in ${city}`, "Light wind from the west."].map((text) => ({ type: "text", text })),
+  }));
+  tool("add", "Add two numbers.", works.add, ({ a, b }) => structured({ result: a + b }, `${a + b}`), works.sum);
+  const weather = ({ city }) => {
+    const found = { city, degrees: 21.5, humidity: 40, rain: false, wind: { speed: 3.5, direction: "west" } };
+    return structured(found, JSON.stringify(found));
+  };
+  tool("weather", "The weather as data.", schemas.city, weather, works.weather);
+  tool("book", "Book a room.", works.book, ({ guest }) => said(`booked for ${guest.name}`));
+  const text = "Mostly sunny, 21 degrees, light wind from the west.";
+  server.registerResource("note", "bench://note", { description: "A text.", mimeType: "text/plain" }, (uri) => ({
+    contents: [{ uri: uri.href, mimeType: "text/plain", text }],
+  }));
+  server.registerPrompt("greet", { description: "Greet by name.", argsSchema: works.greet }, ({ name }) => ({
+    messages: [{ role: "user", content: { type: "text", text: `Say hello to ${name}.` } }],
+  }));
+}
 
 async function report({ number }, { mcpReq }) {
   const { progressToken } = mcpReq._meta;
@@ -39,6 +92,7 @@ function made() {
     const description = "What there are many of, so that there are many.";
     tool(`forecast_${each}`, description, schemas.forecast, ({ city }) => said(city), title);
   }
+  if (more) addWorks(server);
   return server;
 }
 

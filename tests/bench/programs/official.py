@@ -1,4 +1,6 @@
-"""The server of the official Python SDK with the tools of the bench: ``official.py stdio|http TOOLS json|sse``.
+"""The server of the official Python SDK with the tools of the bench: ``official.py stdio|http TOOLS json|sse [works]``.
+
+With `works` it also has what `tests.bench.works` asks for, instead of many tools.
 
 By HTTP it runs under uvicorn, with httptools and uvloop, and prints the port it listens on.  Runs in an environment of
 its own, where nothing of this project is installed.
@@ -8,11 +10,15 @@ from __future__ import annotations
 
 import socket
 import sys
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import anyio
 from mcp.server.mcpserver import Context, MCPServer
+from mcp.types import TextContent
+from pydantic import Field
 
-TRANSPORT, TOOLS, STYLE = sys.argv[1:4]
+TRANSPORT, TOOLS, STYLE, *MORE = sys.argv[1:]
 server = MCPServer("bench", log_level="ERROR")
 
 
@@ -45,6 +51,83 @@ async def forecast(city: str, days: int = 3, units: str = "metric") -> str:
 for each in range(3, int(TOOLS)):
     title = f"The forecast by the station {each}"
     server.add_tool(forecast, name=f"forecast_{each}", title=title, structured_output=False)
+
+
+# The works.
+
+
+@dataclass
+class Wind:
+    speed: float
+    direction: str
+
+
+@dataclass
+class Weather:
+    city: str
+    degrees: float
+    humidity: int
+    rain: bool
+    wind: Wind
+
+
+@dataclass
+class Guest:
+    name: Annotated[str, Field(min_length=1, max_length=100)]
+    age: Annotated[int, Field(ge=0, le=150)]
+    email: Annotated[str, Field(max_length=200)]
+
+
+@dataclass
+class Room:
+    beds: Annotated[int, Field(ge=1, le=8)]
+    floor: Annotated[int, Field(ge=-2, le=100)]
+    view: Literal["sea", "garden"]
+
+
+@dataclass
+class Stay:
+    nights: Annotated[int, Field(ge=1, le=30)]
+    price: Annotated[float, Field(ge=0)]
+
+
+def add_works() -> None:
+    @server.tool(structured_output=False)
+    async def blocks(city: str) -> list[TextContent]:
+        """The weather in two blocks of content."""
+        texts = (f"Weather in {city}", "Light wind from the west.")
+        return [TextContent(type="text", text=each) for each in texts]
+
+    @server.tool()
+    async def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    @server.tool()
+    async def weather(city: str) -> Weather:
+        """The weather as data."""
+        return Weather(city, 21.5, 40, False, Wind(3.5, "west"))
+
+    @server.tool(structured_output=False)
+    async def book(
+        guest: Guest, room: Room, stay: Stay, wishes: Annotated[list[str], Field(max_length=10)], breakfast: bool
+    ) -> str:
+        """Book a room."""
+        return f"booked for {guest.name}"
+
+    @server.resource("bench://note", name="note", mime_type="text/plain")
+    async def note() -> str:
+        """A text."""
+        return "Mostly sunny, 21 degrees, light wind from the west."
+
+    @server.prompt()
+    async def greet(name: str) -> str:
+        """Greet by name."""
+        return f"Say hello to {name}."
+
+
+if MORE:
+    add_works()
 
 
 def by_http() -> None:
