@@ -35,62 +35,10 @@ import attrs
 from trio_mcp.core.errors import UsageError, shown
 from trio_mcp.core.http.fields import JSON, PROTOCOL_VERSION, Fields, Headers
 from trio_mcp.core.messages import JsonObject, record
-from trio_mcp.core.oauth.discovery import (
-    DPOP,
-    AuthChallenge,
-    Network,
-    ResourceDocument,
-    ServerDocument,
-    UrlRules,
-    default_server,
-    forbidden_reason,
-    is_trusted,
-    network_at,
-    network_fault,
-    networks_of,
-    origin_of,
-    read_object,
-    read_resource,
-    read_server,
-    redirect_fault,
-    redirect_target,
-    resource_metadata_urls,
-    resource_of,
-    same_origin,
-    server_metadata_urls,
-    trust_advice,
-    union,
-    url_fault,
-)
+from trio_mcp.core.oauth import discovery, messages
+from trio_mcp.core.oauth.discovery import DPOP, AuthChallenge, Network, ResourceDocument, ServerDocument, UrlRules
 from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame
-from trio_mcp.core.oauth.messages import (
-    JWT_BEARER,
-    OFFLINE,
-    Application,
-    AuthorizationCode,
-    ClientCredentials,
-    Entropy,
-    IdentityAssertion,
-    Key,
-    Nonces,
-    authenticated,
-    authorization_url,
-    check_pkce,
-    choose_method,
-    dpop_proof,
-    exchange_grant,
-    find_client,
-    form,
-    new_authorization,
-    preregistered_client,
-    read_assertion,
-    read_registration,
-    read_return,
-    read_tokens,
-    refused,
-    registration,
-    registration_refused,
-)
+from trio_mcp.core.oauth.messages import Application, AuthorizationCode, Entropy, IdentityAssertion, Key, Nonces
 from trio_mcp.core.oauth.records import ClientAuthMethod, OAuthClient, ServerRecord, TokenGrant
 
 __all__ = [
@@ -296,11 +244,11 @@ class Flow:
         self._action: FlowAction | None = None  # the action that waits for its event
         self._queued: list[FlowAction] = []  # actions before the next one
         self._now = 0.0
-        self._networks = networks_of(settings.server_url, record.network)
+        self._networks = discovery.networks_of(settings.server_url, record.network)
         self._document: ResourceDocument | None = None
         self._issuer = ""
         self._token_endpoint = ""
-        self._resource = resource_of(settings.server_url)
+        self._resource = discovery.resource_of(settings.server_url)
         self._client: OAuthClient | None = None
         self._requested: tuple[str, ...] = ()
         self._proof_key: Key | None = None
@@ -325,7 +273,7 @@ class Flow:
         if not isinstance(event, (*_ANSWERS.get(waiting, ()), FlowAbandoned)):
             name = "no event" if waiting is None else f"the answer to {waiting.__name__}"
             raise UsageError(f"a flow that waits for {name} cannot receive {type(event).__name__}")
-        if isinstance(event, ReceiverReady) and (fault := redirect_fault(event.redirect_uri)):
+        if isinstance(event, ReceiverReady) and (fault := discovery.redirect_fault(event.redirect_uri)):
             uri = shown(event.redirect_uri)
             raise UsageError(f"the redirect URI {uri} {fault}; it must be https, or on loopback")
         return self._advance(event, now)
@@ -377,29 +325,23 @@ class Flow:
         needs_no_user = self._application.needs_no_user
         if held is not None and self.challenge is None:  # the token has expired
             if self._is_ours(held) and (needs_no_user or held.tokens.refresh is not None):
-                self._use_grant(held)
-                if held.tokens.refresh is None:
-                    yield from self._request_tokens((yield from self._grant_without_user()))
-                else:
-                    yield from self._renew(held, held.tokens.refresh)
+                yield from self._renew(held)
                 return
             if not needs_no_user:
                 return  # do not ask the user before the server refuses a request
         # If a server refuses a token, check first whether it still uses the same issuer; only then renew the token.
         yield from self._find_resource()
-        if held is not None and held.tokens.refresh is not None and self._can_renew(held):
-            self._use_grant(held)
-            if (yield from self._renew(held, held.tokens.refresh)):
-                return
+        if held is not None and self._can_renew(held) and (yield from self._renew(held)):
+            return
         server = yield from self._find_server()
         self._token_endpoint = server.token_endpoint
         self._requested = self._scopes(server)
         self._proof_key = self._choose_proof_key(server)
         if isinstance(grant, AuthorizationCode):
-            check_pkce(server)
+            messages.check_pkce(server)
             fields = yield from self._ask_user(server)
         else:
-            name = "client_credentials" if isinstance(grant, ClientCredentials) else JWT_BEARER
+            name = "client_credentials" if isinstance(grant, messages.ClientCredentials) else messages.JWT_BEARER
             if server.grants is not None and name not in server.grants:
                 raise AuthorizationFailed(
                     Blame.APPLICATION,
@@ -407,7 +349,7 @@ class Flow:
                     "use",
                     "use another grant, or have this one allowed there",
                 )
-            client = find_client(self._application, server, self._preregistered(), None, None)
+            client = messages.find_client(self._application, server, self._preregistered(), None, None)
             assert client is not None
             self._set_client(client, server)
             fields = yield from self._grant_without_user()
@@ -432,8 +374,8 @@ class Flow:
     ) -> SendRequest:
         """Make a request.  It may connect to any network if the application named the URL or trusts it."""
         rules = self._settings.rules
-        named = by_application or same_origin(url, self._settings.server_url)
-        anywhere = named or is_trusted(url, rules) or is_trusted(self._issuer, rules)
+        named = by_application or discovery.same_origin(url, self._settings.server_url)
+        anywhere = named or discovery.is_trusted(url, rules) or discovery.is_trusted(self._issuer, rules)
         return SendRequest(
             method,
             url,
@@ -451,7 +393,10 @@ class Flow:
         """Return the status and the object in the body of a reply.  Raises if there was no reply."""
         if not isinstance(event, Replied):
             raise _no_reply(request.url, event, Blame.AUTHORIZATION_SERVER)
-        return event.status, read_object(event.body, self._settings.rules.document_bytes)
+        return event.status, self._object_in(event)
+
+    def _object_in(self, reply: Replied) -> JsonObject | None:
+        return discovery.read_object(reply.body, self._settings.rules.document_bytes)
 
     def _search(
         self,
@@ -474,30 +419,28 @@ class Flow:
             url = waiting.pop(0)
             requested.append(url)
             event = yield self._request("GET", url, (("Accept", JSON), *fields))
+            if isinstance(event, Replied) and event.address and discovery.same_origin(url, server_url):
+                # The network of the MCP server.  Another host's name proves nothing.
+                self.record = attrs.evolve(self.record, network=discovery.network_at(event.address))  # stored later
+                self._networks = discovery.networks_of(server_url, self.record.network)
             fault: AuthorizationFailed | None = None
             if not isinstance(event, Replied):
                 fault = _no_reply(url, event, blame)
-            else:
-                if blame is Blame.SERVER and event.address and same_origin(url, server_url):
-                    # The network of the MCP server.  Another host's name proves nothing.
-                    seen = network_at(event.address)
-                    self.record = attrs.evolve(self.record, network=seen)  # stored with the next Persist
-                    self._networks = networks_of(server_url, seen)
-                if event.status in _REDIRECTS:
-                    # The driver follows no redirects, so that each target is checked here first.
-                    target = redirect_target(url, event.headers.get("Location", ""), rules)
-                    if target is not None and redirects > 0:
-                        redirects -= 1
-                        waiting.insert(0, target)
-                elif event.status >= 500 or event.status in _BUSY:
-                    fault = AuthorizationFailed(blame, f"{_bare(url)} answered {event.status}", _LATER)
-                elif 200 <= event.status < 300 and (found := read_object(event.body, rules.document_bytes)) is not None:
-                    try:
-                        return read(found), requested
-                    except AuthorizationFailed as unusable:
-                        if blame is Blame.SERVER:
-                            raise
-                        fault = unusable  # auth-91: not used; another URL may have the right one
+            elif event.status in _REDIRECTS:
+                # The driver follows no redirects, so that each target is checked here first.
+                target = discovery.redirect_target(url, event.headers.get("Location", ""), rules)
+                if target is not None and redirects > 0:
+                    redirects -= 1
+                    waiting.insert(0, target)
+            elif event.status >= 500 or event.status in _BUSY:
+                fault = AuthorizationFailed(blame, f"{_bare(url)} answered {event.status}", _LATER)
+            elif 200 <= event.status < 300 and (found := self._object_in(event)) is not None:
+                try:
+                    return read(found), requested
+                except AuthorizationFailed as unusable:
+                    if blame is Blame.SERVER:
+                        raise
+                    fault = unusable  # auth-91: not used; another URL may have the right one
             error = error or fault
         if error is not None:
             raise error
@@ -510,18 +453,16 @@ class Flow:
         url, rules = self._settings.server_url, self._settings.rules
         named = None if self.challenge is None else self.challenge.metadata_url
         error: AuthorizationFailed | None = None
-        usable = named
-        if named and not url_fault(named, rules) and (fault := network_fault(named, rules, self._networks)):
-            usable = None  # the well-known URLs may suffice
+        urls = discovery.resource_metadata_urls(url, named, rules)
+        if named in urls and (fault := discovery.network_fault(named, rules, self._networks)):
+            urls = discovery.resource_metadata_urls(url, None, rules)  # they may suffice
             why = f"the MCP server names its metadata at {shown(named)}, which {fault}"
-            error = AuthorizationFailed(Blame.SERVER, why, trust_advice(named))
+            error = AuthorizationFailed(Blame.SERVER, why, discovery.trust_advice(named))
 
         def read(answer: JsonObject) -> ResourceDocument:
-            return read_resource(answer, url, rules, self._networks)
+            return discovery.read_resource(answer, url, rules, self._networks)
 
-        self._document, _ = yield from self._search(
-            resource_metadata_urls(url, usable, rules), read, Blame.SERVER, error
-        )
+        self._document, _ = yield from self._search(urls, read, Blame.SERVER, error)
         if self._document is not None:
             self._resource = self._document.resource
             # auth-118: prefer the application's choice, then an issuer already in use, then the first.
@@ -540,13 +481,13 @@ class Flow:
                 "its operator must fix it",
             )
         else:
-            self._issuer = origin_of(url)  # auth-14: the authorization base URL of 2025-03-26
+            self._issuer = discovery.origin_of(url)  # auth-14: the authorization base URL of 2025-03-26
 
     def _find_server(self) -> _Course[ServerDocument]:
         """Find the metadata of the issuer."""
         issuer, settings = self._issuer, self._settings
         legacy = self._document is None
-        urls: Sequence[str] = server_metadata_urls(issuer)
+        urls: Sequence[str] = discovery.server_metadata_urls(issuer)
         fields: Fields = ()
         if legacy:
             # auth-13: only this revision asks for the header, and only its servers are asked here.  auth-14: the URL
@@ -554,7 +495,7 @@ class Flow:
             urls, fields = urls[:1], ((PROTOCOL_VERSION, _OF_2025_03_26),)
 
         def read(answer: JsonObject) -> ServerDocument:
-            return read_server(answer, issuer, settings.rules, self._networks, legacy=legacy)
+            return discovery.read_server(answer, issuer, settings.rules, self._networks, legacy=legacy)
 
         found, requested = yield from self._search(urls, read, Blame.AUTHORIZATION_SERVER, None, fields)
         if found is None and not legacy:
@@ -563,7 +504,7 @@ class Flow:
                 f"{shown(issuer)} publishes no metadata at {', '.join(requested)}",
                 "its operator must publish it, because endpoints are never guessed",
             )
-        return found or default_server(settings.server_url)
+        return found or discovery.default_server(settings.server_url)
 
     def _scopes(self, server: ServerDocument) -> tuple[str, ...]:
         """auth-66: the scopes of the challenge, or all that the resource supports, plus those requested earlier."""
@@ -575,10 +516,10 @@ class Flow:
         else:
             wanted = (self._document.scopes if self._document else None) or ()
         if held is not None and held.issuer == self._issuer:
-            wanted = union(held.asked, wanted)  # auth-99, auth-112
+            wanted = discovery.union(held.asked, wanted)  # auth-99, auth-112
         # auth-108.  offline_access alone would replace the server's default scopes instead of adding to them.
-        offline = app.offline and isinstance(app.grant, AuthorizationCode) and OFFLINE in server.scopes
-        return union(wanted, (OFFLINE,)) if wanted and offline else wanted
+        offline = app.offline and isinstance(app.grant, AuthorizationCode) and messages.OFFLINE in server.scopes
+        return discovery.union(wanted, (messages.OFFLINE,)) if wanted and offline else wanted
 
     def _choose_proof_key(self, server: ServerDocument) -> Key | None:
         key = self._application.dpop
@@ -602,10 +543,12 @@ class Flow:
 
     def _preregistered(self) -> OAuthClient | None:
         bound_to = {**self._settings.used_at, **self.record.issuers}
-        return preregistered_client(self._application, self._issuer, bound_to)
+        return messages.preregistered_client(self._application, self._issuer, bound_to)
 
     def _set_client(self, client: OAuthClient, server: ServerDocument) -> None:
-        self._client = attrs.evolve(client, method=choose_method(client, self._application.key, server.methods))
+        self._client = attrs.evolve(
+            client, method=messages.choose_method(client, self._application.key, server.methods)
+        )
         if any(each.client_id == client.client_id and each.issuer is None for each in self._application.clients):
             self._persist(self.record.with_client(self._client))  # from now on it belongs to this issuer
 
@@ -617,26 +560,26 @@ class Flow:
 
     # The grants: each returns the fields of the token request.
 
-    def _ask_user(self, server: ServerDocument) -> _Course[dict[str, str | None]]:
+    def _ask_user(self, server: ServerDocument) -> _Course[Mapping[str, str | None]]:
         redirect_uri = (yield OpenReceiver()).redirect_uri
         known = self.record.client_at(self._issuer, self._now)
-        client = find_client(self._application, server, self._preregistered(), known, redirect_uri)
+        client = messages.find_client(self._application, server, self._preregistered(), known, redirect_uri)
         if client is None:
             assert server.registration_endpoint is not None
-            body = json.dumps(registration(self._application, server, redirect_uri, self._requested)).encode()
+            body = json.dumps(messages.registration(self._application, server, redirect_uri, self._requested)).encode()
             request = self._request("POST", server.registration_endpoint, _JSON_HEADERS, body)
             status, answer = self._read_reply(request, (yield request))
             if not 200 <= status < 300:
-                raise registration_refused(self._issuer, status, answer)
-            client = read_registration(answer, self._issuer, redirect_uri)
+                raise messages.registration_refused(self._issuer, status, answer)
+            client = messages.read_registration(answer, self._issuer, redirect_uri)
             self._persist(self.record.with_client(client))
         self._reused = client is known
         self._set_client(client, server)
-        pending = new_authorization(server, redirect_uri, self._settings.entropy)
-        url = authorization_url(server, client.client_id, pending, self._requested, self._resource)
+        pending = messages.new_authorization(server, redirect_uri, self._settings.entropy)
+        url = messages.authorization_url(server, client.client_id, pending, self._requested, self._resource)
         event = yield OpenBrowser(url, self._issuer, self._settings.rules.user_seconds)
         try:
-            while (code := read_return(event.query, pending)) is None:
+            while (code := messages.read_return(event.query, pending)) is None:
                 event = yield ReturnIgnored("the browser came back with the answer to another request")
         except AuthorizationFailed as error:
             self._learn_from(error)
@@ -648,29 +591,25 @@ class Flow:
             "code_verifier": pending.verifier,
         }
 
-    def _grant_without_user(self) -> _Course[dict[str, str | None]]:
+    def _grant_without_user(self) -> _Course[Mapping[str, str | None]]:
         grant, scope = self._application.grant, " ".join(self._requested) or None
-        if isinstance(grant, ClientCredentials):
+        if isinstance(grant, messages.ClientCredentials):
             return {"grant_type": "client_credentials", "scope": scope}
         assertion: str = (yield AskAssertion(self._issuer, self._resource)).assertion
         if isinstance(grant, IdentityAssertion):
             # The user's assertion; the identity provider exchanges it.
-            fields = exchange_grant(grant, assertion, self._issuer, self._resource, self._requested)
-            client = attrs.evolve(grant.client, method=choose_method(grant.client, None, None))
-            headers, proofs = authenticated(client, None, grant.token_endpoint, self._now, self._settings.entropy)
-            request = self._request(
-                "POST",
-                grant.token_endpoint,
-                (*_FORM_HEADERS, *headers),
-                form({**fields, **proofs}),
-                by_application=True,
-            )
+            entropy, url = self._settings.entropy, grant.token_endpoint
+            fields = messages.exchange_grant(grant, assertion, self._issuer, self._resource, self._requested)
+            client = attrs.evolve(grant.client, method=messages.choose_method(grant.client, None, None))
+            headers, proofs = messages.authenticated(client, None, url, self._now, entropy)
+            body = messages.form({**fields, **proofs})
+            request = self._request("POST", url, (*_FORM_HEADERS, *headers), body, by_application=True)
             status, answer = self._read_reply(request, (yield request))
             if not 200 <= status < 300:
                 secrets = (assertion, grant.client.secret)
-                raise refused(grant.token_endpoint, answer, status, secrets, Blame.IDENTITY_PROVIDER)
-            assertion = read_assertion(answer, grant.token_endpoint)
-        return {"grant_type": JWT_BEARER, "assertion": assertion, "scope": scope}
+                raise messages.refused(url, answer, status, secrets, Blame.IDENTITY_PROVIDER)
+            assertion = messages.read_assertion(answer, url)
+        return {"grant_type": messages.JWT_BEARER, "assertion": assertion, "scope": scope}
 
     # Tokens known from earlier.
 
@@ -682,8 +621,8 @@ class Flow:
         if held.tokens.kind == DPOP and app.dpop is None:
             return False
         rules, endpoint = self._settings.rules, held.token_endpoint
-        if url_fault(endpoint, rules) or not (
-            is_trusted(held.issuer, rules) or network_fault(endpoint, rules, self._networks) is None
+        if discovery.url_fault(endpoint, rules) or not (
+            discovery.is_trusted(held.issuer, rules) or discovery.network_fault(endpoint, rules, self._networks) is None
         ):
             return False  # the rules have changed since then
         return not app.clients or any((client.client_id, client.secret) == (c.client_id, c.secret) for c in app.clients)
@@ -691,35 +630,38 @@ class Flow:
     def _can_renew(self, held: TokenGrant) -> bool:
         """Whether the refused token can be renewed: same issuer, same resource, and no additional scopes."""
         challenge = self.challenge
-        if challenge is None or challenge.status != 401 or not {*challenge.scopes} <= {*held.asked}:
+        if held.tokens.refresh is None or challenge is None or challenge.status != 401:
             return False
-        if (held.issuer, held.resource) != (self._issuer, self._resource) or not self._is_ours(held):
+        same = (held.issuer, held.resource) == (self._issuer, self._resource) and {*challenge.scopes} <= {*held.asked}
+        if not same or not self._is_ours(held):
             return False
         return held.tokens.kind == DPOP or not self._must_prove()  # else the next token would not be bound either
 
-    def _use_grant(self, held: TokenGrant) -> None:
+    def _renew(self, held: TokenGrant) -> _Course[bool]:
+        """Get new tokens from the known facts.  Returns False if the refresh token is no longer valid."""
         self._issuer, self._token_endpoint, self._resource = held.issuer, held.token_endpoint, held.resource
         self._client, self._requested = held.client, held.asked
         self._proof_key = self._application.dpop if held.tokens.kind == DPOP else None
-
-    def _renew(self, held: TokenGrant, refresh: str) -> _Course[bool]:
-        """Use the refresh token; False if it is no longer valid.  Omit the scope, so that it stays the same."""
-        return (yield from self._request_tokens({"grant_type": "refresh_token", "refresh_token": refresh}, held))
+        if held.tokens.refresh is None:
+            return (yield from self._request_tokens((yield from self._grant_without_user())))
+        # Omit the scope, so that it stays the same.
+        fields = {"grant_type": "refresh_token", "refresh_token": held.tokens.refresh}
+        return (yield from self._request_tokens(fields, held))
 
     # The token request.
 
-    def _request_tokens(self, grant: dict[str, str | None], renewed: TokenGrant | None = None) -> _Course[bool]:
+    def _request_tokens(self, grant: Mapping[str, str | None], renewed: TokenGrant | None = None) -> _Course[bool]:
         """Get tokens for this grant.  Returns False if those of `renewed` cannot be renewed any more."""
         assert self._client is not None
         settings, url, key = self._settings, self._token_endpoint, self._application.key
         while True:
-            headers, proofs = authenticated(self._client, key, self._issuer, self._now, settings.entropy)
+            headers, proofs = messages.authenticated(self._client, key, self._issuer, self._now, settings.entropy)
             if self._proof_key is not None:
                 nonce = settings.nonces.of(url)
-                proof = dpop_proof(self._proof_key, "POST", url, self._now, settings.entropy, nonce=nonce)
+                proof = messages.dpop_proof(self._proof_key, "POST", url, self._now, settings.entropy, nonce=nonce)
                 headers = (*headers, ("DPoP", proof))
             # auth-42: the same resource as in the authorization request, even if the server ignores it.
-            body = form({**grant, "resource": self._resource, **proofs})
+            body = messages.form({**grant, "resource": self._resource, **proofs})
             request = self._request("POST", url, (*_FORM_HEADERS, *headers), body, uses_up=True)
             event = yield request
             if isinstance(event, ForbiddenAddress) and renewed is not None and self.challenge is None:
@@ -736,7 +678,7 @@ class Flow:
             if 200 <= status < 300 and (error is None or "access_token" in (answer or {})):
                 self._take_tokens(answer, renewed)
                 return True
-            refusal = refused(self._issuer, answer, status, [*map(grant.get, _SECRETS), self._client.secret])
+            refusal = messages.refused(self._issuer, answer, status, [*map(grant.get, _SECRETS), self._client.secret])
             self._learn_from(refusal)
             if status < 500 and status not in _BUSY:
                 if renewed is not None:
@@ -758,7 +700,7 @@ class Flow:
     def _take_tokens(self, answer: JsonObject | None, renewed: TokenGrant | None) -> None:
         assert self._client is not None
         granted = self._requested if renewed is None else renewed.tokens.scopes
-        tokens = read_tokens(answer, self._issuer, granted, self._now, proven=self._proof_key is not None)
+        tokens = messages.read_tokens(answer, self._issuer, granted, self._now, proven=self._proof_key is not None)
         if self._must_prove() and tokens.kind != DPOP:
             raise AuthorizationFailed(
                 Blame.AUTHORIZATION_SERVER,
@@ -776,9 +718,9 @@ class Flow:
 
 def _no_reply(url: str, event: ForbiddenAddress | RequestFailed, blame: Blame) -> AuthorizationFailed:
     if isinstance(event, ForbiddenAddress):
-        where = forbidden_reason(network_at(event.address))
+        where = discovery.forbidden_reason(discovery.network_at(event.address))
         return AuthorizationFailed(
-            blame, f"{_bare(url)} leads to {shown(event.address)}, which {where}", trust_advice(url)
+            blame, f"{_bare(url)} leads to {shown(event.address)}, which {where}", discovery.trust_advice(url)
         )
     error = AuthorizationFailed(Blame.NETWORK, f"{_bare(url)} could not be reached: {event.why}", _LATER)
     error.__cause__ = event.cause
