@@ -38,7 +38,7 @@ import trio
 from trio_mcp.core.errors import McpError, UsageError, check_seconds, repeated, shown
 from trio_mcp.core.http.fields import Fields, RawFields
 from trio_mcp.core.messages import Limits
-from trio_mcp.core.oauth.discovery import UrlRules, is_loopback, network_at, redirect_fault, url_fault
+from trio_mcp.core.oauth.discovery import UrlRules, check_redirect_uri, is_loopback, network_at, url_fault
 from trio_mcp.core.oauth.flow import (
     AskAssertion,
     Asserted,
@@ -191,8 +191,7 @@ def _check_redirect(uri: str | None, visit: OnVisit | None) -> None:
         raise UsageError("visit needs redirect_uri: the redirect URI with which the application is registered")
     if uri is None:
         return
-    if fault := redirect_fault(uri):
-        raise UsageError(f"the redirect URI {shown(uri)} {fault}; it must be https, or on loopback")
+    check_redirect_uri(uri)
     if visit is None and (urlsplit(uri).scheme != "http" or not is_loopback(uri)):
         raise UsageError(
             f"this process cannot listen at the redirect URI {shown(uri)}; use http on loopback, or the option visit"

@@ -45,17 +45,17 @@ from types import MappingProxyType
 from typing import NoReturn
 from urllib.parse import parse_qsl, urljoin, urlsplit
 
-from trio_mcp.core.errors import shown
+from trio_mcp.core.errors import UsageError, shown
 from trio_mcp.core.messages import Json, record
 from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame
 
 __all__ = [
     "BEARER", "DPOP", "PUBLIC", "SCHEMES", "AuthChallenge", "Challenge", "Network", "ResourceDocument",
-    "ServerDocument", "UrlRules", "client_id_fault", "covers", "default_server", "forbidden_reason", "is_loopback",
-    "is_trusted", "issuer_fault", "network_at", "network_fault", "networks_of", "origin_of", "read_auth_challenge",
-    "read_challenges", "read_object", "read_resource", "read_seconds", "read_server", "redirect_fault",
-    "redirect_target", "resource_metadata_urls", "resource_of", "same_origin", "scopes_of", "server_metadata_urls",
-    "trust_advice", "union", "url_fault",
+    "ServerDocument", "UrlRules", "check_redirect_uri", "client_id_fault", "covers", "default_server",
+    "forbidden_reason", "is_loopback", "is_trusted", "issuer_fault", "network_at", "network_fault", "networks_of",
+    "origin_of", "read_auth_challenge", "read_challenges", "read_object", "read_resource", "read_seconds",
+    "read_server", "redirect_target", "resource_metadata_urls", "resource_of", "same_origin", "scopes_of",
+    "server_metadata_urls", "trust_advice", "union", "url_fault",
 ]  # fmt: skip
 
 # WWW-Authenticate.
@@ -209,9 +209,10 @@ def issuer_fault(issuer: object, rules: UrlRules) -> str | None:
     return fault or ("has a query" if "?" in str(issuer) else None)
 
 
-def redirect_fault(uri: str) -> str | None:
-    """auth-26: a redirect URI must be on loopback, or https."""
-    return url_fault(uri, UrlRules(loopback=True))
+def check_redirect_uri(uri: str) -> None:
+    """auth-26: raise `UsageError` unless a redirect URI is on loopback, or https."""
+    if fault := url_fault(uri, UrlRules(loopback=True)):
+        raise UsageError(f"the redirect URI {shown(uri)} {fault}; it must be https, or on loopback")
 
 
 def client_id_fault(url: str) -> str | None:
@@ -491,6 +492,13 @@ class ServerDocument:
     legacy: bool = False
 
 
+# Our parameters for the authorization page.  In the endpoint's own query they could redirect the answer, or replace our
+# id.
+_OUR_PARAMETERS = frozenset(
+    {"client_id", "code_challenge", "code_challenge_method", "redirect_uri", "response_mode", "response_type", "state"}
+)
+
+
 def read_server(
     document: Mapping[str, Json],
     issuer: str,
@@ -514,8 +522,28 @@ def read_server(
             "the two must be equal, letter by letter; its operator or the MCP server's must fix one",
         )
     supports_iss = document.get("authorization_response_iss_parameter_supported") is True
-    found = {name: _endpoint(document, name, issuer, rules, networks, supports_iss) for name in _ENDPOINTS}
-    token_endpoint, authorization_endpoint, registration_endpoint = found.values()
+
+    def endpoint(name: str) -> str | None:
+        if (url := document.get(name)) is None:
+            return None
+        advice = "its operator must fix the metadata"
+        fault = url_fault(url, rules)  # auth-24
+        if fault is None and (twice := _OUR_PARAMETERS & {each for each, _ in parse_qsl(urlsplit(str(url)).query)}):
+            fault = f"has {min(twice)} in its query, a parameter that only the client may set"
+        if fault is None and not is_trusted(issuer, rules):
+            if (fault := network_fault(str(url), rules, networks)) is not None:
+                advice = trust_advice(str(url))
+            elif not supports_iss and not same_origin(str(url), issuer):
+                fault = "is at another origin, and its metadata does not promise iss, which protects from a mix-up"
+                advice = trust_advice(issuer)
+        if fault is not None:
+            raise AuthorizationFailed(
+                Blame.AUTHORIZATION_SERVER, f"the {name} of {shown(issuer)}, {shown(str(url))}, {fault}", advice
+            )
+        return str(url)
+
+    names = ("token_endpoint", "authorization_endpoint", "registration_endpoint")
+    token_endpoint, authorization_endpoint, registration_endpoint = map(endpoint, names)
     if token_endpoint is None:
         raise AuthorizationFailed(
             Blame.AUTHORIZATION_SERVER,
@@ -543,42 +571,6 @@ def default_server(server_url: str) -> ServerDocument:
     """auth-15: the default endpoints of a 2025-03-26 server that publishes no metadata."""
     base = origin_of(server_url)
     return ServerDocument(base, base, f"{base}/token", f"{base}/authorize", f"{base}/register", legacy=True)
-
-
-_ENDPOINTS = ("token_endpoint", "authorization_endpoint", "registration_endpoint")
-# Our parameters for the authorization page.  In the endpoint's own query they could redirect the answer, or replace our
-# id.
-_OUR_PARAMETERS = frozenset(
-    {"client_id", "code_challenge", "code_challenge_method", "redirect_uri", "response_mode", "response_type", "state"}
-)
-
-
-def _endpoint(
-    document: Mapping[str, Json],
-    name: str,
-    issuer: str,
-    rules: UrlRules,
-    networks: Collection[Network],
-    supports_iss: bool,
-) -> str | None:
-    url = document.get(name)
-    if url is None:
-        return None
-    endpoint, advice = str(url), "its operator must fix the metadata"
-    fault = url_fault(url, rules)  # auth-24
-    if fault is None and (twice := _OUR_PARAMETERS & {each for each, _ in parse_qsl(urlsplit(endpoint).query)}):
-        fault = f"has {min(twice)} in its query, a parameter that only the client may set"
-    if fault is None and not is_trusted(issuer, rules):
-        if (fault := network_fault(endpoint, rules, networks)) is not None:
-            advice = trust_advice(endpoint)
-        elif not supports_iss and not same_origin(endpoint, issuer):
-            fault = "is at another origin, and its metadata does not promise iss, which protects from a mix-up"
-            advice = trust_advice(issuer)
-    if fault is not None:
-        raise AuthorizationFailed(
-            Blame.AUTHORIZATION_SERVER, f"the {name} of {shown(issuer)}, {shown(endpoint)}, {fault}", advice
-        )
-    return endpoint
 
 
 def _texts(value: Json) -> tuple[str, ...] | None:

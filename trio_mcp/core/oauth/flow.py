@@ -273,9 +273,8 @@ class Flow:
         if not isinstance(event, (*_ANSWERS.get(waiting, ()), FlowAbandoned)):
             name = "no event" if waiting is None else f"the answer to {waiting.__name__}"
             raise UsageError(f"a flow that waits for {name} cannot receive {type(event).__name__}")
-        if isinstance(event, ReceiverReady) and (fault := discovery.redirect_fault(event.redirect_uri)):
-            uri = shown(event.redirect_uri)
-            raise UsageError(f"the redirect URI {uri} {fault}; it must be https, or on loopback")
+        if isinstance(event, ReceiverReady):
+            discovery.check_redirect_uri(event.redirect_uri)
         return self._advance(event, now)
 
     def adopt(self, record: ServerRecord) -> None:

@@ -31,11 +31,11 @@ from trio_mcp.core.oauth.discovery import (
     DPOP,
     SCHEMES,
     ServerDocument,
+    check_redirect_uri,
     client_id_fault,
     is_loopback,
     origin_of,
     read_seconds,
-    redirect_fault,
     scopes_of,
 )
 from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame, censored, error_text
@@ -240,8 +240,7 @@ def _described(
     application: Application, redirect_uris: tuple[str, ...], method: ClientAuthMethod, grants: tuple[str, ...] | None
 ) -> dict[str, Json]:
     for each in redirect_uris:
-        if fault := redirect_fault(each):
-            raise UsageError(f"the redirect URI {shown(each)} {fault}; it must be https, or on loopback")
+        check_redirect_uri(each)
     refreshes = application.offline and (grants is None or "refresh_token" in grants)  # auth-107
     return {
         "client_name": application.name,
