@@ -20,7 +20,6 @@ fails at once with a clear reason; otherwise it might serve a request under othe
 from __future__ import annotations
 
 import enum
-from collections.abc import Hashable, Mapping
 from typing import Any, Final
 
 import attrs
@@ -40,9 +39,9 @@ from trio_mcp.core.messages import (
     Event,
     Id,
     JsonObject,
-    Message,
+    Notification,
     Request,
-    Response,
+    prepare,
     record,
 )
 from trio_mcp.core.requests import (
@@ -51,7 +50,6 @@ from trio_mcp.core.requests import (
     InvalidAnswer,
     LinkKind,
     Outcome,
-    Peer,
     PeerMistake,
     Refused,
     TimedOut,
@@ -62,7 +60,6 @@ from trio_mcp.core.revisions import (
     META_LOG_LEVEL,
     META_SERVER_INFO,
     META_VERSION,
-    NOTHING,
     REVISIONS,
     Revision,
     Role,
@@ -255,42 +252,30 @@ class ClientProtocol(SessionProtocol):
 
     # Messages that we send.
 
-    def request(
-        self,
-        method: str,
-        params: JsonObject | None = None,
-        *,
-        deadline: float | None = None,
-        progress: bool = False,
-        about: Id | None = None,
-        undeclared: bool = False,
-    ) -> int:
-        """As `SessionProtocol.request`.  A method that passed the checks once is not checked again."""
+    def _check_call(
+        self, method: str, params: JsonObject, progress: bool, about: Id | None, undeclared: bool
+    ) -> tuple[JsonObject, CachedResult | None]:
+        """Check a request of ours.  A method that passed the checks once is not checked again."""
         terms = self.terms
         if terms is None or method not in self._allowed:
-            id = super().request(
-                method, params, deadline=deadline, progress=progress, about=about, undeclared=undeclared
-            )
+            super()._check_call(method, params, progress, about, undeclared)
             conditional = terms is None or any(need.method == method for need in terms.revision.conditional_needs)
             if not conditional and not undeclared:
                 self._allowed.add(method)
-            return id
-        params, more = params or {}, None
-        if progress or type(params) is not dict or "_meta" in params:
-            params = self._with_terms(terms, params)
-        elif not terms.revision.handshake:
-            more = self._meta_of_terms(terms.revision)
-        return self._send_request(method, params, more, deadline, progress, about)
+        if terms is None or terms.revision.handshake:
+            return params, None
+        ours = self._meta_of_terms(terms.revision)
+        if not progress and type(params) is dict and "_meta" not in params:
+            return params, ours
+        given, meta = meta_of("params", params), ours["_meta"]
+        if META_LOG_LEVEL in given:  # the caller may override only this key
+            meta = {**meta, META_LOG_LEVEL: given[META_LOG_LEVEL]}
+        return {**params, "_meta": {**given, **meta}}, None
 
-    def _with_terms(self, terms: Terms, params: JsonObject) -> JsonObject:
-        """Return the params with the `_meta` of a modern request."""
-        return params if terms.revision.handshake else self._with_meta(terms.revision, params)
-
-    def notify(self, method: str, params: JsonObject | None = None, *, about: Id | None = None) -> bool:
-        """As `SessionProtocol.notify`.  While the server is being probed, no notification is sent: False."""
+    def _may_notify(self, method: str, params: JsonObject, about: Id | None) -> bool:
         if self.phase is Phase.PROBING and method not in _ONLY_BY_OPEN:
-            return False
-        return super().notify(method, params, about=about)
+            return False  # while the server is being probed, no notification is sent
+        return super()._may_notify(method, params, about)
 
     def _terms_for(self, method: str, about: Id | None) -> Terms:
         if method in _ONLY_BY_OPEN:
@@ -298,13 +283,6 @@ class ClientProtocol(SessionProtocol):
         if self.phase is Phase.INITIALIZING and self._trying is not None:
             return Terms(self._trying)  # life-05: a ping may be sent; `SessionProtocol` refuses all other methods
         return super()._terms_for(method, about)
-
-    def _with_meta(self, revision: Revision, params: JsonObject) -> JsonObject:
-        """Return the params with the terms in `_meta`."""
-        given, ours = meta_of("params", params), self._meta_of_terms(revision)["_meta"]
-        if META_LOG_LEVEL in given:  # the caller may override only this key
-            ours = {**ours, META_LOG_LEVEL: given[META_LOG_LEVEL]}
-        return {**params, "_meta": {**given, **ours}}
 
     def _meta_of_terms(self, revision: Revision) -> CachedResult:
         """Return an object with the `_meta` of every request of this revision.  It is written only once."""
@@ -329,7 +307,7 @@ class ClientProtocol(SessionProtocol):
 
     def _probe(self, revision: Revision, until: float | None) -> None:
         self._set_link(revision)
-        self._opening_id = Peer.request(self, "server/discover", self._with_meta(revision, {}), deadline=until)
+        self._opening_id = self._send_request("server/discover", {}, self._meta_of_terms(revision), until)
         self._trying, self._last = revision, until == self._deadline
 
     def _initialize(self, revision: Revision | None) -> None:
@@ -340,24 +318,10 @@ class ClientProtocol(SessionProtocol):
             "capabilities": self.declared(revision),
             "clientInfo": self.offer.info_in(revision),
         }
-        self._opening_id = Peer.request(self, "initialize", params, deadline=self._deadline)
+        self._opening_id = self._send_request("initialize", params, None, self._deadline)
         self._trying = revision
 
     # Messages that the server sends.
-
-    def receive(
-        self,
-        message: Message,
-        now: float,
-        *,
-        about: Hashable | None = None,
-        principal: Any = None,
-        headers: Mapping[str, str] = NOTHING,
-    ) -> list[Event]:
-        """As `SessionProtocol.receive`."""
-        if type(message) is Response and self._opening_id is None:  # the fast path: only the caller reads the result
-            return Peer.receive(self, message, now, about=about)
-        return super().receive(message, now, about=about, principal=principal, headers=headers)
 
     @property
     def _sends_no_responses(self) -> bool:
@@ -368,10 +332,10 @@ class ClientProtocol(SessionProtocol):
     def _refuse_call(self, request: Request, code: int, why: str, data: Any = None) -> list[Event]:
         if not self._sends_no_responses:
             return super()._refuse_call(request, code, why, data)
-        self._drop(request.id)
+        del self._serving[request.id]  # the server cannot be waiting for an answer
         return [PeerMistake(f"{why}; not answered")]
 
-    def _refuse_at_once(self, error: Error, events: list[Event], arrival: Any, why: str = "") -> None:
+    def _refuse_at_once(self, error: Error, events: list[Event], about: Any, batch: Any, why: str = "") -> None:
         if self._sends_no_responses:
             events.append(PeerMistake(f"{why or error.message}; not answered"))
         elif error.id is None and self._complained_at == self._next_id:
@@ -381,12 +345,20 @@ class ClientProtocol(SessionProtocol):
         else:
             if error.id is None:
                 self._complained_at = self._next_id
-            super()._refuse_at_once(error, events, arrival, why)
+            super()._refuse_at_once(error, events, about, batch, why)
 
-    def _check_outcome(self, event: Event) -> list[Event]:
-        if not isinstance(event, Outcome) or event.id != self._opening_id:
-            return [event]
-        return self._next_step(self._read_probe(event) if self.phase is Phase.PROBING else self._read_initialize(event))
+    def _check_outcomes(self, events: list[Event]) -> list[Event]:
+        if self._opening_id is None:
+            return events
+        checked: list[Event] = []
+        for event in events:
+            if not isinstance(event, Outcome) or event.id != self._opening_id:
+                checked.append(event)
+            elif self.phase is Phase.PROBING:
+                checked += self._next_step(self._read_probe(event))
+            else:
+                checked += self._next_step(self._read_initialize(event))
+        return checked
 
     def _next_step(self, found: _AnswerMeaning) -> list[Event]:
         """Record the answer and take the next step of the opening."""
@@ -422,7 +394,7 @@ class ClientProtocol(SessionProtocol):
         self.opened = True
         self.negotiation = Negotiation(tuple(self._attempts), revision, found.why)
         if revision.handshake:
-            Peer.notify(self, "notifications/initialized")
+            self._queue(prepare(Notification("notifications/initialized")), None)
         return [Opened(self.terms)]
 
     def _read_probe(self, outcome: Outcome) -> _AnswerMeaning:
@@ -502,25 +474,6 @@ class ClientProtocol(SessionProtocol):
             return _AnswerMeaning(OpeningEvent.NOT_MODERN, why, max(older, key=str))
         why = f"not a server of {self.offer.modern}, and no older revision may be used: {why}"
         return _AnswerMeaning(OpeningEvent.SHARES_NONE, why)
-
-    # Each source of outcomes passes them to `_check_outcome`.  Outcomes that `receive` gets from `tick` pass it twice.
-    # The second pass has no effect, because the opening has left that step.
-
-    def tick(self, now: float) -> list[Event]:
-        """As `Peer.tick`; the probe and `initialize` may expire too."""
-        return [checked for event in super().tick(now) for checked in self._check_outcome(event)]
-
-    def connection_lost(self, about: Id | None = None, why: str = "the link was lost") -> list[Event]:
-        """As `Peer.connection_lost`; the opening may fail."""
-        return [checked for event in super().connection_lost(about, why) for checked in self._check_outcome(event)]
-
-    def input_ended(self, why: str = "the other side of the link was closed") -> list[Event]:
-        """As `Peer.input_ended`; the opening may fail."""
-        return [checked for event in super().input_ended(why) for checked in self._check_outcome(event)]
-
-    def fail(self, id: Id, why: str) -> list[Event]:
-        """As `Peer.fail`; the opening may fail."""
-        return [checked for event in super().fail(id, why) for checked in self._check_outcome(event)]
 
 
 def _member(value: Any, *path: str) -> Any:

@@ -60,34 +60,11 @@ from trio_mcp.core.revisions import REVISIONS, Role, Terms, meta_of
 from trio_mcp.core.shares import FEW, Account
 
 __all__ = [
-    "ANSWER",
-    "CALLING",
-    "CANCELLED",
-    "GONE",
-    "NOTE",
-    "SERVING",
-    "Action",
-    "Answered",
-    "ConnectionLost",
-    "InvalidAnswer",
-    "LinkKind",
-    "Outcome",
-    "Outgoing",
-    "Peer",
-    "PeerComplaint",
-    "PeerMistake",
-    "ProgressReported",
-    "Refused",
-    "RequestCancelled",
-    "RequestEvent",
-    "State",
-    "SubscriptionEnded",
-    "Table",
-    "TimedOut",
-    "charged",
-    "first_state",
-    "step",
-]
+    "ANSWER", "CALLING", "CANCELLED", "GONE", "NOTE", "SERVING", "Action", "Answered", "ConnectionLost",
+    "InvalidAnswer", "LinkKind", "Outcome", "Outgoing", "Peer", "PeerComplaint", "PeerMistake", "ProgressReported",
+    "Refused", "RequestCancelled", "RequestEvent", "State", "SubscriptionEnded", "Table", "TimedOut", "charged",
+    "first_state", "step",
+]  # fmt: skip
 
 
 class _TableKey(enum.Enum):
@@ -274,6 +251,9 @@ def step(table: Table, state: State, event: RequestEvent) -> tuple[State, Action
         raise UsageError(f"{event.name} cannot happen to a request that is {state.name} on this link") from None
 
 
+# The events that a `Peer` reports.  The names are from our point of view.
+
+
 @record
 class Outcome(Event):
     """The outcome of a request of ours.  Every request has exactly one, except a request that we cancel."""
@@ -359,7 +339,8 @@ class PeerMistake(Event):
     why: str
 
 
-Outgoing: TypeAlias = tuple[Request | Notification | Response | Error | Batch, Hashable | None]
+OutgoingMessage: TypeAlias = Request | Notification | Response | Error | Batch
+Outgoing: TypeAlias = tuple[OutgoingMessage, Hashable | None]
 """A message, and the label of the request that it belongs to.  The label tells a transport which stream to use.
 
 The label is the argument `about` of the `receive` that got the request.  Messages with that label are: the answer, a
@@ -403,13 +384,6 @@ def _number(value: object) -> float | None:
     return int(value) if isinstance(value, int) and type(value) is not bool else None
 
 
-def _answers(message: Message) -> Id | None:
-    """Return the id of our request that this message answers, or was meant to answer."""
-    if isinstance(message, Response | Error):
-        return message.id
-    return message.answers if isinstance(message, InvalidMessage) else None
-
-
 @attrs.define(eq=False, repr=False)
 class _OutgoingRequest:
     """A request that we made.  `progress`: the highest value received, or None if we did not ask for progress."""
@@ -432,14 +406,6 @@ class _BatchReply:
     answers: list[Response | Error] = attrs.field(factory=list)
     charged: int = 0
     """The bytes that `account` was charged for the answers.  `take_charge` returns them when the batch is sent."""
-
-
-@attrs.define(eq=False, repr=False)
-class _Arrival:
-    """The label of a received message, and its batch if it came in one."""
-
-    label: Hashable | None = None
-    batch: _BatchReply | None = None
 
 
 @attrs.define(eq=False, repr=False)
@@ -491,16 +457,15 @@ class Peer:
         # The queue has no limit here.  It holds one message for each received one, one cancellation for each request of
         # ours, and the messages of the caller.  While the owner of the peer cannot write, it must stop reading and
         # queueing.
-        self._outgoing: list[tuple[Request | Notification | Response | Error | Batch, Hashable | None, Id | None]] = []
+        self._outgoing: list[tuple[OutgoingMessage, Hashable | None, Id | None]] = []
         self._handed_out = 0  # how many times `outgoing` was called
-        self._arrival = _Arrival()  # of the previous message
+        # For each cancelled request of theirs that had messages in the queue: the length of the queue when it was
+        # cancelled.  There are never more entries than queued messages, even if the peer cancels and does not read.
+        self._withdrawn: dict[Id | None, int] = {}
         # An answer without an id may belong to a message that is older than our only open request.  This is set to
         # `_next_id` when we send a message that has no answer, or give up a request.  It is set to 0 when a request
         # that we made later is answered.  See `_only_possible_request`.
         self._ambiguous_before = 0
-        # For each cancelled request of theirs that had messages in the queue: the length of the queue when it was
-        # cancelled.  There are never more entries than queued messages, even if the peer cancels and does not read.
-        self._withdrawn: dict[Id | None, int] = {}
 
     @property
     def unreadable_id_is_null(self) -> bool:
@@ -517,6 +482,7 @@ class Peer:
         deadline: float | None = None,
         progress: bool = False,
         about: Id | None = None,
+        undeclared: bool = False,
     ) -> int:
         """Queue a request and return its id.  Exactly one outcome will have this id.
 
@@ -524,8 +490,19 @@ class Peer:
         theirs whose handler makes this request.  Raises `SessionClosed` if the link is lost.  Raises
         `UsageError` if `about` has ended, if too many requests are open, if `params` cannot be written, or if they have
         a progress token (prog-02: tokens must be unique, so we choose them).
+
+        A session also checks the terms.  It raises `NotInThisRevision` if the revision does not have the method, and
+        `NotDeclared` if the request needs a capability that the other side did not declare; `undeclared` turns this
+        last check off.
         """
-        return self._send_request(method, params or {}, None, deadline, progress, about)
+        params, more = self._check_call(method, params or {}, progress, about, undeclared)
+        return self._send_request(method, params, more, deadline, progress, about)
+
+    def _check_call(
+        self, method: str, params: JsonObject, progress: bool, about: Id | None, undeclared: bool
+    ) -> tuple[JsonObject, CachedResult | None]:
+        """Check a request of ours.  Returns its params, and further members that the terms add."""
+        return params, None
 
     def _send_request(
         self,
@@ -536,7 +513,7 @@ class Peer:
         progress: bool = False,
         about: Id | None = None,
     ) -> int:
-        """As `request`.  `more`: further members of the params, under other names; `progress` must then be False."""
+        """As `request`, without checks.  `more`: members of the params under other names; `progress` is then False."""
         if self.closed:
             raise SessionClosed(f"{method} was not sent: the link is closed")
         if self.half_closed:
@@ -548,15 +525,13 @@ class Peer:
         if about is not None and label is None:
             raise UsageError(f"{method} was not sent: request {shown(about)}, which it belongs to, has ended")
         id = self._next_id
-        if more is not None or (type(params) is dict and "_meta" not in params and not progress):
-            request = prepare(Request(id, method, params), more)
-        else:
+        if more is None and (progress or type(params) is not dict or "_meta" in params):
             meta = meta_of(f"the params of {method}", params)
             if progress:  # the id is also the token: it is never used again, so it is unique
                 params = {**params, "_meta": {**meta, "progressToken": id}}
             elif "progressToken" in meta:
                 raise UsageError(f"{method} was not sent: use progress=True instead of a progressToken in _meta")
-            request = prepare(Request(id, method, params))
+        request = prepare(Request(id, method, params), more)
         if (limit := self._charge(request)) is not None:
             raise RequestError(errors.INTERNAL_ERROR, f"{method} was not sent: {_QUEUE_FULL} (Limits.{limit})")
         self._next_id += 1
@@ -573,10 +548,21 @@ class Peer:
         Returns False if it is not sent: the link is lost, the request `about` has ended, or the notification is long
         and too much data is queued.  Raises `UsageError` if the notification cannot be written as JSON.  Also raises it
         for cancellations and progress: use `cancel` and `progress`, which update the request.
+
+        A session also checks the terms.  It raises `NotInThisRevision` if the revision does not have the method, and
+        `NotDeclared` if we did not declare the capability.  It returns False for a log message that the client did not
+        ask for, and before the end of the handshake if the notification must not be sent yet.  No information is lost:
+        the other side has read no data yet that a change could make stale.  In the modern era every notification
+        belongs to a request, and change notifications belong to subscriptions.  So a server raises `UsageError` for a
+        change notification if `about` is not a subscription, or if it lacks the id of the subscription
+        (`ChangeEvent.notification` adds it), and for any other notification if `about` is a subscription.
         """
+        params = params or {}
+        if not self._may_notify(method, params, about):
+            return False
         if method in (_CANCELLED, PROGRESS):
             raise UsageError(f"{method} must be sent with Peer.cancel or Peer.progress")
-        note = Notification(method, params or {})
+        note = Notification(method, params)
         meta_of(f"the params of {method}", note.params)
         if about is not None:
             serving = self._serving.get(about)
@@ -586,15 +572,25 @@ class Peer:
         self._queue(note, None)
         return True
 
+    def _may_notify(self, method: str, params: JsonObject, about: Id | None) -> bool:
+        """Check a notification of ours.  False: it is not sent now."""
+        return True
+
     def progress(self, id: Id, progress: float, total: float | None = None, message: str | None = None) -> bool:
         """Report progress of a request that we serve.
 
         Returns False if it is not sent: the request has ended, the peer did not ask for progress, too much data is
         queued, or `progress` equals the last value ("The progress value MUST increase").  Raises `UsageError` if
-        `progress` is not a number or is less than the last value, and if the message cannot be written as JSON.
+        `progress` is not a number or is less than the last value, if the message cannot be written as JSON, and for a
+        subscription (http-116).
         """
         serving = self._serving.get(id)
-        if serving is None or serving.token is None:
+        if serving is None:
+            return False
+        terms = serving.terms or self.terms
+        if terms is not None and serving.method in terms.revision.teardown:
+            raise UsageError(f"in {terms.revision}, {PROGRESS} is never sent on a subscription")
+        if serving.token is None:
             return False
         new_value = progress if type(progress) is int else _number(progress)
         new_total = total if total is None or type(total) is int else _number(total)
@@ -608,7 +604,7 @@ class Peer:
         # Not an error: a loop that reports its count of finished items reports the same count after a skipped item.
         if new_value == serving.progress:
             return False
-        if message is not None and (terms := serving.terms or self.terms) and not terms.revision.progress_message:
+        if terms is not None and not terms.revision.progress_message:
             message = None
         if not self._notify_about(id, serving, prepared_progress(serving.token, new_value, new_total, message)):
             return False
@@ -641,6 +637,8 @@ class Peer:
         self._call_step(calling, RequestEvent.CANCEL, reason)
         return True
 
+    # Facts about the link.
+
     def connection_lost(self, about: Id | None = None, why: str = "the link was lost") -> list[Event]:
         """Report that the link is lost, or (with `about`) only the stream of the client's request with this id.
 
@@ -649,13 +647,36 @@ class Peer:
         no effect.  Raises `UsageError` for a lost stream if the link has no streams.
         """
         if about is not None:
-            return self._lose_stream(about, why)
+            return self._check_outcomes(self._lose_stream(about, why))
         self.closed = True
         events = self._end_all(RequestEvent.LINK_LOST, why)
         self._outgoing.clear()
         if self._charged and self.account is not None:
             self.account.give(self.take_charge())
+        return self._check_outcomes(events)
+
+    def _lose_stream(self, about: Id, why: str) -> list[Event]:
+        """Apply the loss of the stream of a client's request: ours on a client, theirs on a server."""
+        if RequestEvent.STREAM_LOST not in CALLING[self.link][State.OPEN]:
+            raise UsageError("this link is a single stream: call connection_lost without `about`")
+        events: list[Event] = []
+        if self.role is Role.SERVER:
+            if (serving := self._serving.get(about)) is not None:
+                self._stop(about, serving, RequestEvent.STREAM_LOST, why, events)
+        elif (calling := self._calling.get(about)) is not None and self._call_step(calling, RequestEvent.STREAM_LOST):
+            events.append(ConnectionLost(calling.id, calling.method, why))
         return events
+
+    def input_ended(self, why: str = "the other side of the link was closed") -> list[Event]:
+        """Report that the other side has closed its half of the link.  It sends no more messages, but may still read.
+
+        Our requests end with `ConnectionLost`, and no new one can be made.  Their requests go on, and the answers are
+        sent.  Raises `UsageError` if the link is not one single stream.
+        """
+        if RequestEvent.INPUT_ENDED not in CALLING[self.link][State.OPEN]:
+            raise UsageError("only a link with a single stream has an end of input (LinkKind.DUPLEX)")
+        self.half_closed = True
+        return self._check_outcomes(self._end_all(RequestEvent.INPUT_ENDED, why))
 
     def _end_all(self, event: RequestEvent, why: str) -> list[Event]:
         """Apply the end of the link, or of half of it, to all requests of both sides."""
@@ -668,17 +689,6 @@ class Peer:
             self._stop(id, serving, event, why, events)
         return events
 
-    def input_ended(self, why: str = "the other side of the link was closed") -> list[Event]:
-        """Report that the other side has closed its half of the link.  It sends no more messages, but may still read.
-
-        Our requests end with `ConnectionLost`, and no new one can be made.  Their requests go on, and the answers are
-        sent.  Raises `UsageError` if the link is not one single stream.
-        """
-        if RequestEvent.INPUT_ENDED not in CALLING[self.link][State.OPEN]:
-            raise UsageError("only a link with a single stream has an end of input (LinkKind.DUPLEX)")
-        self.half_closed = True
-        return self._end_all(RequestEvent.INPUT_ENDED, why)
-
     def fail(self, id: Id, why: str) -> list[Event]:
         """Report that a request of ours can never be answered: its POST was refused, or its stream is given up.
 
@@ -688,7 +698,11 @@ class Peer:
         calling = self._calling.get(id)
         if calling is None or not self._call_step(calling, RequestEvent.FAILED):
             return []
-        return [ConnectionLost(calling.id, calling.method, why)]
+        return self._check_outcomes([ConnectionLost(calling.id, calling.method, why)])
+
+    def _check_outcomes(self, events: list[Event]) -> list[Event]:
+        """Return events; a client that opens its session replaces the outcomes of its opening requests."""
+        return events
 
     def serves(self, id: Id) -> bool:
         """Return whether a request of theirs still waits for its answer."""
@@ -699,11 +713,6 @@ class Peer:
         """Return the label of a request of theirs that still waits for its answer, otherwise None."""
         serving = None if id is None else self._serving.get(id)
         return None if serving is None or serving.state is CANCELLED else serving.label
-
-    def method_of(self, id: Id) -> str | None:
-        """Return the method of a request of theirs, or None if it is not being served."""
-        serving = self._serving.get(id)
-        return None if serving is None else serving.method
 
     def terms_of(self, id: Id) -> Terms | None:
         """Return the terms of a request of theirs, or None if it is not being served."""
@@ -768,7 +777,7 @@ class Peer:
             calling = self._calling.get(heapq.heappop(self._deadlines)[1])
             if calling is not None and self._call_step(calling, RequestEvent.EXPIRE, "timed out"):
                 events.append(TimedOut(calling.id, calling.method))
-        return events
+        return self._check_outcomes(events)
 
     def _schedule(self, deadline: float, id: int) -> None:
         heapq.heappush(self._deadlines, (deadline, id))
@@ -787,42 +796,38 @@ class Peer:
         """
         events = self.tick(now) if self._deadlines and self._deadlines[0][0] <= now else []
         if not self.closed:
-            arrival = self._arrival
-            if about is not arrival.label:
-                arrival = _Arrival(about)
-                # A cache: on a single stream nearly all messages have the same label.  On other links the label may be
-                # a whole HTTP exchange, and the cache would keep it in memory after its end.
-                if self.link is LinkKind.DUPLEX:
-                    self._arrival = arrival
-            self._RECEIVERS[type(message)](self, message, events, arrival)
+            self._RECEIVERS[type(message)](self, message, events, about, None)
         return events
 
-    def _receive_request(self, request: Request, events: list[Event], arrival: _Arrival) -> None:
+    def _receive_request(
+        self, request: Request, events: list[Event], about: Hashable | None, batch: _BatchReply | None
+    ) -> None:
         id = request.id
         meta = request.params.get("_meta", _NO_META)
         token = meta.get("progressToken") if type(meta) is dict else None
         if id in self._serving:
-            why = f"id {shown(id)} belongs to a request that is still being served"
-            self._refuse_at_once(Error(id, errors.INVALID_REQUEST, why), events, arrival)
+            code, why = errors.INVALID_REQUEST, f"id {shown(id)} belongs to a request that is still being served"
         elif len(self._serving) >= self.limits.requests:
+            code = errors.INTERNAL_ERROR
             why = f"{self.limits.requests} requests are being served (Limits.requests); try again later"
-            self._refuse_at_once(Error(id, errors.INTERNAL_ERROR, why), events, arrival)
         elif type(meta) is not dict or not (token is None or _is_id(token)):
+            code = errors.INVALID_PARAMS
             why = "params._meta must be an object, and its progressToken a string or an integer"
-            self._refuse_at_once(Error(id, errors.INVALID_PARAMS, why), events, arrival)
         elif token is not None and type(token) is str and len(token) > self.limits.id_length:
+            code = errors.INVALID_PARAMS
             why = f"the progressToken is longer than {self.limits.id_length} characters (Limits.id_length)"
-            self._refuse_at_once(Error(id, errors.INVALID_PARAMS, why), events, arrival)
         else:
+            label = id if about is None else about
             state = first_state(SERVING[self.link], request.method)
-            label, batch = id if arrival.label is None else arrival.label, arrival.batch
             self._serving[id] = _IncomingRequest(request.method, state, label, token, batch)
             if batch is not None:
                 batch.label = label if batch.label is None else batch.label
                 batch.waiting.add(id)
             events.append(request)
+            return
+        self._refuse_at_once(Error(id, code, why), events, about, batch)
 
-    def _receive_notification(self, note: Notification, events: list[Event], arrival: _Arrival) -> None:
+    def _receive_notification(self, note: Notification, events: list[Event], *_: object) -> None:
         if note.method == _CANCELLED:
             self._cancelled(note.params, events)
         elif note.method == PROGRESS:
@@ -830,46 +835,56 @@ class Peer:
         else:
             events.append(note)
 
-    def _receive_result(self, message: Response, events: list[Event], arrival: _Arrival) -> None:
+    def _receive_result(self, message: Response, events: list[Event], *_: object) -> None:
         calling = self._calling.get(message.id) or self._find_request(message.id, events)
         if calling is not None and self._call_step(calling, ANSWER):
             events.append(Answered(calling.id, calling.method, message.result))
 
-    def _receive_error(self, message: Error, events: list[Event], arrival: _Arrival) -> None:
+    def _receive_error(self, message: Error, events: list[Event], *_: object) -> None:
         id = self._only_possible_request() if message.id is None else message.id
         if id is None:
             events.append(PeerComplaint(message))
         elif (calling := self._find_request(id, events)) is not None and self._call_step(calling, RequestEvent.ERROR):
             events.append(Refused(calling.id, calling.method, message))
 
-    def _receive_invalid(self, message: InvalidMessage, events: list[Event], arrival: _Arrival) -> None:
+    def _receive_invalid(
+        self, message: InvalidMessage, events: list[Event], about: Hashable | None, batch: _BatchReply | None
+    ) -> None:
+        id = message.answers
         if message.reply is not None:
-            self._refuse_at_once(message.reply, events, arrival, message.why)
+            self._refuse_at_once(message.reply, events, about, batch, message.why)
+            return
+        if id is None and message.response:
+            id = self._only_possible_request()
+        if id is None:
+            events.append(PeerMistake(message.why))
         else:
-            id = message.answers
-            if id is None and message.response:
-                id = self._only_possible_request()
-            if id is not None:
-                self._fail_garbled(id, message.why, events)
-            else:
-                events.append(PeerMistake(message.why))
+            self._fail_garbled(id, message.why, events)
 
-    def _receive_batch(self, message: Batch, events: list[Event], arrival: _Arrival) -> None:
-        why = self._why_no_batch(message)
+    def _receive_batch(
+        self, message: Batch, events: list[Event], about: Hashable | None, batch: _BatchReply | None
+    ) -> None:
+        why = ""
+        if self.terms is None or not self.terms.revision.batches:
+            agreed = self.terms.revision if self.terms else "no revision agreed yet"
+            why = f"only 2025-03-26 has batches (here: {agreed}); send the messages one by one"
+        elif any(isinstance(item, Request) and item.method == "initialize" for item in message.items):
+            why = "initialize must not be part of a batch"
         if why:
-            self._refuse_at_once(Error(None, errors.INVALID_REQUEST, why), events, arrival)
+            self._refuse_at_once(Error(None, errors.INVALID_REQUEST, why), events, about, None)
             for item in message.items:
-                if (id := _answers(item)) is not None:  # otherwise its caller would wait for ever
+                id = item.answers if isinstance(item, InvalidMessage) else None
+                id = item.id if isinstance(item, Response | Error) else id
+                if id is not None:  # otherwise its caller would wait for ever
                     self._fail_garbled(id, why, events)
             return
         reply = _BatchReply()
-        arrival = _Arrival(arrival.label, reply)
         for item in message.items:
-            self._RECEIVERS[type(item)](self, item, events, arrival)
+            self._RECEIVERS[type(item)](self, item, events, about, reply)
         reply.receiving = False
         self._send_if_complete(reply)
 
-    _RECEIVERS: ClassVar[dict[type, Callable[[Peer, Any, list[Event], _Arrival], None]]] = {
+    _RECEIVERS: ClassVar[dict[type, Callable[[Peer, Any, list[Event], Hashable, _BatchReply | None], None]]] = {
         Request: _receive_request,
         Notification: _receive_notification,
         Response: _receive_result,
@@ -877,14 +892,6 @@ class Peer:
         InvalidMessage: _receive_invalid,
         Batch: _receive_batch,
     }
-
-    def _why_no_batch(self, message: Batch) -> str:
-        if self.terms is None or not self.terms.revision.batches:
-            agreed = self.terms.revision if self.terms else "no revision agreed yet"
-            return f"only 2025-03-26 has batches (here: {agreed}); send the messages one by one"
-        if any(isinstance(item, Request) and item.method == "initialize" for item in message.items):
-            return "initialize must not be part of a batch"
-        return ""
 
     def _cancelled(self, params: JsonObject, events: list[Event]) -> None:
         # cancel-08: "Receivers MAY ignore" a cancellation that is malformed, or whose request is unknown or finished.
@@ -975,9 +982,8 @@ class Peer:
         """Apply an event to a request of theirs.  `message` is the message to send, if the action allows it."""
         state, action = step(SERVING[self.link], serving.state, event)
         if message is not None and action is not _NOTHING:
-            data = message._bytes
-            if not data:
-                data = prepare(message)._bytes  # before any state changes: it raises if it cannot write the message
+            # Before any state changes: this raises if it cannot write the message.
+            data = message._bytes or prepare(message)._bytes
             # Errors are not charged.  Otherwise an answer that exceeds the limit could not be replaced by an error.
             if len(data) > FEW and type(message) is not Error and (limit := self._charge(message)):
                 if event is NOTE:
@@ -1000,10 +1006,6 @@ class Peer:
             batch.waiting.discard(id)
             self._send_if_complete(batch)
 
-    def _drop(self, id: Id) -> None:
-        """End a request of theirs without an answer, because the peer cannot be waiting for one."""
-        del self._serving[id]
-
     def _notify_about(self, about: Id, serving: _IncomingRequest, note: Notification) -> bool:
         """Queue a notification that belongs to this request of theirs, if it may still be sent."""
         if self._serve_step(about, serving, NOTE, note) is _NOTHING:
@@ -1022,16 +1024,16 @@ class Peer:
             return False
         if len(message._bytes) > FEW and type(message) is Response:
             message.result = {}  # the queue must not hold the result twice
-        if serving.batch is not None:
+        if (batch := serving.batch) is None:
+            self._queue(message, serving.label)
+        else:
             if self.account is not None:
                 size = charged(message)
-                serving.batch.charged += size
+                batch.charged += size
                 self._charged -= size
-            serving.batch.answers.append(message)
-            serving.batch.waiting.discard(id)
-            self._send_if_complete(serving.batch)
-        else:
-            self._queue(message, serving.label)
+            batch.answers.append(message)
+            batch.waiting.discard(id)
+            self._send_if_complete(batch)
         if action is _TEARS_DOWN:
             self._send_cancelled(id, "", serving.label)
         return True
@@ -1041,7 +1043,9 @@ class Peer:
             self._charged += batch.charged
             self._queue(Batch(tuple(batch.answers)), batch.label)
 
-    def _refuse_at_once(self, error: Error, events: list[Event], arrival: _Arrival, why: str = "") -> None:
+    def _refuse_at_once(
+        self, error: Error, events: list[Event], about: Hashable | None, batch: _BatchReply | None, why: str = ""
+    ) -> None:
         """Queue an error for a message that is not served, and report it."""
         events.append(PeerMistake(why or error.message))
         if error.id is not None and self.serves(error.id):
@@ -1050,34 +1054,18 @@ class Peer:
         if error.id is None:
             # Written as JSON now: before the queue is sent, a later message may select another revision.
             prepare(error, null_id=self.unreadable_id_is_null)
-        label = error.id if arrival.label is None else arrival.label
-        if (batch := arrival.batch) is not None:
+        label = error.id if about is None else about
+        if batch is None:
+            self._queue(error, label)
+        else:
             batch.label = label if batch.label is None else batch.label
             batch.answers.append(error)
-        else:
-            self._queue(error, label)
 
-    def _queue(
-        self, message: Notification | Response | Error | Batch, label: Hashable | None, withdrawn_with: Id | None = None
-    ) -> None:
+    def _queue(self, message: OutgoingMessage, label: Hashable | None, withdrawn_with: Id | None = None) -> None:
         """Queue a message that has no answer."""
         self._outgoing.append((message, label, withdrawn_with))
         self._ambiguous_before = self._next_id
 
     def _send_cancelled(self, id: Id, reason: str, label: Hashable | None) -> None:
-        params: JsonObject = {"requestId": id}
-        if reason:
-            params["reason"] = reason
+        params: JsonObject = {"requestId": id, "reason": reason} if reason else {"requestId": id}
         self._queue(prepare(Notification(_CANCELLED, params)), label)
-
-    def _lose_stream(self, about: Id, why: str) -> list[Event]:
-        """Apply the loss of the stream of a client's request: ours on a client, theirs on a server."""
-        if RequestEvent.STREAM_LOST not in CALLING[self.link][State.OPEN]:
-            raise UsageError("this link is a single stream: call connection_lost without `about`")
-        events: list[Event] = []
-        if self.role is Role.SERVER:
-            if (serving := self._serving.get(about)) is not None:
-                self._stop(about, serving, RequestEvent.STREAM_LOST, why, events)
-        elif (calling := self._calling.get(about)) is not None and self._call_step(calling, RequestEvent.STREAM_LOST):
-            events.append(ConnectionLost(calling.id, calling.method, why))
-        return events

@@ -119,12 +119,10 @@ def _as_revisions(given: Iterable[Revision]) -> tuple[Revision, ...]:
     return revisions
 
 
-def _derived(compute: Callable[[Any], Any]) -> Any:
-    """Return a field that is computed from the other fields."""
-    return attrs.field(init=False, repr=False, eq=False, default=attrs.Factory(compute, takes_self=True))
+_DERIVED: Any = attrs.field(init=False, repr=False, eq=False)
 
 
-@record
+@mutable_record
 class Offer:
     """The description of our side: its identity, its capabilities and its revisions.
 
@@ -140,31 +138,43 @@ class Offer:
     instructions: str | None = None  # the advice of a server on how to use it
     # Computed once per offer and not once per session: over HTTP each modern request has its own session, which exists
     # for microseconds.
-    legacy: Revision | None = _derived(lambda offer: offer._newest(handshake=True))
+    legacy: Revision | None = _DERIVED
     """The newest offered revision of the legacy era."""
-    modern: Revision | None = _derived(lambda offer: offer._newest(handshake=False))
+    modern: Revision | None = _DERIVED
     """The newest offered revision of the modern era."""
-    _infos: dict[Revision, JsonObject] = _derived(lambda offer: offer._info_by_revision())
-    _declared: dict[tuple[Role, Revision], JsonObject] = _derived(lambda offer: offer._declared_by_revision())
-    _completed: dict[tuple[Revision, bool], CachedResult] = _derived(lambda offer: offer._completed_by_revision())
-    plain: Mapping[tuple[Role, Revision], frozenset[str]] = _derived(lambda offer: offer._plain_by_revision())
-    """For each role of our side and each revision: the received methods that need no check of capabilities."""
-
-    unreadable_id_is_null: bool = _derived(lambda offer: any(each.unreadable_id_is_null for each in offer.revisions))
+    unreadable_id_is_null: bool = _DERIVED
     """See `Peer.unreadable_id_is_null`.  Used before a revision is agreed: True if an offered revision has null ids."""
+    plain: dict[tuple[Role, Revision], frozenset[str]] = _DERIVED
+    """For each role of our side and each revision: the received methods that need no check of capabilities."""
+    _infos: dict[Revision, JsonObject] = _DERIVED
+    _declared: dict[tuple[Role, Revision], JsonObject] = _DERIVED
+    _completed: dict[tuple[Revision, bool], CachedResult] = _DERIVED
 
-    def _newest(self, *, handshake: bool) -> Revision | None:
-        return max((each for each in self.revisions if each.handshake is handshake), key=str, default=None)
-
-    def _info_by_revision(self) -> dict[Revision, JsonObject]:
+    def __attrs_post_init__(self) -> None:
         if not _is_info(self.info):
             raise UsageError("info must have a name and a version, both strings")
-        return {
-            revision: {name: value for name, value in self.info.items() if name in revision.info_fields}
-            for revision in self.revisions
-        }
+        self._check_capabilities()
+        legacy, modern = ([each for each in self.revisions if each.handshake is era] for era in (True, False))
+        self.legacy, self.modern = max(legacy, key=str, default=None), max(modern, key=str, default=None)
+        self.unreadable_id_is_null = any(each.unreadable_id_is_null for each in self.revisions)
+        self.plain, self._infos, self._declared, self._completed = {}, {}, {}, {}
+        for each in self.revisions:
+            info = self._infos[each] = {name: value for name, value in self.info.items() if name in each.info_fields}
+            special = {need.method for need in each.conditional_needs}
+            for role in Role:
+                declared = self._declared[role, each] = each.declarable(role, self.capabilities)
+                self.plain[role, each] = frozenset(
+                    name
+                    for name, row in each.requests[role.other].items()
+                    if name not in special and (not row.needs or declares(declared, row.needs))
+                )
+            for cacheable in (False, True):
+                members = {**each.complete(cacheable), "_meta": {META_SERVER_INFO: info}}
+                self._completed[each, cacheable] = CachedResult(members)
+        # Write these values once as a test.  Later `receive` sends them, and `receive` must never raise.
+        encode(Response(0, {"values": [*self._infos.values(), *self._declared.values(), self.instructions]}))
 
-    def _declared_by_revision(self) -> dict[tuple[Role, Revision], JsonObject]:
+    def _check_capabilities(self) -> None:
         # The names of all revisions and not only of the offered ones: a program that offers only an old revision need
         # not remove the capabilities of newer revisions.
         tables = [table for each in (*REVISIONS.values(), *self.revisions) for table in each.capabilities.values()]
@@ -179,35 +189,6 @@ class Offer:
         for name, value in self.capabilities.get("experimental", NOTHING).items():
             if not isinstance(value, Mapping):
                 raise UsageError(f"the experimental capability {name!r} must be an object, for example {{}}")
-        return {
-            (role, revision): revision.declarable(role, self.capabilities)
-            for revision in self.revisions
-            for role in Role
-        }
-
-    def _plain_by_revision(self) -> dict[tuple[Role, Revision], frozenset[str]]:
-        plain: dict[tuple[Role, Revision], frozenset[str]] = {}
-        for (role, revision), declared in self._declared.items():
-            special = {need.method for need in revision.conditional_needs}
-            plain[role, revision] = frozenset(
-                name
-                for name, row in revision.requests[role.other].items()
-                if name not in special and (not row.needs or declares(declared, row.needs))
-            )
-        return plain
-
-    def _completed_by_revision(self) -> dict[tuple[Revision, bool], CachedResult]:
-        return {
-            (revision, cacheable): CachedResult(
-                {**revision.complete(cacheable), "_meta": {META_SERVER_INFO: self._infos[revision]}}
-            )
-            for revision in self.revisions
-            for cacheable in (False, True)
-        }
-
-    def __attrs_post_init__(self) -> None:
-        # Write these values once as a test.  Later `receive` sends them, and `receive` must never raise.
-        encode(Response(0, {"values": [*self._infos.values(), *self._declared.values(), self.instructions]}))
 
     @property
     def versions(self) -> list[str]:
@@ -274,44 +255,21 @@ class SessionProtocol(Peer):
 
     # Messages that we send.
 
-    def request(
-        self,
-        method: str,
-        params: JsonObject | None = None,
-        *,
-        deadline: float | None = None,
-        progress: bool = False,
-        about: Id | None = None,
-        undeclared: bool = False,
-    ) -> int:
-        """As `Peer.request`, if the terms allow it.
-
-        Raises `NotInThisRevision` if the revision does not have the method.  Raises `NotDeclared` if the request needs
-        a capability that the other side did not declare; `undeclared` turns this check off.
-        """
+    def _check_call(
+        self, method: str, params: JsonObject, progress: bool, about: Id | None, undeclared: bool
+    ) -> tuple[JsonObject, CachedResult | None]:
         terms = self._terms_for(method, about)
         row = terms.revision.request(self.role, method)
         if row is None:
             raise NotInThisRevision(method, terms.revision.name, terms.revision.instead_of(method))
         if self._is_too_early(row, terms.revision):
             raise UsageError(f"{method} was not sent: the handshake has not ended")
-        missing = missing_capabilities(terms.revision, row, params or {}, terms.capabilities)
+        missing = missing_capabilities(terms.revision, row, params, terms.capabilities)
         if missing and not undeclared:
             raise NotDeclared(method, row.owner.value, missing[0])
-        params = self._with_terms(terms, params or {})
-        return super().request(method, params, deadline=deadline, progress=progress, about=about)
+        return params, None
 
-    def _with_terms(self, terms: Terms, params: JsonObject) -> JsonObject:
-        """Return the params of a request of ours with the `_meta` that the terms require."""
-        return params
-
-    def notify(self, method: str, params: JsonObject | None = None, *, about: Id | None = None) -> bool:
-        """As `Peer.notify`, if the terms allow it.  Raises `NotDeclared` if we did not declare the capability.
-
-        Before the end of the handshake, a notification that must not be sent yet is dropped, and False is returned.  No
-        information is lost: the other side has read no data yet that a change could make stale.  The other errors are
-        those of `request`.
-        """
+    def _may_notify(self, method: str, params: JsonObject, about: Id | None) -> bool:
         if self.closed or (about is not None and not self.serves(about)):
             return False
         terms = self._terms_for(method, about)
@@ -320,7 +278,7 @@ class SessionProtocol(Peer):
             raise NotInThisRevision(method, terms.revision.name)
         if not declares(self.declared(terms.revision), row.needs):
             raise NotDeclared(method, row.owner.value, row.needs)
-        return not self._is_too_early(row, terms.revision) and super().notify(method, params, about=about)
+        return not self._is_too_early(row, terms.revision)
 
     def _terms_for(self, method: str, about: Id | None) -> Terms:
         if self.closed:
@@ -359,6 +317,8 @@ class SessionProtocol(Peer):
         received = super().receive(message, now, about=about)
         if len(received) == 1 and type(received[0]) is Request:  # the fast path: nearly every message to a server
             return self._check_request(received[0], principal, headers)
+        if type(message) is Response:  # the fast path of a client: only the caller reads the result
+            return self._check_outcomes(received)
         events: list[Event] = []
         for event in received:
             if isinstance(event, Request):
@@ -366,7 +326,7 @@ class SessionProtocol(Peer):
             elif isinstance(event, Notification):
                 events += self._check_notification(event, principal, headers)
             else:
-                events += self._check_outcome(event)
+                events += self._check_outcomes([event])
         return events
 
     def _check_request(self, request: Request, principal: Any, headers: Mapping[str, str]) -> list[Event]:
@@ -393,10 +353,6 @@ class SessionProtocol(Peer):
         why = f"{request.method} must not be sent before the end of initialize"
         return self._refuse_call(request, errors.INVALID_REQUEST, why)
 
-    def _check_outcome(self, event: Event) -> list[Event]:
-        """Return the events for any other event of the `Peer`."""
-        return [event]
-
     def _check_notification(self, note: Notification, principal: Any, headers: Mapping[str, str]) -> list[Event]:
         """Return a `Notice`, or report a method that the terms do not have: "unknown notifications are ignored"."""
         terms = self._link_terms(note.method)
@@ -407,24 +363,21 @@ class SessionProtocol(Peer):
 
     def _serve(self, request: Request, terms: Terms) -> list[Event]:
         """Serve a request if its method exists and we declared the capabilities that it needs; otherwise refuse it."""
-        if request.method in self.offer.plain[self.role, terms.revision]:
-            return self._admit(request, terms)
-        row = terms.revision.request(self.role.other, request.method)
-        if row is None:
-            why = f"{shown(request.method)} does not exist in {terms.revision}"
-            return self._refuse_call(request, errors.METHOD_NOT_FOUND, why)
-        declared = self.declared(terms.revision)
-        missing = missing_capabilities(terms.revision, row, request.params, declared)
-        if not missing:
-            return self._admit(request, terms)
-        why = f"{request.method} needs the {self.role.value} capability {'.'.join(missing[0])}, which was not declared"
-        # core-32: if the capability of the method is missing, the method does not exist.  If only the capability for a
-        # mode in its params is missing, the params are invalid.
-        code = errors.METHOD_NOT_FOUND if missing[0] == row.needs else errors.INVALID_PARAMS
-        return self._refuse_call(request, code, why)
-
-    def _admit(self, request: Request, terms: Terms) -> list[Event]:
-        answer_here = self._ANSWERED_HERE.get(request.method)
+        method, revision = request.method, terms.revision
+        if method not in self.offer.plain[self.role, revision]:
+            row = revision.request(self.role.other, method)
+            if row is None:
+                return self._refuse_call(
+                    request, errors.METHOD_NOT_FOUND, f"{shown(method)} does not exist in {revision}"
+                )
+            if missing := missing_capabilities(revision, row, request.params, self.declared(revision)):
+                needed = ".".join(missing[0])
+                why = f"{method} needs the {self.role.value} capability {needed}, which was not declared"
+                # core-32: if the capability of the method is missing, the method does not exist.  If only the
+                # capability for a mode in its params is missing, the params are invalid.
+                code = errors.METHOD_NOT_FOUND if missing[0] == row.needs else errors.INVALID_PARAMS
+                return self._refuse_call(request, code, why)
+        answer_here = self._ANSWERED_HERE.get(method)
         return [Call(request, terms)] if answer_here is None else answer_here(self, request, terms)
 
     def _refuse_call(self, request: Request, code: int, why: str, data: Any = None) -> list[Event]:
@@ -472,40 +425,22 @@ class ServerProtocol(SessionProtocol):
 
     # Messages that we send.
 
-    def notify(self, method: str, params: JsonObject | None = None, *, about: Id | None = None) -> bool:
-        """As `SessionProtocol.notify`.  Returns False for a log message that the client did not ask for.
-
-        In the modern era every notification belongs to a request, and change notifications belong to subscriptions.
-        Raises `UsageError` for a change notification if `about` is not a subscription, or if it lacks the id of the
-        subscription (`ChangeEvent.notification` adds it), and for any other notification if `about` is a subscription.
-        """
-        terms = self.terms_of(about) if about is not None else self.terms
+    def _may_notify(self, method: str, params: JsonObject, about: Id | None) -> bool:
+        terms = self.terms if about is None else self.terms_of(about)
         if terms is not None:
-            params = params or {}
+            revision = terms.revision
             subscription = meta_of(f"the params of {method}", params).get(META_SUBSCRIPTION_ID)
             if method == "notifications/message" and not terms.wants_log(params.get("level", "")):
                 return False
-            self._check_stream(method, terms.revision, about)
+            subscribed = about is not None and self._serving[about].method in revision.teardown
+            if subscribed is not (method in revision.on_subscriptions):
+                where = "never" if subscribed else "only"
+                raise UsageError(f"in {revision}, {method} is {where} sent on a subscription")
             # sub-05: the two ids must be equal in value and type.
-            if method in terms.revision.on_subscriptions and (type(subscription), subscription) != (type(about), about):
+            if method in revision.on_subscriptions and (type(subscription), subscription) != (type(about), about):
                 expected = f"the id of the subscription, {about!r}, got {shown(subscription)}"
                 raise UsageError(f"{META_SUBSCRIPTION_ID} of {method} must be {expected}")
-        return super().notify(method, params, about=about)
-
-    def progress(self, id: Id, progress: float, total: float | None = None, message: str | None = None) -> bool:
-        """As `Peer.progress`.  Raises `UsageError` for a subscription (http-116)."""
-        serving = self._serving.get(id)
-        terms = None if serving is None else serving.terms or self.terms
-        if serving is not None and terms is not None and serving.method in terms.revision.teardown:
-            self._check_stream("notifications/progress", terms.revision, id)
-        return super().progress(id, progress, total, message)
-
-    def _check_stream(self, method: str, revision: Revision, about: Id | None) -> None:
-        """Raise UsageError if this notification must not be sent about this request."""
-        subscribed = about is not None and self.method_of(about) in revision.teardown
-        if subscribed is not (method in revision.on_subscriptions):
-            where = "only" if not subscribed else "never"
-            raise UsageError(f"in {revision}, {method} is {where} sent on a subscription")
+        return super()._may_notify(method, params, about)
 
     def answer(self, id: Id, result: JsonObject) -> bool:
         """As `Peer.answer`.  Adds the members that every modern result of the method must have.
