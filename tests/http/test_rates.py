@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from trio_mcp.core import UsageError
-from trio_mcp.server import Rates, rates
+from trio_mcp.server import Rates, run
 
 
 async def test_without_a_rate_everybody_may_ask_and_nobody_is_kept_in_mind() -> None:
@@ -38,7 +38,7 @@ async def test_a_burst_and_then_the_rate(rate: float, burst: int, wait: float, m
 
 
 async def test_those_who_were_silent_longest_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rates, "_MOST", 3)
+    monkeypatch.setattr(run, "_MOST", 3)
     asked = Rates(1.0)
     for client in ("a", "b", "c", "a", "d"):
         asked.wait(client)

@@ -15,13 +15,11 @@ if TYPE_CHECKING:
     from trio_mcp.server.process import *
     from trio_mcp.server.publishing import *
     from trio_mcp.server.questions import *
-    from trio_mcp.server.rates import *
     from trio_mcp.server.registry import *
     from trio_mcp.server.results import *
     from trio_mcp.server.run import *
     from trio_mcp.server.server import *
     from trio_mcp.server.session import *
-    from trio_mcp.server.threads import *
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -30,11 +28,10 @@ else:
             "context": "ClientError ClientGone Context LOG",
             "dispatch": "CallNext Dispatcher Middleware",
             "handlers": "Handler RunMode raw typed",
-            "parking": "ParkedCall Parking early_answers next_round read_answer write_questions",
+            "parking": "ParkedCall Parking next_round read_answer write_questions",
             "process": "ProcessLife live parse_address run_stdio serve_stdio watched",
             "publishing": "ListenerKey ListeningConnection Publisher WatchedListeners Watcher",
             "questions": "Elicit ElicitUrl Inquiry ListRoots Sample UrlElicitationRequired",
-            "rates": "Rates",
             "registry": (
                 "CAPABILITIES CHANGES Catalog CompletionOptions Entry EntryRoute Filter HandlerOptions KINDS Kind "
                 "LISTS Mount PromptOptions RawResourceOptions RawToolOptions ResourceOptions ToolOptions completer_of "
@@ -44,11 +41,10 @@ else:
                 "BadResult InputRequired OutputSchema ToolError audio completion_result file image prompt_result "
                 "resource_result tool_failure tool_result"
             ),
-            "run": "Admission Draining Run RunMember Runs Statistics WaitingRequests",
+            "run": "Admission Rates Run RunMember Runs Statistics Threads WaitingRequests drained no_threads",
             "server": "Server check_names",
             "session": (
                 "ChargedMessage RequestQueue ServerSession UNFINISHED address_of converse serve_stream socket_of"
             ),
-            "threads": "Threads no_threads",
         },
     )

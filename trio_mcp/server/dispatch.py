@@ -64,13 +64,13 @@ from trio_mcp.server.results import (
     tool_failure,
     tool_result,
 )
-from trio_mcp.server.threads import Threads
 from trio_mcp.transport.nursery import sole
 from trio_mcp.transport.paths import PathRefused
 
 if TYPE_CHECKING:
     from trio_mcp.core.http.fields import Mirror
     from trio_mcp.core.oauth.resource import Protection
+    from trio_mcp.server.run import Threads
 
 __all__ = ["CallNext", "Dispatcher", "Middleware"]
 

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import attrs
 import trio
 
 from trio_mcp.core.errors import (
@@ -34,7 +35,7 @@ from trio_mcp.core.errors import (
     UsageError,
 )
 from trio_mcp.core.messages import Json, JsonObject, Limits
-from trio_mcp.core.revisions import NOTHING, Role, missing_capabilities, stable_name
+from trio_mcp.core.revisions import NOTHING, Role, missing_capabilities
 from trio_mcp.core.rounds import (
     MAX_ROUNDS,
     ParkedKeys,
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from trio_mcp.server.questions import Inquiry
     from trio_mcp.server.session import ServerSession
 
-__all__ = ["ParkedCall", "Parking", "early_answers", "next_round", "read_answer", "write_questions"]
+__all__ = ["ParkedCall", "Parking", "next_round", "read_answer", "write_questions"]
 
 T = TypeVar("T")
 
@@ -90,21 +91,6 @@ def read_answer(key: str, question: Inquiry[T], answer: JsonObject) -> T:
         raise RequestError(INVALID_PARAMS, f"inputResponses[{key!r}]: {error}") from None
 
 
-def early_answers(ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, JsonObject]:
-    """Return the answers to these questions that the first request of the call has, before the client was asked.
-
-    This saves a round.  It is safe, because the client could give the same answers to the questions.  `ElicitUrl` is
-    excluded, because a user cannot agree to visit a page before the question shows its URL.
-    """
-    from trio_mcp.server.questions import ElicitUrl
-
-    responses = ctx.request.params.get("inputResponses")
-    if ctx._rounds or not isinstance(responses, dict):
-        return NOTHING
-    asked = [key for key, question in questions.items() if not isinstance(question, ElicitUrl)]
-    return {key: responses[key] for key in asked if isinstance(responses.get(key), dict)}
-
-
 def next_round(ctx: Context) -> int:
     """Return the number of the next round.  Raises UsageError after `MAX_ROUNDS`."""
     if ctx._rounds >= MAX_ROUNDS:
@@ -112,25 +98,23 @@ def next_round(ctx: Context) -> int:
     return ctx._rounds + 1
 
 
+@attrs.define(eq=False)
 class ParkedCall:
     """One parked handler: its questions, and the answers so far."""
 
-    __slots__ = ("abandoned", "answers", "asked", "ctx", "handle", "link", "questions", "resumed", "values")
-
-    def __init__(self, ctx: Context, handle: str, asked: Mapping[str, Inquiry[Any]], questions: list[Question]) -> None:
-        self.ctx = ctx
-        self.link = ctx._link
-        self.handle = handle
-        self.asked = asked
-        self.questions = questions
-        """The questions of `asked`, as they were sent."""
-        self.answers: dict[str, JsonObject] = {}
-        self.values: dict[str, Any] = {}
-        """The answers, as the handler gets them."""
-        self.abandoned = False
-        """True: the handler has stopped waiting for the answers."""
-        self.resumed = trio.Event()
-        """Set when a retry has given the call a request again, or when it can get no more retries."""
+    ctx: Context
+    handle: str
+    asked: Mapping[str, Inquiry[Any]]
+    questions: list[Question]
+    """The questions of `asked`, as they were sent."""
+    link: ServerSession | None
+    answers: dict[str, JsonObject] = attrs.field(factory=dict)
+    values: dict[str, Any] = attrs.field(factory=dict)
+    """The answers, as the handler gets them."""
+    abandoned: bool = False
+    """True: the handler has stopped waiting for the answers."""
+    resumed: trio.Event = attrs.field(factory=trio.Event)
+    """Set when a retry has given the call a request again, or when it can get no more retries."""
 
     @property
     def open(self) -> list[Question]:
@@ -165,8 +149,8 @@ class Parking:
         """
         round, asked = next_round(ctx), write_questions(ctx, questions)
         asking = self._question_result(ctx, asked)  # before the call is parked, because this may raise
-        handle = self._parked.park(stable_name(ctx.principal), trio.current_time(), ctx._holder)
-        parked = self._calls[handle] = ParkedCall(ctx, handle, questions, asked)
+        handle = self._parked.park(ctx.principal, trio.current_time(), ctx._holder)
+        parked = self._calls[handle] = ParkedCall(ctx, handle, questions, asked, ctx._link)
         self._more.set()
         try:
             asking["requestState"] = self._state_of(parked, round)
@@ -201,7 +185,7 @@ class Parking:
         these keys are accepted (mrtr-24), and the `answers` and the `state` of the context.
         """
         state = SealedState(round, self._wall() + self._ttl, handle, recorded, again)
-        sealed = self._sealer.seal(state, ctx.method, ctx.request.params, stable_name(ctx.principal))
+        sealed = self._sealer.seal(state, ctx.method, ctx.request.params, ctx.principal)
         ctx._rounds = round
         return sealed
 
@@ -215,26 +199,32 @@ class Parking:
 
         Raises the RequestError for the client if the retry is refused; then no state has changed.
         """
-        request, principal = ctx.request, stable_name(ctx.principal)
-        state = self._sealer.open(
-            request.params["requestState"], request.method, request.params, principal, self._wall()
-        )
+        params = ctx.request.params
+        state = self._sealer.open(params["requestState"], ctx.method, params, ctx.principal, self._wall())
         if isinstance(state, StateRefusal):
             raise state.error
-        if state.handle is None:
-            self._start_again(ctx, state)
-            return None
-        parked = self._calls.get(state.handle)
+        parked = None if state.handle is None else self._calls.get(state.handle)
         if parked is None:
-            refusal = self._parked.take(state.handle)
-            assert refusal is not None  # `_parked` and `_calls` have the same handles
-            if refusal is not StateRefusal.ELSEWHERE or state.carried is None:
-                raise refusal.error
-            ctx._refusal = refusal.error
+            if state.handle is not None:
+                refusal = self._parked.take(state.handle)
+                assert refusal is not None  # `_parked` and `_calls` have the same handles
+                if refusal is not StateRefusal.ELSEWHERE or state.carried is None:
+                    raise refusal.error
+                ctx._refusal = refusal.error
             self._start_again(ctx, state)
             return None
-        if not parked.abandoned and self._take_answers(parked, request.params):
-            return self._ask_for_the_rest(parked, ctx)
+        if not parked.abandoned:
+            answers = read_answers(parked.open, params)
+            # Each answer is read here, so that an invalid answer is refused and the client can send it again.
+            values = {key: read_answer(key, parked.asked[key], answer) for key, answer in answers.given.items()}
+            parked.answers.update(answers.given)
+            parked.values.update(values)
+            if answers.missing:  # ask for them, under the terms of this retry; the other answers are kept (mrtr-25)
+                if parked.ctx._rounds >= MAX_ROUNDS:
+                    why = f"answers are missing from inputResponses after {MAX_ROUNDS} rounds"
+                    raise RequestError(INVALID_PARAMS, why)
+                asking = self._question_result(ctx, parked.open)
+                return {**asking, "requestState": self._state_of(parked, next_round(parked.ctx))}
         self.give_up(parked)
         return parked
 
@@ -252,26 +242,6 @@ class Parking:
         else:
             ctx.answers, ctx._recorded = answers, {**state.answers, **given}
 
-    @staticmethod
-    def _take_answers(parked: ParkedCall, params: JsonObject) -> bool:
-        """Store the answers of a retry.  Return whether some are still missing.
-
-        Each answer is read here, so that an invalid answer is refused and the client can send it again.
-        """
-        answers, read = read_answers(parked.open, params), {}
-        for key, answer in answers.given.items():
-            read[key] = read_answer(key, parked.asked[key], answer)
-        parked.answers.update(answers.given)
-        parked.values.update(read)
-        return bool(answers.missing)
-
-    def _ask_for_the_rest(self, parked: ParkedCall, ctx: Context) -> JsonObject:
-        """Ask for the missing answers, under the terms of this retry.  The other answers are kept (mrtr-25)."""
-        if parked.ctx._rounds >= MAX_ROUNDS:
-            raise RequestError(INVALID_PARAMS, f"answers are missing from inputResponses after {MAX_ROUNDS} rounds")
-        asking = self._question_result(ctx, parked.open)
-        return {**asking, "requestState": self._state_of(parked, next_round(parked.ctx))}
-
     def give_up(self, parked: ParkedCall) -> None:
         """Remove a parked call.  Later retries of it are refused."""
         if self._calls.pop(parked.handle, None) is not None:
@@ -285,11 +255,6 @@ class Parking:
     def parked_by(self, link: ServerSession) -> list[ParkedCall]:
         """Return the parked calls whose questions were sent on this connection."""
         return [parked for parked in self._calls.values() if parked.link is link]
-
-    async def wait_for(self, link: ServerSession) -> None:
-        """Wait until each call that is parked now for this connection has been resumed or given up."""
-        for parked in self.parked_by(link):
-            await parked.resumed.wait()
 
     # Time.
 

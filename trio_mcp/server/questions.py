@@ -62,6 +62,7 @@ class Inquiry(ABC, Generic[T]):
 
     __slots__ = ()
     method: ClassVar[str]
+    early: ClassVar[bool] = True  # a call may have the answer before the client was asked
 
     def params(self, revision: Revision) -> JsonObject:
         """Write the params of the question.  Raises `NotInThisRevision` if `revision` has no way to ask it."""
@@ -365,6 +366,7 @@ class ElicitUrl(Inquiry[ElicitationOutcome[None]]):
 
     __slots__ = ("elicitation_id", "message", "url")
     method = "elicitation/create"
+    early = False  # a user cannot agree to visit a page before the question shows its URL
 
     def __init__(self, message: str, url: str) -> None:
         self.message = _prompt(message)

@@ -7,35 +7,40 @@ connection that asked, because the answer may come on another one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Protocol
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import attrs
 import trio
 
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.messages import Limits
 from trio_mcp.core.rounds import StateSealer
 from trio_mcp.core.shares import ByteBudget, FairQueue, Shares
 from trio_mcp.server.dispatch import Dispatcher
 from trio_mcp.server.parking import Parking
 from trio_mcp.server.publishing import Publisher, WatchedListeners
-from trio_mcp.server.rates import Rates
-from trio_mcp.server.threads import Threads
-from trio_mcp.transport.nursery import open_nursery
+from trio_mcp.transport.nursery import block, open_nursery
 from trio_mcp.transport.wire import CLOSING
 from trio_mcp.transport.workers import WorkerPool
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from trio_mcp.core.session import Offer
     from trio_mcp.server.publishing import Watcher
     from trio_mcp.server.registry import Catalog
 
-__all__ = ["Admission", "Draining", "Run", "RunMember", "Runs", "Statistics", "WaitingRequests"]
+__all__ = [
+    "Admission", "Rates", "Run", "RunMember", "Runs", "Statistics", "Threads", "WaitingRequests", "drained",
+    "no_threads",
+]  # fmt: skip
 
+T = TypeVar("T")
 _OF_CHANGES = ("listChanged", "subscribe")
+_MOST = 10_000  # clients with a token bucket; if there are more, those that have been silent longest are forgotten
+_inline = False  # see `no_threads`
 
 
 class RunMember(Protocol):
@@ -82,26 +87,6 @@ class Statistics:
     """Subscriptions and legacy sessions that are notified of changes."""
     bytes: int
     """Bytes that are held for clients (`Limits.bytes_in_all`)."""
-
-
-class Admission:
-    """The running and waiting requests of all connections of a server.
-
-    Both are resources that clients share (see `core.shares`).  Clients take turns: a client that floods the server
-    waits only behind its own requests, however many connections it has.
-    """
-
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
-        self.running = Shares(limits.calls_in_all)
-        self.waiting = Shares(limits.waiting_in_all)
-        # Connections that have waiting requests and may run one more.
-        self.hungry: FairQueue[WaitingRequests] = FairQueue(self.running)
-
-    def serve(self) -> None:
-        """Start waiting requests while there are free places."""
-        while (queue := self.hungry.next()) is not None:
-            queue.start_next()
 
 
 class Run:
@@ -170,6 +155,15 @@ class Run:
             for connection in self.connections:
                 nursery.start_soon(connection.drain)
 
+    async def drain_to_end(self) -> None:
+        """Drain, and wait for the end of a run that ends with its connections.
+
+        Then a program that cancels its nursery afterwards interrupts no lifespan.
+        """
+        await self.drain()
+        if not self.held:
+            await self.ended.wait()
+
     def abort_pending(self) -> None:
         """Answer unfinished calls with an error and cancel them; the time of `drain` is over."""
         self.dismissed = True
@@ -227,54 +221,165 @@ class Runs:
             run.stop()
 
 
-async def _drained(run: Run) -> None:
-    await run.drain()
-    if not run.held:  # so that a program that cancels its nursery afterwards interrupts no lifespan
-        await run.ended.wait()
+@block
+async def drained(stack: AsyncExitStack, runs: Runs, seconds: float) -> None:
+    """The block of `Server.draining`: drain all runs, and stop them after the deadline."""
+    deadline, gone = trio.current_time() + seconds, trio.Event()
+    draining = runs.begin_to_drain()
+    stack.callback(runs.stop)
+    nursery = await stack.enter_async_context(open_nursery())
 
-
-class Draining:
-    """The block of `Server.draining`: drains all runs, and stops them after the deadline.
-
-    A class and not a generator, as `transport.nursery.open_nursery`.
-    """
-
-    __slots__ = ("_deadline", "_gone", "_runs", "_seconds", "_stack")
-
-    def __init__(self, runs: Runs, seconds: float) -> None:
-        self._runs = runs
-        self._seconds = seconds
-
-    async def __aenter__(self) -> None:
-        self._deadline = trio.current_time() + self._seconds
-        self._gone = trio.Event()
-        async with AsyncExitStack() as stack:
-            runs = self._runs.begin_to_drain()
-            stack.callback(self._runs.stop)
-            nursery = await stack.enter_async_context(open_nursery())
-            nursery.start_soon(self._drain, runs)
-            stack.push_async_exit(self._wait)
-            self._stack = stack.pop_all()
-
-    async def _drain(self, runs: tuple[Run, ...]) -> None:
+    async def drain() -> None:
         async with trio.open_nursery() as nursery:
-            for run in runs:
-                nursery.start_soon(_drained, run)
-        self._gone.set()
+            for run in draining:
+                nursery.start_soon(run.drain_to_end)
+        gone.set()
 
-    async def _wait(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def wait(_: object, error: BaseException | None, traceback: object) -> None:
         if error is not None:
             return
-        with trio.move_on_at(self._deadline):
-            await self._gone.wait()
+        with trio.move_on_at(deadline):
+            await gone.wait()
             return
-        self._runs.abort_pending()
+        runs.abort_pending()
         with trio.move_on_after(CLOSING):
-            await self._gone.wait()
+            await gone.wait()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None:
-        return await self._stack.__aexit__(kind, error, traceback)
+    nursery.start_soon(drain)
+    stack.push_async_exit(wait)
+
+
+# The limits that the clients of a run share.
+
+
+class Admission:
+    """The running and waiting requests of all connections of a server.
+
+    Both are resources that clients share (see `core.shares`).  Clients take turns: a client that floods the server
+    waits only behind its own requests, however many connections it has.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.running = Shares(limits.calls_in_all)
+        self.waiting = Shares(limits.waiting_in_all)
+        # Connections that have waiting requests and may run one more.
+        self.hungry: FairQueue[WaitingRequests] = FairQueue(self.running)
+
+    def serve(self) -> None:
+        """Start waiting requests while there are free places."""
+        while (queue := self.hungry.next()) is not None:
+            queue.start_next()
+
+
+class Rates:
+    """Lets each client send `rate` requests a second, and as many at once after a pause: one token bucket for each.
+
+    HTTP counts requests before it reads them.  `ServerSession` counts the requests that reach a handler, on every
+    transport.  Both count by the holder of `core.shares`.
+    """
+
+    def __init__(self, rate: float, name: str = "request_rate") -> None:
+        if not rate > 0:
+            raise UsageError(f"Limits.{name} must be a number of requests a second, above 0, got {rate!r}")
+        self._rate = rate
+        self.limited = rate != math.inf
+        """Whether requests are counted."""
+        self._burst = max(rate, 1.0)
+        self._buckets: dict[Hashable, tuple[float, float]] = {}  # the tokens, and the time of the last change
+
+    def forget(self, client: Hashable) -> None:
+        """Drop the bucket of a client that will not come back."""
+        self._buckets.pop(client, None)
+
+    def give_back(self, client: Hashable) -> None:
+        """Return the token of the last request."""
+        if (found := self._buckets.get(client)) is not None:  # None: the client was forgotten, or there is no limit
+            held, then = found
+            self._buckets[client] = (min(self._burst, held + 1), then)
+
+    def wait(self, client: Hashable) -> float:
+        """Take a token and return 0, or return the seconds until this client has the next one."""
+        if not self.limited:
+            return 0.0
+        now = trio.current_time()
+        held, then = self._buckets.pop(client, (self._burst, now))
+        held = min(self._burst, held + (now - then) * self._rate)
+        allowed = held >= 1
+        self._buckets[client] = (held - allowed, now)
+        if len(self._buckets) > _MOST:
+            del self._buckets[next(iter(self._buckets))]
+        return 0.0 if allowed else (1 - held) / self._rate
+
+
+@contextmanager
+def no_threads() -> Iterator[None]:
+    """A block in which plain functions run in the event loop.
+
+    The operating system decides the order of threads, and a test that repeats a run must decide it itself.
+    """
+    global _inline
+    before, _inline = _inline, True
+    try:
+        yield
+    finally:
+        _inline = before
+
+
+class Threads:
+    """Places for `total` worker threads, in which handlers run that are plain functions.
+
+    A thread cannot be stopped: when its call is cancelled, it goes on and keeps its place.  So places are a resource
+    that clients share (see `core.shares`), and a call waits for a place in the queue of its client.  Trio's own limiter
+    has one queue for all: forty calls of one client, each cancelled at once, would make all other clients wait.
+    """
+
+    def __init__(self, total: float) -> None:
+        self._places = Shares(total)
+        self._turns: FairQueue[trio.Event] = FairQueue(self._places)
+
+    async def run(self, call: Callable[[], T], holder: Hashable | None, *, abandon_on_cancel: bool) -> T:
+        """Run `call` in a thread and return its result.
+
+        If this is cancelled, it waits for the thread, or abandons the thread with `abandon_on_cancel`.
+        """
+        place = _ThreadPlace(self._places, self._turns, holder)
+        if _inline:
+            await place.acquire_on_behalf_of(None)
+            try:
+                return copy_context().run(call)  # its context variables are a copy, as in a thread
+            finally:
+                place.release_on_behalf_of(None)
+        # Trio calls only the two methods of the limiter that `_ThreadPlace` has.
+        limiter = cast("trio.CapacityLimiter", place)
+        return await trio.to_thread.run_sync(call, abandon_on_cancel=abandon_on_cancel, limiter=limiter)
+
+
+class _ThreadPlace:
+    """A place for one thread of a client, as a `trio.CapacityLimiter`."""
+
+    __slots__ = ("_holder", "_places", "_turns")
+
+    def __init__(self, places: Shares, turns: FairQueue[trio.Event], holder: Hashable | None) -> None:
+        self._places = places
+        self._turns = turns
+        self._holder = holder
+
+    async def acquire_on_behalf_of(self, borrower: object) -> None:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        # If a place is free here, no call waits for it: free places always go to waiting calls first.
+        if self._places.take(self._holder):
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            return
+        turn = trio.Event()
+        self._turns.add(self._holder, turn)
+        try:
+            await turn.wait()
+        except trio.Cancelled:  # then it has no turn: only one of the two happens
+            self._turns.discard(self._holder, turn)
+            raise
+
+    def release_on_behalf_of(self, borrower: object) -> None:
+        self._places.give(self._holder)
+        while (turn := self._turns.next()) is not None:
+            turn.set()

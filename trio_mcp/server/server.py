@@ -48,7 +48,7 @@ from trio_mcp.server.registry import (
     resource_of,
     tool_of,
 )
-from trio_mcp.server.run import Draining, Run, Runs, Statistics
+from trio_mcp.server.run import Run, Runs, Statistics, drained
 from trio_mcp.server.session import serve_stream
 from trio_mcp.transport.nursery import check_trio, contains_only, open_nursery
 from trio_mcp.transport.workers import stale
@@ -511,7 +511,7 @@ class Server(metaclass=WithOtherNames):
         Raises `UsageError` if `seconds` is not a number of at least 0.
         """
         check_seconds("seconds", seconds)
-        return Draining(self._own, seconds)
+        return drained(self._own, seconds)
 
     def _joined(self) -> AbstractAsyncContextManager[Run]:
         """Return a context manager for a transport; its value is the run that a new connection belongs to."""

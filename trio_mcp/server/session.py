@@ -64,7 +64,7 @@ from trio_mcp.core.session import Call, Notice, ServerProtocol, SessionAgreed
 from trio_mcp.core.shares import LONG, Account, holder_of
 from trio_mcp.core.subscriptions import ChangeKind
 from trio_mcp.server.context import LOG, ClientError, ClientGone, Context
-from trio_mcp.server.parking import ParkedCall, early_answers, next_round, read_answer, write_questions
+from trio_mcp.server.parking import ParkedCall, next_round, read_answer, write_questions
 from trio_mcp.server.publishing import ListenerKey
 from trio_mcp.server.run import Admission, Run
 from trio_mcp.transport.nursery import open_nursery, sole
@@ -712,7 +712,12 @@ class ServerSession:
 
         Returns the answers, and the values of those that are read already.
         """
-        ctx._recorded = {**ctx._recorded, **early_answers(ctx, questions)}
+        given = ctx.request.params.get("inputResponses")
+        if not ctx._rounds and isinstance(given, dict):
+            # The first request of the call may have answers already, which saves a round.  It is safe, because the
+            # client could give the same answers to the questions.
+            early = [key for key, question in questions.items() if question.early and isinstance(given.get(key), dict)]
+            ctx._recorded = {**ctx._recorded, **{key: given[key] for key in early}}
         unknown = {key: question for key, question in questions.items() if key not in ctx._recorded}
         if not unknown:  # the handler is run again, or the client sent the answers early
             await trio.lowlevel.checkpoint()
@@ -807,7 +812,8 @@ class ServerSession:
         self._end_subscriptions()
         while self._contexts or self._run.parking.parked_by(self):
             await self.quiet()
-            await self._run.parking.wait_for(self)
+            for parked in self._run.parking.parked_by(self):
+                await parked.resumed.wait()
 
     def _end_subscriptions(self) -> None:
         listening, self._listening = self._listening, {}

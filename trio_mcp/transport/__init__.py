@@ -22,7 +22,7 @@ else:
             "child": "Child Command Environment MINIMAL ServerExited name_of start_child",
             "dial": "CONNECTING Connect Origin Proxies Proxy is_this_machine locate",
             "http_pool": "HttpPool HttpReply IDLE_SECONDS ReplyBroken ReplyTooLong",
-            "nursery": "Block check_trio contains_only open_nursery sole",
+            "nursery": "Block block check_trio contains_only open_nursery sole",
             "paths": "PathRefused Roots below file_path",
             "stdio": "Stderr block_signals own_stdio owned_stdio unhindered_stderr",
             "wire": (

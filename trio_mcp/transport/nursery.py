@@ -6,17 +6,20 @@ own code raised.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import wraps
 from types import TracebackType
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Any, ClassVar, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import trio
 
 from trio_mcp.core.errors import UsageError
 
-__all__ = ["Block", "check_trio", "contains_only", "open_nursery", "sole"]
+__all__ = ["Block", "block", "check_trio", "contains_only", "open_nursery", "sole"]
 
+P = ParamSpec("P")
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -99,6 +102,45 @@ class open_nursery:
         finally:
             alone.__context__ = context  # as before, without the exception that left the block
             del alone, error, failures, traceback  # or their own tracebacks would keep them alive
+
+
+def block(
+    enter: Callable[Concatenate[AsyncExitStack, P], Awaitable[T]],
+) -> Callable[P, AbstractAsyncContextManager[T]]:
+    """Make a function for ``async with`` of one that enters in a stack what the block needs, and returns its value.
+
+    Use this where a block has a nursery, instead of `contextlib.asynccontextmanager`: as in `open_nursery`, there must
+    be no generator.  If the stack wraps the exception of the block in a group, it leaves the block as itself.
+    """
+
+    @wraps(enter)
+    def opened(*args: P.args, **options: P.kwargs) -> AbstractAsyncContextManager[T]:
+        return _StackBlock(lambda stack: enter(stack, *args, **options))
+
+    return opened
+
+
+class _StackBlock(AbstractAsyncContextManager[T]):
+    __slots__ = ("_enter", "_stack")
+
+    def __init__(self, enter: Callable[[AsyncExitStack], Awaitable[T]]) -> None:
+        self._enter = enter
+
+    async def __aenter__(self) -> T:
+        async with AsyncExitStack() as stack:
+            value = await self._enter(stack)
+            self._stack = stack.pop_all()
+        return value
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        try:
+            return await self._stack.__aexit__(kind, error, traceback)
+        except BaseExceptionGroup as group:
+            if not contains_only(group, error):
+                raise
+            return False
 
 
 class Block(AbstractAsyncContextManager[T_co]):

@@ -67,10 +67,14 @@ from trio_mcp.core.oauth.resource import CannotVerify, ResourceServer
 from trio_mcp.core.revisions import stable_name
 from trio_mcp.core.shares import LONG, Account, holder_of, weight
 from trio_mcp.server.http.options import HttpOptions, keep_alive_of, policy_of, public_url_of
-from trio_mcp.server.http.responses import EndpointStreams, HttpResponse, IdleOrder, ResponseStream
+from trio_mcp.server.http.responses import (
+    EndpointStreams,
+    HttpResponse,
+    IdleOrder,
+    ResponseStream,
+)
 from trio_mcp.server.http.sessions import HttpSession, LegacyStream, Sessions, SingleRequest
-from trio_mcp.server.rates import Rates
-from trio_mcp.server.run import Run
+from trio_mcp.server.run import Rates, Run
 from trio_mcp.server.session import UNFINISHED, ServerSession
 from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.transport.workers import RunStopped, called
