@@ -32,7 +32,7 @@ LOADER = "trio_mcp._lazy"
 MODELS = {f"trio_mcp.core.{name}" for name in ("caching", "codec", "content", "forms", "models", "sampling")}
 SCHEMAS = {f"trio_mcp.core.schema.{name}" for name in ("hints", "shapes", "templates", "validation")}
 TRANSPORTS = {
-    *(f"trio_mcp.client.{name}" for name in ("http_link", "starting", "websocket")),
+    *(f"trio_mcp.client.{name}" for name in ("http", "websocket")),
     *(f"trio_mcp.server.{name}" for name in ("http.listener", "http.options", "http.websocket")),
     *(f"trio_mcp.transport.{name}" for name in ("child", "dial", "http_pool")),
     "trio_mcp.core.http.websocket",
@@ -259,7 +259,7 @@ def test_a_server_over_http_loads_no_websockets() -> None:
 
 
 def test_a_client_without_oauth_loads_nothing_of_it() -> None:
-    loaded = loaded_by("from trio_mcp import open_client; import trio_mcp.client.http_link, trio_mcp.client.websocket")
+    loaded = loaded_by("from trio_mcp import open_client; import trio_mcp.client.http, trio_mcp.client.websocket")
     assert {name for name in loaded if name.startswith(("trio_mcp.oauth", "trio_mcp.core.oauth."))} == {
         "trio_mcp.core.oauth.errors"
     }

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 from trio_mcp._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from trio_mcp.client.answering import GivenRoots as GivenRoots
-    from trio_mcp.client.answering import OnElicitation as OnElicitation
-    from trio_mcp.client.answering import OnElicitationUrl as OnElicitationUrl
-    from trio_mcp.client.answering import OnSampling as OnSampling
-    from trio_mcp.client.asked import FormElicitationRequest as FormElicitationRequest
-    from trio_mcp.client.asked import SamplingRequest as SamplingRequest
-    from trio_mcp.client.asked import UrlElicitationRequest as UrlElicitationRequest
-    from trio_mcp.client.caller import OnProgress as OnProgress
+    from trio_mcp.client.callbacks import FormElicitationRequest as FormElicitationRequest
+    from trio_mcp.client.callbacks import GivenRoots as GivenRoots
+    from trio_mcp.client.callbacks import OnElicitation as OnElicitation
+    from trio_mcp.client.callbacks import OnElicitationUrl as OnElicitationUrl
+    from trio_mcp.client.callbacks import OnSampling as OnSampling
+    from trio_mcp.client.callbacks import SamplingRequest as SamplingRequest
+    from trio_mcp.client.callbacks import UrlElicitationRequest as UrlElicitationRequest
+    from trio_mcp.client.client import Progress as Progress
+    from trio_mcp.client.client import ToolCall as ToolCall
     from trio_mcp.client.connecting import Target as Target
-    from trio_mcp.client.following import Progress as Progress
-    from trio_mcp.client.following import ToolCall as ToolCall
     from trio_mcp.client.options import ClientOptions as ClientOptions
     from trio_mcp.client.options import RequestOptions as RequestOptions
+    from trio_mcp.client.session import OnProgress as OnProgress
     from trio_mcp.client.subscriptions import Subscription as Subscription
     from trio_mcp.core.content import Annotations as Annotations
     from trio_mcp.core.content import AudioContent as AudioContent
@@ -82,12 +82,14 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "client.answering": "GivenRoots OnElicitation OnElicitationUrl OnSampling",
-            "client.asked": "FormElicitationRequest SamplingRequest UrlElicitationRequest",
-            "client.caller": "OnProgress",
+            "client.callbacks": (
+                "FormElicitationRequest GivenRoots OnElicitation OnElicitationUrl OnSampling SamplingRequest "
+                "UrlElicitationRequest"
+            ),
+            "client.client": "Progress ToolCall",
             "client.connecting": "Target",
-            "client.following": "Progress ToolCall",
             "client.options": "ClientOptions RequestOptions",
+            "client.session": "OnProgress",
             "client.subscriptions": "Subscription",
             "core.content": (
                 "Annotations AudioContent BlobResourceContents EmbeddedResource Icon ImageContent MalformedContent "

@@ -21,7 +21,7 @@ import trio
 
 from tests.client.linked import Recorder
 from tests.server.checkpoints import Pair, PipeEnd, unwrapped, wide
-from trio_mcp.client import Caller, HttpLink, SseLink
+from trio_mcp.client import ClientSession, HttpLink, SseLink
 from trio_mcp.core import REVISIONS, ClientProtocol, Limits, LinkKind, Offer
 from trio_mcp.core.http import Fields, Headers, Mirror, SseEvent, encode_event
 from trio_mcp.transport import HttpPool
@@ -218,7 +218,7 @@ def legacy(play: Play, *, session: str | None = SESSION, **capabilities: Any) ->
 
 @attrs.frozen(eq=False)
 class Bench:
-    caller: Caller
+    caller: ClientSession
     link: Any
     talk: Recorder
     nursery: trio.Nursery
@@ -250,7 +250,7 @@ async def linked(
     with unwrapped():
         async with trio.open_nursery() as nursery, HttpPool(limits=limits, connect=dial, environ={}) as pool:
             session = ClientProtocol(offer, link=LinkKind.DUPLEX if sse else LinkKind.SESSION, limits=limits)
-            caller = Caller(session, talk, nursery=nursery)
+            caller = ClientSession(session, talk, nursery=nursery)
             link: Any
             if sse:
                 link = SseLink(caller, pool, url, nursery=nursery, headers=headers)

@@ -25,7 +25,7 @@ from trio.testing import wait_all_tasks_blocked
 from tests.server.checkpoints import patiently, unwrapped, wide
 from tests.server.wire import CAPABILITIES
 from trio_mcp import Server, serve_stream
-from trio_mcp.client import Caller, Failure, StreamLink
+from trio_mcp.client import ClientSession, StreamLink
 from trio_mcp.core import (
     META_SUBSCRIPTION_ID,
     REVISIONS,
@@ -33,6 +33,7 @@ from trio_mcp.core import (
     ClientProtocol,
     JsonObject,
     Limits,
+    McpError,
     Notice,
     Offer,
     Outcome,
@@ -57,7 +58,7 @@ class Recorder:
         self.outcomes: list[Outcome] = []
         self.mistakes: list[str] = []
         self.missed_for_good: list[bool] = []
-        self.failure: Failure | None = None  # why the link is gone
+        self.failure: McpError | None = None  # why the link is gone
 
     async def answer(self, call: Call) -> JsonObject:
         await trio.lowlevel.checkpoint()
@@ -69,7 +70,7 @@ class Recorder:
     def notice(self, notice: Notice) -> None:
         self.notices.append(notice)
 
-    def ended(self, outcome: Outcome, failure: Failure | None) -> None:
+    def ended(self, outcome: Outcome, failure: McpError | None) -> None:
         self.outcomes.append(outcome)
 
     def missed(self, *, for_good: bool) -> None:
@@ -78,7 +79,7 @@ class Recorder:
     def mistake(self, why: str) -> None:
         self.mistakes.append(why)
 
-    def connection_lost(self, failure: Failure) -> None:
+    def connection_lost(self, failure: McpError) -> None:
         self.failure = failure
 
 
@@ -86,7 +87,7 @@ class Recorder:
 class Link:
     """A session that is open.  `ended` is set when its stream is closed."""
 
-    caller: Caller
+    caller: ClientSession
     talk: Recorder
     stream: trio.abc.Stream
     ended: trio.Event
@@ -104,7 +105,7 @@ async def connect(
     """Open a session in this revision; it is carried in the nursery until the stream ends."""
     limits = limits or Limits()
     offer = Offer(INFO, CAPABILITIES[revision] if capabilities is None else capabilities, (REVISIONS[revision],))
-    caller = Caller(ClientProtocol(offer, limits=limits), talk, nursery=nursery)
+    caller = ClientSession(ClientProtocol(offer, limits=limits), talk, nursery=nursery)
     carrier, ended = StreamLink(caller, stream, Lines(limits), nursery=nursery), trio.Event()
 
     async def carry() -> None:

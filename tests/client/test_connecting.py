@@ -464,5 +464,5 @@ async def visit_often(options: Any) -> None:
 )
 def test_an_error_about_a_target_repeats_no_arguments(target: Any, said: str) -> None:
     with pytest.raises(UsageError, match=f"; got {said}$") as refused:
-        connector_for(target)
+        connector_for(target, {})
     assert "Geheim" not in str(refused.value)

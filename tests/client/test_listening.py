@@ -15,7 +15,7 @@ from tests.requirements import req
 from tests.server.checkpoints import Attempt, anything, cancel_everywhere, patiently, pipe_pair
 from tests.server.wire import CANCELLED, LATEST, everywhere, legacy, modern
 from trio_mcp import Limits, Server, UsageError
-from trio_mcp.client import Failure, Subscription, SubscriptionManager, SubscriptionUnsupported, Unauthorized
+from trio_mcp.client import Subscription, SubscriptionManager, SubscriptionUnsupported, Unauthorized
 from trio_mcp.core import (
     ACKNOWLEDGED,
     PROMPTS_CHANGED,
@@ -54,11 +54,11 @@ class Ear(Recorder):
         super().notice(notice)
         self.listening.receive(notice)  # or nobody does
 
-    def ended(self, outcome: Outcome, failure: Failure | None) -> None:
+    def ended(self, outcome: Outcome, failure: McpError | None) -> None:
         super().ended(outcome, failure)
         self.listening.ended(outcome, failure)
 
-    def connection_lost(self, failure: Failure) -> None:
+    def connection_lost(self, failure: McpError) -> None:
         super().connection_lost(failure)
         self.listening.connection_lost()
 
@@ -452,7 +452,7 @@ async def test_a_broken_stream_is_asked_for_again_after_longer_and_longer_pauses
         await trio.sleep(100)
         pauses = []
         for _ in PAUSES:
-            link.caller.fail(request["id"], gone)
+            link.caller.fail(request["id"], gone())
             broken = trio.current_time()
             request = await peer.take(LISTEN)
             pauses.append(trio.current_time() - broken)
@@ -463,7 +463,7 @@ async def test_a_broken_stream_is_asked_for_again_after_longer_and_longer_pauses
         assert pauses == PAUSES
         await tell(peer, ONE, request)
         assert block.heard[-1] == ONE
-        link.caller.fail(request["id"], gone)
+        link.caller.fail(request["id"], gone())
         error = await block.failed(SessionClosed)
         assert "6 times in a row" in str(error)
         assert "the stream broke off" in str(error)
@@ -481,7 +481,7 @@ async def test_a_stream_that_has_held_for_a_while_is_asked_for_at_once_when_it_b
         for _ in range(20):
             request = (await agree(peer, revision))[0]
             await trio.sleep(8)
-            link.caller.fail(request["id"], gone)
+            link.caller.fail(request["id"], gone())
             broken = trio.current_time()
             await patiently(peer_has_something(peer), "the next listen")
             assert trio.current_time() == broken
@@ -499,7 +499,7 @@ async def test_what_asking_again_does_not_mend_is_raised_at_once(
     async with played(revision) as (listening, link, peer), blocks(listening, (ONE,)) as [block]:
         request = (await agree(peer, revision))[0] if entered else await peer.take(method)
         start = trio.current_time()
-        link.caller.fail(request["id"], lambda: cause)
+        link.caller.fail(request["id"], cause)
         assert await block.failed(type(cause)) is cause
         assert block.entered.is_set() is entered
         assert trio.current_time() == start
@@ -591,7 +591,7 @@ async def test_a_server_without_the_request_tells_of_nothing(revision: str, auto
 async def test_a_refusal_after_a_gap_is_raised_by_the_iterator(revision: str, autojump_clock: MockClock) -> None:
     async with played(revision) as (listening, link, peer), blocks(listening, (TOOLS_CHANGED,)) as [block]:
         request = (await agree(peer, revision))[0]
-        link.caller.fail(request["id"], gone)
+        link.caller.fail(request["id"], gone())
         await peer.refuse(await peer.take(LISTEN), -32602)
         await block.failed(RequestError)
 
@@ -601,7 +601,7 @@ async def test_a_block_may_be_left_in_a_pause(revision: str, autojump_clock: Moc
     async with played(revision) as (listening, link, peer), blocks(listening, (TOOLS_CHANGED,)) as [block]:
         for _ in range(3):
             request = (await agree(peer, revision))[0]
-            link.caller.fail(request["id"], gone)
+            link.caller.fail(request["id"], gone())
         await wait_all_tasks_blocked()
         block.scope.cancel()
         await trio.sleep(100)
@@ -718,7 +718,7 @@ async def test_a_subscribe_without_an_answer_is_taken_back_and_sent_again(
 ) -> None:
     async with played(revision) as (listening, link, peer), blocks(listening, (ONE,)) as [block]:
         for _ in PAUSES:
-            link.caller.fail((await peer.take(SUBSCRIBE))["id"], gone)
+            link.caller.fail((await peer.take(SUBSCRIBE))["id"], gone())
             await peer.answer(await peer.take(UNSUBSCRIBE))
         await peer.answer(await peer.take(SUBSCRIBE))
         await wait_all_tasks_blocked()
@@ -868,13 +868,13 @@ async def test_breaks_do_not_count_in_the_next_session(revision: str, breaks: in
         async with scripted(revision, EVERYTHING, talk=ear) as (link, peer):
             ear.listening.attach(link.caller)
             for _ in range(breaks):
-                link.caller.fail((await agree(peer, revision))[0]["id"], gone)
+                link.caller.fail((await agree(peer, revision))[0]["id"], gone())
             if breaks == 5:
                 await peer.take(LISTEN)  # the next break would be the last
         await trio.sleep(1000)  # nothing is asked where there is no session
         async with scripted(revision, EVERYTHING, talk=ear) as (link, peer):
             ear.listening.attach(link.caller)
-            link.caller.fail((await agree(peer, revision))[0]["id"], gone)
+            link.caller.fail((await agree(peer, revision))[0]["id"], gone())
             broken = trio.current_time()
             await agree(peer, revision)
             assert trio.current_time() == broken
@@ -930,7 +930,7 @@ async def test_a_block_that_was_refused_after_a_gap_is_not_asked_for_any_more(au
             one, two = await peer.take(SUBSCRIBE), await peer.take(SUBSCRIBE)
             await peer.refuse(one, -32002)
             await patiently(refused.wait, "the refusal")
-            link.caller.fail(two["id"], gone)
+            link.caller.fail(two["id"], gone())
             assert (await peer.take(UNSUBSCRIBE))["params"] == {"uri": "r://two"}  # it may have been carried out
         async with scripted(OLD, EVERYTHING, talk=ear) as (link, peer):
             ear.listening.attach(link.caller)
@@ -1020,7 +1020,7 @@ async def test_when_no_other_session_is_to_be_expected_nobody_waits_for_one(
             ear.listening.attach(link.caller)
             await agree(peer, revision)
         assert waiting.changes is not None
-        ear.listening.connection_lost(lambda: SessionClosed("the server is not there any more"))
+        ear.listening.connection_lost(SessionClosed("the server is not there any more"))
         error = await waiting.failed(SessionClosed)
         assert str(error) == "the server is not there any more"
         with pytest.raises(SessionClosed, match="not there any more"):
@@ -1064,7 +1064,7 @@ async def test_what_closes_the_client_is_raised_after_what_was_heard(
             request = (await agree(peer, revision, ("r://one",)))[0]
             await peer.tell(TOOLS_CHANGED.kind.method, subscription=request if revision == LATEST else None)
             await wait_all_tasks_blocked()
-        listening.closed(lambda: SessionClosed("the server has exited"))
+        listening.closed(SessionClosed("the server has exited"))
         listening.closed()  # it is closed already
         error = await block.failed(SessionClosed)
         assert str(error) == "the server has exited"

@@ -132,8 +132,7 @@ def errors() -> list[McpError]:
 def test_a_copy_of_an_error_has_everything_except_its_traceback(error: McpError) -> None:
     with pytest.raises(McpError):
         raise error
-    copy = repeated(error)
-    one, other = copy(), copy()
+    one, other = repeated(error), repeated(error)
     assert one is not error
     assert one is not other
     assert type(one) is type(error)
@@ -145,8 +144,8 @@ def test_a_copy_of_an_error_has_everything_except_its_traceback(error: McpError)
 
 
 def test_a_change_of_one_copy_does_not_reach_the_others() -> None:
-    copy = repeated(RequestError(INVALID_PARAMS, "wrong"))
-    one, other = copy(), copy()
+    error = RequestError(INVALID_PARAMS, "wrong")
+    one, other = repeated(error), repeated(error)
     vars(one)["code"] = 0
     assert vars(other)["code"] == INVALID_PARAMS
 

@@ -7,18 +7,13 @@ from typing import TYPE_CHECKING
 from trio_mcp._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from trio_mcp.client.answering import *
-    from trio_mcp.client.asked import *
-    from trio_mcp.client.caller import *
+    from trio_mcp.client.callbacks import *
     from trio_mcp.client.client import *
     from trio_mcp.client.connecting import *
-    from trio_mcp.client.following import *
-    from trio_mcp.client.http_link import *
-    from trio_mcp.client.http_posts import *
-    from trio_mcp.client.keeper import *
+    from trio_mcp.client.connection import *
+    from trio_mcp.client.http import *
     from trio_mcp.client.options import *
-    from trio_mcp.client.starting import *
-    from trio_mcp.client.stream_link import *
+    from trio_mcp.client.session import *
     from trio_mcp.client.subscriptions import *
     from trio_mcp.client.tools import *
     from trio_mcp.client.websocket import *
@@ -26,29 +21,22 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "answering": (
-                "Answering FormAnswer GivenRoots OnElicitation OnElicitationUrl OnSampling PageAnswer RootLike "
-                "SamplingAnswer"
+            "callbacks": (
+                "Answering FormAnswer FormElicitationRequest GivenRoots OnElicitation OnElicitationUrl OnSampling "
+                "PageAnswer RootLike SamplingAnswer SamplingRequest UrlElicitationRequest"
             ),
-            "asked": "AnswerForm FormElicitationRequest SamplingRequest UrlElicitationRequest host_of",
-            "caller": (
-                "Caller Failure HandshakeError HeadersRefused NoResponse OnProgress Reports ServerMessageHandler "
-                "SessionLost Timer Transport Unauthorized failure_of retries_exhausted too_many_questions"
-            ),
-            "client": "Client connect_client open_client",
-            "connecting": "Connector OpenSession SessionOptions Target connector_for",
-            "following": "Progress ToolCall _ToolCallBlock",
-            "http_link": "ENDPOINT HttpLink SseLink",
-            "http_posts": (
-                "ACKNOWLEDGE_TIMEOUT InFlight MAX_RETRY_AFTER NeedsSse OnStream PostTransport closed_here drain name_of"
-            ),
-            "keeper": "ClientParts Keeper terms_of",
+            "client": "Client Progress ToolCall _ToolCallBlock connect_client open_client",
+            "connecting": "Connector SessionOptions Startup Target connector_for",
+            "connection": "ClientConnection",
+            "http": "ACKNOWLEDGE_TIMEOUT ENDPOINT HttpLink MAX_RETRY_AFTER NeedsSse PostTransport SseLink",
             "options": (
-                "ANSWERING CHILD ClientOptions RequestOptions check_options check_request_options checked_level "
-                "copy_mapping fields_of log_level_of note_missing_options offer_of"
+                "ANSWERING ClientOptions RequestOptions check_options check_request_options checked_level copy_mapping "
+                "fields_of log_level_of offer_of"
             ),
-            "starting": "GARBAGE START Startup Timeouts",
-            "stream_link": "StreamLink",
+            "session": (
+                "ClientSession HandshakeError HeadersRefused NoResponse OnProgress Reports ServerMessageHandler "
+                "SessionLost StreamLink Timer Transport Unauthorized failure_of request_error too_many_questions"
+            ),
             "subscriptions": "Subscription SubscriptionManager SubscriptionUnsupported",
             "tools": "KnownTools ReturnType ToolFailed",
             "websocket": "UpgradeRefused dial_websocket",

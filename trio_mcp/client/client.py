@@ -6,8 +6,8 @@
         with trio.move_on_after(5):
             result = await client.call_tool("forecast", {"city": "Oslo"})
 
-`Client` has the same methods for every revision and every transport.  Other modules own its parts: `keeper` the
-connection and its sessions, `connecting` the transports, `answering` the callbacks, and `tools` the schemas of tools.
+`Client` has the same methods for every revision and every transport.  Other modules own its parts: `connection` the
+sessions, `connecting` the transports, `callbacks` the callbacks, and `tools` the schemas of tools.
 
 `open_client` is an `async with` block.  `connect_client` starts the client in a nursery of the program, and any task
 may close it.  Use a cancel scope as the timeout of a call: when the scope is cancelled, the client cancels the request
@@ -17,23 +17,21 @@ at the server, and the connection remains usable.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from hashlib import sha256
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
+import attrs
 import trio
 
-from trio_mcp.client.answering import Answering, GivenRoots
-from trio_mcp.client.caller import HeadersRefused, NoResponse, OnProgress, Timer
-from trio_mcp.client.connecting import PROBE, Target, connector_for
-from trio_mcp.client.following import _ToolCallBlock
-from trio_mcp.client.keeper import ClientParts, Keeper, terms_of
+from trio_mcp.client.callbacks import Answering, GivenRoots
+from trio_mcp.client.connecting import SessionOptions, Target, connector_for
+from trio_mcp.client.connection import ClientConnection
 from trio_mcp.client.options import (
     ANSWERING,
-    CHILD,
     ClientOptions,
     RequestOptions,
     check_options,
@@ -44,6 +42,7 @@ from trio_mcp.client.options import (
     log_level_of,
     offer_of,
 )
+from trio_mcp.client.session import HeadersRefused, NoResponse, OnProgress, Reports, Timer
 from trio_mcp.client.subscriptions import Subscription
 from trio_mcp.client.tools import KnownTools, ReturnType
 from trio_mcp.core.caching import Pager
@@ -55,10 +54,11 @@ from trio_mcp.core.errors import (
     ConnectionFailed,
     RequestError,
     ResourceNotFound,
+    SessionClosed,
     UsageError,
 )
-from trio_mcp.core.http.fields import Fields, Mirror
-from trio_mcp.core.messages import ABSENT, Json, JsonObject, Limits
+from trio_mcp.core.http.fields import Fields
+from trio_mcp.core.messages import ABSENT, Absent, Json, JsonObject, Limits
 from trio_mcp.core.migration import WithOtherNames
 from trio_mcp.core.models import (
     CallToolResult,
@@ -90,13 +90,13 @@ from trio_mcp.transport.nursery import Block, check_trio, open_nursery
 if TYPE_CHECKING:
     from trio_mcp.core.models import LogLevel
 
-__all__ = ["Client", "ClientOptions", "connect_client", "open_client"]
+__all__ = ["Client", "ClientOptions", "Progress", "ToolCall", "_ToolCallBlock", "connect_client", "open_client"]
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Model)
 
 _COMPLETE = "completion/complete"
-_CLOSE_TIMEOUT = 40.0  # seconds; `Keeper` closes within 30
+_CLOSE_TIMEOUT = 40.0  # seconds; `ClientConnection` closes within 30
 
 
 def open_client(target: Target, **options: Unpack[ClientOptions]) -> AbstractAsyncContextManager[Client]:
@@ -119,7 +119,7 @@ async def connect_client(nursery: trio.Nursery, target: Target, **options: Unpac
     Raises the same errors as `open_client` and its block.  May be cancelled.
     """
     client = Client(target, options)
-    await nursery.start(client._keeper.run, name="a client")
+    await nursery.start(client._connection.run, name="a client")
     return client
 
 
@@ -144,7 +144,7 @@ class _OpenClient(Block["Client"]):
         self._nursery = open_nursery()
         nursery = await self._nursery.__aenter__()
         try:
-            await nursery.start(self._client._keeper.run, name="a client")
+            await nursery.start(self._client._connection.run, name="a client")
         except BaseException as error:
             await self._nursery.__aexit__(type(error), error, error.__traceback__)
             raise
@@ -180,12 +180,9 @@ class Client(metaclass=WithOtherNames):
     def __init__(self, target: Target, options: ClientOptions) -> None:
         given: Mapping[str, Any] = options
         check_options(given)
-        connector = connector_for(
-            target, ssl_context=options.get("ssl_context"), headers=options.get("headers"), auth=options.get("auth"),
-            probe=options.get("probe", PROBE), **{name: given[name] for name in CHILD if name in given},
-        )  # fmt: skip
+        connector = connector_for(target, given)
         auth = options.get("auth")
-        self._authorization = auth.at(target) if auth is not None and isinstance(target, str) else None
+        self._tokens = auth.at(target) if auth is not None and isinstance(target, str) else None
         self._limits = options.get("limits") or Limits()
         self._answering = Answering(limits=self._limits, **{name: given[name] for name in ANSWERING if name in given})
         self._headers = options.get("headers", {})
@@ -194,26 +191,17 @@ class Client(metaclass=WithOtherNames):
         self._max_timeout = options.get("max_timeout") or math.inf
         self._has_timeout = min(self._timeout, self._max_timeout) < math.inf
         self._offer = offer_of(options, self._answering.capabilities)
-        parts = ClientParts(
-            self._answering,
-            options.get("on_log"),
-            options.get("on_elicitation_complete"),
-            options.get("on_notification"),
-            log_level_of(options),
-            options.get("ping_seconds"),
-            options.get("cache", True),
-            lambda: self._tools.forget(),
-        )
-        self._keeper = Keeper(
+        self._connection = ClientConnection(
             connector,
-            self._offer,
-            self._limits,
-            parts,
-            headers=self._client_headers,
-            mirrors=self._mirrors,
-            tap=options.get("tap"),
-        )
-        self._tools = KnownTools(self._keeper.report_loss)
+            lambda handler: SessionOptions(
+                self._offer, handler, self._limits, self._client_headers, lambda name: self._tools.mirrors(name),
+                options, self._tokens,
+            ),
+            self._answering,
+            log_level=log_level_of(options),
+            forget_tools=lambda: self._tools.forget(),
+        )  # fmt: skip
+        self._tools = KnownTools(self._connection.report_loss)
 
     if not TYPE_CHECKING:  # otherwise type checkers would accept any attribute
 
@@ -228,14 +216,14 @@ class Client(metaclass=WithOtherNames):
         Any task may call this method, more than once.  Each call returns when the connection is closed.  The connection
         is also closed if the call is cancelled.
         """
-        await self._keeper.aclose()
+        await self._connection.aclose()
 
     # The server
 
     @property
     def negotiation(self) -> Negotiation:
         """The report on how the session was opened: attempts, answers of the server, the revision and the reason."""
-        return self._keeper.connection.negotiation
+        return self._connection.current.negotiation
 
     @property
     def revision(self) -> str:
@@ -255,18 +243,16 @@ class Client(metaclass=WithOtherNames):
     @property
     def instructions(self) -> str | None:
         """The server's text about how to use it, or None."""
-        return self._keeper.connection.caller.session.instructions
+        return self._connection.current.session.instructions
 
     @property
     def deviations(self) -> tuple[str, ...]:
         """Violations of the protocol by the server that the client tolerates, as texts; only the newest 100."""
-        return tuple(self._keeper.deviations)
+        return tuple(self._connection.deviations)
 
     @property
     def _terms(self) -> Terms:
-        terms = self._keeper.connection.caller.session.terms
-        assert terms is not None  # the session is open
-        return terms
+        return self._connection.current.terms
 
     # Requests
 
@@ -287,12 +273,7 @@ class Client(metaclass=WithOtherNames):
         check_request_options(options)
         sent_params = self._with_meta(copy_mapping("params", params), options.get("meta"))
         timer, headers = self._timer(options, progress=True), options.get("headers")
-        try:
-            result = await self._keeper.request(method, sent_params, on_progress, self._fields(headers), timer)
-        except HeadersRefused as error:
-            raise error.error from error
-        if not is_complete(result):
-            result, _ = await self._rounds(result, method, sent_params, on_progress, headers, timer)
+        result, _ = await self._send(method, sent_params, on_progress, headers, timer)
         return result
 
     def _timer(self, options: RequestOptions, *, progress: bool = False) -> Timer | None:
@@ -305,59 +286,57 @@ class Client(metaclass=WithOtherNames):
         at_most = self._max_timeout if at_most is None else at_most
         return None if seconds == at_most == math.inf else Timer(seconds, at_most, progress=progress)
 
-    async def _retry_with_new_headers(
+    async def _send(
         self,
-        refused: HeadersRefused,
-        sent_params: JsonObject,
-        on_progress: OnProgress | None,
-        headers: Mapping[str, str] | None,
-        timer: Timer | None,
-    ) -> JsonObject:
-        """List the tools again, and repeat the call with the headers that the new schema of the tool requires
-        (http-93).
-        """
-        if self._keeper.cache is not None:
-            self._keeper.cache.forget("tools/list")
-        await self._list_all_tools()
-        try:
-            return await self._keeper.request("tools/call", sent_params, on_progress, self._fields(headers), timer)
-        except HeadersRefused as error:
-            raise error.error from refused
-
-    async def _rounds(
-        self,
-        result: JsonObject,
         method: str,
-        sent_params: JsonObject,
+        params: JsonObject,
         on_progress: OnProgress | None,
         headers: Mapping[str, str] | None,
         timer: Timer | None,
+        fields: Fields | None = None,
         *,
         refresh_tools: bool = False,
     ) -> tuple[JsonObject, JsonObject]:
-        """Answer the questions of the server until a result is complete.  Return this result and its request's params.
+        """Send a request, and answer the questions of the server until a result is complete.
 
-        With `refresh_tools`, the tools are listed again if the server refuses the headers of a round.
+        Return this result and its request's params.  `fields` are the headers of the first request.  With
+        `refresh_tools`, the tools are listed again if the server refuses the headers of a request, which is then
+        repeated with the headers that the new schema of the tool requires (http-93).
         """
-        terms = self._terms
-        rounds = Rounds(terms.revision, method, sent_params, self._offer.declared(Role.CLIENT, terms.revision))
-        while isinstance(step := rounds.receive(result), Ask):
-            answer = partial(self._answering.answer_all, step.questions, terms, rounds.abandon)
-            sent_params = rounds.retry(await (answer() if timer is None else timer.run(method, answer, request=False)))
+        rounds: Rounds | None = None
+        refused: HeadersRefused | None = None
+        while True:
             try:
-                try:
-                    # New headers for each round: the user may take longer to answer than a token is valid.
-                    result = await self._keeper.request(method, sent_params, on_progress, self._fields(headers), timer)
-                except HeadersRefused as refused:
-                    if not refresh_tools:
-                        raise refused.error from refused
-                    result = await self._retry_with_new_headers(refused, sent_params, on_progress, headers, timer)
+                if refused is not None:
+                    if self._connection.cache is not None:
+                        self._connection.cache.forget("tools/list")
+                    await self._list_all_tools()
+                # New headers for each round: the user may take longer to answer than a token is valid.
+                fields = self._fields(headers) if fields is None else fields
+                result = await self._connection.request(method, params, on_progress, fields, timer)
+            except HeadersRefused as error:
+                if refused is not None or not refresh_tools:
+                    raise error.error from refused or error
+                refused, fields = error, None
+                continue
             except ConnectionFailed as error:  # the request of this round was not sent
+                if rounds is None:
+                    raise
                 raise NoResponse(f"{method} has no answer after its first round: {error}") from error
             except NoResponse as error:
-                error.request_may_have_run = True  # an earlier round of this call has run
+                error.request_may_have_run |= rounds is not None  # an earlier round of this call has run
                 raise
-        return step.result, sent_params
+            if rounds is None:
+                if is_complete(result):
+                    return result, params
+                revision = self._terms.revision
+                rounds = Rounds(revision, method, params, self._offer.declared(Role.CLIENT, revision))
+            step = rounds.receive(result)
+            if not isinstance(step, Ask):
+                return step.result, params
+            answer = partial(self._answering.answer_all, step.questions, self._terms, rounds.abandon)
+            params = rounds.retry(await (answer() if timer is None else timer.run(method, answer, request=False)))
+            refused = fields = None
 
     def _with_meta(self, params: JsonObject, meta: Mapping[str, Json] | None) -> JsonObject:
         if meta is None and self._meta is None and "_meta" not in params:
@@ -383,11 +362,11 @@ class Client(metaclass=WithOtherNames):
 
     async def _cached(self, method: str, params: JsonObject, options: RequestOptions) -> JsonObject:
         """Send a request whose result may be in the cache."""
-        await self._keeper.caller()  # raises SessionClosed if the client is closed
+        await self._connection.session()  # raises SessionClosed if the client is closed
         timer, headers = self._timer(options), options.get("headers")
         sent_params, fields = self._with_meta(params, options.get("meta")), self._fields(headers)
-        cache = self._keeper.cache
-        principal = _principal(fields if self._authorization is None else (*fields, self._authorization.generation))
+        cache = self._connection.cache
+        principal = _principal(fields if self._tokens is None else (*fields, self._tokens.generation))
         if cache is not None:
             cached = cache.get(method, sent_params, now=trio.current_time(), principal=principal)
             if cached is not None:
@@ -396,9 +375,7 @@ class Client(metaclass=WithOtherNames):
 
         async def ask(timer: Timer | None = None) -> JsonObject:
             changes = 0 if cache is None else cache.changes
-            result, complete = await self._keeper.request(method, sent_params, None, fields, timer), sent_params
-            if not is_complete(result):
-                result, complete = await self._rounds(result, method, sent_params, None, headers, timer)
+            result, complete = await self._send(method, sent_params, None, headers, timer, fields)
             if cache is not None:
                 # The params of the last round tell the cache whether the request was a retry (cache-03).
                 cache.store(method, complete, result, asked=changes, now=trio.current_time(), principal=principal)
@@ -409,8 +386,8 @@ class Client(metaclass=WithOtherNames):
         # cmpl-03: programs ask for completions at each key press, so equal requests at the same time are sent once.
         key = cache.key(method, sent_params, principal=principal)
         if timer is None:
-            return await self._keeper.share(key, ask)
-        return await timer.run(method, lambda: self._keeper.share(key, ask))
+            return await self._connection.share(key, ask)
+        return await timer.run(method, lambda: self._connection.share(key, ask))
 
     async def _page(self, method: str, shape: type[M], cursor: str | None, options: RequestOptions) -> M:
         check_request_options(options)
@@ -424,8 +401,8 @@ class Client(metaclass=WithOtherNames):
             try:
                 result = await self._cached(method, params, options)
             except RequestError:
-                if self._keeper.cache is not None and "cursor" in params:
-                    self._keeper.cache.forget(method)  # the cached pages of this list are no longer valid
+                if self._connection.cache is not None and "cursor" in params:
+                    self._connection.cache.forget(method)  # the cached pages of this list are no longer valid
                 raise
             pager.received(result)
             yield from_json(shape, result)
@@ -435,14 +412,14 @@ class Client(metaclass=WithOtherNames):
         readable = []
         for each in items:
             if isinstance(each, MalformedContent):
-                self._keeper.report_loss(f"an invalid list item is left out: {each.why}")
+                self._connection.report_loss(f"an invalid list item is left out: {each.why}")
             else:
                 readable.append(each)
         return readable
 
     async def ping(self) -> None:
         """Send a ping and wait for the answer.  Raises `NotInThisRevision` in 2026-07-28, which has no ping."""
-        await self._keeper.request("ping", {}, timer=self._timer({}))
+        await self._connection.request("ping", {}, timer=self._timer({}))
 
     # Tools
 
@@ -458,10 +435,7 @@ class Client(metaclass=WithOtherNames):
         return [tool async for page in pages for tool in self._remember_tools(page)]
 
     def _remember_tools(self, page: ListToolsResult) -> list[Tool]:
-        return self._tools.add(page.tools, mirroring=self._keeper.connection.caller.session.link is LinkKind.EXCHANGE)
-
-    def _mirrors(self, name: str) -> Sequence[Mirror]:
-        return self._tools.mirrors(name)
+        return self._tools.add(page.tools, mirroring=self._connection.current.session.link is LinkKind.EXCHANGE)
 
     @overload
     async def call_tool(
@@ -524,16 +498,7 @@ class Client(metaclass=WithOtherNames):
             await self._tools.ensure_listed(name, self._list_all_tools)
         sent_params, headers = self._with_meta(params, options.get("meta")), options.get("headers")
         timer = self._timer(options, progress=True) if options or self._has_timeout else None
-        try:
-            raw_result = await self._keeper.request(
-                "tools/call", sent_params, on_progress, self._fields(headers), timer
-            )
-        except HeadersRefused as refused:
-            raw_result = await self._retry_with_new_headers(refused, sent_params, on_progress, headers, timer)
-        if not is_complete(raw_result):
-            raw_result, _ = await self._rounds(
-                raw_result, "tools/call", sent_params, on_progress, headers, timer, refresh_tools=True
-            )
+        raw_result, _ = await self._send("tools/call", sent_params, on_progress, headers, timer, refresh_tools=True)
         result = from_json(CallToolResult, raw_result)
         self._tools.check_result(name, result)
         return result if returned is None else returned.value(name, result, wrapped=self._tools.wraps_result(name))
@@ -680,8 +645,8 @@ class Client(metaclass=WithOtherNames):
 
         Entering raises `SubscriptionUnsupported` if the server supports none of the changes.
         """
-        self._keeper.check_run()
-        return self._keeper.subscriptions.listen(
+        self._connection.check_run()
+        return self._connection.subscriptions.listen(
             *changes, tools=tools, prompts=prompts, resources=resources, undeclared=undeclared
         )
 
@@ -692,20 +657,20 @@ class Client(metaclass=WithOtherNames):
         servers cannot turn log messages off; use "emergency" there.
         """
         wanted = checked_level(level)
-        self._keeper.check_run()
+        self._connection.check_run()
         await trio.lowlevel.checkpoint()  # since 2026-07-28 this method sends no request
-        await self._keeper.set_log_level(wanted, self._timer({}))
+        await self._connection.set_log_level(wanted, self._timer({}))
 
     async def set_roots(self, roots: GivenRoots) -> None:
         """Replace the roots: the directories that the server may work in.
 
         Raises UsageError if the option `roots` was not given, or if a root is invalid.
         """
-        self._keeper.check_run()
+        self._connection.check_run()
         await trio.lowlevel.checkpoint()
-        caller = await self._keeper.caller()
+        caller = await self._connection.session()
         changed = self._answering.set_roots(roots)
-        if changed and terms_of(caller).revision.handshake:
+        if changed and caller.terms.revision.handshake:
             caller.notify("notifications/roots/list_changed")
 
     def _client_headers(self) -> Fields:
@@ -725,3 +690,97 @@ def _principal(fields: Fields) -> str | None:
     """
     pairs = sorted((name.lower(), value) for name, value in fields)
     return sha256(repr(pairs).encode()).hexdigest() if pairs else None
+
+
+# Streamed calls
+
+
+@attrs.frozen
+class Progress:
+    """A progress report of a call."""
+
+    progress: float
+    total: float | None = None
+    message: str | None = None
+
+
+class ToolCall(Generic[T]):
+    """A running tool call: an asynchronous iterator of `Progress`, made by `Client.stream_tool`.
+
+    One task at a time may iterate.  The iterator ends when the call ends, also if the call fails; `result` then returns
+    the result or raises the error.  Waiting may be cancelled; the call goes on until its block ends.
+    """
+
+    def __init__(self) -> None:
+        self._reports: Reports[Progress] = Reports()
+        self._changed = trio.Event()
+        self._ended = trio.Event()
+        self._result: T | Absent = ABSENT
+        self._error: Exception | None = None
+        self._error_raised = False  # `result` has raised the error
+
+    def __aiter__(self) -> ToolCall[T]:
+        return self
+
+    async def __anext__(self) -> Progress:
+        while not self._reports:
+            if self._ended.is_set():
+                raise StopAsyncIteration
+            await self._changed.wait()
+            self._changed = trio.Event()
+        await trio.lowlevel.checkpoint()
+        return self._reports.take()
+
+    async def result(self) -> T:
+        """Wait until the call ends, and return its result.
+
+        Raises the same errors as `Client.call_tool`, and SessionClosed if the call was cancelled.
+        """
+        await self._ended.wait()
+        if self._error is not None:
+            self._error_raised = True
+            raise self._error
+        if self._result is ABSENT:  # the block or its nursery was cancelled
+            raise SessionClosed("the call was cancelled before it had a result")
+        return self._result
+
+    def _add_report(self, progress: float, total: float | None, message: str | None) -> None:
+        self._reports.add(Progress(progress, total, message))
+        self._changed.set()
+
+    async def _run(self, call: Callable[[OnProgress], Awaitable[T]]) -> None:
+        try:
+            self._result = await call(self._add_report)
+        except Exception as error:  # noqa: BLE001  # `result` raises it
+            self._error = error
+        finally:
+            self._ended.set()
+            self._changed.set()
+
+
+class _ToolCallBlock(Generic[T]):
+    """The block of `Client.stream_tool`.  The call is cancelled when the block ends.
+
+    If the call failed and the block did not ask for the result, the end of the block raises the error.  It is a class
+    because another task would close a generator that is dropped in a crash, and that task must not close the nursery.
+    """
+
+    def __init__(self, call: Callable[[OnProgress], Awaitable[T]], name: str) -> None:
+        self._call = call
+        self._name = name
+
+    async def __aenter__(self) -> ToolCall[T]:
+        self._nursery = open_nursery()
+        nursery = await self._nursery.__aenter__()
+        self._tool_call: ToolCall[T] = ToolCall()
+        nursery.start_soon(self._tool_call._run, self._call, name=self._name)
+        return self._tool_call
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        suppress = await self._nursery.__aexit__(kind, error, traceback)
+        failure = self._tool_call._error
+        if error is None and failure is not None and not self._tool_call._error_raised:
+            raise failure
+        return suppress

@@ -8,8 +8,7 @@
 | a `Server` | memory, in this process | the same |
 | a stream | the stream, one message per line | the same |
 
-`starting` has the rules for a child or a stream before its first message.  `Negotiation` of the session has the
-attempts and their results.
+`Negotiation` of the session has the attempts and their results.
 
 A URL at which a legacy server was found is not probed again by this program for ten minutes (ver-10).  If the legacy
 handshake then fails, it is probed after all.  Some legacy child processes exit at the probe: they are started once
@@ -18,15 +17,31 @@ probe, the probe is not the reason for its exit, and the time for an answer has 
 
 One task owns a connection from before its first byte until after its last.  So there is always a task that closes it,
 even if the task that opened it is cancelled.
+
+A program that is started by mistake sends no MCP message: it prints, waits, reads or exits.  So the time for the first
+message on a stream has its own limits, apart from the time for an answer, and the error repeats the program's output.
+`Startup` has these rules:
+
+| The program | The opening of the session |
+|---|---|
+| sends a message, with any content | goes on, with the usual time for an answer |
+| writes a line that is not a message | logs the first line as a WARNING, and fails `garbage_timeout` seconds later |
+| writes nothing, or an incomplete line | fails `start_timeout` seconds after the start |
+| sends back its input, like `cat` | fails at once |
+| closes its stdout or stdin, and keeps running | fails at once |
+| exits, with any status | fails at once, with `ServerExited` |
+
+If two lines apply at the same moment, the first one decides.  `math.inf` turns a timeout off.  When the session is
+open, a line that is not a message is an ordinary deviation of the server.
 """
 
 from __future__ import annotations
 
 import inspect
+import logging
+import math
 import os
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -35,27 +50,33 @@ from urllib.parse import urlsplit
 import attrs
 import trio
 
-from trio_mcp.client.caller import Caller, HandshakeError, NoResponse, ServerMessageHandler
-from trio_mcp.client.stream_link import StreamLink
-from trio_mcp.core.errors import McpError, RemoteProtocolError, SessionClosed, UsageError, shown
+from trio_mcp.client.session import ClientSession, HandshakeError, NoResponse, ServerMessageHandler, StreamLink
+from trio_mcp.core.errors import (
+    McpError,
+    RemoteProtocolError,
+    SessionClosed,
+    UsageError,
+    check_seconds,
+    printable,
+    shown,
+)
 from trio_mcp.core.http.client_rules import url_without_secrets
 from trio_mcp.core.http.fields import Fields, Mirror
-from trio_mcp.core.messages import Limits
+from trio_mcp.core.messages import Batch, InvalidMessage, Limits, Message, Request
 from trio_mcp.core.oauth.errors import AuthorizationFailed
 from trio_mcp.core.opening import Attempt, ClientProtocol, Negotiation
 from trio_mcp.core.requests import LinkKind
 from trio_mcp.core.session import Offer
 from trio_mcp.transport.nursery import open_nursery
-from trio_mcp.transport.wire import CLOSING, Framing, Lines, Tap, keep_alive
+from trio_mcp.transport.wire import CLOSING, Framing, Lines, keep_alive
 
 if TYPE_CHECKING:
-    import ssl
-
-    from trio_mcp.client.starting import Startup, Timeouts
-    from trio_mcp.oauth.client import OAuth, TokenSource
+    from trio_mcp.client.options import ClientOptions
+    from trio_mcp.oauth.client import TokenSource
+    from trio_mcp.transport.child import Child
     from trio_mcp.transport.http_pool import HttpPool
 
-__all__ = ["Connector", "OpenSession", "SessionOptions", "Target", "connector_for"]
+__all__ = ["Connector", "SessionOptions", "Startup", "Target", "connector_for"]
 
 
 @runtime_checkable
@@ -70,8 +91,10 @@ Target: TypeAlias = "str | Sequence[str | os.PathLike[str]] | InProcess | trio.a
 _TARGETS = 'a target must be a URL, a command such as ["python", "server.py"], a Server or a stream'
 
 E = TypeVar("E", bound=McpError)
-T = TypeVar("T")
-Connector: TypeAlias = "Callable[[SessionOptions, trio.TaskStatus[OpenSession]], Any]"
+Connector: TypeAlias = "Callable[[SessionOptions, trio.TaskStatus[ClientSession]], Awaitable[None]]"
+"""Opens a session and runs it until it is to be closed."""
+
+_log = logging.getLogger("trio_mcp")
 
 PROBE = 5.0
 """Seconds that a server on a stream may take to answer `server/discover`; some legacy servers never answer it."""
@@ -84,10 +107,24 @@ connection is closed."""
 EVENT_STREAM_WAIT = 1.0
 """Seconds that a client with callbacks waits for the stream on which the server sends its questions.  Some servers
 discard a question if there is no stream; others do not answer the GET before they have a message to send."""
+START = 120.0
+"""Seconds for the first message: a launcher such as npx or uvx downloads the server at the first run, which takes a
+minute over a slow network."""
+GARBAGE = 30.0
+"""Seconds for the first message after the first line that is not a message: servers that print a greeting do it when
+they are ready."""
 
-STARTING = ("start_timeout", "garbage_timeout")  # the options of `starting.Timeouts`
+# Options that only some targets support.
+_NETWORK = ("ssl_context", "headers", "auth")
+_STARTING = ("start_timeout", "garbage_timeout")
+_PROCESS = ("env", "environment", "cwd", "shutdown_timeout", "stderr")
+
 _REMEMBER_SECONDS = 600.0  # seconds for which a legacy server is remembered
 _MOST_SERVERS = 1000
+
+_MAX_LINES = 10  # lines that an error repeats: the first ones, because they show which program it is
+_LINE_LENGTH = 200  # characters of each line
+_CLIENT_REQUESTS = frozenset({"server/discover", "initialize"})  # requests that only a client sends
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -101,63 +138,48 @@ class SessionOptions:
     """Returns the headers of the client; called for each HTTP request."""
     mirrors: Callable[[str], Sequence[Mirror]]
     """Returns the arguments of a tool that are sent in headers, too."""
-    tap: Tap | None = None
-    extra_open_time: float = 0.0
-    """Seconds that opening a session may take in addition to `OPENING`, because a user has to allow access."""
+    given: ClientOptions
+    tokens: TokenSource | None = None
     closing: trio.Event = attrs.field(factory=trio.Event)
     """Set to close the session normally."""
 
 
-@attrs.frozen(eq=False, repr=False)
-class OpenSession:
-    """An open session, and how it was opened."""
-
-    caller: Caller
-    negotiation: Negotiation
-
-
-def connector_for(
-    target: Target,
-    *,
-    ssl_context: ssl.SSLContext | None = None,
-    headers: object = None,
-    auth: OAuth | None = None,
-    probe: float = PROBE,
-    **child: Any,
-) -> Connector:
-    """Return a function that opens a session with `target` and runs it; `child` are the options of `start_child` and
-    `starting`.
+def connector_for(target: Target, given: Mapping[str, Any]) -> Connector:
+    """Return a function that opens a session with `target` and runs it.  `given` are the options of the client.
 
     Raises UsageError if `target` is not a target, or does not support one of the options.
     """
-    network_options = {"ssl_context": ssl_context, "headers": headers, "auth": auth}
-    network_options = {name: value for name, value in network_options.items() if value is not None}
-    timeouts = {name: child[name] for name in STARTING if name in child}
-    process_options = {name: value for name, value in child.items() if name not in timeouts}
-    in_process = isinstance(target, InProcess) and not isinstance(target, type)
-    unsupported = {**network_options, **(child if in_process else process_options)}
-    if (in_process or isinstance(target, trio.abc.Stream)) and unsupported:
-        raise _unsupported(target, unsupported)
-    if isinstance(target, InProcess) and in_process:
-        return lambda options, status: _run_server(target, options, probe, status)
-    if isinstance(target, trio.abc.Stream):
-        starting = _starting(timeouts)
-        return lambda options, status: _run_given_stream(target, options, probe, starting, status)
-    if isinstance(target, str):
-        return _connector_for_url(target, ssl_context, auth, probe, child)
-    if isinstance(target, Sequence) and target and all(isinstance(each, str | os.PathLike) for each in target):
-        if network_options:
-            raise _unsupported(target, network_options)
-        starting = _starting(timeouts)
-        return lambda options, status: _run_child(target, process_options, options, probe, starting, status)
-    # The value is not shown: arguments may be secrets.
-    raise UsageError(f"{_TARGETS}; got {_describe_target(target)}")
+    kind, connect = f"a {type(target).__name__}", None
+    supported: tuple[str, ...] = ()
+    if isinstance(target, InProcess) and not isinstance(target, type):
+        connect = partial(_run_server, target)
+    elif isinstance(target, trio.abc.Stream):
+        connect, supported = partial(_run_given_stream, target), _STARTING
+    elif isinstance(target, str):
+        kind, connect, supported = "a URL", partial(_run_url, target), _NETWORK
+        if not target:
+            raise UsageError(f"{_TARGETS}; got an empty string")
+        if not target.startswith(("http://", "https://", "ws://", "wss://")):
+            raise UsageError(
+                "a URL must begin with http://, https://, ws:// or wss://; "
+                'a command must be a list of words: ["python", "server.py"]'
+            )
+    elif isinstance(target, Sequence) and target and all(isinstance(each, str | os.PathLike) for each in target):
+        kind, connect, supported = "a command", partial(_run_child, target), (*_PROCESS, *_STARTING)
+    if connect is None:
+        # The value is not shown: arguments may be secrets.
+        raise UsageError(f"{_TARGETS}; got {_describe_target(target)}")
+    used = {name for name in _NETWORK if given.get(name) is not None}
+    used |= {name for name in (*_PROCESS, *_STARTING) if name in given}
+    if unsupported := used.difference(supported):
+        raise UsageError(f"{kind} does not support the options: {', '.join(sorted(unsupported))}")
+    for name in _STARTING:
+        check_seconds(name, given.get(name, START))
+    if isinstance(target, str) and target.startswith("http"):
+        from trio_mcp.transport.dial import locate
 
-
-def _starting(timeouts: Mapping[str, Any]) -> Timeouts:
-    from trio_mcp.client.starting import Timeouts
-
-    return Timeouts(**timeouts)
+        locate(target)  # raises UsageError if the URL is invalid
+    return connect
 
 
 def _describe_target(target: Any) -> str:
@@ -186,55 +208,6 @@ def _describe_target(target: Any) -> str:
     return f"{kind} of {first}" + (f" and {', '.join(others)}" if others else "")
 
 
-def _unsupported(target: Any, options: Mapping[str, Any]) -> UsageError:
-    kind = f"a {type(target).__name__}"
-    if isinstance(target, Sequence):
-        kind = "a URL" if isinstance(target, str) else "a command"
-    return UsageError(f"{kind} does not support the options: {', '.join(sorted(options))}")
-
-
-def _connector_for_url(
-    url: str, ssl_context: ssl.SSLContext | None, auth: OAuth | None, probe: float, child: Mapping[str, Any]
-) -> Connector:
-    if not url:
-        raise UsageError(f"{_TARGETS}; got an empty string")
-    scheme = url.partition("://")[0] if "://" in url else ""
-    if scheme not in ("http", "https", "ws", "wss"):
-        raise UsageError(
-            "a URL must begin with http://, https://, ws:// or wss://; "
-            'a command must be a list of words: ["python", "server.py"]'
-        )
-    if child:
-        raise _unsupported(url, child)
-    if scheme.startswith("ws"):
-        token_source = None if auth is None else auth.at(url)
-        return _with_tokens(
-            token_source, lambda options, status: _run_websocket(url, ssl_context, token_source, options, probe, status)
-        )
-    from trio_mcp.transport.dial import locate
-
-    locate(url)  # raises UsageError if the URL is invalid
-    token_source = None if auth is None else auth.at(url)
-    return _with_tokens(
-        token_source, lambda options, status: _run_http_url(url, ssl_context, token_source, options, status)
-    )
-
-
-def _with_tokens(token_source: TokenSource | None, connect: Connector) -> Connector:
-    """Return the same connector, with the token source in use while it runs."""
-    if token_source is None:
-        return connect
-
-    async def connect_with_tokens(options: SessionOptions, status: trio.TaskStatus[OpenSession]) -> None:
-        token_source.enter()
-        try:
-            await connect(attrs.evolve(options, extra_open_time=token_source.patience), status)
-        finally:
-            await token_source.leave()
-
-    return connect_with_tokens
-
-
 # One stream for all messages
 
 
@@ -242,9 +215,8 @@ async def _run_stream(
     options: SessionOptions,
     stream: trio.abc.Stream,
     framing: Framing,
-    status: trio.TaskStatus[OpenSession],
+    status: trio.TaskStatus[ClientSession],
     *,
-    probe: float,
     heartbeat: float | None = None,
     received: bytes = b"",
     startup: Startup | None = None,
@@ -252,22 +224,24 @@ async def _run_stream(
     attempts: tuple[Attempt, ...] = (),
 ) -> None:
     async with open_nursery() as nursery:
-        caller = Caller(ClientProtocol(options.offer, limits=options.limits), options.handler, nursery=nursery)
+        caller = ClientSession(ClientProtocol(options.offer, limits=options.limits), options.handler, nursery=nursery)
+        tap = options.given.get("tap")
         explain = None if startup is None else startup.explain
-        link = StreamLink(caller, stream, framing, nursery=nursery, tap=options.tap, explain=explain, received=received)
+        link = StreamLink(caller, stream, framing, nursery=nursery, tap=tap, explain=explain, received=received)
         link_ended = trio.Event()
         within, begin = OPENING, None
         if startup is not None:
             nursery.start_soon(startup.guard, caller, name="timeout for the first message of the server")
-            begin, longest = startup.opened, startup.timeouts.longest
-            # Leaves time for the answer after the first message.
-            within = OPENING if longest < OPENING else longest + OPENING
+            begin = startup.opened
+            if (longest := startup.longest) >= OPENING:
+                within += longest  # leaves time for the answer after the first message
 
         async def run_link() -> None:
             await link.run(heartbeat)
             link_ended.set()
 
         nursery.start_soon(run_link, name="the connection to the server")
+        probe = options.given.get("probe", PROBE)
         await _run_session(
             options, caller, status, probe=probe, within=within, unread=unread, attempts=attempts, begin=begin
         )
@@ -278,8 +252,8 @@ async def _run_stream(
 
 async def _run_session(
     options: SessionOptions,
-    caller: Caller,
-    status: trio.TaskStatus[OpenSession],
+    caller: ClientSession,
+    status: trio.TaskStatus[ClientSession],
     *,
     probe: float | None = None,
     within: float = OPENING,
@@ -291,17 +265,19 @@ async def _run_session(
 
     `attempts` are the earlier attempts.  `begin` is called when the session is open, before it is used.
     """
+    if options.tokens is not None:
+        within += options.tokens.patience  # a user has to allow access
     try:
-        await caller.open(probe=probe, within=within + options.extra_open_time, unread=unread)
+        await caller.open(probe=probe, within=within, unread=unread)
     except McpError as error:
-        opening = error if isinstance(error, HandshakeError) else error.__cause__
-        if isinstance(opening, HandshakeError):
+        if (opening := _handshake_error(error)) is not None:
             opening.negotiation = _add_attempts(attempts, opening.negotiation)
         raise
     assert caller.session.negotiation is not None
+    caller.negotiation = _add_attempts(attempts, caller.session.negotiation)
     if begin is not None:
         await begin()
-    status.started(OpenSession(caller, _add_attempts(attempts, caller.session.negotiation)))
+    status.started(caller)
     await options.closing.wait()
 
 
@@ -309,23 +285,26 @@ def _add_attempts(attempts: tuple[Attempt, ...], negotiation: Negotiation) -> Ne
     return attrs.evolve(negotiation, attempts=(*attempts, *negotiation.attempts))
 
 
-async def _run_given_stream(
-    stream: trio.abc.Stream,
-    options: SessionOptions,
-    probe: float,
-    timeouts: Timeouts,
-    status: trio.TaskStatus[OpenSession],
-) -> None:
-    from trio_mcp.client.starting import Startup
+def _handshake_error(error: McpError) -> HandshakeError | None:
+    """Return the report on the opening that has failed with this error."""
+    opening = error if isinstance(error, HandshakeError) else error.__cause__
+    return opening if isinstance(opening, HandshakeError) else None
 
+
+def _attempts(error: McpError) -> tuple[Attempt, ...]:
+    opening = _handshake_error(error)
+    return () if opening is None else opening.negotiation.attempts
+
+
+async def _run_given_stream(
+    stream: trio.abc.Stream, options: SessionOptions, status: trio.TaskStatus[ClientSession]
+) -> None:
     keep_alive(stream)
     lines = Lines(options.limits)
-    await _run_stream(options, stream, lines, status, probe=probe, startup=Startup(lines, timeouts))
+    await _run_stream(options, stream, lines, status, startup=Startup(lines, options.given))
 
 
-async def _run_server(
-    server: InProcess, options: SessionOptions, probe: float, status: trio.TaskStatus[OpenSession]
-) -> None:
+async def _run_server(server: InProcess, options: SessionOptions, status: trio.TaskStatus[ClientSession]) -> None:
     from trio.testing import memory_stream_pair
 
     client_end, server_end = memory_stream_pair()
@@ -337,37 +316,30 @@ async def _run_server(
             served.set()
 
         nursery.start_soon(serve, name="the server of this client")
-        await _run_stream(options, client_end, Lines(options.limits), status, probe=probe)
+        await _run_stream(options, client_end, Lines(options.limits), status)
         with trio.move_on_after(CLOSING):
             await served.wait()
 
 
-async def _run_child(
-    command: Any,
-    child_options: Mapping[str, Any],
-    options: SessionOptions,
-    probe: float,
-    timeouts: Timeouts,
-    status: trio.TaskStatus[OpenSession],
-) -> None:
-    from trio_mcp.client.starting import Startup
-    from trio_mcp.transport.child import Child, ServerExited, start_child
+async def _run_child(command: Any, options: SessionOptions, status: trio.TaskStatus[ClientSession]) -> None:
+    from trio_mcp.transport.child import ServerExited, start_child
 
+    given: Mapping[str, Any] = options.given
     child: Child
 
     async def connect(options: SessionOptions, attempts: tuple[Attempt, ...]) -> None:
         nonlocal child
         async with open_nursery() as nursery:
-            child = await start_child(nursery, command, **child_options)
+            child = await start_child(nursery, command, **{name: given[name] for name in _PROCESS if name in given})
             async with child:
                 lines = Lines(options.limits)
+                startup = Startup(lines, options.given, child)
                 await _run_stream(
                     options,
                     child.stream,
                     lines,
                     status,
-                    probe=probe,
-                    startup=Startup(lines, timeouts, child),
+                    startup=startup,
                     unread=lambda: child.has_read_nothing,
                     attempts=attempts,
                 )
@@ -401,64 +373,67 @@ async def _retry_without_probe(
     await connect(legacy, (*attempts[:-1], failed_probe))
 
 
-async def _run_websocket(
-    url: str,
-    ssl_context: ssl.SSLContext | None,
-    token_source: TokenSource | None,
-    options: SessionOptions,
-    probe: float,
-    status: trio.TaskStatus[OpenSession],
-) -> None:
-    from trio_mcp.client.websocket import dial_websocket
+def _legacy_only(options: SessionOptions) -> SessionOptions | None:
+    older = tuple(each for each in options.offer.revisions if each.handshake)
+    return attrs.evolve(options, offer=attrs.evolve(options.offer, revisions=older)) if older else None
+
+
+# URLs
+
+
+async def _run_url(url: str, options: SessionOptions, status: trio.TaskStatus[ClientSession]) -> None:
+    run = _run_websocket if url.startswith("ws") else _run_http_url
+    if options.tokens is None:
+        await run(url, options, status)
+        return
+    options.tokens.enter()
+    try:
+        await run(url, options, status)
+    finally:
+        await options.tokens.leave()
+
+
+async def _run_websocket(url: str, options: SessionOptions, status: trio.TaskStatus[ClientSession]) -> None:
+    from trio_mcp.client.websocket import UpgradeRefused, dial_websocket
     from trio_mcp.core.http.websocket import WebSocketFrames
     from trio_mcp.core.revisions import Role
 
-    async def dial(headers: Fields) -> tuple[trio.abc.Stream, bytes]:
-        return await dial_websocket(url, ssl_context=ssl_context, headers=headers, limits=options.limits)
+    dial = partial(dial_websocket, url, ssl_context=options.given.get("ssl_context"), limits=options.limits)
+
+    async def dial_authorized(tokens: TokenSource) -> tuple[trio.abc.Stream, bytes]:
+        """Dial with an access token; if the server refuses it, get a better one and dial again."""
+        credentials = tokens.request("GET", tokens.authorizer.server_url)
+        while True:
+            await credentials.get()
+            try:
+                return await dial(headers=credentials.beside(options.headers()))
+            except UpgradeRefused as error:
+                credentials.replied(error.status, error.headers)
+                if not credentials.refused:
+                    raise
+                credentials.refusal = error
 
     async def connect(options: SessionOptions, attempts: tuple[Attempt, ...]) -> None:
-        if token_source is None:
-            stream, received = await dial(options.headers())
-        else:
-            stream, received = await _dial_authorized(token_source, options.headers, dial)
+        dialing = dial(headers=options.headers()) if options.tokens is None else dial_authorized(options.tokens)
+        stream, received = await dialing
         frames = WebSocketFrames(Role.CLIENT, options.limits)
-        await _run_stream(
-            options,
-            stream,
-            frames,
-            status,
-            probe=probe,
-            heartbeat=HEARTBEAT,
-            received=received,
-            attempts=attempts,
-        )
+        await _run_stream(options, stream, frames, status, heartbeat=HEARTBEAT, received=received, attempts=attempts)
 
     await _retry_without_probe(connect, options, SessionClosed, str)
 
 
-async def _dial_authorized(
-    token_source: TokenSource, headers: Callable[[], Fields], dial: Callable[[Fields], Awaitable[T]]
-) -> T:
-    """Dial with an access token; if the server refuses it, get a better one and dial again."""
-    from trio_mcp.client.websocket import UpgradeRefused
-
-    credentials = token_source.request("GET", token_source.authorizer.server_url)
-    while True:
-        await credentials.get()
-        try:
-            return await dial(credentials.beside(headers()))
-        except UpgradeRefused as error:
-            credentials.replied(error.status, error.headers)
-            if not credentials.refused:
-                raise
-            credentials.refusal = error
-
-
-# HTTP
-
-_legacy_servers_var: trio.lowlevel.RunVar[OrderedDict[str, tuple[float, bool]]] = trio.lowlevel.RunVar(
-    "legacy MCP servers by URL"
+# The legacy servers by URL: the end of the time for which they are remembered, and whether they use HTTP+SSE.
+_legacy_servers_var: trio.lowlevel.RunVar[dict[str, tuple[float, bool]] | None] = trio.lowlevel.RunVar(
+    "legacy MCP servers by URL", None
 )
+
+
+def _legacy_servers() -> dict[str, tuple[float, bool]]:
+    servers = _legacy_servers_var.get()
+    if servers is None:
+        servers = {}
+        _legacy_servers_var.set(servers)
+    return servers
 
 
 def _recall_legacy(url: str) -> bool | None:
@@ -473,15 +448,7 @@ def _remember(url: str, sse: bool | None) -> None:
     if sse is not None:
         known[_key(url)] = trio.current_time() + _REMEMBER_SECONDS, sse
         if len(known) > _MOST_SERVERS:
-            known.popitem(last=False)
-
-
-def _legacy_servers() -> OrderedDict[str, tuple[float, bool]]:
-    with suppress(LookupError):
-        return _legacy_servers_var.get()
-    servers: OrderedDict[str, tuple[float, bool]] = OrderedDict()
-    _legacy_servers_var.set(servers)
-    return servers
+            del known[next(iter(known))]
 
 
 def _key(url: str) -> str:
@@ -489,25 +456,19 @@ def _key(url: str) -> str:
     return f"{url_without_secrets(url)}?{sha256(urlsplit(url).query.encode()).hexdigest()}"
 
 
-async def _run_http_url(
-    url: str,
-    ssl_context: ssl.SSLContext | None,
-    token_source: TokenSource | None,
-    options: SessionOptions,
-    status: trio.TaskStatus[OpenSession],
-) -> None:
-    from trio_mcp.client.http_link import NeedsSse
+async def _run_http_url(url: str, options: SessionOptions, status: trio.TaskStatus[ClientSession]) -> None:
+    from trio_mcp.client.http import NeedsSse
     from trio_mcp.transport.http_pool import HttpPool
 
-    sse = _recall_legacy(url)
+    given, sse = options.given, _recall_legacy(url)
     # A server that was not probed was not found to be legacy.
     remember = partial(_remember, url) if options.offer.modern is not None else lambda sse: None
     attempts: tuple[Attempt, ...] = ()
     legacy = _legacy_only(options) if sse is not None else None
-    async with HttpPool(ssl_context=ssl_context, limits=options.limits, tap=options.tap) as pool:
+    async with HttpPool(ssl_context=given.get("ssl_context"), limits=options.limits, tap=given.get("tap")) as pool:
         if legacy is not None:
             try:
-                await (_run_sse if sse else _run_http)(pool, url, token_source, legacy, status, (), lambda sse: None)
+                await (_run_sse if sse else _run_http)(pool, url, legacy, status, (), lambda sse: None)
                 return
             except AuthorizationFailed:
                 raise  # the user has just refused: do not ask again
@@ -515,45 +476,33 @@ async def _run_http_url(
                 _remember(url, None)
                 attempts = _attempts(error)  # the server may have been replaced
         try:
-            await _run_http(pool, url, token_source, options, status, attempts, remember)
+            await _run_http(pool, url, options, status, attempts, remember)
         except NeedsSse as error:
             legacy = _legacy_only(options)
             assert legacy is not None  # the server refused `initialize`, so there are legacy revisions
-            await _run_sse(pool, url, token_source, legacy, status, _attempts(error), remember)
-
-
-def _attempts(error: McpError) -> tuple[Attempt, ...]:
-    opening = error if isinstance(error, HandshakeError) else error.__cause__
-    return opening.negotiation.attempts if isinstance(opening, HandshakeError) else ()
-
-
-def _legacy_only(options: SessionOptions) -> SessionOptions | None:
-    older = tuple(each for each in options.offer.revisions if each.handshake)
-    return attrs.evolve(options, offer=attrs.evolve(options.offer, revisions=older)) if older else None
+            await _run_sse(pool, url, legacy, status, _attempts(error), remember)
 
 
 async def _run_http(
     pool: HttpPool,
     url: str,
-    token_source: TokenSource | None,
     options: SessionOptions,
-    status: trio.TaskStatus[OpenSession],
+    status: trio.TaskStatus[ClientSession],
     attempts: tuple[Attempt, ...],
     remember: Callable[[bool | None], object],
 ) -> None:
-    from trio_mcp.client.http_link import HttpLink
+    from trio_mcp.client.http import HttpLink
 
     async with open_nursery() as nursery:
         session = ClientProtocol(options.offer, link=LinkKind.SESSION, limits=options.limits)
-        caller = Caller(session, options.handler, nursery=nursery)
+        caller = ClientSession(session, options.handler, nursery=nursery)
         link = HttpLink(
             caller, pool, url,
-            nursery=nursery, headers=options.headers, mirrors=options.mirrors, authorization=token_source,
+            nursery=nursery, headers=options.headers, mirrors=options.mirrors, authorization=options.tokens,
         )  # fmt: skip
 
         async def begin() -> None:
-            assert session.terms is not None
-            revision = session.terms.revision
+            revision = caller.terms.revision
             remember(False if revision.handshake else None)
             if revision.handshake:
                 stream_ready = trio.Event()
@@ -571,18 +520,17 @@ async def _run_http(
 async def _run_sse(
     pool: HttpPool,
     url: str,
-    token_source: TokenSource | None,
     options: SessionOptions,
-    status: trio.TaskStatus[OpenSession],
+    status: trio.TaskStatus[ClientSession],
     attempts: tuple[Attempt, ...],
     remember: Callable[[bool | None], object],
 ) -> None:
-    from trio_mcp.client.http_link import SseLink
+    from trio_mcp.client.http import SseLink
 
     by_sse = "HTTP+SSE at the same URL"
     async with open_nursery() as nursery:
-        caller = Caller(ClientProtocol(options.offer, limits=options.limits), options.handler, nursery=nursery)
-        link = SseLink(caller, pool, url, nursery=nursery, headers=options.headers, authorization=token_source)
+        caller = ClientSession(ClientProtocol(options.offer, limits=options.limits), options.handler, nursery=nursery)
+        link = SseLink(caller, pool, url, nursery=nursery, headers=options.headers, authorization=options.tokens)
         try:
             await nursery.start(link.run)
         except (NoResponse, RemoteProtocolError) as error:
@@ -596,3 +544,109 @@ async def _run_sse(
 
         await _run_session(options, caller, status, attempts=attempted, begin=begin)
         await link.aclose()
+
+
+# The first message
+
+
+class Startup:
+    """The time from the start of one server to its first message.  `child`: the process of the server, if it is one."""
+
+    def __init__(self, lines: Lines, given: ClientOptions, child: Child | None = None) -> None:
+        start, self._garbage_timeout = given.get("start_timeout", START), given.get("garbage_timeout", GARBAGE)
+        self.longest = max(start, self._garbage_timeout)
+        """The seconds that the server may take to send its first message."""
+        self._lines = lines
+        self._child = child
+        self._name = "the server" if child is None else f"the server {child.name!r}"
+        self._scope = trio.CancelScope(deadline=trio.current_time() + start)
+        self._reason = f"{self._name} sent no MCP message within {start:g} seconds (start_timeout)"
+        self._garbage: list[str] = []
+        self._more_garbage = 0  # number of further lines
+        self._rest = b""  # incomplete line after the last one
+        self._starting = True
+        self._echoes = False
+        lines.watch = self._check_line
+
+    async def guard(self, caller: ClientSession) -> None:
+        """Fail the opening when the time for the first message is over.  Returns then, or when `opened` is called."""
+        with self._scope:
+            await trio.sleep_forever()
+        if self._starting:
+            why = self._reason
+            if not self._echoes:
+                output = self._output() or (
+                    "; it wrote nothing" if self._child is None else "; it wrote nothing to stdout"
+                )
+                why += output + self._last_words(output)
+            caller.handle_events(caller.session.connection_lost(why=why))
+
+    async def opened(self) -> None:
+        self._started()
+        self._scope.cancel()
+        await trio.lowlevel.checkpoint()
+
+    def explain(self) -> McpError | None:
+        """Return why the stream has ended, or None if only its end is known."""
+        exited = None if self._child is None else self._child.exit
+        if not self._starting:
+            return exited
+        output = self._output()
+        if exited is not None:
+            return exited.unstarted(output)
+        closed = "the stream" if self._child is None else "its stdin or stdout"
+        return SessionClosed(f"{self._name} closed {closed} before its first message{output}{self._last_words(output)}")
+
+    def _check_line(self, line: bytes, message: Message) -> None:
+        if type(message) is Batch and all(type(each) is InvalidMessage for each in message.items):
+            message = message.items[0]  # a JSON array that is not a batch, such as a printed list
+        if type(message) is InvalidMessage:
+            self._add_garbage(_printable(line) or message.why)
+        elif type(message) is Request and message.method in _CLIENT_REQUESTS:
+            self._reason = (
+                f"{self._name} sends back its input, so it is not an MCP server, or a terminal is in between, as with "
+                "docker run -t"
+            )
+            self._echoes = True
+            self._scope.deadline = -math.inf
+        else:
+            self._started()
+
+    def _started(self) -> None:
+        self._starting = False
+        self._scope.deadline = math.inf
+        self._lines.watch = None
+
+    def _add_garbage(self, text: str) -> None:
+        if not self._garbage:
+            _log.warning(
+                "%s wrote a line that is not an MCP message: %r; stdout is for messages, use stderr for other output",
+                self._name,
+                text,
+            )
+            seconds = self._garbage_timeout
+            deadline = trio.current_time() + seconds
+            if deadline < self._scope.deadline:
+                self._scope.deadline = deadline
+                self._reason = (
+                    f"{self._name} sent no MCP message within {seconds:g} seconds after its first line that is not "
+                    "a message (garbage_timeout)"
+                )
+        if len(self._garbage) < _MAX_LINES:
+            self._garbage.append(text)
+        else:
+            self._more_garbage += 1
+
+    def _output(self) -> str:
+        """Return the output of the program on stdout, as a part of an error message."""
+        self._rest = self._rest or self._lines.rest()
+        lines = [*self._garbage, f"... and {self._more_garbage} more" if self._more_garbage else _printable(self._rest)]
+        return "; it wrote:\n  " + "\n  ".join(filter(None, lines)) if any(lines) else ""
+
+    def _last_words(self, output: str) -> str:
+        return "" if self._child is None else self._child.last_words(output)
+
+
+def _printable(line: bytes) -> str:
+    text = printable(line[: 4 * _LINE_LENGTH].decode(errors="replace"))
+    return text if len(text) <= _LINE_LENGTH else f"{text[: _LINE_LENGTH - 3]}..."

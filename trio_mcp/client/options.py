@@ -6,9 +6,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from trio_mcp.client.answering import GivenRoots, OnElicitation, OnElicitationUrl, OnSampling
-from trio_mcp.client.asked import UrlElicitationRequest
-from trio_mcp.core.errors import MISSING_CLIENT_CAPABILITY, RequestError, UsageError
+from trio_mcp.client.callbacks import GivenRoots, OnElicitation, OnElicitationUrl, OnSampling, UrlElicitationRequest
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.http.fields import Fields
 from trio_mcp.core.messages import Json, JsonObject, Limits
 from trio_mcp.core.models import LoggingMessageParams
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ANSWERING",
-    "CHILD",
     "ClientOptions",
     "RequestOptions",
     "check_options",
@@ -35,7 +33,6 @@ __all__ = [
     "copy_mapping",
     "fields_of",
     "log_level_of",
-    "note_missing_options",
     "offer_of",
 ]
 
@@ -62,7 +59,7 @@ class ClientOptions(TypedDict, total=False):
     revision: str | None
     """The only protocol revision to use, such as "2025-11-25".  Default: the newest one that both sides have."""
     sampling: OnSampling
-    """Callback that asks a language model for the server.  The module `trio_mcp.client.answering` has a table of the
+    """Callback that asks a language model for the server.  The module `trio_mcp.client.callbacks` has a table of the
     callbacks, their arguments and their results."""
     sampling_tools: bool
     """True if the callback `sampling` supports tools."""
@@ -132,14 +129,7 @@ class ClientOptions(TypedDict, total=False):
     to stderr of this process."""
 
 
-CHILD = ("env", "environment", "cwd", "shutdown_timeout", "stderr", "start_timeout", "garbage_timeout")
 ANSWERING = ("sampling", "sampling_tools", "elicitation", "elicitation_url", "roots")
-# The options that declare a capability and its members.  The key "" stands for the capability itself.
-_DECLARED_BY = {
-    "sampling": {"": "sampling", "tools": "sampling_tools"},
-    "elicitation": {"": "elicitation", "form": "elicitation", "url": "elicitation_url"},
-    "roots": {"": "roots"},
-}
 _PLAIN = ("on_elicitation_complete", "on_log", "on_notification", "headers", "meta", "tap", "stderr")
 _TIMEOUTS = ("timeout", "max_timeout")
 
@@ -248,17 +238,3 @@ def checked_level(level: str | None) -> str | None:
     if level is not None and level not in LOG_LEVELS:
         raise UsageError(f"the log level must be one of {', '.join(LOG_LEVELS)}; got {level!r}")
     return level
-
-
-def note_missing_options(error: RequestError) -> None:
-    """Add a note to MISSING_CLIENT_CAPABILITY errors: the options of the client that declare the missing capability."""
-    needed = error.data.get("requiredCapabilities") if isinstance(error.data, dict) else None
-    if error.code != MISSING_CLIENT_CAPABILITY or not isinstance(needed, dict):
-        return
-    names = []
-    for capability, options in _DECLARED_BY.items():
-        inside = needed.get(capability)
-        if isinstance(inside, dict):
-            names += [name for member, name in options.items() if member in (inside or {"": {}})]
-    if names:
-        error.add_note(f"declare it with these options of the client: {', '.join(names)}")

@@ -38,8 +38,16 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import attrs
 import trio
 
-from trio_mcp.client.caller import Caller, Failure, Unauthorized, failure_of, retries_exhausted
-from trio_mcp.core.errors import METHOD_NOT_FOUND, McpError, SessionClosed, UsageError, repeated, shown
+from trio_mcp.client.session import ClientSession, Unauthorized, failure_of
+from trio_mcp.core.errors import (
+    METHOD_NOT_FOUND,
+    McpError,
+    RemoteProtocolError,
+    SessionClosed,
+    UsageError,
+    repeated,
+    shown,
+)
 from trio_mcp.core.messages import Id, Limits
 from trio_mcp.core.oauth.errors import AuthorizationFailed
 from trio_mcp.core.requests import Answered, Outcome, Refused
@@ -130,7 +138,7 @@ class Subscription:
         self._state = SubscriptionState.BROKEN
         self._subscription: OpenSubscription | None = None  # None if the session does not know it
         self._unconfirmed: set[str] = set()  # URIs whose `resources/subscribe` is not answered
-        self._failure: Failure | None = None
+        self._failure: McpError | None = None
         self._opened_at: float | None = None  # None: not yet
         self._breaks = 0  # in a row
         self._retry_at: float | None = None  # time of the next attempt; None: on the next session
@@ -160,17 +168,17 @@ class Subscription:
         while self._state in _WAITING:
             await self._wait()
         failure = self._failure
-        if self._opened_at is None and failure is None:
-            failure = self._manager._closed  # None: the server ended it normally
+        if self._opened_at is None and failure is None and self._manager._closed is not None:
+            failure = repeated(self._manager._closed)  # otherwise the server ended it normally
         if failure is not None:
             await trio.lowlevel.checkpoint_if_cancelled()  # the cancellation may be the reason why the client is closed
-            raise failure()
+            raise failure
 
     async def _wait(self) -> None:
         """Wait until the state changes; at the time for a new attempt, subscribe again."""
         if self._failure is not None:
             await trio.lowlevel.checkpoint_if_cancelled()
-            raise self._failure()
+            raise self._failure
         with trio.CancelScope(deadline=math.inf if self._retry_at is None else self._retry_at):
             await self._changed.wait()
         if self._changed.is_set():
@@ -212,7 +220,7 @@ class Subscription:
             self._unread.update(dict.fromkeys(self._subscription.expected))
             self._changed.set()
 
-    def _close(self, failure: Failure | None = None) -> None:
+    def _close(self, failure: McpError | None = None) -> None:
         """End the subscription; without `failure`, normally."""
         if self._state is SubscriptionState.OPEN or self._state in _WAITING:
             self._state = SubscriptionState.ENDED if failure is None else SubscriptionState.REFUSED
@@ -227,18 +235,21 @@ class Subscription:
             self._retry_at = None
             self._breaks = 0
 
-    def _stream_lost(self, failure: Failure, method: str) -> None:
+    def _stream_lost(self, failure: McpError, method: str) -> None:
         """Plan the next attempt on the same session."""
-        error = failure()
-        if isinstance(error, _FINAL) or (isinstance(error, AuthorizationFailed) and not error.passes):
+        if isinstance(failure, _FINAL) or (isinstance(failure, AuthorizationFailed) and not failure.passes):
             self._close(failure)
             return
         now = trio.current_time()
         if self._state is SubscriptionState.OPEN and self._opened_at is not None and now >= self._opened_at + _STABLE:
             self._breaks = 0
         if self._breaks == len(_PAUSES):
-            why = f"{method} ended without a result {len(_PAUSES) + 1} times in a row"
-            self._close(retries_exhausted(failure, why))
+            error = failure
+            if not isinstance(failure, RemoteProtocolError):  # which says which rule the server breaks at each attempt
+                why = f"{method} ended without a result {len(_PAUSES) + 1} times in a row"
+                error = SessionClosed(f"{why}; last error: {failure}")
+                error.__cause__ = failure
+            self._close(error)
             return
         self._state = SubscriptionState.BROKEN
         self._retry_at = now + _PAUSES[self._breaks]
@@ -264,9 +275,9 @@ class SubscriptionManager:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._caller: Caller | None = None
-        self._closed: Failure | None = None
-        self._no_session: Failure | None = None  # set if no other session is expected
+        self._caller: ClientSession | None = None
+        self._closed: McpError | None = None
+        self._no_session: McpError | None = None  # set if no other session is expected
         self._blocks: dict[Subscription, None] = {}  # the open blocks, in order
         # State of the current session:
         self._subscriptions = Subscriptions()
@@ -325,7 +336,7 @@ class SubscriptionManager:
     async def _block(self, changes: Subscription) -> AsyncIterator[Subscription]:
         await trio.lowlevel.checkpoint()
         if self._closed is not None:
-            raise self._closed()
+            raise repeated(self._closed)
         self._blocks[changes] = None
         try:
             self._subscribe(changes)
@@ -339,7 +350,7 @@ class SubscriptionManager:
 
     # Called by the client
 
-    def attach(self, caller: Caller) -> None:
+    def attach(self, caller: ClientSession) -> None:
         """Use a new session: subscribe each block on it (sub-10).  Does not wait."""
         self.connection_lost()
         self._caller = caller
@@ -363,7 +374,7 @@ class SubscriptionManager:
                 self._close_unsupported(changes)
         return bool(events)
 
-    def ended(self, outcome: Outcome, failure: Failure | None) -> None:
+    def ended(self, outcome: Outcome, failure: McpError | None) -> None:
         """Process the outcome of a request made by `Caller.begin`.  Ignores outcomes of other requests."""
         if self._caller is None or self._caller.session.closed:
             return  # `connection_lost` is about to be called
@@ -392,7 +403,7 @@ class SubscriptionManager:
             if changes._subscription is not None and changes._subscription.attached:
                 self._close_unsupported(changes) if for_good else changes._mark_missed()
 
-    def connection_lost(self, failure: Failure | None = None) -> None:
+    def connection_lost(self, failure: McpError | None = None) -> None:
         """The session is lost: each block waits for the next one.
 
         With `failure` no new session is expected: each block that waits raises it, until a session is attached after
@@ -404,15 +415,15 @@ class SubscriptionManager:
         self._resources.clear()
         self._asking.clear()
         for changes in self._blocks:
-            changes._session_lost() if failure is None else changes._close(failure)
+            changes._session_lost() if failure is None else changes._close(repeated(failure))
 
-    def closed(self, failure: Failure | None = None) -> None:
+    def closed(self, failure: McpError | None = None) -> None:
         """The client is closed: every block ends, with this error if there is one."""
         if self._closed is None:
-            self._closed = failure or _client_closed
+            self._closed = failure or SessionClosed("the client is closed")
             self.connection_lost()
             for changes in self._blocks:
-                changes._close(failure)
+                changes._close(None if failure is None else repeated(failure))
 
     # Internal
 
@@ -420,7 +431,7 @@ class SubscriptionManager:
         """Subscribe a block, if there is a session; otherwise `attach` does it later."""
         caller = self._caller
         if caller is None or caller.session.closed:
-            changes._session_lost() if self._no_session is None else changes._close(self._no_session)
+            changes._session_lost() if self._no_session is None else changes._close(repeated(self._no_session))
             return
         terms = caller.session.terms
         assert terms is not None  # `attach` is called with an open session
@@ -434,14 +445,14 @@ class SubscriptionManager:
             try:
                 id = caller.begin(_LISTEN, listen_params(changes._asked))
             except McpError as error:  # such as too many requests
-                changes._close(repeated(error))
+                changes._close(error)
                 return
             subscription = self._subscriptions.ask(id, changes._asked, undeclared=changes._undeclared)
             changes._mark_asked(subscription)
             self._listeners[id] = changes
             caller.handle_events(())  # wakes the transport, which sends the request
 
-    def _subscribe_legacy(self, caller: Caller, changes: Subscription, subscription: OpenSubscription) -> None:
+    def _subscribe_legacy(self, caller: ClientSession, changes: Subscription, subscription: OpenSubscription) -> None:
         """Subscribe to the changes that a legacy server has declared."""
         changes._mark_asked(subscription)
         self._listeners[subscription.id] = changes
@@ -454,16 +465,12 @@ class SubscriptionManager:
         self._update_resources()
         self._open_if_confirmed(changes)
 
-    def _close_unsupported(self, changes: Subscription, cause: Failure | None = None) -> None:
+    def _close_unsupported(self, changes: Subscription, cause: McpError | None = None) -> None:
         self._unsubscribe(changes)
-        missing = changes.missing = tuple(changes._asked)
-
-        def failure() -> McpError:
-            error = SubscriptionUnsupported(missing)
-            error.__cause__ = None if cause is None else cause()
-            return error
-
-        changes._close(failure)
+        changes.missing = tuple(changes._asked)
+        error = SubscriptionUnsupported(changes.missing)
+        error.__cause__ = cause
+        changes._close(error)
 
     def _open_if_confirmed(self, changes: Subscription) -> None:
         """Open a legacy block if all its `resources/subscribe` requests are answered."""
@@ -493,7 +500,7 @@ class SubscriptionManager:
             self._update_resource(self._caller, resource)
         self._caller.handle_events(())
 
-    def _update_resource(self, caller: Caller, resource: _WatchedResource) -> None:
+    def _update_resource(self, caller: ClientSession, resource: _WatchedResource) -> None:
         """Send the next subscribe or unsubscribe for one resource, unless one is in flight."""
         wanted = resource.uri in self._wanted
         if resource.asking is not None:
@@ -509,11 +516,11 @@ class SubscriptionManager:
             resource.asking = caller.begin(method, {"uri": resource.uri}, undeclared=True)
         except McpError as error:  # such as too many requests; an unsubscribe is tried again later
             if wanted:
-                self._close_waiting(resource, repeated(error), retry=False)
+                self._close_waiting(resource, error, retry=False)
             return
         self._asking[resource.asking] = resource
 
-    def _resource_answered(self, resource: _WatchedResource, outcome: Outcome, failure: Failure) -> None:
+    def _resource_answered(self, resource: _WatchedResource, outcome: Outcome, failure: McpError) -> None:
         """Process the outcome of a `resources/subscribe` or `resources/unsubscribe`."""
         resource.asking = None
         if resource.subscribed:
@@ -544,7 +551,7 @@ class SubscriptionManager:
             changes._unconfirmed.discard(resource.uri)
             self._open_if_confirmed(changes)
 
-    def _close_waiting(self, resource: _WatchedResource, failure: Failure, *, retry: bool) -> None:
+    def _close_waiting(self, resource: _WatchedResource, failure: McpError, *, retry: bool) -> None:
         """End the blocks that wait for the confirmation of this resource, or with `retry` let them try again."""
         for changes in [each for each in self._blocks if resource.uri in each._unconfirmed]:
             self._unsubscribe(changes)
@@ -552,7 +559,3 @@ class SubscriptionManager:
                 changes._stream_lost(failure, _SUBSCRIBE)
             else:
                 changes._close(failure)
-
-
-def _client_closed() -> McpError:
-    return SessionClosed("the client is closed")

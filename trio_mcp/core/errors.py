@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from trio_mcp.core.messages import Error
@@ -82,6 +82,9 @@ class McpError(Exception):
 
 class UsageError(McpError):
     """This program used the API or the protocol in a way that is not allowed.  Nothing was sent, nothing changed."""
+
+
+E = TypeVar("E", bound=McpError)
 
 
 class CannotServe(UsageError):
@@ -210,21 +213,17 @@ def redacted(text: str, secrets: Iterable[str | None]) -> str:
     return text
 
 
-def repeated(error: McpError) -> Callable[[], McpError]:
-    """Return a function that copies the error.
+def repeated(error: E) -> E:
+    """Return a copy of the error.
 
     Each task that raises the error raises a copy of its own, because every raise adds to the traceback.
     """
-
-    def copy() -> McpError:
-        # `__new__` and not the class itself: the arguments of `__init__` are unknown, and its attributes are copied.
-        new = type(error).__new__(type(error), *error.args)
-        new.__dict__.update(error.__dict__)
-        new.__cause__ = error.__cause__
-        new.__suppress_context__ = error.__suppress_context__
-        return new
-
-    return copy
+    # `__new__` and not the class itself: the arguments of `__init__` are unknown, and its attributes are copied.
+    new = type(error).__new__(type(error), *error.args)
+    new.__dict__.update(error.__dict__)
+    new.__cause__ = error.__cause__
+    new.__suppress_context__ = error.__suppress_context__
+    return new
 
 
 def name_of(function: object) -> str:

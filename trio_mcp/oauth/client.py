@@ -334,7 +334,7 @@ class Credentials:
         self._verdict = None
         while not isinstance(verdict, Authorized):
             if isinstance(verdict, FlowFailed):
-                error = repeated(verdict.error)()
+                error = repeated(verdict.error)
                 error.__cause__ = error.__cause__ or self.refusal
                 raise error
             await self._source.wait(verdict.flow)

@@ -65,7 +65,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import trio
 
-from trio_mcp.client.asked import FormElicitationRequest, SamplingRequest, UrlElicitationRequest
+from trio_mcp.client.callbacks import FormElicitationRequest, SamplingRequest, UrlElicitationRequest
 from trio_mcp.client.client import Client, ClientOptions, open_client
 from trio_mcp.client.connecting import Target
 from trio_mcp.client.subscriptions import SubscriptionUnsupported
@@ -552,7 +552,7 @@ class _Upstream:
         if self.shared:
             if len({each.origin for each in self._calls}) > 1:
                 return "calls of several clients are running, and the message does not name its call"
-            if self._client._keeper.connection.caller.ignored:
+            if self._client._connection.current.ignored:
                 return "a call was cancelled, and the upstream server may still work on it"
         return calls[-1]
 
@@ -691,7 +691,7 @@ class _Upstream:
                             self._publish_change(each)
                 else:  # `_watch_lists` forwards list changes
                     watch.settled.set()
-                    await client._keeper.gone.wait()
+                    await client._connection.gone.wait()
             except McpError:
                 if not (watch.settled.is_set() and self.session.can_replace(client)):
                     raise

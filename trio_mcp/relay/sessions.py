@@ -48,7 +48,7 @@ class _UpstreamLife:
 
     @property
     def ending(self) -> bool:
-        return self.scope.cancel_called or (self.client is not None and self.client._keeper.gone.is_set())
+        return self.scope.cancel_called or (self.client is not None and self.client._connection.gone.is_set())
 
 
 class UpstreamSession:
@@ -141,7 +141,7 @@ class UpstreamSession:
 
     def can_replace(self, client: Client) -> bool:
         """Whether this client has ended and the session can be opened again."""
-        return self._can_reopen and client._keeper.gone.is_set()
+        return self._can_reopen and client._connection.gone.is_set()
 
     # For the relay.
 
@@ -181,7 +181,7 @@ class UpstreamSession:
                     task_status.started()
                     life.settled.set()
                     reopened.set()
-                    await client._keeper.gone.wait()
+                    await client._connection.gone.wait()
         except BaseException:
             life.failed = True
             raise

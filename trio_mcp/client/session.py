@@ -1,9 +1,9 @@
 """One session with a server, over any transport: the requests to the server, and the requests of the server.
 
-`Caller` connects the session, which has no I/O, with the tasks of the program.  Messages come in through `receive`.
-Messages to send wait in the session until the `Transport` takes them out.  A task that calls `request` waits there, and
-all work for its call runs in this task: progress reports, the result, and errors.  So the cancel scope of the task is
-the timeout of the call, and an exception of a callback reaches the program that gave the callback.
+`ClientSession` connects the session, which has no I/O, with the tasks of the program.  Messages come in through
+`receive`.  Messages to send wait in the session until the `Transport` takes them out.  A task that calls `request`
+waits there, and all work for its call runs in this task: progress reports, the result, and errors.  So the cancel scope
+of the task is the timeout of the call, and an exception of a callback reaches the program that gave the callback.
 
 | Event of the session | Effect |
 |---|---|
@@ -30,7 +30,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 import attrs
 import trio
@@ -41,6 +41,7 @@ from trio_mcp.core.errors import (
     RemoteProtocolError,
     RequestError,
     SessionClosed,
+    repeated,
 )
 from trio_mcp.core.http.fields import Fields
 from trio_mcp.core.messages import ABSENT, Batch, Error, Event, Id, JsonObject, Limits, Message, Response
@@ -57,12 +58,12 @@ from trio_mcp.core.requests import (
     RequestCancelled,
     SubscriptionEnded,
 )
-from trio_mcp.core.revisions import Role
-from trio_mcp.core.session import Call, Notice, Opened
+from trio_mcp.core.revisions import Role, Terms
+from trio_mcp.core.session import Call, Notice, Opened, SessionProtocol
+from trio_mcp.transport.wire import Duplex, Framing, Tap
 
 __all__ = [
-    "Caller",
-    "Failure",
+    "ClientSession",
     "HandshakeError",
     "HeadersRefused",
     "NoResponse",
@@ -70,13 +71,14 @@ __all__ = [
     "Reports",
     "ServerMessageHandler",
     "SessionLost",
+    "StreamLink",
     "Timer",
     "Transport",
     "Unauthorized",
     "failure_of",
-    "retries_exhausted",
+    "request_error",
     "too_many_questions",
-]  # fmt: skip
+]
 
 T = TypeVar("T")
 
@@ -96,9 +98,6 @@ _log = logging.getLogger("trio_mcp")
 OnProgress: TypeAlias = Callable[[float, float | None, str | None], object]
 """Called with progress, total and message; total and message may be None.  If it returns an awaitable, that is awaited.
 """
-
-Failure: TypeAlias = Callable[[], McpError]
-"""Makes the error for one call without an answer.  Each call has an error object of its own, with its own traceback."""
 
 _PING = "ping"
 _CHECK_INTERVAL = 0.5  # seconds between two checks if the server has begun to read
@@ -171,44 +170,45 @@ class Unauthorized(McpError):
         self.challenge = challenge
 
 
-def failure_of(outcome: Outcome, failure: Failure | None) -> Failure:
+def request_error(error: Error) -> RequestError:
+    """Return an error of the server as an exception."""
+    return RequestError(error.code, error.message, None if error.data is ABSENT else error.data)
+
+
+def failure_of(outcome: Outcome, failure: McpError | None) -> McpError:
     """Return the error for a request without a result.  `failure` is the error of the transport, if it has one."""
     if isinstance(outcome, Refused):
-        error = outcome.error
-        return lambda: RequestError(error.code, error.message, None if error.data is ABSENT else error.data)
+        return request_error(outcome.error)
     if isinstance(outcome, InvalidAnswer):
-        why = f"the server's answer to {outcome.method} is invalid: {outcome.why}"
-        return lambda: RemoteProtocolError(why)
+        return RemoteProtocolError(f"the server's answer to {outcome.method} is invalid: {outcome.why}")
     if failure is not None:
         return failure
     why = outcome.reason if isinstance(outcome, SubscriptionEnded) else getattr(outcome, "why", "no answer in time")
-    return lambda: SessionClosed(f"{outcome.method} has no answer: {why}")
+    return SessionClosed(f"{outcome.method} has no answer: {why}")
 
 
-def retries_exhausted(last: Failure, why: str) -> Failure:
-    """Return the error after many attempts; its cause is the error of the last attempt."""
-
-    def failure() -> McpError:
-        cause = last()
-        if isinstance(cause, RemoteProtocolError):
-            return cause  # it says which rule the server breaks at each attempt
-        error = SessionClosed(f"{why}; last error: {cause}")
-        error.__cause__ = cause
-        return error
-
-    return failure
+def too_many_questions(limits: Limits) -> RequestError:
+    """Return the error for a question of the server if too many questions wait already."""
+    return RequestError(
+        INTERNAL_ERROR,
+        f"the client answers {limits.questions} questions at once (Limits.questions), and "
+        f"{limits.questions_waiting} more wait already (Limits.questions_waiting); ask again later",
+    )
 
 
-class Transport(Protocol):
+class Transport:
     """Carries the messages of one session."""
 
     def wake(self) -> None:
         """Called when the session has a message to send."""
+        raise NotImplementedError
 
     def send_request(self, id: Id) -> Awaitable[None] | None:
         """Send messages like `wake`.  May return an awaitable for the caller's task, which sends this request and gets
         its answer.
         """
+        self.wake()
+        return None
 
     def request_done(self, id: Id) -> None:
         """Called when this request has its outcome, on any path."""
@@ -218,18 +218,21 @@ class Transport(Protocol):
 
     def abort(self, why: str) -> None:
         """Close the connection, because the server does not respond."""
+        raise NotImplementedError
 
     @property
     def last_data_at(self) -> float:
         """The time of the last bytes on a stream that carries all messages; -inf where each answer has its own."""
+        return -math.inf
 
     @property
     def message_size(self) -> int:
         """The memory for the message that is being received, in bytes."""
+        return 0
 
 
 class ServerMessageHandler(Protocol):
-    """The owner of a caller.  It handles the messages that the server sends on its own."""
+    """The owner of a session.  It handles the messages that the server sends on its own."""
 
     async def answer(self, call: Call) -> JsonObject:
         """Return the result of a request of the server, or raise a `RequestError` as its answer."""
@@ -237,7 +240,7 @@ class ServerMessageHandler(Protocol):
     def notice(self, notice: Notice) -> None:
         """Handle a notification that belongs to no request."""
 
-    def ended(self, outcome: Outcome, failure: Failure | None) -> None:
+    def ended(self, outcome: Outcome, failure: McpError | None) -> None:
         """Handle the outcome of a request made by `begin`; see `failure_of`."""
 
     def missed(self, *, for_good: bool) -> None:
@@ -246,7 +249,7 @@ class ServerMessageHandler(Protocol):
     def mistake(self, why: str) -> None:
         """Handle a harmless violation of the protocol by the server."""
 
-    def connection_lost(self, failure: Failure) -> None:
+    def connection_lost(self, failure: McpError) -> None:
         """Handle the loss of the connection.  Called once, after all requests have their outcomes."""
 
 
@@ -332,19 +335,9 @@ class _PendingRequest:
         self.timer = timer
         self.reports: Reports[ProgressReported] | None = None
         self.outcome: Outcome | None = None
-        self.failure: Failure | None = None
+        self.failure: McpError | None = None
         # An Event per call would cost more than all other work in this class.
         self.waiting: trio.lowlevel.Task | None = None
-
-    def add_report(self, report: ProgressReported) -> None:
-        if self.timer is not None:
-            self.timer.progressed()
-            if self.on_progress is None:
-                return
-        if self.reports is None:
-            self.reports = Reports()
-        self.reports.add(report)
-        self.wake()
 
     def wake(self) -> None:
         if self.waiting is not None:
@@ -355,28 +348,22 @@ class _PendingRequest:
         self.waiting = None
         return trio.lowlevel.Abort.SUCCEEDED
 
-    async def deliver_reports(self) -> None:
-        """Call `on_progress` with the queued reports."""
-        while self.reports:
-            each = self.reports.take()
-            assert self.on_progress is not None  # without it no report is queued
-            result = self.on_progress(each.progress, each.total, each.message)
-            if inspect.isawaitable(result):
-                await result
 
-
-class Caller:
+class ClientSession:
     """One session with a server; see the head of this file.
 
     Requests of the server are answered in tasks of `nursery`, which must outlast the connection.  The transport
     attaches itself with `attach`.
     """
 
+    _transport: Transport
+    negotiation: Negotiation
+    """How the session was opened, with earlier attempts."""
+
     def __init__(self, session: ClientProtocol, handler: ServerMessageHandler, *, nursery: trio.Nursery) -> None:
         self.session = session
         self._handler = handler
         self._nursery = nursery
-        self._transport: Transport | None = None
         self._pending: dict[Id, _PendingRequest] = {}
         self._timers: set[Timer] = set()  # timers of the pending requests
         self._cancelled: dict[Id, float] = {}  # cancelled requests without an answer, and their time of cancellation
@@ -385,14 +372,20 @@ class Caller:
         self._serving_bytes = 0  # the memory for their requests
         self._opening_done = trio.Event()  # the opening has succeeded or failed
         self._opening_failure: OpeningFailed | None = None
-        self.failure: Failure | None = None
-        """The error of the connection, after it is lost."""
+        self.failure: McpError | None = None
+        """The error of the connection, after it is lost.  Raise a copy (`repeated`)."""
         self.notifications_lost = False
         """True if no notifications outside of requests can come in this session."""
         self.closed = trio.Event()
         """Set when the connection is lost."""
         self.last_message_at = -math.inf
         """The time of the last message from the server."""
+
+    @property
+    def terms(self) -> Terms:
+        """The terms of the open session."""
+        assert self.session.terms is not None
+        return self.session.terms
 
     # Called by the transport
 
@@ -403,7 +396,7 @@ class Caller:
         """Process a message.  `about` is the request in whose HTTP response it came, if there is one."""
         self.process(message, now, about)
         if self.session.queued:
-            self._wake()
+            self._transport.wake()
 
     def process(self, message: Message, now: float, about: Id | None = None) -> None:
         """Process a message like `receive`, but do not wake the transport."""
@@ -418,45 +411,44 @@ class Caller:
             else:
                 self._handle_event(event, None)
 
-    def connection_lost(self, failure: Failure) -> None:
+    def connection_lost(self, failure: McpError) -> None:
         """End all calls with this error; later calls raise it, too."""
         if self.failure is None:
             self.failure = failure
             self.closed.set()
-            self.handle_events(self.session.connection_lost(why=str(failure())), failure)
+            self.handle_events(self.session.connection_lost(why=str(failure)), failure)
             self._handler.connection_lost(failure)
 
-    def fail(self, id: Id, failure: Failure) -> None:
+    def fail(self, id: Id, failure: McpError) -> None:
         """End one request, because it cannot be answered any more.  The connection continues."""
-        self.handle_events(self.session.fail(id, str(failure())), failure)
+        self.handle_events(self.session.fail(id, str(failure)), failure)
 
     def missed(self, *, for_good: bool) -> None:
         """Report that notifications were not received.  `for_good`: no more will come.  The connection continues."""
         self.notifications_lost = for_good
         self._handler.missed(for_good=for_good)
 
+    def mistake(self, why: str) -> None:
+        """Report a harmless violation of the protocol by the server."""
+        self._handler.mistake(why)
+
     def headers_of(self, id: Id) -> Fields:
         """Return the headers that the program gave for this request."""
         pending = self._pending.get(id)
         return () if pending is None else pending.headers
 
-    def handle_events(self, events: Iterable[Event], failure: Failure | None = None) -> None:
+    def handle_events(self, events: Iterable[Event], failure: McpError | None = None) -> None:
         """Handle events of the session, and wake the transport.  `failure`: the error of requests that end by them."""
         for event in events:
             self._handle_event(event, failure)
         if self.session.queued:
-            self._wake()
-
-    def _wake(self) -> None:
-        if self._transport is not None:
             self._transport.wake()
 
-    def _handle_event(self, event: Event, failure: Failure | None) -> None:
+    def _handle_event(self, event: Event, failure: McpError | None) -> None:
         if isinstance(event, Outcome):
             self._finish(event, failure)
         elif isinstance(event, ProgressReported):
-            if (pending := self._pending.get(event.id)) is not None:
-                pending.add_report(event)
+            self._add_report(event)
         elif isinstance(event, Call):
             self._start_serving(event)
         elif isinstance(event, RequestCancelled):
@@ -472,7 +464,7 @@ class Caller:
         elif isinstance(event, PeerComplaint):
             self._handler.mistake(f"the server could not read a message: {event.error.message!r} ({event.error.code})")
 
-    def _finish(self, outcome: Outcome, failure: Failure | None) -> None:
+    def _finish(self, outcome: Outcome, failure: McpError | None) -> None:
         pending = self._pending.pop(outcome.id, None)
         if pending is None:
             self._handler.ended(outcome, failure)
@@ -481,8 +473,19 @@ class Caller:
         if pending.timer is not None:
             pending.timer.answered()
         pending.wake()
-        if self._transport is not None:
-            self._transport.request_done(outcome.id)
+        self._transport.request_done(outcome.id)
+
+    def _add_report(self, report: ProgressReported) -> None:
+        pending = self._pending.get(report.id)
+        if pending is None:
+            return
+        if pending.timer is not None:
+            pending.timer.progressed()
+        if pending.on_progress is not None:
+            if pending.reports is None:
+                pending.reports = Reports()
+            pending.reports.add(report)
+            pending.wake()
 
     # Opening
 
@@ -505,7 +508,7 @@ class Caller:
         self.session.open(
             probe_until=None if probe is None else now + probe, deadline=None if within is None else now + within
         )
-        self._wake()
+        self._transport.wake()
         warn_at = now + _SILENCE
         while not self._opening_done.is_set():
             deadline = self.session.next_deadline()
@@ -525,7 +528,7 @@ class Caller:
             return
         negotiation, refused = self._opening_failure.negotiation, self._opening_failure.error
         if self.failure is not None:
-            error = self.failure()
+            error = repeated(self.failure)
             error.__cause__ = error.__cause__ or HandshakeError(negotiation, refused, nested=True)
             raise error
         if within is not None and trio.current_time() >= now + within:
@@ -563,13 +566,18 @@ class Caller:
             self._timers.add(timer)
             timer.pause(bool(self._serving))
         try:
-            if on_progress is not None or self._transport is None:
-                self._wake()  # this task cannot read the response, because it may be busy with a progress report
+            if on_progress is not None:
+                # This task cannot read the response, because it may be busy with a progress report.
+                self._transport.wake()
             elif (sending := self._transport.send_request(id)) is not None:
                 await sending
             while pending.outcome is None or pending.reports:
                 if pending.reports:
-                    await pending.deliver_reports()
+                    assert on_progress is not None  # without it no report is queued
+                    report = pending.reports.take()
+                    called = on_progress(report.progress, report.total, report.message)
+                    if inspect.isawaitable(called):
+                        await called
                 else:
                     pending.waiting = trio.lowlevel.current_task()
                     await trio.lowlevel.wait_task_rescheduled(pending.abort)
@@ -583,7 +591,7 @@ class Caller:
         if type(pending.outcome) is Answered:
             return pending.outcome.result
         await trio.lowlevel.checkpoint_if_cancelled()  # the cancellation may be the reason why the connection is lost
-        raise failure_of(pending.outcome, pending.failure)()
+        raise repeated(failure_of(pending.outcome, pending.failure))
 
     def begin(
         self, method: str, params: JsonObject | None = None, *, progress: bool = False, undeclared: bool = False
@@ -593,7 +601,7 @@ class Caller:
         Wake the transport after this.  With `undeclared`, the server need not have declared the capability.
         """
         if self.failure is not None:
-            raise self.failure()
+            raise repeated(self.failure)
         return self.session.request(method, params, progress=progress, undeclared=undeclared)
 
     async def watch(self, seconds: float) -> None:
@@ -603,33 +611,25 @@ class Caller:
 
         Returns when the connection is lost, and at once if the revision has no ping.
         """
-        terms = self.session.terms
-        if terms is None or terms.revision.request(Role.CLIENT, _PING) is None:
+        if self.terms.revision.request(Role.CLIENT, _PING) is None:
             return
         while not self.closed.is_set():
             with trio.move_on_after(seconds):
                 await self.closed.wait()
+                return
             pinged_at = trio.current_time()
-            if self.closed.is_set() or await self._answers_ping(seconds) or self.last_message_at > pinged_at:
-                continue
-            if self._transport is not None and self._transport.last_data_at > pinged_at:
-                continue
-            why = f"the server did not answer a ping within {seconds:g} seconds (ping_seconds)"
-            _log.warning("%s: the connection is closed", why)
-            if self._transport is not None:
+            with trio.move_on_after(seconds) as waiting:
+                try:
+                    await self.request(_PING)
+                except (RequestError, RemoteProtocolError):
+                    pass  # an error is an answer, too
+                except McpError as error:
+                    _log.warning("a ping has failed: %s", error)
+                    await self.closed.wait()  # until it is closed, or another message has come
+            if waiting.cancelled_caught and max(self.last_message_at, self._transport.last_data_at) <= pinged_at:
+                why = f"the server did not answer a ping within {seconds:g} seconds (ping_seconds)"
+                _log.warning("%s: the connection is closed", why)
                 self._transport.abort(why)
-
-    async def _answers_ping(self, seconds: float) -> bool:
-        with trio.move_on_after(seconds):
-            try:
-                await self.request(_PING)
-            except (RequestError, RemoteProtocolError):
-                pass  # an error is an answer, too
-            except McpError as error:
-                _log.warning("a ping has failed: %s", error)
-                await self.closed.wait()  # until it is closed, or `watch` sees another message
-            return True
-        return False
 
     def _remember_cancelled(self, id: Id) -> None:
         """Store a cancelled request that the server may continue to work on.
@@ -660,81 +660,117 @@ class Caller:
     def cancel(self, id: Id) -> None:
         """Cancel a request: no task waits for it any more."""
         if self.session.cancel(id):
-            if self._transport is not None:
-                self._transport.request_abandoned(id)
-            self._wake()
+            self._transport.request_abandoned(id)
+            self._transport.wake()
 
     def notify(self, method: str, params: JsonObject | None = None) -> bool:
         """Send a notification.  Returns False if the server cannot receive it any more."""
         sent = self.session.notify(method, params)
-        self._wake()
+        self._transport.wake()
         return sent
 
     # Requests of the server
 
     def _start_serving(self, call: Call) -> None:
-        limits = self.session.limits
+        limits, id = self.session.limits, call.request.id
         # The handler has the same limits, for all sessions.  These here keep a flood of questions from starting a task
         # each.
-        size = 0 if self._transport is None else self._transport.message_size
+        size = self._transport.message_size
         if len(self._serving) >= limits.questions + limits.questions_waiting:
-            self.session.refuse(call.request.id, too_many_questions(limits))
-            return
-        if self._serving and self._serving_bytes + size > limits.bytes_each:
+            self.session.refuse(id, too_many_questions(limits))
+        elif self._serving and self._serving_bytes + size > limits.bytes_each:
             why = "the questions that the client holds are too large (Limits.bytes_each); ask again later"
-            self.session.refuse(call.request.id, RequestError(INTERNAL_ERROR, why))
-            return
-        self._pause_timers(True)
-        self._serving_bytes += size
-        scope = self._serving[call.request.id] = trio.CancelScope()  # the server may cancel it before it starts
-        self._nursery.start_soon(self._serve, call, scope, size, name=f"the server asks: {call.request.method}")
+            self.session.refuse(id, RequestError(INTERNAL_ERROR, why))
+        else:
+            for timer in self._timers:  # on a stream a question does not say which request it belongs to
+                timer.pause(True)
+            self._serving_bytes += size
+            scope = self._serving[id] = trio.CancelScope()  # the server may cancel it before it starts
+            self._nursery.start_soon(self._serve, call, scope, size, name=f"the server asks: {call.request.method}")
 
     async def _serve(self, call: Call, scope: trio.CancelScope, size: int) -> None:
-        id = call.request.id
+        id, method = call.request.id, call.request.method
         # Not sent: the request is cancelled.
         outcome: JsonObject | RequestError = RequestError(INTERNAL_ERROR, "cancelled")
         try:
             with scope:
                 await trio.lowlevel.checkpoint_if_cancelled()
-                outcome = await _outcome(self._handler.answer, call)
+                outcome = await self._handler.answer(call)
+        except RequestError as error:
+            outcome = error
+        except Exception:  # noqa: BLE001  # a callback may raise anything, and the connection continues
+            _log.exception("the callback for %s has failed", method)
+            outcome = RequestError(INTERNAL_ERROR, f"the client's callback for {method} has failed")
         finally:
             del self._serving[id]
             self._serving_bytes -= size
             if not self._serving:
-                self._pause_timers(False)
+                for timer in self._timers:
+                    timer.pause(False)
         try:
-            self._send_answer(id, outcome)
+            if isinstance(outcome, RequestError):
+                self.session.refuse(id, outcome)
+            else:
+                self.session.answer(id, outcome)
         except Exception as error:  # noqa: BLE001  # an object of the program may raise anything when it is written
-            _log.error("the answer to %s cannot be written: %s", call.request.method, error)
-            self._send_answer(id, RequestError(INTERNAL_ERROR, "the client's answer could not be written"))
-        self._wake()
-
-    def _pause_timers(self, paused: bool) -> None:
-        # On a stream a question does not say which request it belongs to, so all timers pause.
-        for timer in self._timers:
-            timer.pause(paused)
-
-    def _send_answer(self, id: Id, outcome: JsonObject | RequestError) -> None:
-        if isinstance(outcome, RequestError):
-            self.session.refuse(id, outcome)
-        else:
-            self.session.answer(id, outcome)
+            _log.error("the answer to %s cannot be written: %s", method, error)
+            self.session.refuse(id, RequestError(INTERNAL_ERROR, "the client's answer could not be written"))
+        self._transport.wake()
 
 
-def too_many_questions(limits: Limits) -> RequestError:
-    """Return the error for a question of the server if too many questions wait already."""
-    return RequestError(
-        INTERNAL_ERROR,
-        f"the client answers {limits.questions} questions at once (Limits.questions), and "
-        f"{limits.questions_waiting} more wait already (Limits.questions_waiting); ask again later",
-    )
+class StreamLink(Transport):
+    """The `Transport` of a session over one stream (a pipe to a child process, a socket, a WebSocket, or memory), and
+    the `SessionHandler` of the stream.  When the stream ends, all waiting calls end with its error.
 
+    `explain` may know a better reason for the end of the stream, such as the exit status of a child process and its
+    last output.
+    """
 
-async def _outcome(answer: Callable[[Call], Awaitable[JsonObject]], call: Call) -> Any:
-    try:
-        return await answer(call)
-    except RequestError as error:
-        return error
-    except Exception:  # noqa: BLE001  # a callback may raise anything, and the connection continues
-        _log.exception("the callback for %s has failed", call.request.method)
-        return RequestError(INTERNAL_ERROR, f"the client's callback for {call.request.method} has failed")
+    def __init__(
+        self,
+        caller: ClientSession,
+        stream: trio.abc.Stream,
+        framing: Framing,
+        *,
+        nursery: trio.Nursery,
+        tap: Tap | None = None,
+        explain: Callable[[], McpError | None] | None = None,
+        received: bytes = b"",
+    ) -> None:
+        self._caller = caller
+        self._explain = explain
+        self._framing = framing
+        limits = caller.session.limits
+        self._duplex = Duplex(self, stream, framing, limits, nursery=nursery, tap=tap, received=received)
+        self.session: SessionProtocol = caller.session
+        self.receive = caller.process  # the stream itself looks for messages to send after it has read
+        self.run, self.end = self._duplex.run, self._duplex.end
+        caller.attach(self)
+
+    # Transport
+
+    def wake(self) -> None:
+        self._duplex.wake()
+
+    def abort(self, why: str) -> None:
+        self._duplex.give_up(why)
+
+    @property
+    def last_data_at(self) -> float:
+        return self._duplex.last_data_at
+
+    @property
+    def message_size(self) -> int:
+        return self._framing.size
+
+    # SessionHandler
+
+    def release(self) -> None:
+        """Do nothing: no task waits for room in the queue."""
+
+    def connection_lost(self, why: str) -> None:
+        failure = None if self._explain is None else self._explain()
+        if failure is None:
+            failure = SessionClosed(why)
+            failure.__cause__ = self._duplex.failure
+        self._caller.connection_lost(failure)

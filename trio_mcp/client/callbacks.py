@@ -24,6 +24,9 @@ changed; a `RequestError` is an answer, and the caller of `answer` makes an answ
 Forms: the values are a mapping by field, or an object of a dataclass or attrs class with these fields.  A missing field
 gets its default.  A field with the value None is left out, even if it has a default.
 
+Each request has the name of the server that asks (elic-04).  The server chooses this name itself: show it, but do not
+trust it.  The texts of the server may be private, so no repr shows them (samp-10).
+
 Pages: the callback asks for consent.  The callback, not this package, opens the page, in a place that the client and
 its model cannot read.  Nothing is fetched before or after (elic-38 to elic-40).
 """
@@ -34,18 +37,20 @@ import contextlib
 import dataclasses
 import inspect
 import logging
+import math
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeGuard, TypeVar
+from urllib.parse import SplitResult, urlsplit
 
 import attrs
 import trio
 
-from trio_mcp.client.asked import AnswerForm, FormElicitationRequest, SamplingRequest, UrlElicitationRequest, host_of
-from trio_mcp.client.caller import too_many_questions
+from trio_mcp.client.session import too_many_questions
 from trio_mcp.core import codec, forms, models
-from trio_mcp.core.content import Model, TextContent, ToolUseContent, well_formed
+from trio_mcp.core.content import MalformedContent, Model, TextContent, ToolUseContent, well_formed
 from trio_mcp.core.elicitation import Accepted, Declined, Dismissed
 from trio_mcp.core.errors import (
     INVALID_PARAMS,
@@ -62,6 +67,7 @@ from trio_mcp.core.revisions import Revision, Role, Terms, missing_capabilities
 from trio_mcp.core.rounds import Question
 from trio_mcp.core.sampling import check_sampling
 from trio_mcp.core.schema.shapes import describes_itself, to_json_value
+from trio_mcp.core.schema.validation import compile_schema
 from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.transport.paths import PathRefused, file_path
 from trio_mcp.transport.workers import contained
@@ -69,6 +75,7 @@ from trio_mcp.transport.workers import contained
 __all__ = [
     "Answering",
     "FormAnswer",
+    "FormElicitationRequest",
     "GivenRoots",
     "OnElicitation",
     "OnElicitationUrl",
@@ -76,6 +83,8 @@ __all__ = [
     "PageAnswer",
     "RootLike",
     "SamplingAnswer",
+    "SamplingRequest",
+    "UrlElicitationRequest",
 ]
 
 _log = logging.getLogger("trio_mcp")
@@ -92,6 +101,86 @@ _REASON_LENGTH = 200
 
 # The most pages whose end was not reported.  Most servers never report it; the oldest page is forgotten.
 _PAGES = 100
+
+
+@attrs.frozen(eq=False)
+class SamplingRequest:
+    """The server asks the model of the client.
+
+    `params` has the messages and all options of the server.  The answer must not exceed `max_tokens` and must obey
+    `tool_choice`; the other options are advice.
+    """
+
+    params: models.CreateMessageParams = attrs.field(repr=False)
+    server: models.Implementation | None
+
+    def pick_model(self, available: Iterable[str]) -> str | None:
+        """Return the model of `available` that the server prefers, or None if no hint matches.
+
+        A hint is a part of a model's name; case does not matter.  If several models match a hint, the first is
+        returned.
+        """
+        names = list(available)
+        preferences = self.params.model_preferences
+        for hint in well_formed((preferences and preferences.hints) or ()):  # samp-27: the first that matches
+            part = (hint.name or "").casefold()
+            found = next((name for name in names if part in name.casefold()), None) if part else None
+            if found is not None:
+                return found
+        return None
+
+
+@attrs.frozen(eq=False)
+class FormElicitationRequest:
+    """The server asks the user to fill in a form.
+
+    `defaults` are the values to show first.  If the callback leaves a field out, its default is sent.
+    """
+
+    params: forms.ElicitFormParams = attrs.field(repr=False)
+    server: models.Implementation | None
+    defaults: Mapping[str, forms.ElicitValue] = attrs.field(repr=False)
+
+    @property
+    def message(self) -> str:
+        """The question, and the reason for it."""
+        return self.params.message
+
+    @property
+    def fields(self) -> Mapping[str, forms.FieldSchema | MalformedContent]:
+        """The fields by name.  A field that the protocol does not allow in a form is a `MalformedContent`: its `raw` is
+        a JSON Schema.
+        """
+        return self.params.requested_schema.properties
+
+
+@attrs.frozen(eq=False)
+class UrlElicitationRequest:
+    """The server asks the user to open a web page.
+
+    Show the whole `url`, `host` and `warnings`, and open the page only if the user agrees, in the user's own browser.
+    `url` is exactly what the server sent.  It has only ASCII characters, so it cannot contain invisible or look-alike
+    characters.
+    """
+
+    params: forms.ElicitUrlParams = attrs.field(repr=False)
+    server: models.Implementation | None
+    host: str
+
+    @property
+    def message(self) -> str:
+        """The reason to open the page."""
+        return self.params.message
+
+    @property
+    def url(self) -> str:
+        return self.params.url
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Warnings about the URL to show before the user agrees."""
+        parts = urlsplit(self.url)
+        return tuple(warning for warning, applies in _WARNINGS if applies(parts))
 
 
 class _Dataclass(Protocol):
@@ -130,7 +219,8 @@ class Answering:
         roots: GivenRoots | None = None,
         limits: Limits | None = None,
     ) -> None:
-        self._queue = _CallbackQueue(limits or Limits())
+        self._limits = limits or Limits()
+        self._slots = trio.Semaphore(self._limits.questions)
         callbacks = {"sampling": sampling, "elicitation": elicitation, "elicitation_url": elicitation_url}
         for name, callback in callbacks.items():
             if callback is not None and not callable(callback):
@@ -140,7 +230,7 @@ class Answering:
         self._sampling = sampling
         self._elicitation = elicitation
         self._elicitation_url = elicitation_url
-        self._roots = None if roots is None else _stored_roots(roots)
+        self._roots = roots if roots is None or callable(roots) else _check_roots(roots)
         self._pages: dict[str | None, UrlElicitationRequest] = {}  # by elicitation id, the oldest first
 
         self.capabilities: JsonObject = {}
@@ -172,7 +262,12 @@ class Answering:
             code = METHOD_NOT_FOUND if missing[0] == row.needs else INVALID_PARAMS
             why = f"{method} needs the client capability {'.'.join(missing[0])}, which was not declared"
             raise RequestError(code, why)
-        async with self._queue:
+        limits = self._limits
+        if not self._slots.value and (
+            not limits.questions or self._slots.statistics().tasks_waiting >= limits.questions_waiting
+        ):
+            raise too_many_questions(limits)
+        async with self._slots:
             return codec.to_json(await handler(self, params, terms), revision)
 
     async def answer_all(
@@ -204,7 +299,12 @@ class Answering:
         (question, error), *later = failures
         for other, failure in later:  # logged, because only one error can be raised
             _log.error("the callback for %s has failed while it was cancelled", other.method, exc_info=failure)
-        raise abandon(question.key, _reason(question, error)) from error
+        why = f"the callback for {question.method} has failed: {shown(error, _REASON_LENGTH)}"
+        if isinstance(error, RequestError):
+            why = error.message  # the code is for the server, which gets no answer here
+        elif isinstance(error, UsageError):
+            why = str(error)
+        raise abandon(question.key, why) from error
 
     def set_roots(self, roots: GivenRoots) -> bool:
         """Replace the roots.  Returns True if they may differ from the roots before.
@@ -214,7 +314,7 @@ class Answering:
         """
         if self._roots is None:
             raise UsageError("this client did not declare roots; open it with the option roots=[]")
-        before, self._roots = self._roots, _stored_roots(roots)
+        before, self._roots = self._roots, roots if callable(roots) else _check_roots(roots)
         return callable(before) or callable(self._roots) or before != self._roots
 
     def finished(self, params: JsonObject) -> UrlElicitationRequest | None:
@@ -241,7 +341,12 @@ class Answering:
         answer = await _call(self._sampling, SamplingRequest(request, _server_info(terms)))
         if isinstance(answer, Declined | Dismissed):
             raise RequestError(_REJECTED, "the user rejected the sampling request")
-        result = _to_sampling_result(answer)
+        result = answer
+        if isinstance(answer, tuple) and len(answer) == 2 and all(isinstance(part, str) for part in answer):
+            result = models.CreateMessageResult("assistant", TextContent(answer[0]), answer[1])
+        if not isinstance(result, models.CreateMessageResult):
+            expected = "a CreateMessageResult, (text, model) or Declined"  # servers want to know the model, too
+            raise UsageError(f"the sampling callback must return {expected}, got {_describe(answer)}")
         _check_tool_use(request, result)
         try:  # samp-07: check it as strictly as a server does
             codec.from_json(models.CreateMessageResult, codec.to_json(result, terms.revision), strict=True)
@@ -254,7 +359,7 @@ class Answering:
             return await self._visit(params, terms)
         with _as_invalid_params("elicitation/create"):
             request = codec.from_json(forms.ElicitFormParams, params)  # elic-15: also without a mode
-            form = AnswerForm(params["requestedSchema"])
+            form = _Form(params["requestedSchema"])
         assert self._elicitation is not None  # its capability was declared
         answer = await _call(self._elicitation, FormElicitationRequest(request, _server_info(terms), form.defaults))
         if answer is None or isinstance(answer, Dismissed):
@@ -269,15 +374,24 @@ class Answering:
         reports_completion = terms.revision.notification(Role.SERVER, "notifications/elicitation/complete") is not None
         with _as_invalid_params("elicitation/create"):
             request = codec.from_json(forms.ElicitUrlParams, params)
-            page = UrlElicitationRequest(request, _server_info(terms), host_of(request.url))
+            page = UrlElicitationRequest(request, _server_info(terms), _host_of(request.url))
             if reports_completion and request.elicitation_id is None:  # elic-18
                 raise RemoteProtocolError("ElicitUrlParams: elicitationId: missing")
         assert self._elicitation_url is not None  # its capability was declared
-        with _PageVisit(self._pages, page if reports_completion else None) as visit:
+        id = request.elicitation_id if reports_completion else None
+        if id is not None:  # elic-55: it is only compared
+            self._pages[id] = page
+            if len(self._pages) > _PAGES:
+                del self._pages[next(iter(self._pages))]
+        agreed = False
+        try:
             answer = await _call(self._elicitation_url, page)
-            if answer is True or isinstance(answer, Accepted):
-                visit.agreed = True
-                return forms.ElicitResult("accept")
+            agreed = answer is True or isinstance(answer, Accepted)
+        finally:
+            if not agreed and self._pages.get(id) is page:
+                del self._pages[id]
+        if agreed:
+            return forms.ElicitResult("accept")
         if answer is False or isinstance(answer, Declined):
             return forms.ElicitResult("decline")
         if answer is None or isinstance(answer, Dismissed):
@@ -299,33 +413,6 @@ class Answering:
     }
 
 
-class _CallbackQueue:
-    """Limits how many callbacks run at once; the others wait in order of arrival.
-
-    Entering raises `RequestError` if too many wait already.
-    """
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._running = 0
-        self._waiting = trio.lowlevel.ParkingLot()
-
-    async def __aenter__(self) -> None:
-        limits = self._limits
-        if self._running < limits.questions:
-            self._running += 1
-        elif self._running and len(self._waiting) < limits.questions_waiting:
-            await self._waiting.park()  # until `__aexit__` hands over its place
-        else:
-            raise too_many_questions(limits)
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._waiting:
-            self._waiting.unpark()
-        else:
-            self._running -= 1
-
-
 async def _call(callback: Callable[..., T | Awaitable[T]], *args: Any) -> T:
     async def call() -> T:
         answer = callback(*args)
@@ -337,15 +424,6 @@ async def _call(callback: Callable[..., T | Awaitable[T]], *args: Any) -> T:
 def _describe(answer: object) -> str:
     # A program may return the class Declined instead of Declined(); "type" would not show that.
     return f"the class {answer.__name__}" if isinstance(answer, type) else type(answer).__name__
-
-
-def _reason(question: Question, error: Exception) -> str:
-    """Return why a question has no answer, for the error of the call that it belongs to."""
-    if isinstance(error, RequestError):
-        return error.message  # the code is for the server, which gets no answer here
-    if isinstance(error, UsageError):
-        return str(error)
-    return f"the callback for {question.method} has failed: {shown(error, _REASON_LENGTH)}"
 
 
 @contextlib.contextmanager
@@ -375,6 +453,57 @@ def _server_info(terms: Terms) -> models.Implementation | None:
 # Forms
 
 
+class _Form:
+    """The schema of a form.  It checks the values of the user.
+
+    Raises `RemoteProtocolError` if the schema is invalid or takes too much work to check.
+    """
+
+    __slots__ = ("_check", "_names", "defaults")
+    defaults: dict[str, forms.ElicitValue]
+
+    def __init__(self, schema: JsonObject) -> None:
+        properties = schema["properties"]
+        self._names = tuple(properties)
+        defaults = {name: each.get("default") for name, each in properties.items() if isinstance(each, dict)}
+        self.defaults = {name: value for name, value in defaults.items() if _is_plain(value)}
+        try:
+            self._check = compile_schema(schema)
+            # A default that does not fit the schema of its own field is ignored.
+            if self.defaults:
+                one = compile_schema({key: each for key, each in schema.items() if key != "required"})
+                if not one.can_check(self.defaults):  # the check of each is cheap, but of all together may not be
+                    self.defaults = {}
+                self.defaults = {name: value for name, value in self.defaults.items() if not one.errors({name: value})}
+        except UsageError as error:  # it blames this side, but the schema is the server's
+            raise RemoteProtocolError(f"requestedSchema: {error}") from None
+
+    def fill_in(self, values: Mapping[str, Any]) -> dict[str, forms.ElicitValue]:
+        """Return the content of the answer (elic-44): the values, with defaults for the missing fields."""
+        for name in values:
+            if name not in self._names:
+                raise UsageError(f"the form has no field {shown(name)}; its fields are {shown(self._names)}")
+        given = {**self.defaults, **values}
+        content = {name: _plain(name, value) for name, value in given.items() if value is not None}
+        if problems := self._check.errors(content):
+            why = "; ".join(f"content{each.path} {each.message}" for each in problems)
+            raise UsageError(f"the values of the elicitation callback do not fit the form: {why}")
+        return content
+
+
+def _is_plain(value: object) -> TypeGuard[forms.ElicitValue]:
+    if isinstance(value, list | tuple):
+        return all(type(each) is str for each in value)
+    return type(value) in (str, int, bool) or (type(value) is float and math.isfinite(value))
+
+
+def _plain(name: str, value: Any) -> forms.ElicitValue:
+    if not _is_plain(value):
+        expected = "a str, a finite number, a bool or a list of str"
+        raise UsageError(f"the form field {shown(name)} must be {expected}, got {type(value).__name__}")
+    return list(value) if isinstance(value, tuple) else value
+
+
 def _form_values(answer: object) -> Mapping[str, Any]:
     if isinstance(answer, Mapping):
         return answer
@@ -388,17 +517,6 @@ def _form_values(answer: object) -> Mapping[str, Any]:
 
 
 # Sampling
-
-
-def _to_sampling_result(answer: object) -> models.CreateMessageResult:
-    if isinstance(answer, models.CreateMessageResult):
-        return answer
-    if isinstance(answer, tuple) and len(answer) == 2 and all(isinstance(part, str) for part in answer):
-        text, model = answer
-        return models.CreateMessageResult("assistant", TextContent(text), model)
-    expected = "a CreateMessageResult, (text, model) or Declined"  # not the text alone: servers want to know the model
-    raise UsageError(f"the sampling callback must return {expected}, got {_describe(answer)}")
-
 
 # "Model MUST use at least one tool before completing": these are the reasons to stop of a complete answer.
 _COMPLETED = (None, "endTurn", "stopSequence", "toolUse")
@@ -418,41 +536,39 @@ def _check_tool_use(request: models.CreateMessageParams, result: models.CreateMe
 
 # Pages
 
+# Only the characters of RFC 3986.  Programs disagree about others: one drops a backslash or a tab, another reads it as
+# a slash.
+_URL = re.compile(r"(?:[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=]|%[0-9A-Fa-f]{2})+")
 
-class _PageVisit:
-    """Keeps `page` in `pages` while the callback runs, and after that if the user `agreed`.
 
-    `page` is None if the revision has no notification about the end of a visit.
-    """
+def _host_of(url: str) -> str:
+    """Return the host of a URL.  Raises `RemoteProtocolError` unless all browsers read the same host from it."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname if _URL.fullmatch(url) and parts.scheme in ("http", "https") and parts.port != 0 else None
+    except ValueError:  # an unclosed bracket, or a port that is not a number
+        host = None
+    if not host or "%" in host:
+        # The URL is not shown: it may contain secrets for the page.
+        raise RemoteProtocolError("url: expected an absolute http or https URL, percent-encoded, its host in ASCII")
+    return host
 
-    __slots__ = ("_page", "_pages", "agreed")
 
-    def __init__(self, pages: dict[str | None, UrlElicitationRequest], page: UrlElicitationRequest | None) -> None:
-        self._pages = pages
-        self._page = page
-        self.agreed = False
-
-    def __enter__(self) -> _PageVisit:
-        if self._page is not None:  # elic-55: the id is only compared
-            self._pages[self._page.params.elicitation_id] = self._page
-            if len(self._pages) > _PAGES:
-                del self._pages[next(iter(self._pages))]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if not self.agreed and self._page is not None:
-            id = self._page.params.elicitation_id
-            if self._pages.get(id) is self._page:
-                del self._pages[id]
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+_WARNINGS: tuple[tuple[str, Callable[[SplitResult], bool]], ...] = (
+    (
+        "the host is written in Punycode: it may look like another one",
+        lambda parts: any(label.startswith("xn--") for label in (parts.hostname or "").split(".")),
+    ),
+    ("the text before the @ is not the host", lambda parts: "@" in parts.netloc),
+    (
+        "the page is not encrypted",
+        lambda parts: parts.scheme == "http" and parts.hostname not in _LOOPBACK,
+    ),
+)
 
 
 # Roots
-
-_StoredRoots: TypeAlias = tuple[models.Root, ...] | Callable[[], Sequence[RootLike] | Awaitable[Sequence[RootLike]]]
-
-
-def _stored_roots(roots: GivenRoots) -> _StoredRoots:
-    return roots if callable(roots) else _check_roots(roots)
 
 
 def _check_roots(roots: object) -> tuple[models.Root, ...]:
@@ -463,9 +579,18 @@ def _check_roots(roots: object) -> tuple[models.Root, ...]:
 
 def _root(number: int, given: object) -> models.Root:
     """Return a valid root.  root-04: its URI begins with file://; root-06: it has no `..`, in any encoding."""
-    if not isinstance(given, models.Root | str | os.PathLike):
+    if isinstance(given, models.Root):
+        root = given
+    elif isinstance(given, str) and given.startswith("file:"):
+        root = models.Root(given)
+    elif isinstance(given, str | os.PathLike):
+        path = os.fspath(given)
+        if not os.path.isabs(path):
+            # A relative path would change its meaning when the program changes its directory.
+            raise UsageError(f"roots[{number}] must be an absolute path, such as Path(...).resolve(), or a file:// URI")
+        root = models.Root(Path(os.fsdecode(path)).as_uri())
+    else:
         raise UsageError(f"roots[{number}] must be a path, a file: URI or a Root, got {type(given).__name__}")
-    root = given if isinstance(given, models.Root) else models.Root(_uri(number, given))
     if not root.uri.startswith("file://"):
         raise UsageError(f"roots[{number}]: the URI must begin with file://")
     try:
@@ -473,13 +598,3 @@ def _root(number: int, given: object) -> models.Root:
     except PathRefused as error:
         raise UsageError(f"roots[{number}]: {error.message}; use Path(...).resolve()") from None
     return root
-
-
-def _uri(number: int, root: str | os.PathLike[str]) -> str:
-    path = os.fspath(root)
-    if isinstance(root, str) and root.startswith("file:"):
-        return root
-    if not os.path.isabs(path):
-        # A relative path would change its meaning when the program changes its directory.
-        raise UsageError(f"roots[{number}] must be an absolute path, such as Path(...).resolve(), or a file:// URI")
-    return Path(os.fsdecode(path)).as_uri()

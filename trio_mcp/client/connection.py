@@ -1,0 +1,445 @@
+"""The connection of a client to one server, over several sessions.
+
+A `ClientConnection` opens a session with a target, runs it in a task of its own, and gives callers the current session.
+If the connection ends, all waiting calls and all later calls raise its error; no background task raises.  If an HTTP
+server loses the session, it is not the end: a new session is opened in the same revision, once for all callers
+(http-58), and all subscriptions are renewed on it.
+
+A call waits for one attempt to open a new session, and raises its error.  Without a call there are several attempts
+with pauses, because a server that restarts needs time, and a session is also needed to receive notifications.  If the
+last attempt fails, the subscriptions raise its error.
+
+`ClientConnection` also handles all messages that the server sends on its own: requests go to `Answering`, changes to
+`SubscriptionManager`, and notifications to the callbacks of the program.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable
+from typing import TYPE_CHECKING, TypeVar
+
+import attrs
+import trio
+
+from trio_mcp.client.callbacks import Answering
+from trio_mcp.client.connecting import Connector, SessionOptions
+from trio_mcp.client.session import ClientSession, OnProgress, SessionLost, Timer, failure_of
+from trio_mcp.client.subscriptions import SubscriptionManager
+from trio_mcp.core.caching import ResponseCache
+from trio_mcp.core.codec import from_json
+from trio_mcp.core.errors import (
+    MISSING_CLIENT_CAPABILITY,
+    McpError,
+    NotInThisRevision,
+    RemoteProtocolError,
+    RequestError,
+    SessionClosed,
+    UsageError,
+    repeated,
+)
+from trio_mcp.core.http.fields import Fields
+from trio_mcp.core.messages import JsonObject
+from trio_mcp.core.models import LoggingMessageParams
+from trio_mcp.core.oauth.errors import AuthorizationFailed
+from trio_mcp.core.requests import Answered, Outcome
+from trio_mcp.core.session import Call, Notice, Offer
+from trio_mcp.core.subscriptions import ChangeKind, change_of
+from trio_mcp.transport.nursery import open_nursery
+from trio_mcp.transport.workers import called
+
+if TYPE_CHECKING:
+    from trio_mcp.client.options import ClientOptions
+
+__all__ = ["ClientConnection"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger("trio_mcp.client")
+
+_SET_LEVEL = "logging/setLevel"
+_DEVIATIONS = 100  # the newest that are kept; the log has all of them
+# Seconds that a new session waits for the answer to `logging/setLevel`, because over HTTP a call could overtake it.
+# After that the session is used with any answer.
+_LOG_LEVEL_WAIT = 1.0
+_CLOSE_TIMEOUT = 30.0  # limit for closing in seconds, in addition to the limits of its parts
+
+# Seconds before each attempt to open a new session without a call.  Usually a server that has forgotten its sessions
+# responds at once.  A server that restarts has a quarter of a minute.
+_PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0)
+# Seconds after which a session counts as stable.  As long as the longest pause, because otherwise the client would
+# reopen forever if the server loses each session at once.
+_STABLE = 8.0
+
+# The options that declare a capability and its members.  The key "" stands for the capability itself.
+_DECLARED_BY = {
+    "sampling": {"": "sampling", "tools": "sampling_tools"},
+    "elicitation": {"": "elicitation", "form": "elicitation", "url": "elicitation_url"},
+    "roots": {"": "roots"},
+}
+
+
+class ClientConnection:
+    """The connection of a client; see the head of this file.  It is the `ServerMessageHandler` of its sessions.
+
+    `options` makes the options of the sessions, whose handler is this object.  `forget_tools` is called when the stored
+    data about tools may be outdated.
+    """
+
+    _nursery: trio.Nursery
+
+    def __init__(
+        self,
+        connector: Connector,
+        options: Callable[[ClientConnection], SessionOptions],
+        answering: Answering,
+        *,
+        log_level: str | None,
+        forget_tools: Callable[[], object],
+    ) -> None:
+        self._connector = connector
+        self._session_options = options(self)
+        self._options: ClientOptions = self._session_options.given
+        self._answering = answering
+        self._log_level = log_level
+        self._forget_tools = forget_tools
+        self._trio_token: trio.lowlevel.TrioToken | None = None  # of the `trio.run` of this client
+        self._current: ClientSession | None = None
+        self._session_closing = self._session_closed = trio.Event()  # of the current session
+        self._opened_at = 0.0
+        self._log_level_set = trio.Event()  # the server has answered, or there is no level to set
+        self._reopening = False
+        self._wanted = self._attempted = trio.Event()  # a call needs a session; the attempt to open one has ended
+        self._attempts = 0  # attempts without a call since the last stable session
+        self._open_error: SessionClosed | None = None  # why the last attempt has failed
+        self._closing = trio.Event()
+        self._closed = trio.Event()
+        self.gone = trio.Event()
+        """Set when the connection has ended and no new session will be opened."""
+        self.subscriptions = SubscriptionManager(self._session_options.limits)
+        self.deviations: deque[str] = deque(maxlen=_DEVIATIONS)
+        self._shared: dict[Hashable, _SharedRequest] = {}
+        self._reported_methods: set[str] = set()  # methods of notifications that were reported for this session
+        self.cache: ResponseCache | None = None
+        """The cache of the current session; None if the option `cache` is off."""
+
+    # Running
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        failure: McpError | None = None
+        self._trio_token = trio.lowlevel.current_trio_token()
+        try:
+            async with open_nursery() as nursery:
+                self._nursery = nursery
+                await self._connect(self._session_options.offer)
+                task_status.started()
+                await self._closing.wait()
+                self._session_closing.set()
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_TIMEOUT):
+                    await self._session_closed.wait()
+        except McpError as error:
+            failure = error
+            raise
+        finally:
+            self._closing.set()
+            self.gone.set()
+            self.subscriptions.closed(failure)
+            self._closed.set()
+
+    async def _connect(self, offer: Offer) -> None:
+        closing, closed = trio.Event(), trio.Event()
+        options = attrs.evolve(self._session_options, offer=offer, closing=closing)
+
+        async def hold(task_status: trio.TaskStatus[ClientSession]) -> None:
+            try:
+                await self._connector(options, task_status)
+            finally:
+                closed.set()
+
+        caller: ClientSession = await self._nursery.start(hold, name="a session with the server")
+        self._current, self._session_closing, self._session_closed = caller, closing, closed
+        self._opened_at = trio.current_time()
+        revision = caller.terms.revision
+        self.cache = ResponseCache(revision) if self._options.get("cache", True) else None
+        self._forget_tools()
+        self._reported_methods.clear()
+        if (seconds := self._options.get("ping_seconds")) is not None:
+            self._nursery.start_soon(caller.watch, seconds, name="pings of the server")
+        self._log_level_set = trio.Event()
+        if caller.failure is not None or self._log_level is None or not caller.terms.declares("logging"):
+            self._log_level_set.set()
+        elif revision.handshake:
+            caller.begin(_SET_LEVEL, {"level": self._log_level})  # before other requests use up the limit of requests
+            caller.handle_events(())  # wakes the transport, which sends the request
+        else:
+            caller.session.log_level = self._log_level  # each later request has the level
+            self._log_level_set.set()
+        self.subscriptions.attach(caller)
+        if caller.failure is not None:  # it was lost before it was attached
+            self.connection_lost(caller.failure)
+        with trio.move_on_after(_LOG_LEVEL_WAIT):
+            await self._log_level_set.wait()
+
+    async def _reopen(self) -> None:
+        """Open a new session until there is one: at once for a call, and otherwise after pauses.
+
+        A call needs it for itself; subscriptions, notifications and requests of the server need it without a call.
+        """
+        refused = False  # the user has refused: ask again only for a call
+        try:
+            while isinstance(failure := self.current.failure, SessionLost):
+                pause = math.inf
+                if refused or self._attempts == len(_PAUSES):
+                    self.subscriptions.connection_lost(self._open_error or failure)
+                else:
+                    pause = _PAUSES[self._attempts]
+                with trio.move_on_after(pause) as waiting:
+                    await self._wanted.wait()
+                self._attempts += waiting.cancelled_caught
+                self._session_closing.set()
+                try:
+                    offer = attrs.evolve(self._session_options.offer, revisions=(self.current.terms.revision,))
+                    await self._connect(offer)
+                except McpError as error:
+                    _log.warning("the session was lost, and a new one could not be opened: %s", error)
+                    why = f"the server lost the session, and a new one could not be opened: {error}"
+                    self._open_error = SessionClosed(why)
+                    self._open_error.__cause__ = error
+                    refused = isinstance(error, AuthorizationFailed) and not error.passes
+                self._attempted.set()
+                self._wanted, self._attempted = trio.Event(), trio.Event()
+        finally:
+            self._reopening = False
+            self._attempted.set()
+
+    async def aclose(self) -> None:
+        self.check_run()
+        self._closing.set()
+        await self._closed.wait()
+
+    # The current session
+
+    @property
+    def current(self) -> ClientSession:
+        """The current session, which may be lost."""
+        assert self._current is not None  # the client was opened
+        return self._current
+
+    def check_run(self) -> None:
+        """Raise UsageError outside of the `trio.run` of this client: its objects must not be used there."""
+        try:
+            token = trio.lowlevel.current_trio_token()
+        except RuntimeError:
+            token = None
+        if token is not self._trio_token:
+            raise UsageError(
+                "this client belongs to another trio.run; from a thread, call it with "
+                "trio.from_thread.run(client.call_tool, ..., trio_token=...)"
+            )
+
+    async def session(self) -> ClientSession:
+        """Return the current session.  If the server has lost it, a new one is opened first."""
+        self.check_run()
+        reopened = False
+        while True:
+            caller = self._current
+            if caller is not None and caller.failure is None and not self._closing.is_set():
+                return caller
+            await trio.lowlevel.checkpoint_if_cancelled()  # the cancellation may be the reason
+            if caller is None or self._closing.is_set():
+                raise SessionClosed("the client has been closed")
+            assert caller.failure is not None
+            # http-58: one new session per call, or a server that loses each one is asked forever.
+            if reopened or not isinstance(caller.failure, SessionLost):
+                raise repeated(caller.failure)
+            self._wanted.set()
+            await self._attempted.wait()
+            if self._current is caller and not self._closing.is_set():
+                assert self._open_error is not None
+                raise repeated(self._open_error)
+            reopened = True
+
+    async def request(
+        self,
+        method: str,
+        params: JsonObject,
+        on_progress: OnProgress | None = None,
+        headers: Fields = (),
+        timer: Timer | None = None,
+    ) -> JsonObject:
+        """Send a request.  It is sent once more only if it is known that the first one has not run."""
+        if timer is not None and not timer.running:
+            return await timer.run(method, lambda: self.request(method, params, on_progress, headers, timer))
+        self.check_run()
+        if not (on_progress is None or callable(on_progress)):
+            raise UsageError(f"on_progress must be a function, got {type(on_progress).__name__}")
+        repeated_once = False
+        while True:
+            caller = self._current
+            if caller is None or caller.failure is not None or self._closing.is_set():
+                caller = await self.session()
+            try:
+                return await caller.request(method, params, on_progress=on_progress, headers=headers, timer=timer)
+            except RequestError as error:
+                _note_missing_options(error)
+                raise
+            except SessionLost as error:
+                if repeated_once or error.request_may_have_run:
+                    raise
+            repeated_once = True
+            await caller.closed.wait()  # until all other requests of that session have their outcomes
+
+    async def set_log_level(self, level: str | None, timer: Timer | None) -> None:
+        """Set the log level.
+
+        Raises NotInThisRevision for None in the legacy era, in which logs cannot be turned off.
+        """
+        caller = await self.session()
+        revision = caller.terms.revision
+        if level is None and revision.handshake:
+            raise NotInThisRevision(f"{_SET_LEVEL} without a level", revision.name, 'set_log_level("emergency")')
+        self._log_level = level
+        if revision.handshake:
+            await self.request(_SET_LEVEL, {"level": level}, timer=timer)
+        else:
+            caller.session.log_level = level  # each later request has the level
+
+    async def share(self, key: Hashable, send: Callable[[], Awaitable[JsonObject]]) -> JsonObject:
+        """Return the result of `send`, which is called once for all callers that wait with an equal key."""
+        shared = self._shared.get(key)
+        if shared is None:
+            shared = self._shared[key] = _SharedRequest()
+            self._nursery.start_soon(shared.run, send, name="a request for several callers")
+        try:
+            return await shared.wait()
+        finally:
+            if not shared.wanted and self._shared.get(key) is shared:
+                del self._shared[key]
+
+    # ServerMessageHandler
+
+    async def answer(self, call: Call) -> JsonObject:
+        return await self._answering.answer(call.request.method, call.request.params, call.terms)
+
+    def notice(self, notice: Notice) -> None:
+        method, params = notice.notification.method, notice.notification.params
+        if self.cache is not None:
+            self.cache.changed(method, params)
+        if method == ChangeKind.TOOLS.method:
+            self._forget_tools()
+        on_log, on_complete = self._options.get("on_log"), self._options.get("on_elicitation_complete")
+        if method == "notifications/message" and on_log is not None:
+            try:
+                _call(on_log, from_json(LoggingMessageParams, params))
+            except RemoteProtocolError as error:
+                self.mistake(str(error))
+        elif method == "notifications/elicitation/complete" and on_complete is not None:
+            if (page := self._answering.finished(params)) is not None:
+                _call(on_complete, page)
+        elif not self.subscriptions.receive(notice):
+            change, capabilities = change_of(notice.notification), notice.terms.capabilities
+            undeclared = change is not None and not change.kind.declared_in(capabilities)
+            if undeclared and method not in self._reported_methods:
+                self._reported_methods.add(method)
+                self.mistake(f"it sends {method} without declaring it; receive it with listen(..., undeclared=True)")
+            if (callback := self._options.get("on_notification")) is not None:
+                _call(lambda params: callback(method, params), params)
+
+    def ended(self, outcome: Outcome, failure: McpError | None) -> None:
+        if outcome.method != _SET_LEVEL:
+            self.subscriptions.ended(outcome, failure)
+            return
+        self._log_level_set.set()
+        if not isinstance(outcome, Answered) and self.current.failure is None:
+            self.mistake(f"it declares logging, but refused the log level: {failure_of(outcome, failure)}")
+
+    def missed(self, *, for_good: bool) -> None:
+        if not for_good:
+            self._forget_tools()
+        self.subscriptions.missed(for_good=for_good)
+
+    def mistake(self, why: str) -> None:
+        self.deviations.append(why)
+        _log.info("deviation of the server: %s", why)
+
+    def report_loss(self, why: str) -> None:
+        """Report a violation of the protocol that makes an item of the server unusable (http-86)."""
+        self.deviations.append(why)
+        _log.warning("deviation of the server: %s", why)
+
+    def connection_lost(self, failure: McpError) -> None:
+        if self._closing.is_set() or self._current is None or self._current.failure is not failure:
+            return  # it was not the current session: its error is raised by the task that opens it
+        if not isinstance(failure, SessionLost):
+            self.gone.set()
+            self.subscriptions.closed(failure)
+            return
+        self.subscriptions.connection_lost()
+        if trio.current_time() >= self._opened_at + _STABLE:
+            self._attempts = 0
+        if not self._reopening:
+            self._reopening, self._open_error = True, None
+            self._wanted, self._attempted = trio.Event(), trio.Event()
+            self._nursery.start_soon(self._reopen, name="reopening the session")
+
+
+class _SharedRequest:
+    """A request that several callers wait for.  It is cancelled when the last of them is cancelled."""
+
+    def __init__(self) -> None:
+        self._waiting = 0
+        self._scope = trio.CancelScope()
+        self._done = trio.Event()
+        self._result: JsonObject | None = None
+        self._failure: McpError = SessionClosed("the client has been closed")
+
+    @property
+    def wanted(self) -> bool:
+        """True if it has no outcome yet, and a caller waits for it."""
+        return self._waiting > 0 and not self._done.is_set()
+
+    async def run(self, send: Callable[[], Awaitable[JsonObject]]) -> None:
+        try:
+            with self._scope:
+                self._result = await send()
+        except McpError as error:
+            self._failure = error
+        finally:
+            self._done.set()
+
+    async def wait(self) -> JsonObject:
+        self._waiting += 1
+        try:
+            await self._done.wait()
+        finally:
+            self._waiting -= 1
+            if not self._waiting:
+                self._scope.cancel(reason="no caller waits for the answer")
+        if self._result is None:
+            await trio.lowlevel.checkpoint_if_cancelled()  # the cancellation may be the reason why the client is closed
+            raise repeated(self._failure)
+        return copy.deepcopy(self._result)
+
+
+def _call(callback: Callable[[T], object], argument: T) -> None:
+    try:
+        called(callback, argument)
+    except Exception:  # noqa: BLE001  # a callback may raise anything, and the connection continues
+        _log.exception("a callback of the client has failed")
+
+
+def _note_missing_options(error: RequestError) -> None:
+    """Add a note to MISSING_CLIENT_CAPABILITY errors: the options of the client that declare the missing capability."""
+    needed = error.data.get("requiredCapabilities") if isinstance(error.data, dict) else None
+    if error.code != MISSING_CLIENT_CAPABILITY or not isinstance(needed, dict):
+        return
+    names = []
+    for capability, options in _DECLARED_BY.items():
+        inside = needed.get(capability)
+        if isinstance(inside, dict):
+            names += [name for member, name in options.items() if member in (inside or {"": {}})]
+    if names:
+        error.add_note(f"declare it with these options of the client: {', '.join(names)}")
