@@ -20,11 +20,12 @@ else:
         __name__,
         {
             "discovery": (
-                "AuthChallenge BEARER Challenge DPOP Network PUBLIC ResourceDocument SCHEMES ServerDocument UrlRules "
-                "check_redirect_uri client_id_fault covers default_server forbidden_reason is_loopback is_trusted issuer_fault "
-                "network_at network_fault networks_of origin_of read_auth_challenge read_challenges read_object "
-                "check_redirect_uri read_resource read_seconds read_server redirect_target resource_metadata_urls "
-                "resource_of same_origin scopes_of server_metadata_urls trust_advice union url_fault"
+                "AuthChallenge BEARER Challenge DPOP Network PUBLIC ResourceDocument SCHEMES ServerDocument "
+                "UrlRules check_redirect_uri client_id_fault covers default_server forbidden_reason is_loopback "
+                "is_trusted issuer_fault network_at network_fault networks_of origin_of read_auth_challenge "
+                "read_challenges read_object read_resource read_seconds read_server redirect_target "
+                "resource_metadata_urls resource_of same_origin scopes_of server_metadata_urls trust_advice union "
+                "url_fault"
             ),
             "errors": "AuthorizationFailed Blame censored error_text",
             "flow": (
