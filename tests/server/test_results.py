@@ -842,7 +842,7 @@ def test_content_that_was_built_of_wrong_things_is_the_servers_own_fault(
         (
             prompt_result,
             lambda: GetPromptResult([PromptMessage(*typing.cast(Any, (5, NO_URI)))]),
-            "expected .*, got TextResourceContents",
+            "role: expected string, got integer",
         ),
         (resource_result, lambda: TextResourceContents("no uri", typing.cast(Any, None)), "text: expected string"),
         (resource_result, lambda: NO_URI, "the uri of a resource must begin with a scheme"),

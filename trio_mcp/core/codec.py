@@ -19,20 +19,20 @@ An object that the revision spells in another way is converted first (`_CONVERSI
 received object are written again.
 
 The annotations of the models drive both directions.  Each class is compiled to one function on its first use, for each
-direction and revision: most programs meet a few classes in one revision.  cattrs makes the functions that write, and is
-imported on their first use, too.
+direction and revision: most programs meet a few classes in one revision.  Types are checked in both directions, because
+a program that builds an object may not run a type checker.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from operator import attrgetter
 from sys import intern
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin, overload
@@ -86,7 +86,10 @@ def to_json(value: Model, revision: Revision) -> JsonObject:
     """
     if not isinstance(revision, Revision):
         raise UsageError(f"to_json needs a Revision, for example REVISIONS[name], got {type(revision).__name__}")
-    written: JsonObject = _writers(revision.name)[type(value)](value)
+    try:
+        written: JsonObject = _writers(revision.name)[type(value)](value)
+    except _Mismatch as mismatch:
+        raise UsageError(f"{type(value).__name__}: {mismatch}") from None
     return written
 
 
@@ -150,13 +153,6 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 def _same(value: Any, _: object = None) -> Any:
     return value
-
-
-@functools.cache
-def _converter() -> Any:
-    from cattrs import BaseConverter
-
-    return BaseConverter()
 
 
 # Reading
@@ -456,7 +452,7 @@ class _Writers(dict[type, Write]):
             if convert is not None and self.revision in revisions:
                 write = self.converted(cls, write, convert)
         elif cls in (UnknownContent, MalformedContent):
-            write = attrgetter("raw")
+            write = _raw
         else:
             raise UsageError(f"{cls.__name__} is not an object of the protocol")
         self[cls] = write
@@ -473,61 +469,125 @@ class _Writers(dict[type, Write]):
         return write_converted
 
     def model(self, cls: type[Model]) -> Write:
-        from cattrs.gen import make_dict_unstructure_fn, override
-
-        hooks: dict[str, Any] = {"raw": override(omit=True)}
+        parts = []
         vital = []
         known = {*cls.MARKS}
         for field in attrs.fields(attrs.resolve_types(cls))[1:]:
             wire = _wire(field)
             known.add(wire)
             if field.metadata.get("since", V2024_11) <= self.revision <= field.metadata.get("until", V2026_07):
-                optional = field.default is None or field.default is ABSENT
-                hook = self.any_of(field.type)
-                hooks[field.name] = override(rename=wire, unstruct_hook=hook, omit_if_default=optional)
+                members = _members(field.type)
+                plain = str if str in members else bool if bool in members else None
+                absent = field.default if field.default in (None, ABSENT) else attrs.NOTHING
+                parts.append((field.name, wire, absent, plain, self.member(field.type)))
             else:
-                hooks[field.name] = override(omit=True)
                 vital += [field.name] * ("vital" in field.metadata)
-        members = make_dict_unstructure_fn(cls, _converter(), **hooks)
         constants = {key: constant for key, constant in cls.MARKS.items() if constant}
 
         def write(value: Model) -> JsonObject:
             for name in vital:
                 if getattr(value, name) is not None:
                     raise NotInThisRevision(f"{cls.__name__}.{name}", self.revision)
-            written = {**constants, **members(value)}
+            written: JsonObject = {**constants}
+            wire = ""
+            try:
+                for name, wire, absent, plain, write_member in parts:
+                    item = getattr(value, name)
+                    if item is not absent:
+                        written[wire] = item if type(item) is plain else write_member(item)
+            except _Mismatch as mismatch:
+                raise mismatch.within(wire) from None
             if value.raw is not None:
-                written.update((key, item) for key, item in value.raw.items() if key not in known)
+                written.update((key, _plain(item)) for key, item in value.raw.items() if key not in known)
             return written
 
         return write
 
-    def any_of(self, annotation: Any) -> Write:
-        """A function that writes a field.  cattrs makes no call for a field with its own function `identity`."""
-        from cattrs.fns import identity
-
+    def member(self, annotation: Any) -> Write:
+        """A function that writes a member, an item of a list, or a value of a map."""
         members = _members(annotation)
+        if Any in members:
+            return _plain
         if bytes in members:
             return _base64
-        inside = [get_args(member)[-1] for member in members if get_origin(member) in (Sequence, Mapping)]
-        nested = self.any_of(inside[0]) if inside else identity
-        allowed = frozenset(
-            m for m in members if isinstance(m, type) and issubclass(m, Model | UnknownContent | MalformedContent)
-        )
-        if nested is identity and not allowed:
-            return identity
+        inside = {
+            origin: self.member(get_args(each)[-1])
+            for each in members
+            if (origin := get_origin(each)) in (Sequence, Mapping)
+        }
+        write_item, write_value = inside.get(Sequence), inside.get(Mapping)
+        objects = _objects(members)
+        items = [each for member in members if get_origin(member) in inside for each in _members(get_args(member)[-1])]
+        holds_objects = objects or _objects(items)
+        readers, names = _readers(True).by_type([each for each in members if each not in objects])
+        scalars = {kind: read for kind, read in readers.items() if kind not in (list, dict)}
+        expected = re.sub(r"[\w.]+\.", "", str(annotation))
+        scalar_types = tuple(scalars)
 
         def write(value: Any) -> Json:
-            if type(value) in allowed:
-                return self[type(value)](value)
-            if inside and isinstance(value, Sequence):
-                return [nested(item) for item in value]
-            if inside and isinstance(value, Mapping):
-                return {key: nested(item) for key, item in value.items()}
-            expected = re.sub(r"[\w.]+\.", "", str(annotation))
-            raise UsageError(f"expected {expected}, got {type(value).__name__}")
+            kind = type(value)
+            if kind in objects:
+                if kind is UnknownContent:  # content of a known kind must not pass unchecked
+                    _readers(True).any_of(annotation)(value.raw)
+                return self[kind](value)
+            if write_item is not None and isinstance(value, Sequence) and (holds_objects or not isinstance(value, str)):
+                return _write_each(write_item, value, range(len(value)))
+            if write_value is not None and isinstance(value, Mapping):
+                keys = list(map(_plain_key, value))
+                return dict(zip(keys, _write_each(write_value, value.values(), keys), strict=True))
+            if holds_objects and not isinstance(value, scalar_types):
+                raise UsageError(f"expected {expected}, got {kind.__name__}")
+            plain = _plain(value)
+            read = scalars.get(type(plain))
+            if read is None:
+                raise _Mismatch(_wrong_type(names, plain))
+            return read(plain)
 
         return write
+
+
+def _objects(members: Sequence[Any]) -> set[type]:
+    kinds = (Model, UnknownContent, MalformedContent)
+    return {each for each in members if isinstance(each, type) and issubclass(each, kinds)}
+
+
+def _write_each(write: Write, items: Iterable[Any], steps: Sequence[str | int]) -> list[Json]:
+    result: list[Json] = []
+    try:
+        for item in items:
+            result.append(write(item))
+    except _Mismatch as mismatch:
+        raise mismatch.within(steps[len(result)]) from None
+    return result
+
+
+def _plain(value: Any) -> Json:
+    """Write any JSON as plain types: a program may use tuples, other mappings, and subclasses such as StrEnum."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, bool | None):
+        return value
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise UsageError("a float that is not finite has no JSON form; use None")
+        return float.__float__(value)
+    if isinstance(value, Mapping):
+        return {_plain_key(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
+        return [_plain(item) for item in value]
+    raise UsageError(f"{type(value).__name__} cannot be part of a protocol object")
+
+
+def _raw(value: UnknownContent | MalformedContent) -> Json:
+    return _plain(value.raw)
+
+
+def _plain_key(key: Any) -> str:
+    if not isinstance(key, str):
+        raise UsageError("a key that is not text has no JSON form")
+    return str.__str__(key)
 
 
 def _base64(value: Any) -> str:

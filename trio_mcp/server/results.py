@@ -29,7 +29,9 @@ imported where they are used, and a value is compared with the models only if th
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 import sys
 import types
 import typing
@@ -216,13 +218,11 @@ def _real_text(data: bytes, mime_type: str) -> str | None:
 
 
 def _is_mime_type(text: object) -> bool:
-    import re
-
     token = r"[\w!#$&^.+-]+"
     return isinstance(text, str) and re.fullmatch(rf"{token}/{token}(\s*;.*)?", text, re.ASCII) is not None
 
 
-# Models, if their modules have been imported.
+# Writing.
 
 
 def _content() -> Any:
@@ -236,7 +236,7 @@ def _models() -> Any:
 
 def _is_model(value: object) -> bool:
     content = _content()
-    return content is not None and isinstance(value, content.Model | content.UnknownContent)
+    return content is not None and isinstance(value, (content.Model, content.UnknownContent))
 
 
 def _is_block(value: object) -> bool:
@@ -248,29 +248,19 @@ def _is_a(value: object, name: str) -> bool:
     return models is not None and isinstance(value, getattr(models, name))
 
 
+@functools.cache
+def _codec() -> Any:
+    from trio_mcp.core import codec
+
+    return codec
+
+
 def _written(value: Any, revision: Revision) -> JsonObject:
-    """Write a model as JSON, and check that all members have the types of the protocol."""
-    from trio_mcp.core.codec import from_json, to_json
-    from trio_mcp.core.content import ContentBlock, Model
-
-    written: JsonObject = _plain(to_json(value, revision))
-    from_json(type(value) if isinstance(value, Model) else ContentBlock, written, strict=True)
+    content = _content()
+    if isinstance(value, content.UnknownContent):  # content of a known kind must not pass unchecked
+        _codec().from_json(content.ContentBlock, value.raw, strict=True)
+    written: JsonObject = _codec().to_json(value, revision)
     return written
-
-
-def _plain(value: Any) -> Json:
-    """Convert the written model to plain JSON types, because its author may have used tuples and enums."""
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, Mapping):
-        if not all(isinstance(key, str) for key in value):
-            raise UsageError("a key that is not text has no JSON form")
-        return {str.__str__(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
-        return [_plain(item) for item in value]
-    if not isinstance(value, int | float | None):
-        raise UsageError(f"{type(value).__name__} cannot be part of a protocol object")
-    return _WITHOUT_SCHEMA(value)
 
 
 def _text(text: str) -> JsonObject:
@@ -307,11 +297,10 @@ def _check_block(block: JsonObject) -> None:
         _check_uri(block, "a ResourceLink")
 
 
-def _check_uri(block: JsonObject, subject: str) -> None:
-    import re
-
+def _check_uri(block: JsonObject, subject: str = "a resource") -> JsonObject:
     if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", block["uri"]):
         raise UsageError(f"the uri of {subject} must begin with a scheme, such as file:")
+    return block
 
 
 def _blob(data: bytes, uri: str, mime_type: str | None) -> JsonObject:
@@ -477,9 +466,9 @@ def _tool_result(value: Any, output: OutputSchema, name: str, revision: Revision
         if value is None:
             return {"content": []}
         if isinstance(value, list | tuple) and any(map(_is_block, value)):
-            return {"content": [_item(each, f"{_uri(name)}/{index}", revision) for index, each in enumerate(value)]}
+            return {"content": [_item(each, name, f"/{index}", revision) for index, each in enumerate(value)]}
         if isinstance(value, str | bytes) or _is_block(value):
-            return {"content": [_item(value, _uri(name), revision)]}
+            return {"content": [_item(value, name, "", revision)]}
     structured = output(value)
     result: JsonObject = {"content": [_text(_as_text(structured))]}  # tool-13
     if output.boxed_in(revision):
@@ -498,35 +487,31 @@ def _explicit_result(value: Any, output: OutputSchema, revision: Revision) -> Js
     if not value.has_structured_content:
         if output.schema is not None and not value.is_error:  # tool-14
             raise UsageError("it has no structured_content, but the tool has an output schema")
-        return _checked(_written(value, revision))
-    import attrs
+        result = _written(value, revision)
+    else:
+        import attrs
 
-    structured = output(value.structured_content, error=value.is_error)
-    carried = {_BOX: structured} if output.boxed_in(revision) else structured
-    result = _checked(_written(attrs.evolve(value, structured_content=carried), revision))
-    if not any(block.get("type") == "text" for block in result["content"]):  # tool-13
-        result["content"] = [*result["content"], _text(_as_text(structured))]
-    return result
-
-
-def _checked(result: JsonObject) -> JsonObject:
+        structured = output(value.structured_content, error=value.is_error)
+        result = _written(attrs.evolve(value, structured_content=ABSENT), revision)
+        if not any(block.get("type") == "text" for block in result["content"]):  # tool-13
+            result["content"].append(_text(_as_text(structured)))
+        if output.boxed_in(revision):
+            result["structuredContent"] = {_BOX: structured}
+        elif _carries(structured, revision):
+            result["structuredContent"] = structured
     for block in result["content"]:
         _check_block(block)
     return result
 
 
-def _item(value: Any, uri: str, revision: Revision) -> JsonObject:
+def _item(value: Any, name: str, index: str, revision: Revision) -> JsonObject:
     if isinstance(value, bytes):
-        return {"type": "resource", "resource": _blob(value, uri, None)}
+        from urllib.parse import quote
+
+        return {"type": "resource", "resource": _blob(value, f"tool://{quote(name, safe='')}/result{index}", None)}
     if isinstance(value, str) or _is_block(value):
         return _block(value, revision)
     return _text(_as_text(_WITHOUT_SCHEMA(value)))
-
-
-def _uri(name: str) -> str:
-    from urllib.parse import quote
-
-    return f"tool://{quote(name, safe='')}/result"
 
 
 def tool_failure(error: ToolError | str, revision: Revision) -> JsonObject:
@@ -596,25 +581,20 @@ def _resource_result(value: Any, uri: str, mime_type: str | None, revision: Revi
         if not value.contents:  # res-09
             raise UsageError("it has no contents; raise ResourceNotFound if there is no such resource")
         result = _written(value, revision)
-        return {**result, "contents": [_with_uri(each) for each in result["contents"]]}
+        return {**result, "contents": [_check_uri(each) for each in result["contents"]]}
     if isinstance(value, bytes):
         return {"contents": [_blob(value, uri, mime_type)]}  # res-12
     if _is_contents(value):
-        return {"contents": [_with_uri(_written(value, revision))]}
+        return {"contents": [_check_uri(_written(value, revision))]}
     if isinstance(value, list | tuple) and any(map(_is_contents, value)):
         if not all(map(_is_contents, value)):
             raise UsageError("it mixes contents with other values; return a list of contents only")
-        return {"contents": [_with_uri(_written(each, revision)) for each in value]}
+        return {"contents": [_check_uri(_written(each, revision)) for each in value]}
     if isinstance(value, str):
         text, default = _text(value)["text"], "text/plain"
     else:
         text, default = _as_text(_WITHOUT_SCHEMA(value)), "application/json"
     return {"contents": [{"uri": uri, "mimeType": mime_type or default, "text": text}]}
-
-
-def _with_uri(contents: JsonObject) -> JsonObject:
-    _check_uri(contents, "a resource")
-    return contents
 
 
 def _is_contents(value: object) -> bool:
