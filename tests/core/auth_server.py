@@ -456,12 +456,12 @@ class Visitor:
 
     def drive(self, flow: Flow) -> None:
         try:
-            deeds = self.authorizer.start(flow, self.now)
+            deeds = flow.start(self.now)
             while not flow.over:
-                deeds = self.authorizer.receive(flow, self.act(deeds), self.now)
+                deeds = flow.receive(self.act(deeds), self.now)
             self._note(deeds)
         finally:
-            self.authorizer.abandon(flow)
+            flow.abandon()
 
     def act(self, deeds: tuple[FlowAction, ...]) -> FlowEvent:
         """Do them all; what came of the last."""

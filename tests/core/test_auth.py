@@ -231,15 +231,15 @@ def test_when_a_flow_is_abandoned_one_of_those_who_waited_begins_another() -> No
     third = visitor.authorizer.authorized_request("POST")
     third.go(NOW)
     third.refused(401, CHALLENGE, NOW)
-    deeds = visitor.authorizer.start(begun.flow, NOW)
-    visitor.authorizer.abandon(begun.flow)
+    deeds = begun.flow.start(NOW)
+    begun.flow.abandon()
     verdict = second.go(NOW)
     assert isinstance(verdict, StartFlow)
     assert verdict.flow is not begun.flow
     assert third.go(NOW) == WaitForFlow(verdict.flow)
     # What the abandoned one gets is late, and it cannot be started again.
-    assert visitor.authorizer.receive(begun.flow, visitor.act(deeds), NOW) == ()
-    visitor.authorizer.abandon(begun.flow)
+    assert begun.flow.receive(visitor.act(deeds), NOW) == ()
+    begun.flow.abandon()
     assert visitor.authorizer.flow is verdict.flow
     with pytest.raises(UsageError, match="once"):
         begun.flow.start(NOW)
@@ -329,15 +329,14 @@ def test_no_secret_is_in_a_repr_or_an_error() -> None:
         visitor.world.requests,
         BrowserReturned("code=x"),
         visitor.authorizer.record,
-        visitor.authorizer._settings,
     ]
     for secret in secrets:
         assert secret not in repr(shown)
     visitor.now = LATER
     flow = visitor.authorizer.authorized_request("POST").go(LATER).flow  # type: ignore[union-attr]
-    visitor.authorizer.start(flow, LATER)
+    flow.start(LATER)
     echo = reply(503, {"error": "server_error", "error_description": f"{secrets} and {redeemed}"})
-    (last,) = visitor.authorizer.receive(flow, echo, LATER)
+    (last,) = flow.receive(echo, LATER)
     assert isinstance(last, FlowFailed)
     for secret in (*server.refresh_tokens, "s3cret"):
         assert secret not in str(last.error)
@@ -410,7 +409,7 @@ def test_what_another_process_has_renewed_is_used_instead_of_renewing_it_again(r
         verdict = errand.refused(401, CHALLENGE, now)
     assert isinstance(verdict, StartFlow)
     asked = len(server.asked)
-    assert visitor.authorizer.adopt(verdict.flow, stored)
+    assert verdict.flow.adopt(stored)
     assert verdict.flow.over
     assert visitor.authorizer.flow is None
     assert stored.authorization is not None
@@ -426,11 +425,11 @@ def test_what_another_process_had_may_be_no_better_and_then_a_new_one_is_got() -
     assert isinstance(errand.go(NOW), Authorized)
     verdict = errand.refused(401, CHALLENGE, NOW)
     assert isinstance(verdict, StartFlow)
-    assert visitor.authorizer.adopt(verdict.flow, stored)
+    assert verdict.flow.adopt(stored)
     assert isinstance(errand.go(NOW), Authorized)
     verdict = errand.refused(401, CHALLENGE, NOW)
     assert isinstance(verdict, StartFlow)
-    assert not visitor.authorizer.adopt(verdict.flow, stored)  # it is our own now
+    assert not verdict.flow.adopt(stored)  # it is our own now
     visitor.drive(verdict.flow)
     assert isinstance(errand.go(NOW), Authorized)
     assert isinstance(errand.refused(401, CHALLENGE, NOW), FlowFailed)
@@ -442,10 +441,10 @@ def test_nothing_is_adopted_that_is_nothing_or_too_late() -> None:
     assert isinstance(errand.go(NOW), Authorized)
     verdict = errand.refused(401, CHALLENGE, NOW)
     assert isinstance(verdict, StartFlow)
-    assert not visitor.authorizer.adopt(verdict.flow, ServerRecord(MCP))
-    visitor.authorizer.start(verdict.flow, NOW)
+    assert not verdict.flow.adopt(ServerRecord(MCP))
+    verdict.flow.start(NOW)
     other = Visitor(visitor.world)
     assert other.call() == 200
     with pytest.raises(UsageError, match="before start"):
-        visitor.authorizer.adopt(verdict.flow, other.persisted[-1])
+        verdict.flow.adopt(other.persisted[-1])
     assert visitor.authorizer.record == ServerRecord(MCP)

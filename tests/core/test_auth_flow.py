@@ -102,9 +102,9 @@ def upto(visitor: Visitor, number: int) -> tuple[Any, tuple[Any, ...]]:
     errand.go(visitor.now)
     verdict = errand.refused(401, {}, visitor.now)
     assert isinstance(verdict, StartFlow)
-    deeds = visitor.authorizer.start(verdict.flow, visitor.now)
+    deeds = verdict.flow.start(visitor.now)
     for _ in range(number):
-        deeds = visitor.authorizer.receive(verdict.flow, visitor.act(deeds), visitor.now)
+        deeds = verdict.flow.receive(visitor.act(deeds), visitor.now)
     return verdict.flow, deeds
 
 
@@ -119,7 +119,7 @@ def test_the_exchanges_are_counted_right() -> None:
 def test_a_flow_abandoned_anywhere_leaves_nothing_behind_that_hinders_the_next(name: str, number: int) -> None:
     visitor = visitor_of(name)
     flow, _ = upto(visitor, number)
-    visitor.authorizer.abandon(flow)
+    flow.abandon()
     assert visitor.call() == 200
     assert len(visitor.world.servers[0].of("register")) <= 1  # what was registered is kept
 
@@ -149,15 +149,15 @@ def test_trouble_anywhere_is_blamed_on_somebody_and_the_next_flow_works(
     flow, deeds = upto(visitor, number)
     if not isinstance(deeds[-1], SendRequest):
         trouble = FlowAbandoned("no time left")
-    deeds = visitor.authorizer.receive(flow, trouble, NOW)
+    deeds = flow.receive(trouble, NOW)
     while not flow.over:
-        deeds = visitor.authorizer.receive(flow, visitor.act(deeds), NOW)
+        deeds = flow.receive(visitor.act(deeds), NOW)
     visitor._note(deeds)
     # One place without a document is no failure where there is another one to ask.
     assert isinstance(deeds[-1], FlowFailed) or number == 0
     if isinstance(trouble, RequestFailed) and number > 1:
         assert "the name does not resolve" in str(deeds[-1])
-    visitor.authorizer.abandon(flow)
+    flow.abandon()
     assert visitor.call() == 200
     assert again(visitor).call() == 200
 
@@ -170,9 +170,9 @@ def test_what_does_not_answer_the_deed_is_the_drivers_mistake_and_changes_nothin
         fitting = {SendRequest: Replied, OpenReceiver: ReceiverReady, OpenBrowser: BrowserReturned}[type(deeds[-1])]
         if not isinstance(heard, fitting):
             with pytest.raises(UsageError, match=type(deeds[-1]).__name__):
-                visitor.authorizer.receive(flow, heard, NOW)
+                flow.receive(heard, NOW)
     while not flow.over:
-        deeds = visitor.authorizer.receive(flow, visitor.act(deeds), NOW)
+        deeds = flow.receive(visitor.act(deeds), NOW)
     assert deeds[-1] == FlowDone()
 
 
@@ -182,8 +182,8 @@ def test_a_redirect_uri_is_on_loopback_or_https(uri: str) -> None:
     visitor = visitor_of("code")
     flow, deeds = upto(visitor, 2)
     with pytest.raises(UsageError, match="redirect URI"):
-        visitor.authorizer.receive(flow, ReceiverReady(uri), NOW)
-    assert isinstance(visitor.authorizer.receive(flow, visitor.act(deeds), NOW)[-1], SendRequest)
+        flow.receive(ReceiverReady(uri), NOW)
+    assert isinstance(flow.receive(visitor.act(deeds), NOW)[-1], SendRequest)
 
 
 @req("auth-55")
@@ -202,8 +202,8 @@ def test_an_answer_to_somebody_else_is_discarded_and_the_right_one_waited_for() 
         "&".join(f"a{number}=b" for number in range(100)) + right,
         "state=\ud800",
     ):
-        assert isinstance(visitor.authorizer.receive(flow, BrowserReturned(query), NOW)[-1], ReturnIgnored)
-    deeds = visitor.authorizer.receive(flow, BrowserReturned(f"?{right}"), NOW)
+        assert isinstance(flow.receive(BrowserReturned(query), NOW)[-1], ReturnIgnored)
+    deeds = flow.receive(BrowserReturned(f"?{right}"), NOW)
     assert b"code-" in deeds[-1].body  # type: ignore[union-attr]
     assert b"stolen" not in deeds[-1].body  # type: ignore[union-attr]
 
@@ -226,9 +226,9 @@ def test_whatever_a_server_writes_a_flow_ends_well_or_says_why(
         said = json.loads(heard.body) if heard.body else {}
         name = data.draw(st.sampled_from([*said, "error", "error_description", "scope"]))
         heard = reply(status, {**said, name: data.draw(JSON_VALUES)})
-    deeds = visitor.authorizer.receive(flow, heard, NOW)
+    deeds = flow.receive(heard, NOW)
     while not flow.over:
-        deeds = visitor.authorizer.receive(flow, visitor.act(deeds), NOW)
+        deeds = flow.receive(visitor.act(deeds), NOW)
     assert isinstance(deeds[-1], FlowDone | FlowFailed)
     for each in deeds:
         if isinstance(each, Persist):
@@ -350,7 +350,7 @@ def test_a_page_that_nobody_returned_from_may_be_that_of_a_forgotten_client() ->
     server.tokens.clear()
     flow, deeds = upto(visitor, 3)
     assert isinstance(deeds[-1], OpenBrowser)
-    *_, last = deeds = visitor.authorizer.receive(flow, FlowAbandoned("closed"), NOW)
+    *_, last = deeds = flow.receive(FlowAbandoned("closed"), NOW)
     assert isinstance(last, FlowFailed)
     assert last.error.blame is Blame.USER
     visitor._note(deeds)
@@ -360,7 +360,7 @@ def test_a_page_that_nobody_returned_from_may_be_that_of_a_forgotten_client() ->
     server.tokens.clear()
     flow, deeds = upto(visitor, 3)
     assert isinstance(deeds[-1], OpenBrowser)
-    *_, last = deeds = visitor.authorizer.receive(flow, FlowAbandoned("no screen", at_fault=True), NOW)
+    *_, last = deeds = flow.receive(FlowAbandoned("no screen", at_fault=True), NOW)
     assert isinstance(last, FlowFailed)
     assert last.error.blame is Blame.APPLICATION
     assert "no screen" in str(last.error)
@@ -401,7 +401,7 @@ def test_a_renewal_that_lost_its_refresh_token_to_another_request_bothers_nobody
     first = errand.go(LATER)
     assert isinstance(first, StartFlow)
     visitor.authorizer._drop_refresh_token()
-    visitor.authorizer.abandon(first.flow)
+    first.flow.abandon()
     second = errand.go(LATER)
     assert isinstance(second, StartFlow)
     visitor.drive(second.flow)
@@ -418,7 +418,7 @@ def test_a_refusal_by_the_user_does_not_cost_the_registration() -> None:
     # Nor does a page that was closed, where the registration is a new one and surely known.
     visitor = Visitor(world())
     flow, _ = upto(visitor, 4)
-    visitor.authorizer.receive(flow, FlowAbandoned("closed"), NOW)
+    flow.receive(FlowAbandoned("closed"), NOW)
     assert visitor.call() == 200
     assert len(visitor.world.servers[0].of("register")) == 1
 

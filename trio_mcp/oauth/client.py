@@ -273,7 +273,7 @@ class TokenSource:
             return False
         # A record that has not changed is older than ours, even if ours could not be stored or is not trusted.
         changed, self._stored_record = stored != self._stored_record, stored
-        return changed and stored is not None and self.authorizer.adopt(flow, stored)
+        return changed and stored is not None and flow.adopt(stored)
 
     async def persist(self, record: ServerRecord) -> None:
         """Store the record.  Logs a failure and does not raise it: the tokens still work in this process, and the
@@ -409,7 +409,7 @@ class FlowRun:
             _log.exception("an authorization failed with an unexpected error")
             self._advance(FlowAbandoned("an internal error", cause=error))  # the waiting requests do not try it again
         finally:
-            self._source.authorizer.abandon(self._flow)
+            self._flow.abandon()
             del runs[self._flow]
             self.settled.set()
             self.over.set()
@@ -438,14 +438,12 @@ class FlowRun:
             await self._show_outcome()
 
     def _advance(self, event: FlowEvent | None) -> tuple[FlowAction, ...]:
-        authorizer, flow = self._source.authorizer, self._flow
+        flow = self._flow
         try:
-            if event is None:
-                return authorizer.start(flow, time.time())
-            return authorizer.receive(flow, event, time.time())
+            return flow.start(time.time()) if event is None else flow.receive(event, time.time())
         except Exception as error:  # noqa: BLE001  # the program's own function signs for a Key
             why = str(error) if isinstance(error, McpError) else f"a Key could not sign ({type(error).__name__})"
-            return authorizer.receive(flow, FlowAbandoned(why, cause=error), time.time())
+            return flow.receive(FlowAbandoned(why, cause=error), time.time())
 
     # Actions.
 

@@ -30,7 +30,7 @@ else:
             "errors": "AuthorizationFailed Blame censored error_text",
             "flow": (
                 "AskAssertion Asserted BrowserReturned Flow FlowAbandoned FlowAction FlowDone FlowEvent FlowFailed "
-                "FlowSettings ForbiddenAddress OpenBrowser OpenReceiver Persist ReceiverReady Replied RequestFailed "
+                "ForbiddenAddress OpenBrowser OpenReceiver Persist ReceiverReady Replied RequestFailed "
                 "ReturnIgnored SendRequest"
             ),
             "messages": (

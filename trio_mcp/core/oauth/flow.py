@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import attrs
 
@@ -36,16 +36,19 @@ from trio_mcp.core.errors import UsageError, shown
 from trio_mcp.core.http.fields import JSON, PROTOCOL_VERSION, Fields, Headers
 from trio_mcp.core.messages import JsonObject, record
 from trio_mcp.core.oauth import discovery, messages
-from trio_mcp.core.oauth.discovery import DPOP, AuthChallenge, Network, ResourceDocument, ServerDocument, UrlRules
+from trio_mcp.core.oauth.discovery import DPOP, AuthChallenge, Network, ResourceDocument, ServerDocument
 from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame
-from trio_mcp.core.oauth.messages import Application, AuthorizationCode, Entropy, IdentityAssertion, Key, Nonces
+from trio_mcp.core.oauth.messages import AuthorizationCode, IdentityAssertion, Key
 from trio_mcp.core.oauth.records import ClientAuthMethod, OAuthClient, ServerRecord, TokenGrant
 
 __all__ = [
     "AskAssertion", "Asserted", "BrowserReturned", "Flow", "FlowAbandoned", "FlowAction", "FlowDone", "FlowEvent",
-    "FlowFailed", "FlowSettings", "ForbiddenAddress", "OpenBrowser", "OpenReceiver", "Persist", "ReceiverReady",
+    "FlowFailed", "ForbiddenAddress", "OpenBrowser", "OpenReceiver", "Persist", "ReceiverReady",
     "Replied", "RequestFailed", "ReturnIgnored", "SendRequest",
 ]  # fmt: skip
+
+if TYPE_CHECKING:
+    from trio_mcp.core.oauth.tokens import Authorizer
 
 T = TypeVar("T")
 
@@ -212,43 +215,32 @@ _BUSY = (408, 425, 429)
 _LATER = "try again later"
 
 
-@record
-class FlowSettings:
-    """Settings common to all flows of one MCP server.  `used_at`: see `Authorizer`."""
-
-    server_url: str
-    application: Application
-    entropy: Entropy
-    rules: UrlRules
-    nonces: Nonces
-    used_at: Mapping[str, str]
-
-
 class Flow:
     """Call `start`, carry out the actions, and feed the events to `receive`, until `FlowDone` or `FlowFailed`.
 
-    `challenge` is the demand of a refused request; None if the token has only expired.  `record` is the knowledge about
-    the server, which the flow extends.
+    `challenge` is the demand of a refused request; None if the token has only expired.  Call `abandon` when you stop,
+    for any reason.
     """
 
-    def __init__(self, settings: FlowSettings, record: ServerRecord, challenge: AuthChallenge | None) -> None:
+    def __init__(self, authorizer: Authorizer, challenge: AuthChallenge | None) -> None:
         self.outcome: FlowDone | FlowFailed | None = None
         self.abandoned = False
         self.obtained = False  # True once the flow has a token
         self.adopted = False  # True if another process got that token
-        self.record = record
+        self.record = authorizer.record  # the knowledge about the server, which the flow extends
         self.challenge = challenge
-        self._settings = settings
-        self._application = settings.application
+        self._authorizer = authorizer
+        self._application = authorizer.application
+        self._rules = authorizer.rules
         self._running: _Course[None] | None = None
         self._action: FlowAction | None = None  # the action that waits for its event
         self._queued: list[FlowAction] = []  # actions before the next one
         self._now = 0.0
-        self._networks = discovery.networks_of(settings.server_url, record.network)
+        self._networks = discovery.networks_of(authorizer.server_url, self.record.network)
         self._document: ResourceDocument | None = None
         self._issuer = ""
         self._token_endpoint = ""
-        self._resource = discovery.resource_of(settings.server_url)
+        self._resource = discovery.resource_of(authorizer.server_url)
         self._client: OAuthClient | None = None
         self._requested: tuple[str, ...] = ()
         self._proof_key: Key | None = None
@@ -277,16 +269,27 @@ class Flow:
             discovery.check_redirect_uri(event.redirect_uri)
         return self._advance(event, now)
 
-    def adopt(self, record: ServerRecord) -> None:
-        """End the flow before its start, with the tokens of another process."""
+    def adopt(self, stored: ServerRecord) -> bool:
+        """Call before `start`: take the tokens that another process has stored meanwhile, and end the flow with them.
+
+        Returns False if there are none.  The other process may have used up our refresh token; if we used it again,
+        both processes could lose their tokens.
+        """
+        theirs, ours = stored.authorization, self._authorizer.tokens
+        if theirs is None or theirs.tokens == ours:
+            return False
         if self._running is not None or self.over:
             raise UsageError("adopt() must be called before start()")
-        self.outcome, self.record = FlowDone(), record
+        self.outcome = FlowDone()
         self.obtained = self.adopted = True
+        self._authorizer.restore(stored)
+        self._authorizer.flow_over(self)
+        return True
 
     def abandon(self) -> None:
         """Report that no further event will come.  Does nothing if the flow is over."""
         self.abandoned = self.outcome is None
+        self._authorizer.flow_over(self)
 
     def _advance(self, event: FlowEvent | None, now: float) -> tuple[FlowAction, ...]:
         last: FlowAction
@@ -303,6 +306,10 @@ class Flow:
             last = self.outcome = FlowDone()
         except AuthorizationFailed as error:
             last = self.outcome = FlowFailed(error)
+        if self._queued:
+            self._authorizer.restore(self.record)
+        if self.over:
+            self._authorizer.flow_over(self)
         actions, self._queued = (*self._queued, last), []
         return actions
 
@@ -372,8 +379,8 @@ class Flow:
         by_application: bool = False,
     ) -> SendRequest:
         """Make a request.  It may connect to any network if the application named the URL or trusts it."""
-        rules = self._settings.rules
-        named = by_application or discovery.same_origin(url, self._settings.server_url)
+        rules = self._rules
+        named = by_application or discovery.same_origin(url, self._authorizer.server_url)
         anywhere = named or discovery.is_trusted(url, rules) or discovery.is_trusted(self._issuer, rules)
         return SendRequest(
             method,
@@ -395,7 +402,7 @@ class Flow:
         return event.status, self._object_in(event)
 
     def _object_in(self, reply: Replied) -> JsonObject | None:
-        return discovery.read_object(reply.body, self._settings.rules.document_bytes)
+        return discovery.read_object(reply.body, self._rules.document_bytes)
 
     def _search(
         self,
@@ -412,7 +419,7 @@ class Flow:
         forbidden network.  The search then continues, but if it finds no document it raises the first such error,
         because it cannot conclude that there is none.
         """
-        rules, server_url = self._settings.rules, self._settings.server_url
+        rules, server_url = self._rules, self._authorizer.server_url
         waiting, requested, redirects = [*urls], [], rules.redirects
         while waiting:
             url = waiting.pop(0)
@@ -449,7 +456,7 @@ class Flow:
 
     def _find_resource(self) -> _Course[None]:
         """Find the resource's document and the issuer of its tokens."""
-        url, rules = self._settings.server_url, self._settings.rules
+        url, rules = self._authorizer.server_url, self._rules
         named = None if self.challenge is None else self.challenge.metadata_url
         error: AuthorizationFailed | None = None
         urls = discovery.resource_metadata_urls(url, named, rules)
@@ -484,7 +491,7 @@ class Flow:
 
     def _find_server(self) -> _Course[ServerDocument]:
         """Find the metadata of the issuer."""
-        issuer, settings = self._issuer, self._settings
+        issuer, server_url = self._issuer, self._authorizer.server_url
         legacy = self._document is None
         urls: Sequence[str] = discovery.server_metadata_urls(issuer)
         fields: Fields = ()
@@ -494,7 +501,7 @@ class Flow:
             urls, fields = urls[:1], ((PROTOCOL_VERSION, _OF_2025_03_26),)
 
         def read(answer: JsonObject) -> ServerDocument:
-            return discovery.read_server(answer, issuer, settings.rules, self._networks, legacy=legacy)
+            return discovery.read_server(answer, issuer, self._rules, self._networks, legacy=legacy)
 
         found, requested = yield from self._search(urls, read, Blame.AUTHORIZATION_SERVER, None, fields)
         if found is None and not legacy:
@@ -503,7 +510,7 @@ class Flow:
                 f"{shown(issuer)} publishes no metadata at {', '.join(requested)}",
                 "its operator must publish it, because endpoints are never guessed",
             )
-        return found or discovery.default_server(settings.server_url)
+        return found or discovery.default_server(server_url)
 
     def _scopes(self, server: ServerDocument) -> tuple[str, ...]:
         """auth-66: the scopes of the challenge, or all that the resource supports, plus those requested earlier."""
@@ -541,7 +548,7 @@ class Flow:
     # The client's identity.
 
     def _preregistered(self) -> OAuthClient | None:
-        bound_to = {**self._settings.used_at, **self.record.issuers}
+        bound_to = {**self._authorizer.used_at, **self.record.issuers}
         return messages.preregistered_client(self._application, self._issuer, bound_to)
 
     def _set_client(self, client: OAuthClient, server: ServerDocument) -> None:
@@ -574,9 +581,9 @@ class Flow:
             self._persist(self.record.with_client(client))
         self._reused = client is known
         self._set_client(client, server)
-        pending = messages.new_authorization(server, redirect_uri, self._settings.entropy)
+        pending = messages.new_authorization(server, redirect_uri, self._authorizer.entropy)
         url = messages.authorization_url(server, client.client_id, pending, self._requested, self._resource)
-        event = yield OpenBrowser(url, self._issuer, self._settings.rules.user_seconds)
+        event = yield OpenBrowser(url, self._issuer, self._rules.user_seconds)
         try:
             while (code := messages.read_return(event.query, pending)) is None:
                 event = yield ReturnIgnored("the browser came back with the answer to another request")
@@ -597,7 +604,7 @@ class Flow:
         assertion: str = (yield AskAssertion(self._issuer, self._resource)).assertion
         if isinstance(grant, IdentityAssertion):
             # The user's assertion; the identity provider exchanges it.
-            entropy, url = self._settings.entropy, grant.token_endpoint
+            entropy, url = self._authorizer.entropy, grant.token_endpoint
             fields = messages.exchange_grant(grant, assertion, self._issuer, self._resource, self._requested)
             client = attrs.evolve(grant.client, method=messages.choose_method(grant.client, None, None))
             headers, proofs = messages.authenticated(client, None, url, self._now, entropy)
@@ -619,7 +626,7 @@ class Flow:
             return False
         if held.tokens.kind == DPOP and app.dpop is None:
             return False
-        rules, endpoint = self._settings.rules, held.token_endpoint
+        rules, endpoint = self._rules, held.token_endpoint
         if discovery.url_fault(endpoint, rules) or not (
             discovery.is_trusted(held.issuer, rules) or discovery.network_fault(endpoint, rules, self._networks) is None
         ):
@@ -652,12 +659,12 @@ class Flow:
     def _request_tokens(self, grant: Mapping[str, str | None], renewed: TokenGrant | None = None) -> _Course[bool]:
         """Get tokens for this grant.  Returns False if those of `renewed` cannot be renewed any more."""
         assert self._client is not None
-        settings, url, key = self._settings, self._token_endpoint, self._application.key
+        authorizer, url, key = self._authorizer, self._token_endpoint, self._application.key
         while True:
-            headers, proofs = messages.authenticated(self._client, key, self._issuer, self._now, settings.entropy)
+            headers, proofs = messages.authenticated(self._client, key, self._issuer, self._now, authorizer.entropy)
             if self._proof_key is not None:
-                nonce = settings.nonces.of(url)
-                proof = messages.dpop_proof(self._proof_key, "POST", url, self._now, settings.entropy, nonce=nonce)
+                nonce = authorizer.nonces.of(url)
+                proof = messages.dpop_proof(self._proof_key, "POST", url, self._now, authorizer.entropy, nonce=nonce)
                 headers = (*headers, ("DPoP", proof))
             # auth-42: the same resource as in the authorization request, even if the server ignores it.
             body = messages.form({**grant, "resource": self._resource, **proofs})
@@ -668,7 +675,7 @@ class Flow:
                 # present network, so send the request first.
                 return False
             status, answer = self._read_reply(request, event)
-            fresh = settings.nonces.note(url, event.headers)
+            fresh = authorizer.nonces.note(url, event.headers)
             error = answer.get("error") if answer else None
             if error == "use_dpop_nonce" and fresh and self._proof_key is not None and not self._nonce_retried:
                 self._nonce_retried = True

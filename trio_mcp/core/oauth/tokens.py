@@ -8,12 +8,12 @@ of the waiting requests starts a new one.  Nothing is locked meanwhile, and a re
 
 Drive a flow by `start` and `receive`.  Call `abandon` when you stop, for any reason::
 
-    actions = authorizer.start(flow, now)
+    actions = flow.start(now)
     while True:
         for action in actions: ...  # store the record of a Persist
         if flow.over: break
         event = ...  # the result of the last action, the only one that has an answer
-        actions = authorizer.receive(flow, event, now)
+        actions = flow.receive(event, now)
 
 `now` is Unix time, because tokens outlive processes.  A program that restarts with the last persisted `ServerRecord`
 continues where the last process ended: an expired token is renewed at the known endpoint, without asking the user.
@@ -40,7 +40,7 @@ from trio_mcp.core.oauth.discovery import (
     url_fault,
 )
 from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame
-from trio_mcp.core.oauth.flow import Flow, FlowAction, FlowDone, FlowEvent, FlowFailed, FlowSettings, Persist
+from trio_mcp.core.oauth.flow import Flow, FlowDone, FlowFailed
 from trio_mcp.core.oauth.messages import Application, Entropy, IdentityAssertion, Nonces, dpop_proof
 from trio_mcp.core.oauth.records import ServerRecord, Tokens
 
@@ -102,20 +102,21 @@ class Authorizer:
         if isinstance(grant, IdentityAssertion) and (fault := url_fault(grant.token_endpoint, self.rules)) is not None:
             raise UsageError(f"the identity provider's token endpoint {shown(grant.token_endpoint)} {fault}")
         self.server_url = server_url
-        self._used_at = {} if used_at is None else used_at
+        self.application = application
+        self.entropy = entropy
+        self.used_at = {} if used_at is None else used_at
+        self.nonces = Nonces()
         self.restore(record or ServerRecord(server_url))
         self.flow: Flow | None = None
         self.generation = 0
         """The number of tokens so far.  It tells the refusal of an old token from that of the newest."""
-        self._nonces = Nonces()
-        self._settings = FlowSettings(server_url, application, entropy, self.rules, self._nonces, self._used_at)
         self._stepped_up: dict[tuple[str, frozenset[str]], int] = {}
 
     def restore(self, record: ServerRecord) -> None:
         """Continue with this record of the same server, for example the one last persisted."""
         self.record = record
         for client_id, issuer in record.issuers.items():
-            self._used_at.setdefault(client_id, issuer)
+            self.used_at.setdefault(client_id, issuer)
 
     def authorized_request(self, method: str, url: str | None = None, operation: str = "") -> AuthorizedRequest:
         """Make an authorized request; `operation` names its purpose, for example ``tools/call add``."""
@@ -130,47 +131,15 @@ class Authorizer:
 
     def replied(self, headers: RawFields) -> None:
         """Report the headers of a response of the MCP server, of any status: they may contain the next DPoP nonce."""
-        self._nonces.note(self.server_url, Headers(headers))
+        self.nonces.note(self.server_url, Headers(headers))
 
-    # Flows.
-
-    def start(self, flow: Flow, now: float) -> tuple[FlowAction, ...]:
-        return self._apply(flow, flow.start(now))
-
-    def receive(self, flow: Flow, event: FlowEvent, now: float) -> tuple[FlowAction, ...]:
-        """Return the next actions of this flow, or () if it is over.  Raises `UsageError` if the event does not fit."""
-        return self._apply(flow, flow.receive(event, now))
-
-    def adopt(self, flow: Flow, stored: ServerRecord) -> bool:
-        """Call before `start`: take the tokens that another process has stored meanwhile, and end `flow` with them.
-
-        Returns False if there are none.  The other process may have used up our refresh token; if we used it again,
-        both processes could lose their tokens.
-        """
-        theirs, ours = stored.authorization, self.record.authorization
-        if theirs is None or (ours is not None and theirs.tokens == ours.tokens):
-            return False
-        flow.adopt(stored)
-        self.restore(stored)
-        self._apply(flow, ())
-        return True
-
-    def abandon(self, flow: Flow) -> None:
-        """Report that the flow is no longer driven.  Does nothing if the flow is over."""
-        flow.abandon()
+    def flow_over(self, flow: Flow) -> None:
+        """Called by a flow at its end.  The next request that needs a token starts another one."""
         if self.flow is flow:
-            self.flow = None
-
-    def _apply(self, flow: Flow, actions: tuple[FlowAction, ...]) -> tuple[FlowAction, ...]:
-        for action in actions:
-            if isinstance(action, Persist):
-                self.restore(action.record)
-        if flow.over and self.flow is flow:
             self.flow = None
             if flow.obtained:
                 self.generation += 1
                 self._stepped_up.clear()  # a scope that was refused earlier may be granted now
-        return actions
 
     # For authorized requests.
 
@@ -179,17 +148,17 @@ class Authorizer:
         tokens = self.tokens
         if tokens is None or tokens.expires_at is None or now < tokens.expires_at - self.rules.margin:
             return False
-        return tokens.refresh is not None or self._settings.application.needs_no_user
+        return tokens.refresh is not None or self.application.needs_no_user
 
     def _headers(self, method: str, url: str, now: float) -> Fields:
         tokens = self.tokens
         if tokens is None:
             return ()
         authorization = ("Authorization", f"{tokens.kind} {tokens.access}")  # auth-16
-        key = self._settings.application.dpop
+        key = self.application.dpop
         if tokens.kind != DPOP or key is None:
             return (authorization,)
-        nonce, entropy = self._nonces.of(self.server_url), self._settings.entropy
+        nonce, entropy = self.nonces.of(self.server_url), self.entropy
         proof = dpop_proof(key, method, url, now, entropy, nonce=nonce, token=tokens.access)
         return (authorization, ("DPoP", proof))
 
@@ -241,7 +210,7 @@ class AuthorizedRequest:
             if authorizer.flow is not None:
                 self._flow = authorizer.flow
                 return WaitForFlow(self._flow)
-            self._flow = authorizer.flow = Flow(authorizer._settings, authorizer.record, self._challenge)
+            self._flow = authorizer.flow = Flow(authorizer, self._challenge)
             return StartFlow(self._flow)
         self._sent = authorizer.generation
         return Authorized(authorizer._headers(self._method, self._url, now))
@@ -253,7 +222,7 @@ class AuthorizedRequest:
         authorizer, sent, self._sent = self._authorizer, self._sent, None
         fields = Headers(headers)
         challenge = read_auth_challenge(status, fields.get("WWW-Authenticate"))
-        fresh_nonce = authorizer._nonces.note(authorizer.server_url, fields)
+        fresh_nonce = authorizer.nonces.note(authorizer.server_url, fields)
         if challenge is None:
             return _failed(
                 Blame.SERVER,
