@@ -29,15 +29,11 @@ class LineFramer:
         # long one.
         self._pieces: list[bytes] = []
         self._line = bytearray()
-        self._length = 0
+        self.held = 0
+        """The number of bytes of the incomplete line."""
         self._skipping = False  # the line is too long, and the rest is dropped
         # The kind of a skipped line that is reported at its end, because the end may contain the id.
         self._skipped_kind: MessageKind | None = None
-
-    @property
-    def held(self) -> int:
-        """The number of bytes of the incomplete line."""
-        return self._length
 
     def feed(self, data: bytes) -> list[bytes | InvalidMessage]:
         """Return the lines that `data` completes, without terminators (LF or CRLF).  Blank lines are skipped.
@@ -55,7 +51,7 @@ class LineFramer:
             *ended, rest = data.split(b"\n")
         for piece in ended:
             # The fast path: nearly every piece is a whole line, and ends with the brace of an object.
-            if not self._length and not self._skipping and piece[-1:] == b"}" and len(piece) <= self._limit:
+            if not self.held and not self._skipping and piece[-1:] == b"}" and len(piece) <= self._limit:
                 lines.append(piece)
                 continue
             if piece:
@@ -81,14 +77,14 @@ class LineFramer:
                 if len(self._line) > 2 * EDGE:  # deleting at each piece would make single bytes take quadratic time
                     del self._line[:-EDGE]
             return
-        self._length += len(piece)
+        self.held += len(piece)
         if len(piece) <= _SHORT:
             self._line += piece
         else:
             self._pieces += (bytes(self._line), piece) if self._line else (piece,)
             self._line.clear()
         # A CR at the end may be half of the terminator, so it does not count yet.
-        if self._length > self._limit and self._length - (self._line or piece).endswith(b"\r") > self._limit:
+        if self.held > self._limit and self.held - (self._line or piece).endswith(b"\r") > self._limit:
             self._skip(lines)
 
     def _skip(self, lines: list[bytes | InvalidMessage]) -> None:
@@ -114,5 +110,5 @@ class LineFramer:
         line = b"".join((*self._pieces, self._line))
         self._pieces.clear()
         self._line.clear()
-        self._length = 0
+        self.held = 0
         return line

@@ -457,7 +457,8 @@ class Peer:
         # The queue has no limit here.  It holds one message for each received one, one cancellation for each request of
         # ours, and the messages of the caller.  While the owner of the peer cannot write, it must stop reading and
         # queueing.
-        self._outgoing: list[tuple[OutgoingMessage, Hashable | None, Id | None]] = []
+        self.queue: list[tuple[OutgoingMessage, Hashable | None, Id | None]] = []
+        """The messages to send, with their labels; use `outgoing`.  A plain list, because its length is read often."""
         self._handed_out = 0  # how many times `outgoing` was called
         # For each cancelled request of theirs that had messages in the queue: the length of the queue when it was
         # cancelled.  There are never more entries than queued messages, even if the peer cancels and does not read.
@@ -539,7 +540,7 @@ class Peer:
         self._calling[id] = _OutgoingRequest(id, method, state, about, label, -math.inf if progress else None)
         if deadline is not None:
             self._schedule(deadline, id)
-        self._outgoing.append((request, label, None))
+        self.queue.append((request, label, None))
         return id
 
     def notify(self, method: str, params: JsonObject | None = None, *, about: Id | None = None) -> bool:
@@ -650,7 +651,7 @@ class Peer:
             return self._check_outcomes(self._lose_stream(about, why))
         self.closed = True
         events = self._end_all(RequestEvent.LINK_LOST, why)
-        self._outgoing.clear()
+        self.queue.clear()
         if self._charged and self.account is not None:
             self.account.give(self.take_charge())
         return self._check_outcomes(events)
@@ -732,11 +733,11 @@ class Peer:
     @property
     def queued(self) -> int:
         """The number of messages in the queue."""
-        return len(self._outgoing)
+        return len(self.queue)
 
     def outgoing(self) -> list[Outgoing]:
         """Return the messages to send, in order, and empty the queue."""
-        out, self._outgoing = self._outgoing, []
+        out, self.queue = self.queue, []
         self._handed_out += 1
         if not self._withdrawn:
             return [(message, label) for message, label, _ in out]
@@ -1000,7 +1001,7 @@ class Peer:
             return
         events.append(RequestCancelled(id, serving.method, why))
         if serving.queued == self._handed_out:
-            self._withdrawn[id] = len(self._outgoing)
+            self._withdrawn[id] = len(self.queue)
         if (batch := serving.batch) is not None:
             # The other answers of the batch do not wait for the handler that is being cancelled.
             batch.waiting.discard(id)
@@ -1063,7 +1064,7 @@ class Peer:
 
     def _queue(self, message: OutgoingMessage, label: Hashable | None, withdrawn_with: Id | None = None) -> None:
         """Queue a message that has no answer."""
-        self._outgoing.append((message, label, withdrawn_with))
+        self.queue.append((message, label, withdrawn_with))
         self._ambiguous_before = self._next_id
 
     def _send_cancelled(self, id: Id, reason: str, label: Hashable | None) -> None:

@@ -133,7 +133,13 @@ class RequestQueue(Generic[W]):
         """Start the request now or when its turn comes, and return None; or return the reason for refusing it."""
         limits = self._admission.limits
         # If a place is free here, no request waits for it: free places always go to waiting requests first.
-        if self.running < limits.calls and self._all_running.take(self.holder):
+        everywhere, holder = self._all_running, self.holder
+        if holder is None:  # the way of stdio: as `take` and `give`, without the cost of a call for each request
+            free = everywhere.held < everywhere.total and self.running < limits.calls
+            everywhere.held += free
+        else:
+            free = self.running < limits.calls and everywhere.take(holder)
+        if free:
             self.running += 1
             self._start(request)
             return None
@@ -158,7 +164,7 @@ class RequestQueue(Generic[W]):
         """A request that was started has ended."""
         self.running -= 1
         if self.holder is None:
-            self._all_running.held -= 1  # as `give`, without the cost of a call for each request on stdio
+            self._all_running.held -= 1
         else:
             self._all_running.give(self.holder)
         if self.waiting:
@@ -488,7 +494,8 @@ class ServerSession:
                     return {}  # not sent: another context has the request now
                 if back is not None:
                     return back
-            result = await guarded(self._run.dispatcher(ctx))
+            work = self._run.dispatcher(ctx)
+            result = await (work if guarded is None else guarded(work))
             if scope_of(worker.task) is not worker.inside:  # compared here, because a call of `check` is slower
                 worker.check()
             return result
@@ -879,7 +886,9 @@ async def _work(worker: Worker, ctx: Context) -> None:
                 await session._flush_reports(ctx)
             outcome = result
         finally:
-            ctx._finish()
+            ctx._over = True
+            if ctx._waits:
+                ctx._finish()
             session = ctx._link
             if outcome is None and worker.scope.cancel_called and session is not None:
                 session._close(ctx, _CANCELLED)
@@ -901,7 +910,8 @@ async def _work(worker: Worker, ctx: Context) -> None:
             else:
                 ctx._wire.wake()
     finally:  # also if it was cancelled together with the server; then there is no answer
-        ctx._drop_message()
+        if ctx._received is not None:
+            ctx._drop_message()
         session = ctx._link
         if session is not None:
             session._forget(ctx)

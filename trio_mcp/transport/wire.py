@@ -117,6 +117,7 @@ class Outbox(Wire, Generic[T]):
         self._written = trio.lowlevel.ParkingLot()
         self._writer = False  # the writer task is starting, or running
         self._over = False
+        self._was_full = False  # since the last release: senders hold messages
         self.deadline = math.inf
         """The deadline of the last write, once the connection ends."""
         self.broken = False
@@ -145,7 +146,7 @@ class Outbox(Wire, Generic[T]):
         return data
 
     def wake(self) -> None:
-        if not self._writer and not self._writing and self._has_messages():
+        if not (self._writer or self._writing or self._over) and self._queued():
             self._writer = True
             self._spawn.start_soon(self._run, name="the writer of a connection")
 
@@ -158,7 +159,7 @@ class Outbox(Wire, Generic[T]):
         return self._writes + 1 + self._writing
 
     async def written(self, mark: int) -> None:
-        while self._writes < mark and self._has_messages():
+        while self._writes < mark and not self._over and self._queued():
             if self._writing:
                 await self._written.park()
             else:
@@ -167,7 +168,10 @@ class Outbox(Wire, Generic[T]):
     @property
     def full(self) -> bool:
         # A queue that is full is never empty, so the wait for room ends.
-        return not self._over and 0 < self._queued() >= self._limit
+        if self._over or not 0 < self._queued() >= self._limit:
+            return False
+        self._was_full = True
+        return True
 
     async def room(self, most: int | None = None) -> None:
         """Wait while more than `most` messages (by default the limit) are queued.  Always a checkpoint."""
@@ -184,16 +188,13 @@ class Outbox(Wire, Generic[T]):
 
     async def empty(self) -> None:
         """Wait until all messages have been written."""
-        while self._has_messages() or self._writing:
+        while self._writing or (self._queued() and not self._over):
             self.wake()
             await self._written.park()
 
-    def _has_messages(self) -> bool:
-        return not self._over and self._queued() > 0
-
     async def _run(self) -> None:
         try:
-            while not self._writing and self._has_messages() and await self._write():
+            while not (self._writing or self._over) and self._queued() and await self._write():
                 pass
         finally:
             self._writer = False
@@ -577,14 +578,16 @@ class Duplex(Outbox[Sequence[bytes | memoryview]]):
             await self._write(self._handler.session.serving > 0)
 
     def _queued(self) -> int:
-        queued = self._handler.session.queued
+        queued = len(self._handler.session.queue)
         return queued - -len(self._control) // _CONTROL if self._control else queued
 
     def _take(self) -> Sequence[bytes] | None:
         session = self._handler.session
         messages = session.outgoing()
         self._sending += session.take_charge()
-        self._handler.release()
+        if self._was_full:
+            self._handler.release()
+            self._was_full = len(session.queue) >= self._limit
         if not messages:  # all queued messages have been cancelled
             messages = session.outgoing()
             self._sending += session.take_charge()

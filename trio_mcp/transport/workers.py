@@ -75,18 +75,15 @@ with suppress(ImportError):
     from trio._core._parking_lot import GLOBAL_PARKING_LOT_BREAKER as _lock_holders
 
 
-def _unguarded(work: Awaitable[T]) -> Awaitable[T]:
-    return work
-
-
 async def _guarded(work: Awaitable[T]) -> T:
     with trio.CancelScope():  # raises RuntimeError if the handler left a scope open, and is then current again
         return await work
     raise AssertionError  # this scope is never cancelled
 
 
-guarded: Callable[[Awaitable[T]], Awaitable[T]] = _unguarded if _HAS_SCOPES else _guarded
-"""Wrap each call of a handler in this function: it detects an open scope if Trio's private name is missing."""
+guarded = None if _HAS_SCOPES else _guarded
+"""Wrap each call of a handler in this function, if there is one: Trio's private name is missing, and it detects an open
+scope."""
 
 
 class LeftOpen(RuntimeError):
@@ -444,7 +441,8 @@ class _WorkerCall(Generic[T]):
         error: Exception | None = RunStopped()
         try:
             await trio.lowlevel.checkpoint_if_cancelled()  # if cancelled, the function is not called
-            self._result = await guarded(self._function())
+            work = self._function()
+            self._result = await (work if guarded is None else guarded(work))
             worker.check()
             error = None
         except BaseException as raised:  # noqa: BLE001  # `judged` decides
