@@ -221,68 +221,6 @@ GOOD = {
         ",".join(f"k{n}=v" for n in range(180)),
     ],
 }
-BAD = {
-    "traceparent": [
-        "",
-        TRACE,
-        f"00-{TRACE}-{SPAN}",
-        f"00-{TRACE}-{SPAN}-1",
-        f"00-{TRACE}-{SPAN}-01-",
-        f"00-{TRACE}-{SPAN}-01-more",
-        f"ff-{TRACE}-{SPAN}-01",
-        f"0-{TRACE}-{SPAN}-01",
-        f"01-{TRACE}-{SPAN}-01.more",
-        f"01-{TRACE}-{SPAN}-01-mo\nre",
-        f"00-{'0' * 32}-{SPAN}-01",
-        f"00-{TRACE}-{'0' * 16}-01",
-        f"cc-{'0' * 32}-{SPAN}-01",
-        f"00-{TRACE.upper()}-{SPAN}-01",
-        f"00-{TRACE[:-1]}-{SPAN}-01",
-        f"00-{TRACE}-{SPAN}a-01",
-        f"00-{TRACE}-{SPAN}-01\n",
-        f" 00-{TRACE}-{SPAN}-01",
-    ],
-    "tracestate": [
-        "rojo",
-        "rojo=",
-        "=1",
-        "Rojo=1",
-        "0rojo=1",
-        "rojo =1",
-        "rojo=1=2",
-        "rojo=ä",
-        "rojo=1\n",
-        "a@=1",
-        "@b=1",
-        "a@0b=1",
-        "rojo=1,rojo=2",
-        "rojo=1,congo",
-        ",".join(f"k{n}=v" for n in range(33)),
-        "a" * 257 + "=v",
-        "a=" + "v" * 257,
-        "a@" + "b" * 15 + "=1",
-    ],
-    "baggage": [
-        "",
-        "key",
-        "=value",
-        "key=va lue",
-        'key="value"',
-        "key=a\\b",
-        "key=ä",
-        "kéy=a",
-        "k(y=a",
-        "key=a,",
-        "key=a;",
-        "key=a;p=a b",
-        "key=a;p(",
-        "key=a\n",
-        ",".join(f"k{n}=v" for n in range(181)),
-    ],
-}
-
-
-NO_TEXTS: list[Any] = [None, 1, ["x"], {}]
 
 
 @req("meta-08", "meta-09")
@@ -290,21 +228,6 @@ NO_TEXTS: list[Any] = [None, 1, ["x"], {}]
 @pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in GOOD.items() for value in values])
 def test_trace_context_in_the_w3c_formats_may_be_set(key: str, value: str, revision: Revision) -> None:
     assert not refuses(key, revision, value)
-
-
-@req("meta-08")
-@EVERY
-@pytest.mark.parametrize(
-    ("key", "value"), [(key, value) for key, values in BAD.items() for value in [*values, *NO_TEXTS]]
-)
-def test_trace_context_in_any_other_format_is_not_set(key: str, value: Any, revision: Revision) -> None:
-    assert refuses(key, revision, value)
-
-
-def test_a_refused_value_is_not_shown() -> None:
-    with pytest.raises(UsageError) as caught:
-        check_meta({"baggage": "password=open sesame"}, revisions.LATEST)
-    assert "sesame" not in str(caught.value)
 
 
 # Extensions.
