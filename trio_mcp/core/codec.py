@@ -53,7 +53,7 @@ from trio_mcp.core.content import (
     UnknownContent,
 )
 from trio_mcp.core.errors import NotInThisRevision, RemoteProtocolError, UsageError
-from trio_mcp.core.messages import ABSENT, Json, JsonObject
+from trio_mcp.core.messages import ABSENT, KINDS, Json, JsonObject
 from trio_mcp.core.revisions import Revision
 
 __all__ = ["MAX_MALFORMED", "NOTIFICATIONS", "REQUESTS", "Shape", "Shapes", "from_json", "to_json"]
@@ -157,9 +157,7 @@ def _same(value: Any, _: object = None) -> Any:
 
 # Reading
 
-_JSON_NAMES = {
-    dict: "object", list: "array", str: "string", float: "number", int: "integer", bool: "boolean", NoneType: "null",
-}  # fmt: skip
+_JSON_NAMES = {kind: name.split()[-1] for kind, name in KINDS.items()}  # without articles
 _SCALARS: Mapping[Any, tuple[type, ...]] = {
     str: (str,), int: (int,), float: (float, int), bool: (bool,), NoneType: (NoneType,),
 }  # fmt: skip
@@ -190,23 +188,16 @@ class _Mismatch(Exception):
         return f"{path.removeprefix('.')}: {self.why}"
 
 
-class _Construction(NamedTuple):
-    """How to make an object of a class: call `begin`, set each field in order, then call `finish` unless it is None."""
-
-    begin: Callable[[], Any]
-    setters: Sequence[Callable[[Any, Any], object]]
-    finish: Callable[[Any], Any] | None
-
-
-def _construction(cls: type[Model], fields: Sequence[attrs.Attribute[Any]]) -> _Construction:
+def _construction(
+    cls: type[Model], fields: Sequence[attrs.Attribute[Any]]
+) -> tuple[Callable[[], Any], Sequence[Callable[[Any, Any], object]], Callable[[Any], Any]]:
+    """How to make an object of a class: call the first, set each field in order, then call the last."""
     if "__attrs_post_init__" in dir(cls) or any(field.validator or field.converter for field in fields):
         # Its `__init__` checks or changes the values, and has to see `raw` with them.
         names = [str(field.alias) for field in fields]
-        return _Construction(
-            list, [list.append] * len(fields), lambda values: cls(**dict(zip(names, values, strict=True)))
-        )
+        return list, [list.append] * len(fields), lambda values: cls(**dict(zip(names, values, strict=True)))
     # Its `__init__` would only set the fields, and this takes half as long.
-    return _Construction(partial(cls.__new__, cls), [getattr(cls, field.name).__set__ for field in fields], None)
+    return partial(cls.__new__, cls), [getattr(cls, field.name).__set__ for field in fields], _same
 
 
 class _Readers(dict[Any, Callable[..., Any]]):
@@ -216,16 +207,27 @@ class _Readers(dict[Any, Callable[..., Any]]):
         self.strict = strict
 
     def __missing__(self, shape: Any) -> Callable[..., Any]:
-        read = self.model(shape) if isinstance(shape, type) else self.any_of(shape)
+        if isinstance(shape, type):
+            read = self.model(shape)
+        else:
+            readers, expected = self.by_type(_members(shape))
+            read = partial(self.read_one, readers, expected)
         self[shape] = read if shape is not models.CallToolResult else lambda data: _one_text(data) or read(data)
         return self[shape]
+
+    @staticmethod
+    def read_one(readers: _ReadersByType, expected: str, value: Json) -> Any:
+        read_value = readers.get(type(value))
+        if read_value is None:
+            raise _Mismatch(_wrong_type(expected, value))
+        return read_value(value)
 
     def model(self, cls: type[Model]) -> Callable[..., Any]:
         fields = attrs.fields(attrs.resolve_types(cls))
         begin, setters, finish = _construction(cls, fields)
         set_raw = setters[0]
         parts = [
-            (_wire(field), set_field, field.default, *self.field(field))
+            (_wire(field), set_field, field.default, *self.by_type(_members(field.type)))
             for field, set_field in zip(fields, setters, strict=True)
         ][1:]
         required = [_wire(field) for field in fields if field.default is attrs.NOTHING]
@@ -247,7 +249,7 @@ class _Readers(dict[Any, Callable[..., Any]]):
                     set_field(result, default)
                     continue
                 value = data[key]
-                read_value = _same if readers is None else readers.get(type(value))
+                read_value = readers.get(type(value))
                 if read_value is _same:
                     set_field(result, value)
                 elif read_value is None:
@@ -257,32 +259,13 @@ class _Readers(dict[Any, Callable[..., Any]]):
                         set_field(result, read_value(value))
                     except _Mismatch as mismatch:
                         raise mismatch.within(key) from None
-            return result if finish is None else finish(result)
-
-        return read
-
-    def field(self, field: attrs.Attribute[Any]) -> tuple[_ReadersByType | None, str]:
-        """The readers of a field, and the name of the expected type; None if the field accepts any value."""
-        members = _members(field.type)
-        return (None, "") if Any in members else self.by_type(members)
-
-    def any_of(self, annotation: Any) -> Callable[[Json], Any]:
-        members = _members(annotation)
-        if Any in members:
-            return _same
-        readers, expected = self.by_type(members)
-
-        def read(value: Json) -> Any:
-            read_value = readers.get(type(value))
-            if read_value is None:
-                raise _Mismatch(_wrong_type(expected, value))
-            return read_value(value)
+            return result if finish is _same else finish(result)
 
         return read
 
     def by_type(self, members: Sequence[Any]) -> tuple[_ReadersByType, str]:
         """The readers for the members of a union, and the name of the expected type for errors."""
-        readers: dict[type, Callable[[Any], Any]] = {}
+        readers: dict[type, Callable[[Any], Any]] = dict.fromkeys(_JSON_NAMES, _same) if Any in members else {}
         for member in members:
             readers |= dict.fromkeys(_SCALARS.get(member, ()), _same)
             origin = get_origin(member)
@@ -300,38 +283,30 @@ class _Readers(dict[Any, Callable[..., Any]]):
         return readers, " or ".join(_JSON_NAMES[kind] for kind in readers if kind is not NoneType)
 
     def element(self, annotation: Any) -> Callable[[str | int, Json], Any]:
-        if self.lenient(annotation):
-            return self.lenient_element(annotation)
-        read = self.any_of(annotation)
+        """A function that reads an element of a list or map, which stands at a step."""
+        members = _members(annotation)
+        readers, expected = self.by_type(members)
+        lenient = self.lenient(members)
 
         def element(step: str | int, value: Json) -> Any:
+            read_value = readers.get(type(value))
+            if read_value is None and lenient:  # without an exception, because there can be millions
+                return MalformedContent(value, _wrong_type(expected, value))
             try:
-                return read(value)
+                return self.read_one(readers, expected, value) if read_value is None else read_value(value)
             except _Mismatch as mismatch:
+                if lenient:
+                    return MalformedContent(value, str(mismatch))
                 raise mismatch.within(step) from None
 
         return element
 
-    def lenient(self, annotation: Any) -> bool:
-        return MalformedContent in _members(annotation) and not self.strict
-
-    def lenient_element(self, annotation: Any) -> Callable[[str | int, Json], Any]:
-        readers, expected = self.by_type(_members(annotation))
-
-        def element(_: str | int, value: Json) -> Any:
-            read_value = readers.get(type(value))
-            if read_value is None:  # without an exception, because there can be millions
-                return MalformedContent(value, _wrong_type(expected, value))
-            try:
-                return read_value(value)
-            except _Mismatch as mismatch:
-                return MalformedContent(value, str(mismatch))
-
-        return element
+    def lenient(self, members: Sequence[Any]) -> bool:
+        return MalformedContent in members and not self.strict
 
     def array(self, annotation: Any) -> Callable[[list[Json]], list[Any]]:
         element = self.element(annotation)
-        if not self.lenient(annotation):
+        if not self.lenient(_members(annotation)):
             return lambda value: [element(index, item) for index, item in enumerate(value)]
 
         def array(value: list[Json]) -> list[Any]:
@@ -413,9 +388,8 @@ def _one_text(data: Json) -> Any:
 
 def _wrong_type(expected: str, value: Json) -> str:
     kind = type(value)
-    return intern(
-        f"expected {expected}, got {_JSON_NAMES.get(kind, kind.__name__)}"
-    )  # millions of elements share one text
+    # Millions of elements share one text.
+    return intern(f"expected {expected}, got {_JSON_NAMES.get(kind, kind.__name__)}")
 
 
 def _one_of(values: tuple[str, ...], value: str) -> str:
@@ -447,10 +421,14 @@ class _Writers(dict[type, Write]):
 
     def __missing__(self, cls: type) -> Write:
         if issubclass(cls, Model):
-            write = self.model(cls) if cls.SINCE <= self.revision <= cls.UNTIL else self.refuse
-            revisions, convert = _CONVERSIONS.get(cls, ((), None))
-            if convert is not None and self.revision in revisions:
-                write = self.converted(cls, write, convert)
+            write = own = self.model(cls) if cls.SINCE <= self.revision <= cls.UNTIL else self.refuse
+            revisions, convert = _CONVERSIONS.get(cls, ((), _same))
+            if self.revision in revisions:
+
+                def write(value: Model) -> Json:
+                    value = convert(value, self.revision)
+                    return own(value) if type(value) is cls else self[type(value)](value)
+
         elif cls in (UnknownContent, MalformedContent):
             write = _raw
         else:
@@ -460,13 +438,6 @@ class _Writers(dict[type, Write]):
 
     def refuse(self, value: Model) -> Json:
         raise NotInThisRevision(type(value).__name__, self.revision)
-
-    def converted(self, cls: type[Model], write: Write, convert: Callable[[Any, str], Model]) -> Write:
-        def write_converted(value: Model) -> Json:
-            value = convert(value, self.revision)
-            return write(value) if type(value) is cls else self[type(value)](value)
-
-        return write_converted
 
     def model(self, cls: type[Model]) -> Write:
         parts = []
