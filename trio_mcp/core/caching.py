@@ -43,15 +43,8 @@ from trio_mcp.core.messages import Json, JsonObject, Limits, record
 from trio_mcp.core.revisions import META_CLIENT_INFO, META_LOG_LEVEL, Revision, stable_name
 
 __all__ = [
-    "COMPLETION_SECONDS",
-    "MAX_BYTES",
-    "MAX_ENTRIES",
-    "MAX_TTL_MS",
-    "CacheHints",
-    "Pager",
-    "ResponseCache",
-    "paginate",
-]
+    "COMPLETION_SECONDS", "MAX_BYTES", "MAX_ENTRIES", "MAX_TTL_MS", "CacheHints", "Pager", "ResponseCache", "paginate",
+]  # fmt: skip
 
 MAX_ENTRIES = 1024
 """Enough for the pages of every list of a large server, and a working set of resources.  If there are more, the least

@@ -28,35 +28,12 @@ if TYPE_CHECKING:
     from trio_mcp.core.messages import Error
 
 __all__ = [
-    "HEADER_MISMATCH",
-    "INTERNAL_ERROR",
-    "INVALID_PARAMS",
-    "INVALID_REQUEST",
-    "METHOD_NOT_FOUND",
-    "MISSING_CLIENT_CAPABILITY",
-    "MODERN_ERRORS",
-    "PARSE_ERROR",
-    "RESOURCE_NOT_FOUND",
-    "UNSUPPORTED_VERSION",
-    "URL_ELICITATION_REQUIRED",
-    "CannotServe",
-    "ConnectionFailed",
-    "InputUnavailable",
-    "McpError",
-    "NotDeclared",
-    "NotInThisRevision",
-    "RemoteProtocolError",
-    "RequestError",
-    "ResourceNotFound",
-    "SessionClosed",
-    "UsageError",
-    "check_seconds",
-    "name_of",
-    "printable",
-    "redacted",
-    "repeated",
-    "shown",
-]
+    "HEADER_MISMATCH", "INTERNAL_ERROR", "INVALID_PARAMS", "INVALID_REQUEST", "METHOD_NOT_FOUND",
+    "MISSING_CLIENT_CAPABILITY", "MODERN_ERRORS", "PARSE_ERROR", "RESOURCE_NOT_FOUND", "UNSUPPORTED_VERSION",
+    "URL_ELICITATION_REQUIRED", "CannotServe", "ConnectionFailed", "InputUnavailable", "McpError", "NotDeclared",
+    "NotInThisRevision", "RemoteProtocolError", "RequestError", "ResourceNotFound", "SessionClosed", "UsageError",
+    "check_seconds", "name_of", "printable", "redacted", "repeated", "shown",
+]  # fmt: skip
 
 PARSE_ERROR = -32700
 INVALID_REQUEST = -32600

@@ -66,18 +66,12 @@ from trio_mcp.core.revisions import (
     Terms,
     meta_of,
 )
+from trio_mcp.core.rounds import is_complete
 from trio_mcp.core.session import Opened, SessionProtocol
 
 __all__ = [
-    "OPENING",
-    "Attempt",
-    "ClientProtocol",
-    "Negotiation",
-    "OpeningAction",
-    "OpeningEvent",
-    "OpeningFailed",
-    "Phase",
-]
+    "OPENING", "Attempt", "ClientProtocol", "Negotiation", "OpeningAction", "OpeningEvent", "OpeningFailed", "Phase",
+]  # fmt: skip
 
 # life-20: the lifecycle pages of the legacy era use -32602 for an unsupported version.
 _ABOUT_VERSIONS: Final = frozenset({UNSUPPORTED_VERSION, INVALID_PARAMS})
@@ -401,7 +395,9 @@ class ClientProtocol(SessionProtocol):
         """Return the meaning of the answer to the probe."""
         match outcome:
             # rtype-03: only a complete result is an answer to the probe.
-            case Answered(result={"supportedVersions": [*versions]} as result) if _kind(result) == "complete":
+            case Answered(result={"supportedVersions": [*versions]} as result) if (
+                result.get("resultType", "complete") == "complete"
+            ):
                 found = self._compare(versions, f"the server supports {_listed(versions)}")
                 event = OpeningEvent.AGREED if found.event is OpeningEvent.OTHER_MODERN else found.event
                 return attrs.evolve(found, event=event, result=result)
@@ -417,15 +413,6 @@ class ClientProtocol(SessionProtocol):
 
     def _read_initialize(self, outcome: Outcome) -> _AnswerMeaning:
         """Return the meaning of the answer to `initialize`."""
-        found = self._read_initialized(outcome)
-        if found.event is OpeningEvent.REFUSED and isinstance(outcome, Refused) and self._late_probe is not None:
-            self._refusal = found
-            found = attrs.evolve(found, event=OpeningEvent.REFUSED_LATE, revision=self._late_probe)
-            self._late_probe = None
-        return found
-
-    def _read_initialized(self, outcome: Outcome) -> _AnswerMeaning:
-        """As `_read_initialize`, without regard to an earlier probe."""
         match outcome:
             case Answered(result={"protocolVersion": str(version)} as result):
                 revision = self.offer.find(version, handshake=True)
@@ -435,7 +422,12 @@ class ClientProtocol(SessionProtocol):
                 why = f"the server chose {shown(version, 24)}; we support {_listed(self.offer.versions)}"
                 return _AnswerMeaning(OpeningEvent.SHARES_NONE, why)
             case Refused(error=error):
-                return self._read_refusal(error)
+                found = self._read_refusal(error)
+                if found.event is OpeningEvent.REFUSED and self._late_probe is not None:
+                    self._refusal = found
+                    found = attrs.evolve(found, event=OpeningEvent.REFUSED_LATE, revision=self._late_probe)
+                    self._late_probe = None
+                return found
             case ConnectionLost(why=why):
                 return _AnswerMeaning(OpeningEvent.LOST, why)
             case _:
@@ -443,8 +435,8 @@ class ClientProtocol(SessionProtocol):
 
     def _read_refusal(self, error: Error) -> _AnswerMeaning:
         """Return the meaning of an error that answers the probe or `initialize`."""
-        why, raised = _describe_error(error), _as_error(error)
-        versions = _member(error.data, "supported")
+        why, versions = _describe_error(error), _member(error.data, "supported")
+        raised = RequestError(error.code, error.message, None if error.data is ABSENT else error.data)
         if error.code not in _ABOUT_VERSIONS or not isinstance(versions, list):
             return _AnswerMeaning(OpeningEvent.REFUSED, why, error=raised)
         # ver-02: the list may have the version that was just refused, for example while the servers behind one name are
@@ -483,10 +475,6 @@ def _member(value: Any, *path: str) -> Any:
     return value
 
 
-def _kind(result: JsonObject) -> Any:
-    return result.get("resultType", "complete")  # rtype-04
-
-
 def _listed(versions: list[Any]) -> str:
     names = [each if isinstance(each, str) and each in REVISIONS else shown(each, 24) for each in versions[:10]]
     return ", ".join(names) or "no version"
@@ -500,15 +488,11 @@ def _describe(outcome: Outcome) -> str:
             return f"a malformed answer: {why}"
         case TimedOut():
             return "no answer in time"
-        case Answered(result=result) if (kind := _kind(result)) != "complete":
-            return f"an answer with the unknown resultType {shown(kind, 24)}"
+        case Answered(result=result) if not is_complete(result):
+            return f"an answer with the unknown resultType {shown(result['resultType'], 24)}"
         case _:
             return "an answer without a protocol version"
 
 
 def _describe_error(error: Error) -> str:
     return f"error {error.code}: {shown(error.message, 200)}"
-
-
-def _as_error(error: Error) -> RequestError:
-    return RequestError(error.code, error.message, None if error.data is ABSENT else error.data)

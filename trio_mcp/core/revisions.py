@@ -24,37 +24,12 @@ from trio_mcp.core.errors import UsageError
 from trio_mcp.core.messages import Json, JsonObject, record
 
 __all__ = [
-    "INSTEAD",
-    "LATEST",
-    "LATEST_LEGACY",
-    "LEGACY",
-    "LOG_LEVELS",
-    "META_CLIENT_CAPABILITIES",
-    "META_CLIENT_INFO",
-    "META_LOG_LEVEL",
-    "META_SERVER_INFO",
-    "META_SUBSCRIPTION_ID",
-    "META_VERSION",
-    "MODERN",
-    "NOTHING",
-    "REVISIONS",
-    "Capability",
-    "CapabilityRule",
-    "ConditionalNeed",
-    "HttpRules",
-    "MethodRule",
-    "Revision",
-    "Role",
-    "Terms",
-    "capability_object",
-    "check_extension",
-    "check_key",
-    "check_meta",
-    "declares",
-    "meta_of",
-    "missing_capabilities",
+    "INSTEAD", "LATEST", "LATEST_LEGACY", "LEGACY", "LOG_LEVELS", "META_CLIENT_CAPABILITIES", "META_CLIENT_INFO",
+    "META_LOG_LEVEL", "META_SERVER_INFO", "META_SUBSCRIPTION_ID", "META_VERSION", "MODERN", "NOTHING", "REVISIONS",
+    "Capability", "CapabilityRule", "ConditionalNeed", "HttpRules", "MethodRule", "Revision", "Role", "Terms",
+    "capability_object", "check_extension", "check_key", "check_meta", "declares", "meta_of", "missing_capabilities",
     "stable_name",
-]
+]  # fmt: skip
 
 META_VERSION = "io.modelcontextprotocol/protocolVersion"
 META_CLIENT_CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"

@@ -59,24 +59,10 @@ from trio_mcp.core.revisions import Capability, Revision, capability_object, mis
 from trio_mcp.core.shares import Shares
 
 __all__ = [
-    "MAX_PARKED",
-    "MAX_PARKED_EACH",
-    "MAX_ROUNDS",
-    "MAX_STATE_CHARS",
-    "STATE_TTL",
-    "Answers",
-    "Ask",
-    "Complete",
-    "ParkedKeys",
-    "Question",
-    "Rounds",
-    "SealedState",
-    "StateRefusal",
-    "StateSealer",
-    "input_required",
-    "is_complete",
+    "MAX_PARKED", "MAX_PARKED_EACH", "MAX_ROUNDS", "MAX_STATE_CHARS", "STATE_TTL", "Answers", "Ask", "Complete",
+    "ParkedKeys", "Question", "Rounds", "SealedState", "StateRefusal", "StateSealer", "input_required", "is_complete",
     "read_answers",
-]
+]  # fmt: skip
 
 _LIMITS = Limits()
 STATE_TTL = _LIMITS.parked_seconds

@@ -26,16 +26,7 @@ from typing import Generic, Protocol, TypeVar
 from trio_mcp.core.messages import ABSENT, Json, Limits, Message, Response, estimated_values
 
 __all__ = [
-    "FEW",
-    "LONG",
-    "Account",
-    "ByteBudget",
-    "Charge",
-    "FairQueue",
-    "Reclaimable",
-    "Shares",
-    "holder_of",
-    "to_make_room",
+    "FEW", "LONG", "Account", "ByteBudget", "Charge", "FairQueue", "Reclaimable", "Shares", "holder_of", "to_make_room",
     "weight",
 ]  # fmt: skip
 

@@ -44,22 +44,10 @@ from trio_mcp.core.revisions import LATEST, META_SUBSCRIPTION_ID, Role, declares
 from trio_mcp.core.shares import Account, Shares
 
 __all__ = [
-    "ACKNOWLEDGED",
-    "PROMPTS_CHANGED",
-    "RESOURCES_CHANGED",
-    "TOOLS_CHANGED",
-    "ChangeEvent",
-    "ChangeKind",
-    "ChangeReceived",
-    "Listeners",
-    "OpenSubscription",
-    "SubscriptionAcknowledged",
-    "SubscriptionState",
-    "Subscriptions",
-    "change_of",
-    "listen_params",
-    "resource_updated",
-]
+    "ACKNOWLEDGED", "PROMPTS_CHANGED", "RESOURCES_CHANGED", "TOOLS_CHANGED", "ChangeEvent", "ChangeKind",
+    "ChangeReceived", "Listeners", "OpenSubscription", "SubscriptionAcknowledged", "SubscriptionState", "Subscriptions",
+    "change_of", "listen_params", "resource_updated",
+]  # fmt: skip
 
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
 _ENTRY_BYTES = 512  # memory that one item takes in the index, without its name
