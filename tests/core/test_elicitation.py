@@ -1,11 +1,14 @@
-"""The outcomes of an elicitation: how a program tells them apart, and that it cannot change them."""
+"""The outcomes of an elicitation: how a program tells them apart; and the checks of forms and URLs."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import attrs
 import pytest
 
-from trio_mcp.core import Accepted, Declined, Dismissed, ElicitationOutcome
+from trio_mcp.core import Accepted, Declined, Dismissed, ElicitationOutcome, FormCheck, split_url
+from trio_mcp.core.schema import InvalidSchema
 
 
 def summary(outcome: ElicitationOutcome[int]) -> str:
@@ -32,3 +35,36 @@ def test_the_value_of_an_outcome_cannot_be_changed() -> None:
     outcome = Accepted(1)
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         outcome.value = 2  # type: ignore[misc]
+
+
+# The checks of both ends
+
+
+def test_a_form_is_checked_whole_and_field_by_field() -> None:
+    field = {"type": "integer", "minimum": 1}
+    check = FormCheck({"type": "object", "properties": {"n": field, "name": {"type": "string"}}, "required": ["n"]})
+    assert check.errors({"n": 1, "name": "x"}) == []
+    assert [(each.path, each.keyword, each.message) for each in check.errors({"name": 3})] == [
+        ("/name", "type", "must be of type string, not an integer"),
+        ("", "required", 'lacks the member "n"'),
+    ]
+    assert check.fields.fits({"name": "x"})
+    assert not check.fields.fits({"n": 0})
+    assert not check.fields.fits({"name": "\ud800"})
+    assert FormCheck({"type": "object", "properties": {}}).errors({}) == []
+    with pytest.raises(InvalidSchema):
+        FormCheck({"type": "object", "properties": {"n": {"type": "odd"}}})
+
+
+@pytest.mark.parametrize("url", ["https://example.com/a?b#c", "http://127.0.0.1:80/", "x://h"])
+def test_a_url_with_a_host_is_taken_apart(url: str) -> None:
+    parts = split_url(url)
+    assert parts is not None
+    assert parts.geturl() == url
+
+
+@pytest.mark.parametrize(
+    "url", ["", "/a", "https://", "https://a\\b/", "https://é/", "https://a:0/", "https://a:x/", "https://[a/", None, 3]
+)
+def test_a_url_that_programs_read_differently_is_none(url: Any) -> None:
+    assert split_url(url) is None

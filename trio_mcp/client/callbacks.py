@@ -39,7 +39,6 @@ import inspect
 import logging
 import math
 import os
-import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeGuard, TypeVar
@@ -51,7 +50,7 @@ import trio
 from trio_mcp.client.session import too_many_questions
 from trio_mcp.core import codec, forms, models
 from trio_mcp.core.content import MalformedContent, Model, TextContent, ToolUseContent, well_formed
-from trio_mcp.core.elicitation import Accepted, Declined, Dismissed
+from trio_mcp.core.elicitation import LOOPBACK_HOSTS, Accepted, Declined, Dismissed, FormCheck, split_url
 from trio_mcp.core.errors import (
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
@@ -67,7 +66,6 @@ from trio_mcp.core.revisions import Revision, Role, Terms, missing_capabilities
 from trio_mcp.core.rounds import Question
 from trio_mcp.core.sampling import check_sampling
 from trio_mcp.core.schema.shapes import describes_itself, to_json_value
-from trio_mcp.core.schema.validation import compile_schema
 from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.transport.paths import PathRefused, file_path
 from trio_mcp.transport.workers import contained
@@ -468,15 +466,14 @@ class _Form:
         defaults = {name: each.get("default") for name, each in properties.items() if isinstance(each, dict)}
         self.defaults = {name: value for name, value in defaults.items() if _is_plain(value)}
         try:
-            self._check = compile_schema(schema)
-            # A default that does not fit the schema of its own field is ignored.
-            if self.defaults:
-                one = compile_schema({key: each for key, each in schema.items() if key != "required"})
-                if not one.can_check(self.defaults):  # the check of each is cheap, but of all together may not be
-                    self.defaults = {}
-                self.defaults = {name: value for name, value in self.defaults.items() if not one.errors({name: value})}
+            self._check = FormCheck(schema)
         except UsageError as error:  # it blames this side, but the schema is the server's
             raise RemoteProtocolError(f"requestedSchema: {error}") from None
+        fields = self._check.fields
+        if not fields.can_check(self.defaults):  # the check of each is cheap, but of all together may not be
+            self.defaults = {}
+        # A default that does not fit the schema of its own field is ignored.
+        self.defaults = {name: value for name, value in self.defaults.items() if fields.fits({name: value})}
 
     def fill_in(self, values: Mapping[str, Any]) -> dict[str, forms.ElicitValue]:
         """Return the content of the answer (elic-44): the values, with defaults for the missing fields."""
@@ -536,25 +533,17 @@ def _check_tool_use(request: models.CreateMessageParams, result: models.CreateMe
 
 # Pages
 
-# Only the characters of RFC 3986.  Programs disagree about others: one drops a backslash or a tab, another reads it as
-# a slash.
-_URL = re.compile(r"(?:[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=]|%[0-9A-Fa-f]{2})+")
-
 
 def _host_of(url: str) -> str:
     """Return the host of a URL.  Raises `RemoteProtocolError` unless all browsers read the same host from it."""
-    try:
-        parts = urlsplit(url)
-        host = parts.hostname if _URL.fullmatch(url) and parts.scheme in ("http", "https") and parts.port != 0 else None
-    except ValueError:  # an unclosed bracket, or a port that is not a number
-        host = None
+    parts = split_url(url)
+    host = parts.hostname if parts is not None and parts.scheme in ("http", "https") else None
     if not host or "%" in host:
         # The URL is not shown: it may contain secrets for the page.
         raise RemoteProtocolError("url: expected an absolute http or https URL, percent-encoded, its host in ASCII")
     return host
 
 
-_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _WARNINGS: tuple[tuple[str, Callable[[SplitResult], bool]], ...] = (
     (
         "the host is written in Punycode: it may look like another one",
@@ -563,7 +552,7 @@ _WARNINGS: tuple[tuple[str, Callable[[SplitResult], bool]], ...] = (
     ("the text before the @ is not the host", lambda parts: "@" in parts.netloc),
     (
         "the page is not encrypted",
-        lambda parts: parts.scheme == "http" and parts.hostname not in _LOOPBACK,
+        lambda parts: parts.scheme == "http" and parts.hostname not in LOOPBACK_HOSTS,
     ),
 )
 

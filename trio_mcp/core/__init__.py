@@ -47,7 +47,7 @@ else:
                 "Speaker TextContent TextResourceContents ToolOutcome ToolResultContent ToolUseContent UnknownContent "
                 "V2024_11 V2025_03 V2025_06 V2025_11 V2026_07 VITAL checked fraction since until well_formed"
             ),
-            "elicitation": "Accepted Declined Dismissed ElicitationOutcome",
+            "elicitation": "Accepted Declined Dismissed ElicitationOutcome FormCheck LOOPBACK_HOSTS split_url",
             "errors": (
                 "CannotServe ConnectionFailed HEADER_MISMATCH INTERNAL_ERROR INVALID_PARAMS INVALID_REQUEST "
                 "InputUnavailable METHOD_NOT_FOUND MISSING_CLIENT_CAPABILITY MODERN_ERRORS McpError NotDeclared "

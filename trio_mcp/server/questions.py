@@ -19,6 +19,7 @@ only a hint to the client; use `datetime.date` to be sure of a date.
 from __future__ import annotations
 
 import enum
+import functools
 import re
 import secrets
 import typing
@@ -26,9 +27,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, overload
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
-from trio_mcp.core.elicitation import Accepted, Declined, Dismissed, ElicitationOutcome
+from trio_mcp.core.elicitation import (
+    LOOPBACK_HOSTS,
+    Accepted,
+    Declined,
+    Dismissed,
+    ElicitationOutcome,
+    FormCheck,
+    split_url,
+)
 from trio_mcp.core.errors import (
     URL_ELICITATION_REQUIRED,
     NotInThisRevision,
@@ -178,7 +187,6 @@ class _QuestionForm:
     ) -> None:
         """`schema` need not be ours; `value` converts a valid answer, or None to return it as a dict."""
         from trio_mcp.core import codec, forms
-        from trio_mcp.core.schema import validation
 
         properties, required = schema.get("properties"), schema.get("required") or []
         if schema.get("type") != "object" or not isinstance(properties, Mapping) or not isinstance(required, list):
@@ -194,11 +202,8 @@ class _QuestionForm:
             self.asked = codec.from_json(forms.RequestedSchema, asked, strict=True)
         except RemoteProtocolError as error:
             raise UsageError(f"{error}; {_FLAT}") from None
-        self._check = validation.compile_schema(asked)
-        self._check_form(mandatory)
-
-    def _check_form(self, mandatory: Sequence[str]) -> None:
-        """Raise UsageError for a valid JSON Schema that makes no good form."""
+        self._check = FormCheck(asked)
+        # A valid JSON Schema may make no good form.
         for name in mandatory:
             if name not in self._fields:
                 raise UsageError(f"the form requires {name!r}, which is not among its properties")
@@ -209,9 +214,8 @@ class _QuestionForm:
             if entered and (names_a_secret(name) or names_a_secret(field.get("title", ""))):
                 raise UsageError(f"a form must not ask for secrets such as {name!r}; use ElicitUrl")
         defaults = {name: field["default"] for name, field in self._fields.items() if "default" in field}
-        for problem in self._check.errors(defaults):
-            if problem.keyword != "required":
-                raise UsageError(f"the default of {problem.path[1:]!r} {problem.message}")
+        for problem in self._check.fields.errors(defaults):
+            raise UsageError(f"the default of {problem.path[1:]!r} {problem.message}")
 
     def read(self, content: Json) -> Any:
         if content is None:
@@ -234,22 +238,30 @@ class _QuestionForm:
 
 def _form(form: Any) -> _QuestionForm:
     from trio_mcp.core import codec, forms
-    from trio_mcp.core.schema.shapes import shape_of
 
     if isinstance(form, forms.RequestedSchema):
         return _QuestionForm(codec.to_json(form, LATEST))
     if isinstance(form, Mapping):
         return _QuestionForm(form)
+    return _form_of_class(form) if isinstance(form, type) else _form_of(form)
+
+
+def _form_of(form: Any) -> _QuestionForm:
+    from trio_mcp.core.schema.shapes import shape_of
+
     shape = shape_of(form, where="the form")
-    described, read = shape.schema, shape.read or _same
-    if "properties" in described:
-        return _QuestionForm(described, _hints_of_members(form), read)
-    bare = {"type": "object", "properties": {"value": described}, "required": ["value"]}
-    return _QuestionForm(bare, {"value": form}, lambda content: read(content["value"]))
+    if "properties" in shape.schema:
+        return _QuestionForm(shape.schema, _hints_of_members(form), shape.read)
+    bare = {"type": "object", "properties": {"value": shape.schema}, "required": ["value"]}
+
+    def value(content: JsonObject) -> Any:
+        return content["value"] if shape.read is None else shape.read(content["value"])
+
+    return _QuestionForm(bare, {"value": form}, value)
 
 
-def _same(value: Json) -> Any:
-    return value
+# A handler asks the same form at each call, and the check of a form costs more than the rest of the question.
+_form_of_class = functools.lru_cache(64)(_form_of)
 
 
 # For each kind of field (its type, or the keyword of a choice): the keywords that a form allows.
@@ -351,11 +363,6 @@ def _normalized(text: str) -> str:
 
 # Pages
 
-_URL = re.compile(
-    r"(?:[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=]|%[0-9A-Fa-f]{2})+"
-)  # RFC 3986; parsers drop or guess other characters
-_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-
 
 class ElicitUrl(Inquiry[ElicitationOutcome[None]]):
     """Ask the user to open a web page, for input that the client must not see.
@@ -391,14 +398,10 @@ class ElicitUrl(Inquiry[ElicitationOutcome[None]]):
 
 def _checked_url(url: str) -> str:
     # The error does not repeat the URL, because it may hold a secret.
-    try:
-        parts = urlsplit(url)
-        valid = _URL.fullmatch(url) is not None and bool(parts.hostname) and parts.port != 0
-    except (TypeError, ValueError, AttributeError):  # not a str; an unclosed bracket; a port that is not a number
-        valid = False
-    if not valid:
+    parts = split_url(url)
+    if parts is None:
         raise UsageError("the url to visit is not a valid URL: it needs a scheme, a host, and percent-encoding")
-    if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOOPBACK):
+    if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in LOOPBACK_HOSTS):
         raise UsageError("the url to visit must be https, or http on loopback")
     # elic-36: the URL passes through the client, so it must give no access.
     if "@" in parts.netloc or any(names_a_secret(name) for name, _ in parse_qsl(parts.query, keep_blank_values=True)):
