@@ -30,8 +30,8 @@ else:
             "connection": "ClientConnection",
             "http": "ACKNOWLEDGE_TIMEOUT ENDPOINT HttpLink MAX_RETRY_AFTER NeedsSse PostTransport SseLink",
             "options": (
-                "ANSWERING ClientOptions RequestOptions check_options check_request_options checked_level copy_mapping "
-                "fields_of log_level_of offer_of"
+                "ANSWERING ClientOptions RequestOptions check_client_options check_request_options copy_mapping "
+                "fields_of"
             ),
             "session": (
                 "ClientSession HandshakeError HeadersRefused NoResponse OnProgress Reports ServerMessageHandler "

@@ -34,17 +34,15 @@ from trio_mcp.client.options import (
     ANSWERING,
     ClientOptions,
     RequestOptions,
-    check_options,
+    check_client_options,
     check_request_options,
-    checked_level,
     copy_mapping,
     fields_of,
-    log_level_of,
-    offer_of,
 )
 from trio_mcp.client.session import HeadersRefused, NoResponse, OnProgress, Reports, Timer
 from trio_mcp.client.subscriptions import Subscription
 from trio_mcp.client.tools import KnownTools, ReturnType
+from trio_mcp.core import models
 from trio_mcp.core.caching import Pager
 from trio_mcp.core.codec import from_json, to_json
 from trio_mcp.core.content import MalformedContent, Model, Resource
@@ -60,29 +58,11 @@ from trio_mcp.core.errors import (
 from trio_mcp.core.http.fields import Fields
 from trio_mcp.core.messages import ABSENT, Absent, Json, JsonObject, Limits
 from trio_mcp.core.migration import WithOtherNames
-from trio_mcp.core.models import (
-    CallToolResult,
-    CompleteParams,
-    CompleteResult,
-    Completion,
-    CompletionArgument,
-    CompletionContext,
-    GetPromptResult,
-    ListPromptsResult,
-    ListResourcesResult,
-    ListResourceTemplatesResult,
-    ListToolsResult,
-    Prompt,
-    PromptReference,
-    ReadResourceResult,
-    ResourceReference,
-    ResourceTemplate,
-    Tool,
-)
 from trio_mcp.core.opening import Negotiation
 from trio_mcp.core.requests import LinkKind
-from trio_mcp.core.revisions import Role, Terms, check_meta
+from trio_mcp.core.revisions import LOG_LEVELS, REVISIONS, Role, Terms, check_meta
 from trio_mcp.core.rounds import Ask, Rounds, is_complete
+from trio_mcp.core.session import Offer
 from trio_mcp.core.signatures import show_options
 from trio_mcp.core.subscriptions import ChangeEvent
 from trio_mcp.transport.nursery import Block, check_trio, open_nursery
@@ -179,7 +159,7 @@ class Client(metaclass=WithOtherNames):
 
     def __init__(self, target: Target, options: ClientOptions) -> None:
         given: Mapping[str, Any] = options
-        check_options(given)
+        check_client_options(given)
         connector = connector_for(target, given)
         auth = options.get("auth")
         self._tokens = auth.at(target) if auth is not None and isinstance(target, str) else None
@@ -190,7 +170,9 @@ class Client(metaclass=WithOtherNames):
         self._timeout = options.get("timeout") or math.inf
         self._max_timeout = options.get("max_timeout") or math.inf
         self._has_timeout = min(self._timeout, self._max_timeout) < math.inf
-        self._offer = offer_of(options, self._answering.capabilities)
+        # Servers of 2026-07-28 send no logs unasked.
+        log_level = options.get("log_level", "info" if "on_log" in options else None)
+        self._offer = _offer(options, self._answering.capabilities)
         self._connection = ClientConnection(
             connector,
             lambda handler: SessionOptions(
@@ -198,7 +180,7 @@ class Client(metaclass=WithOtherNames):
                 options, self._tokens,
             ),
             self._answering,
-            log_level=log_level_of(options),
+            log_level=_checked_level(log_level),
             forget_tools=lambda: self._tools.forget(),
         )  # fmt: skip
         self._tools = KnownTools(self._connection.report_loss)
@@ -423,18 +405,20 @@ class Client(metaclass=WithOtherNames):
 
     # Tools
 
-    async def list_tools_page(self, cursor: str | None = None, **options: Unpack[RequestOptions]) -> ListToolsResult:
+    async def list_tools_page(
+        self, cursor: str | None = None, **options: Unpack[RequestOptions]
+    ) -> models.ListToolsResult:
         """Return the page of tools at `cursor`, or the first page.  `list_tools` returns the tools of all pages."""
-        page = await self._page("tools/list", ListToolsResult, cursor, options)
+        page = await self._page("tools/list", models.ListToolsResult, cursor, options)
         self._remember_tools(page)
         return page
 
-    async def list_tools(self, **options: Unpack[RequestOptions]) -> list[Tool]:
+    async def list_tools(self, **options: Unpack[RequestOptions]) -> list[models.Tool]:
         """Return the tools of all pages.  Tools that cannot be called are left out; `deviations` gives the reason."""
-        pages = self._pages("tools/list", ListToolsResult, options)
+        pages = self._pages("tools/list", models.ListToolsResult, options)
         return [tool async for page in pages for tool in self._remember_tools(page)]
 
-    def _remember_tools(self, page: ListToolsResult) -> list[Tool]:
+    def _remember_tools(self, page: models.ListToolsResult) -> list[models.Tool]:
         return self._tools.add(page.tools, mirroring=self._connection.current.session.link is LinkKind.EXCHANGE)
 
     @overload
@@ -445,7 +429,7 @@ class Client(metaclass=WithOtherNames):
         *,
         on_progress: OnProgress | None = None,
         **options: Unpack[RequestOptions],
-    ) -> CallToolResult: ...
+    ) -> models.CallToolResult: ...
 
     @overload
     async def call_tool(
@@ -499,14 +483,14 @@ class Client(metaclass=WithOtherNames):
         sent_params, headers = self._with_meta(params, options.get("meta")), options.get("headers")
         timer = self._timer(options, progress=True) if options or self._has_timeout else None
         raw_result, _ = await self._send("tools/call", sent_params, on_progress, headers, timer, refresh_tools=True)
-        result = from_json(CallToolResult, raw_result)
+        result = from_json(models.CallToolResult, raw_result)
         self._tools.check_result(name, result)
         return result if returned is None else returned.value(name, result, wrapped=self._tools.wraps_result(name))
 
     @overload
     def stream_tool(
         self, name: str, arguments: Mapping[str, Json] | None = None, **options: Unpack[RequestOptions]
-    ) -> _ToolCallBlock[CallToolResult]: ...
+    ) -> _ToolCallBlock[models.CallToolResult]: ...
 
     @overload
     def stream_tool(
@@ -553,31 +537,31 @@ class Client(metaclass=WithOtherNames):
 
     async def list_resources_page(
         self, cursor: str | None = None, **options: Unpack[RequestOptions]
-    ) -> ListResourcesResult:
+    ) -> models.ListResourcesResult:
         """Return one page of the resources, from `cursor`.  `list_resources` returns all pages."""
-        return await self._page("resources/list", ListResourcesResult, cursor, options)
+        return await self._page("resources/list", models.ListResourcesResult, cursor, options)
 
     async def list_resources(self, **options: Unpack[RequestOptions]) -> list[Resource]:
         """Return all resources of all pages."""
-        pages = self._pages("resources/list", ListResourcesResult, options)
+        pages = self._pages("resources/list", models.ListResourcesResult, options)
         return [resource async for page in pages for resource in self._readable(page.resources)]
 
     async def list_resource_templates_page(
         self, cursor: str | None = None, **options: Unpack[RequestOptions]
-    ) -> ListResourceTemplatesResult:
+    ) -> models.ListResourceTemplatesResult:
         """Return one page of the resource templates, from `cursor`.  `list_resource_templates` returns all pages."""
-        return await self._page("resources/templates/list", ListResourceTemplatesResult, cursor, options)
+        return await self._page("resources/templates/list", models.ListResourceTemplatesResult, cursor, options)
 
-    async def list_resource_templates(self, **options: Unpack[RequestOptions]) -> list[ResourceTemplate]:
+    async def list_resource_templates(self, **options: Unpack[RequestOptions]) -> list[models.ResourceTemplate]:
         """Return all resource templates of all pages."""
-        pages = self._pages("resources/templates/list", ListResourceTemplatesResult, options)
+        pages = self._pages("resources/templates/list", models.ListResourceTemplatesResult, options)
         return [template async for page in pages for template in self._readable(page.resource_templates)]
 
-    async def read_resource(self, uri: str, **options: Unpack[RequestOptions]) -> ReadResourceResult:
+    async def read_resource(self, uri: str, **options: Unpack[RequestOptions]) -> models.ReadResourceResult:
         """Return the content of a resource.  Raises `ResourceNotFound` if the server has no resource at this URI."""
         check_request_options(options)
         try:
-            return from_json(ReadResourceResult, await self._cached("resources/read", {"uri": uri}, options))
+            return from_json(models.ReadResourceResult, await self._cached("resources/read", {"uri": uri}, options))
         except RequestError as error:
             # res-08: servers of each revision send one or the other of these codes.
             if error.code not in (RESOURCE_NOT_FOUND, INVALID_PARAMS):
@@ -590,32 +574,32 @@ class Client(metaclass=WithOtherNames):
 
     async def list_prompts_page(
         self, cursor: str | None = None, **options: Unpack[RequestOptions]
-    ) -> ListPromptsResult:
+    ) -> models.ListPromptsResult:
         """Return one page of the prompts, from `cursor`.  `list_prompts` returns all pages."""
-        return await self._page("prompts/list", ListPromptsResult, cursor, options)
+        return await self._page("prompts/list", models.ListPromptsResult, cursor, options)
 
-    async def list_prompts(self, **options: Unpack[RequestOptions]) -> list[Prompt]:
+    async def list_prompts(self, **options: Unpack[RequestOptions]) -> list[models.Prompt]:
         """Return all prompts of all pages."""
-        pages = self._pages("prompts/list", ListPromptsResult, options)
+        pages = self._pages("prompts/list", models.ListPromptsResult, options)
         return [prompt async for page in pages for prompt in self._readable(page.prompts)]
 
     async def get_prompt(
         self, name: str, arguments: Mapping[str, str] | None = None, **options: Unpack[RequestOptions]
-    ) -> GetPromptResult:
+    ) -> models.GetPromptResult:
         """Return the messages that the server makes from a prompt and these arguments."""
         check_request_options(options, "get_prompt", name)
         params: JsonObject = {"name": name, "arguments": copy_mapping("arguments", arguments)}
-        return from_json(GetPromptResult, await self.request("prompts/get", params, **options))
+        return from_json(models.GetPromptResult, await self.request("prompts/get", params, **options))
 
     async def complete(
         self,
-        ref: PromptReference | ResourceReference,
+        ref: models.PromptReference | models.ResourceReference,
         argument: str,
         value: str,
         *,
         context: Mapping[str, str] | None = None,
         **options: Unpack[RequestOptions],
-    ) -> Completion:
+    ) -> models.Completion:
         """Return the server's completions of `value`, which is the start of an argument of a prompt or of a template.
 
         `context` has the values of the other arguments that the user has entered.  It is not used in revisions before
@@ -623,9 +607,11 @@ class Client(metaclass=WithOtherNames):
         list of prompts or resources changes.  The option `cache` turns this off.
         """
         check_request_options(options)
-        others = None if context is None else CompletionContext(copy_mapping("context", context))
-        params = to_json(CompleteParams(ref, CompletionArgument(argument, value), others), self._terms.revision)
-        return from_json(CompleteResult, await self._cached(_COMPLETE, params, options)).completion
+        others = None if context is None else models.CompletionContext(copy_mapping("context", context))
+        params = to_json(
+            models.CompleteParams(ref, models.CompletionArgument(argument, value), others), self._terms.revision
+        )
+        return from_json(models.CompleteResult, await self._cached(_COMPLETE, params, options)).completion
 
     # Changes, logs and roots
 
@@ -656,7 +642,7 @@ class Client(metaclass=WithOtherNames):
         None turns log messages off.  In revisions before 2026-07-28, None raises `NotInThisRevision`, because these
         servers cannot turn log messages off; use "emergency" there.
         """
-        wanted = checked_level(level)
+        wanted = _checked_level(level)
         self._connection.check_run()
         await trio.lowlevel.checkpoint()  # since 2026-07-28 this method sends no request
         await self._connection.set_log_level(wanted, self._timer({}))
@@ -681,6 +667,25 @@ class Client(metaclass=WithOtherNames):
         except Exception as error:  # a callback may raise any exception
             raise UsageError("the function given as headers raised an exception") from error
         return fields_of(headers)
+
+
+def _offer(options: ClientOptions, capabilities: JsonObject) -> Offer:
+    info = {"name": options.get("name", "trio_mcp"), "version": options.get("version", "0")}
+    revisions = tuple(REVISIONS.values())
+    if (name := options.get("revision")) is not None:
+        if name not in REVISIONS:
+            raise UsageError(f"unknown revision {name!r}; the revisions are {', '.join(REVISIONS)}")
+        revisions = (REVISIONS[name],)
+    experimental = options.get("experimental")
+    if experimental is not None:
+        capabilities = {**capabilities, "experimental": copy_mapping("experimental", experimental)}
+    return Offer(info, capabilities, revisions)
+
+
+def _checked_level(level: str | None) -> str | None:
+    if level is not None and level not in LOG_LEVELS:
+        raise UsageError(f"the log level must be one of {', '.join(LOG_LEVELS)}; got {level!r}")
+    return level
 
 
 def _principal(fields: Fields) -> str | None:

@@ -69,32 +69,7 @@ from trio_mcp.core.errors import (
     SessionClosed,
     UsageError,
 )
-from trio_mcp.core.http.client_rules import (
-    AnswerReceived,
-    Challenged,
-    Exchange,
-    KeepAlives,
-    NoStream,
-    Reconnect,
-    Redirected,
-    RefreshTools,
-    ReplyAccepted,
-    ReplyLost,
-    ReplyVerdict,
-    RetryAfter,
-    SessionGone,
-    Streaming,
-    StreamResumption,
-    TryInitialize,
-    TrySse,
-    TryVersion,
-    kind_of,
-    read_answer,
-    read_endpoint,
-    read_reply,
-    request_headers,
-    url_without_secrets,
-)
+from trio_mcp.core.http import client_rules as rules
 from trio_mcp.core.http.fields import (
     EVENT_STREAM,
     LAST_EVENT_ID,
@@ -175,7 +150,7 @@ _RESERVED = frozenset(
 )
 _AUTH = "use the option auth to get a token by OAuth, or headers to send a token that you have"
 
-OnStream: TypeAlias = "Callable[[Exchange, HttpReply], Awaitable[None]]"
+OnStream: TypeAlias = "Callable[[rules.Exchange, HttpReply], Awaitable[None]]"
 
 
 class NeedsSse(McpError):
@@ -362,13 +337,13 @@ class PostTransport(Transport):
             self._scopes.discard(flight.scope)
             self._changed.unpark_all()
 
-    async def _converse(self, exchange: Exchange, flight: _InFlight) -> ReplyVerdict | None:
+    async def _converse(self, exchange: rules.Exchange, flight: _InFlight) -> rules.ReplyVerdict | None:
         """Send a message and return its verdict, or None if the verdict was handled already."""
         return await self._send(exchange)
 
-    def _exchange(self, message: Message | None, method: str = "POST", url: str | None = None) -> Exchange:
+    def _exchange(self, message: Message | None, method: str = "POST", url: str | None = None) -> rules.Exchange:
         assert self._target is not None
-        return Exchange(
+        return rules.Exchange(
             url or self._target,
             self._revision,
             message,
@@ -388,12 +363,12 @@ class PostTransport(Transport):
 
     async def _send(
         self,
-        exchange: Exchange,
+        exchange: rules.Exchange,
         on_stream: OnStream | None = None,
         *,
         after: str = "",
         opening: trio.CancelScope | None = None,
-    ) -> ReplyVerdict:
+    ) -> rules.ReplyVerdict:
         """Send an HTTP request, with redirects, retries and better tokens, and return the verdict.
 
         `on_stream` reads a stream response.  `opening` is cancelled if an attempt has none after `ENDPOINT` seconds;
@@ -412,7 +387,7 @@ class PostTransport(Transport):
             lost = ""  # why the message must be sent again
             try:
                 status, verdict = await self._attempt(exchange, body, on_stream, after, opening)
-                if answers and status in _BUSY and not isinstance(verdict, RetryAfter):
+                if answers and status in _BUSY and not isinstance(verdict, rules.RetryAfter):
                     lost = f"HTTP {status}"
             except (ReplyBroken, ConnectionFailed, NoResponse) as error:
                 broken += not isinstance(error, ConnectionFailed)
@@ -426,16 +401,16 @@ class PostTransport(Transport):
                 await trio.sleep(pause or 0.0)  # at least a checkpoint, at which this may be cancelled
                 continue
             if answers and broken and status in (400, 404, 409):  # the server has received an earlier attempt
-                return ReplyAccepted()
+                return rules.ReplyAccepted()
             match verdict:
-                case Redirected(url):
+                case rules.Redirected(url):
                     redirects += 1
                     if redirects > _MAX_REDIRECTS:
-                        return ReplyLost(f"the server redirects more than {_MAX_REDIRECTS} times")
+                        return rules.ReplyLost(f"the server redirects more than {_MAX_REDIRECTS} times")
                     exchange = attrs.evolve(exchange, url=url)
-                case RetryAfter(seconds) if exchange.method == "POST":
+                case rules.RetryAfter(seconds) if exchange.method == "POST":
                     if seconds > MAX_RETRY_AFTER:
-                        return ReplyLost(f"HTTP {status}: the server is busy for {seconds} seconds", status)
+                        return rules.ReplyLost(f"HTTP {status}: the server is busy for {seconds} seconds", status)
                     self._end_abandoned_stream("the server is busy, perhaps with too many connections")
                     await trio.sleep(seconds)
                     exchange = attrs.evolve(exchange, again=True)
@@ -450,12 +425,12 @@ class PostTransport(Transport):
 
     async def _attempt(
         self,
-        exchange: Exchange,
+        exchange: rules.Exchange,
         body: bytes,
         on_stream: OnStream | None,
         after: str,
         opening: trio.CancelScope | None,
-    ) -> tuple[int, ReplyVerdict]:
+    ) -> tuple[int, rules.ReplyVerdict]:
         """Send the request once; with the option `auth` with a token, and again if a better token can be had."""
         if self._authorization is None and exchange.asked:
             return await self._send_once(exchange, body, on_stream, after, None)
@@ -476,17 +451,17 @@ class PostTransport(Transport):
                 opening.deadline = math.inf
             if credentials is None or not credentials.refused:
                 return status, verdict
-            assert isinstance(verdict, Challenged)
+            assert isinstance(verdict, rules.Challenged)
             credentials.refusal = self._refusal(exchange.message, verdict)
 
     async def _send_once(
         self,
-        exchange: Exchange,
+        exchange: rules.Exchange,
         body: bytes,
         on_stream: OnStream | None,
         after: str,
         credentials: Credentials | None,
-    ) -> tuple[int, ReplyVerdict]:
+    ) -> tuple[int, rules.ReplyVerdict]:
         fields, message = self._fields(exchange, after, credentials), exchange.message
         replayable = not isinstance(message, Request) or message.method in _REPEATABLE
         async with self._pool.request(exchange.method, exchange.url, fields, body, replayable=replayable) as reply:
@@ -497,19 +472,19 @@ class PostTransport(Transport):
             success = 200 <= status < 300
             if success and exchange.method == "POST" and (exchange.sse or not exchange.asked):
                 await _drain(reply)  # only the status matters
-            elif not success or kind_of(reply.headers) != EVENT_STREAM:
+            elif not success or rules.kind_of(reply.headers) != EVENT_STREAM:
                 content = await reply.read(self._limits.message_bytes)
             if not success:
                 content = without_credentials(content, fields)
-            verdict = read_reply(exchange, status, reply.headers, content, self._limits)
-            if isinstance(verdict, AnswerReceived | Streaming) and verdict.session is not None:
+            verdict = rules.read_reply(exchange, status, reply.headers, content, self._limits)
+            if isinstance(verdict, rules.AnswerReceived | rules.Streaming) and verdict.session is not None:
                 self._session_id = verdict.session
-            if isinstance(verdict, Streaming):
+            if isinstance(verdict, rules.Streaming):
                 assert on_stream is not None  # only requests have stream responses
                 await on_stream(exchange, reply)
         return status, verdict
 
-    def _fields(self, exchange: Exchange, after: str, credentials: Credentials | None) -> Fields:
+    def _fields(self, exchange: rules.Exchange, after: str, credentials: Credentials | None) -> Fields:
         """Return the headers of the protocol and those of the program.
 
         Headers that were given for a call already contain those of the client.
@@ -521,7 +496,7 @@ class PostTransport(Transport):
             given = self._caller.headers_of(message.id)
             if message.method == "tools/call":
                 mirrors = self._mirrors(str(message.params.get("name")))
-        protocol = request_headers(exchange, mirrors=mirrors, last_event_id=after)
+        protocol = rules.request_headers(exchange, mirrors=mirrors, last_event_id=after)
         if not given:
             try:
                 given = self._headers()
@@ -547,7 +522,7 @@ class PostTransport(Transport):
                 self._scopes.discard(scope)
 
     async def _receive_events(
-        self, reply: HttpReply, reader: EventReader, keep_alives: KeepAlives
+        self, reply: HttpReply, reader: EventReader, keep_alives: rules.KeepAlives
     ) -> Sequence[SseEvent | Oversized] | None:
         """Return the next events of a stream, or None at its end.
 
@@ -580,37 +555,37 @@ class PostTransport(Transport):
 
     # Outcomes
 
-    def _handle_verdict(self, message: Message | None, verdict: ReplyVerdict) -> None:
+    def _handle_verdict(self, message: Message | None, verdict: rules.ReplyVerdict) -> None:
         id = message.id if isinstance(message, Request) else None
         if id is not None and self._in_flight.pop(id, None) is None:
             return  # no task waits for it any more
         match verdict:
-            case AnswerReceived(answer) | TryVersion(_, answer):
+            case rules.AnswerReceived(answer) | rules.TryVersion(_, answer):
                 self._caller.receive(answer, trio.current_time(), about=id)
-            case TryInitialize(why):
+            case rules.TryInitialize(why):
                 self._caller.fall_back(why)
-            case SessionGone():
+            case rules.SessionGone():
                 self._handle_session_gone(id)
-            case Challenged(status, challenge):
+            case rules.Challenged(status, challenge):
                 # A 403 without a challenge has another reason, such as the origin, or a user without access.
                 advice = f"; {_AUTH}" if status == 401 or challenge else ""
                 self._report_failure(message, self._refusal(message, verdict, advice))
-            case RefreshTools(answer):
+            case rules.RefreshTools(answer):
                 self._report_failure(message, HeadersRefused(request_error(answer)))
-            case TrySse(why):
+            case rules.TrySse(why):
                 why = f"{_name_of(message)} was refused with {why}; the server may use HTTP+SSE"
                 self._report_failure(message, NeedsSse(why))
-            case ReplyLost(why, status):
+            case rules.ReplyLost(why, status):
                 error: McpError = RemoteProtocolError(f"{_name_of(message)} has no answer: {why}")
                 if status is not None:  # otherwise HTTP worked, but the message was invalid
-                    where = url_without_secrets(self._url)
+                    where = rules.url_without_secrets(self._url)
                     error = NoResponse(f"{_name_of(message)} has no answer: {why} ({where})", status=status)
                 self._report_failure(message, error)
             case _:
-                assert isinstance(verdict, ReplyAccepted)
+                assert isinstance(verdict, rules.ReplyAccepted)
 
-    def _refusal(self, message: Message | None, verdict: Challenged, advice: str = "") -> Unauthorized:
-        why = f"{_name_of(message)} was refused by {url_without_secrets(self._url)}: {verdict.why}{advice}"
+    def _refusal(self, message: Message | None, verdict: rules.Challenged, advice: str = "") -> Unauthorized:
+        why = f"{_name_of(message)} was refused by {rules.url_without_secrets(self._url)}: {verdict.why}{advice}"
         return Unauthorized(why, verdict.status, verdict.challenge)
 
     def _report_failure(self, message: Message | None, error: McpError) -> None:
@@ -676,8 +651,8 @@ class PostTransport(Transport):
 class _ResumedStream:
     """An event stream, over all its connections."""
 
-    exchange: Exchange  # the POST that it answers, or the GET for messages outside of requests
-    resumption: StreamResumption
+    exchange: rules.Exchange  # the POST that it answers, or the GET for messages outside of requests
+    resumption: rules.StreamResumption
     flight: _InFlight | None = None  # the request that it answers
     requested: trio.Event = attrs.field(factory=trio.Event)  # set when the first attempt to open it has ended
     opened: bool = False
@@ -685,7 +660,7 @@ class _ResumedStream:
     seconds_open: float = 0  # duration of the last connection
     done: bool = False  # its answer has come
     reader: EventReader = attrs.field(init=False)  # of the last connection
-    keep_alives: KeepAlives = attrs.field(factory=KeepAlives)  # of the last connection
+    keep_alives: rules.KeepAlives = attrs.field(factory=rules.KeepAlives)  # of the last connection
     until: float = 0  # latest time to read it, after its call was cancelled
     error: McpError | None = None  # the error of the last connection, if it broke
 
@@ -709,13 +684,13 @@ class HttpLink(PostTransport):
             ready.set()
 
     async def _run_event_stream(self, ready: trio.Event) -> None:
-        resumption = StreamResumption(self._revision, standalone=True)
+        resumption = rules.StreamResumption(self._revision, standalone=True)
         stream = _ResumedStream(self._exchange(None, "GET"), resumption, requested=ready)
         try:
-            verdict = await self._resume(stream, Reconnect(0, ""))
+            verdict = await self._resume(stream, rules.Reconnect(0, ""))
         except McpError as error:
-            verdict = ReplyLost(str(error))
-        if isinstance(verdict, SessionGone):
+            verdict = rules.ReplyLost(str(error))
+        if isinstance(verdict, rules.SessionGone):
             if stream.opened:
                 self._handle_session_gone(None)
                 return
@@ -725,16 +700,16 @@ class HttpLink(PostTransport):
                 await self._caller.request("ping")
             if self._session_gone:
                 return
-        elif not isinstance(verdict, NoStream):
+        elif not isinstance(verdict, rules.NoStream):
             self._caller.mistake(f"the event stream of the session is lost: {getattr(verdict, 'why', '')}")
         self._caller.missed(for_good=True)
 
-    async def _converse(self, exchange: Exchange, flight: _InFlight) -> ReplyVerdict | None:
+    async def _converse(self, exchange: rules.Exchange, flight: _InFlight) -> rules.ReplyVerdict | None:
         stream: _ResumedStream | None = None
 
-        async def on_stream(exchange: Exchange, reply: HttpReply) -> None:
+        async def on_stream(exchange: rules.Exchange, reply: HttpReply) -> None:
             nonlocal stream
-            stream = _ResumedStream(exchange, StreamResumption(exchange.revision), flight)
+            stream = _ResumedStream(exchange, rules.StreamResumption(exchange.revision), flight)
             flight.streaming = True
             self._changed.unpark_all()
             await self._read_connection(stream, reply)
@@ -746,23 +721,23 @@ class HttpLink(PostTransport):
             verdict = await self._resume(stream, stream.resumption.ended(stream.seconds_open))
         if stream.done:
             return None
-        if isinstance(verdict, SessionGone):
+        if isinstance(verdict, rules.SessionGone):
             self._handle_session_gone(None)  # without the id of this request, because it may have run
             return None
-        if isinstance(verdict, ReplyLost) and stream.error is not None:
+        if isinstance(verdict, rules.ReplyLost) and stream.error is not None:
             raise NoResponse(f"{_name_of(exchange.message)} has no answer: {verdict.why}") from stream.error
         return verdict
 
-    async def _resume(self, stream: _ResumedStream, plan: Reconnect | ReplyLost) -> ReplyVerdict:
-        """Reconnect the stream until its answer has come, or until it cannot be resumed."""
+    async def _resume(self, stream: _ResumedStream, plan: rules.Reconnect | rules.ReplyLost) -> rules.ReplyVerdict:
+        """rules.Reconnect the stream until its answer has come, or until it cannot be resumed."""
 
-        async def on_stream(exchange: Exchange, reply: HttpReply) -> None:
+        async def on_stream(exchange: rules.Exchange, reply: HttpReply) -> None:
             scope.deadline = math.inf
             if stream.attempts > 1 and not stream.resumption.last_event_id:
                 self._caller.missed(for_good=False)  # the server has stored no messages since the last connection
             await self._read_connection(stream, reply)
 
-        while isinstance(plan, Reconnect):
+        while isinstance(plan, rules.Reconnect):
             await trio.sleep(plan.seconds)
             stream.attempts += 1
             get = self._exchange(None, "GET", stream.exchange.url)
@@ -782,11 +757,11 @@ class HttpLink(PostTransport):
                 continue
             finally:
                 stream.requested.set()
-            if stream.done or isinstance(verdict, SessionGone | Challenged):
+            if stream.done or isinstance(verdict, rules.SessionGone | rules.Challenged):
                 return verdict
-            if isinstance(verdict, Streaming):
+            if isinstance(verdict, rules.Streaming):
                 plan = stream.resumption.ended(stream.seconds_open)
-            elif isinstance(verdict, NoStream) and stream.exchange.message is None:
+            elif isinstance(verdict, rules.NoStream) and stream.exchange.message is None:
                 return verdict
             else:
                 plan = stream.resumption.refused(verdict)
@@ -794,7 +769,7 @@ class HttpLink(PostTransport):
 
     async def _read_connection(self, stream: _ResumedStream, reply: HttpReply) -> None:
         """Read one connection of the stream, to its end or to the answer."""
-        stream.reader, stream.keep_alives = EventReader(self._limits.message_bytes), KeepAlives()
+        stream.reader, stream.keep_alives = EventReader(self._limits.message_bytes), rules.KeepAlives()
         stream.opened, stream.error = True, None
         stream.requested.set()
         start = trio.current_time()
@@ -852,7 +827,7 @@ class HttpLink(PostTransport):
                 self._caller.mistake(f"{why}; skipped")
             else:  # It is probably the answer; otherwise the caller might wait forever.
                 stream.done = True
-                self._handle_verdict(exchange.message, ReplyLost(why))
+                self._handle_verdict(exchange.message, rules.ReplyLost(why))
             return
         if event.event != "message" or not event.data:
             return  # http-46: an event without a message, to resume from
@@ -860,7 +835,7 @@ class HttpLink(PostTransport):
         # An error without an id can only be about the request of this stream.
         if exchange.asked and (exchange.answered_by(message) or (isinstance(message, Error) and message.id is None)):
             stream.done = True
-            self._handle_verdict(exchange.message, read_answer(exchange, message))
+            self._handle_verdict(exchange.message, rules.read_answer(exchange, message))
             return
         about = exchange.message.id if isinstance(exchange.message, Request) else None
         if stream in self._abandoned_streams and not _is_progress(message, about):
@@ -887,17 +862,17 @@ class SseLink(PostTransport):
 
         Before that it raises `Unauthorized`, `NoResponse`, `RemoteProtocolError`, and the errors of the pool.
         """
-        verdict: ReplyVerdict | None = None
+        verdict: rules.ReplyVerdict | None = None
         cause: McpError | None = None
         with self._running() as scope:
 
-            async def on_stream(exchange: Exchange, reply: HttpReply) -> None:
-                reader, keep_alives = EventReader(self._limits.message_bytes), KeepAlives()
+            async def on_stream(exchange: rules.Exchange, reply: HttpReply) -> None:
+                reader, keep_alives = EventReader(self._limits.message_bytes), rules.KeepAlives()
                 while (events := await self._receive_events(reply, reader, keep_alives)) is not None:
                     for event in events:
                         if self._target is None:
-                            target = read_endpoint(exchange.url, event)
-                            if isinstance(target, ReplyLost):
+                            target = rules.read_endpoint(exchange.url, event)
+                            if isinstance(target, rules.ReplyLost):
                                 raise RemoteProtocolError(target.why)
                             self._target = target
                             scope.deadline = math.inf
@@ -913,7 +888,7 @@ class SseLink(PostTransport):
                             self._caller.receive(message, trio.current_time())
 
             try:
-                get = Exchange(self._url, LEGACY[0], method="GET", sse=True)
+                get = rules.Exchange(self._url, LEGACY[0], method="GET", sse=True)
                 verdict = await self._send(get, on_stream, opening=scope)
             except McpError as error:
                 if self._target is None:
@@ -929,14 +904,14 @@ class SseLink(PostTransport):
         self._close(ended)
 
 
-def _no_endpoint(verdict: ReplyVerdict | None) -> McpError:
+def _no_endpoint(verdict: rules.ReplyVerdict | None) -> McpError:
     """Return why there is no session over HTTP+SSE."""
     match verdict:
         case None:
             return RemoteProtocolError(f"no endpoint event came within {ENDPOINT:g} seconds")
-        case Streaming():
+        case rules.Streaming():
             return RemoteProtocolError("the event stream ended before its endpoint event")
-        case Challenged(status, challenge, why):
+        case rules.Challenged(status, challenge, why):
             return Unauthorized(f"the event stream was refused: {why}", status, challenge)
     why = getattr(verdict, "why", "GET is not served")
     return NoResponse(f"there is no event stream at this URL: {why}", status=getattr(verdict, "status", None))
@@ -975,7 +950,7 @@ def _is_progress(message: Message, id: Id | None) -> bool:
     return message.params.get("progressToken") in (id, str(id))
 
 
-def _operation_of(exchange: Exchange) -> str:
+def _operation_of(exchange: rules.Exchange) -> str:
     """Return a name of the operation for the OAuth client: an operation may need scopes of its own."""
     message = exchange.message
     if not isinstance(message, Request):

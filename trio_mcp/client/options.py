@@ -11,8 +11,7 @@ from trio_mcp.core.errors import UsageError
 from trio_mcp.core.http.fields import Fields
 from trio_mcp.core.messages import Json, JsonObject, Limits
 from trio_mcp.core.models import LoggingMessageParams
-from trio_mcp.core.revisions import LOG_LEVELS, REVISIONS
-from trio_mcp.core.session import Offer
+from trio_mcp.core.signatures import check_options
 
 if TYPE_CHECKING:
     import os
@@ -21,20 +20,11 @@ if TYPE_CHECKING:
     from trio_mcp.core.models import LogLevel
     from trio_mcp.oauth.client import OAuth
     from trio_mcp.transport.child import Environment
-    from trio_mcp.transport.wire import Tap
 
 __all__ = [
-    "ANSWERING",
-    "ClientOptions",
-    "RequestOptions",
-    "check_options",
-    "check_request_options",
-    "checked_level",
-    "copy_mapping",
+    "ANSWERING", "ClientOptions", "RequestOptions", "check_client_options", "check_request_options", "copy_mapping",
     "fields_of",
-    "log_level_of",
-    "offer_of",
-]
+]  # fmt: skip
 
 
 class RequestOptions(TypedDict, total=False):
@@ -104,7 +94,7 @@ class ClientOptions(TypedDict, total=False):
     """Limits of message sizes, queues and concurrent callbacks."""
     ssl_context: ssl.SSLContext
     """The TLS context for https and wss.  Default: `ssl.create_default_context()`."""
-    tap: Tap
+    tap: Callable[[str, bytes], object]
     """Called with "in" and the received bytes, or with "out" and the bytes that are about to be sent."""
     probe: float
     """Seconds that a server on a stream may take to answer the first request, which asks if it speaks 2026-07-28 or
@@ -130,26 +120,31 @@ class ClientOptions(TypedDict, total=False):
 
 
 ANSWERING = ("sampling", "sampling_tools", "elicitation", "elicitation_url", "roots")
-_PLAIN = ("on_elicitation_complete", "on_log", "on_notification", "headers", "meta", "tap", "stderr")
 _TIMEOUTS = ("timeout", "max_timeout")
 
 
-def check_options(given: Mapping[str, Any]) -> None:
+def check_client_options(given: Mapping[str, Any]) -> None:
     """Check the options of a client.  Raises TypeError for an unknown option, UsageError for a wrong value."""
-    if unknown := given.keys() - ClientOptions.__annotations__:
-        known = ", ".join(ClientOptions.__annotations__)
-        raise TypeError(f"unknown client option {min(unknown)!r}; the options are {known}")
-    for name in _PLAIN:
-        _check_plain(name, given.get(name))
-    if given.get("auth") is not None:
+    typed = {name: each for name, each in given.items() if each is not None and name != "headers"}
+    check_options(typed, ClientOptions)
+    headers, auth = given.get("headers"), given.get("auth")
+    if not (headers is None or callable(headers) or isinstance(headers, Mapping)):
+        # The value is not shown: it may be a secret.
+        expected = "a mapping such as {'Authorization': ...} or a function"
+        raise UsageError(f"headers must be {expected}, got {type(headers).__name__}")
+    for name, annotation in ClientOptions.__annotations__.items():
+        each = given.get(name)
+        awaited = name in ANSWERING or "Callable" not in annotation.__forward_arg__
+        if not awaited and any(map(inspect.iscoroutinefunction, (each, type(each).__call__))):
+            why = "must be a plain function, got an async function; the client calls it without await"
+            raise UsageError(f"{name} {why}")
+    if auth is not None:
         from trio_mcp.oauth.client import OAuth
 
-        if not isinstance(auth := given["auth"], OAuth):
+        if not isinstance(auth, OAuth):
             raise UsageError(
                 f"auth must be an OAuth object, got {type(auth).__name__}; to send a token of your own, use headers"
             )
-    if not isinstance(limits := given.get("limits"), Limits | None):
-        raise UsageError(f"limits must be a Limits object, got {type(limits).__name__}")
     _check_seconds(given, *_TIMEOUTS, "ping_seconds")
 
 
@@ -158,17 +153,6 @@ def _check_seconds(given: Mapping[str, Any], *names: str) -> None:
         seconds = given.get(name)
         if seconds is not None and (type(seconds) not in (int, float) or not seconds > 0):  # `not >` also refuses NaN
             raise UsageError(f"{name} must be a number of seconds above 0, or None; got {seconds!r}")
-
-
-def _check_plain(name: str, callback: Any) -> None:
-    if callback is None or (name == "headers" and isinstance(callback, Mapping)):
-        return
-    if not callable(callback):
-        expected = "a mapping such as {'Authorization': ...} or a function" if name == "headers" else "a function"
-        # The value is not shown: it may be a secret.
-        raise UsageError(f"{name} must be {expected}, got {type(callback).__name__}")
-    if any(map(inspect.iscoroutinefunction, (callback, type(callback).__call__))):
-        raise UsageError(f"{name} must be a plain function, got an async function; the client calls it without await")
 
 
 def check_request_options(given: Mapping[str, object], method: str = "", name: str = "") -> None:
@@ -192,13 +176,9 @@ def copy_mapping(what: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return a copy of a mapping as a dict.  Raises UsageError if it is not a mapping; `what` names it in the error."""
     if given is None:
         return {}
-    return dict(given if type(given) is dict else _mapping(what, given))
-
-
-def _mapping(what: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(given, Mapping):
         raise UsageError(f"{what} must be a mapping by name, got {type(given).__name__}")
-    return given
+    return dict(given)
 
 
 def fields_of(headers: Mapping[str, str]) -> Fields:
@@ -206,35 +186,9 @@ def fields_of(headers: Mapping[str, str]) -> Fields:
 
     Raises UsageError if a name or a value is not a string, such as None from an environment variable that is not set.
     """
-    fields = tuple(_mapping("headers", headers).items())
+    fields = tuple(copy_mapping("headers", headers).items())
     for name, value in fields:
         if not (isinstance(name, str) and isinstance(value, str)):
             wrong = value if isinstance(name, str) else name
             raise UsageError(f"header names and values must be strings, got {type(wrong).__name__} in {name!r}")
     return fields
-
-
-def offer_of(options: ClientOptions, capabilities: JsonObject) -> Offer:
-    info = {"name": options.get("name", "trio_mcp"), "version": options.get("version", "0")}
-    revisions = tuple(REVISIONS.values())
-    if (name := options.get("revision")) is not None:
-        if name not in REVISIONS:
-            raise UsageError(f"unknown revision {name!r}; the revisions are {', '.join(REVISIONS)}")
-        revisions = (REVISIONS[name],)
-    experimental = options.get("experimental")
-    if experimental is not None:
-        capabilities = {**capabilities, "experimental": copy_mapping("experimental", experimental)}
-    return Offer(info, capabilities, revisions)
-
-
-def log_level_of(options: ClientOptions) -> str | None:
-    """Return the log level to ask for; "info" if only `on_log` is given, because servers of 2026-07-28 send no logs
-    unasked.
-    """
-    return checked_level(options.get("log_level", "info" if "on_log" in options else None))
-
-
-def checked_level(level: str | None) -> str | None:
-    if level is not None and level not in LOG_LEVELS:
-        raise UsageError(f"the log level must be one of {', '.join(LOG_LEVELS)}; got {level!r}")
-    return level

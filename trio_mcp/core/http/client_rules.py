@@ -49,7 +49,6 @@ from trio_mcp.core.messages import (
     Error,
     Id,
     InvalidMessage,
-    Json,
     Limits,
     Message,
     Notification,
@@ -140,16 +139,22 @@ def request_headers(exchange: Exchange, *, mirrors: Sequence[Mirror] = (), last_
     `UsageError` if this revision does not allow to post the message, or if an argument does not fit into a header.
     """
     revision, rules, message = exchange.revision, exchange.revision.http, exchange.message
+    session: Fields = () if exchange.session is None else ((SESSION_ID, exchange.session),)  # http-55
+    if rules is not None and rules.version_header:  # http-62, http-63
+        session = (*session, (PROTOCOL_VERSION, revision.name))
     if message is None:
         accept: Fields = (("Accept", EVENT_STREAM),) if exchange.method == "GET" else ()  # http-32
         after: Fields = ((LAST_EVENT_ID, last_event_id),) if last_event_id else ()  # http-41
-        return (*accept, *_session_headers(exchange), *after)
-    _check_message(revision, message)
+        return (*accept, *session, *after)
+    if isinstance(message, Batch) and not revision.batches:
+        raise UsageError(f"{revision} has no batches: post each message by itself")  # http-11, http-12
+    if isinstance(message, Response | Error) and not revision.handshake:
+        raise UsageError(f"responses are never posted in {revision}")  # http-13
     # http-09: "an Accept header, listing both application/json and text/event-stream".
     fields: Fields = (("Content-Type", JSON), ("Accept", f"{JSON}, {EVENT_STREAM}"))
     if rules is None or not rules.standard_headers or not isinstance(message, Request | Notification):
         # http-119: the POST that opens a session has no session id and no negotiated version.
-        return fields if exchange.opening else (*fields, *_session_headers(exchange))
+        return fields if exchange.opening else (*fields, *session)
     # http-68: the header must equal the version in the body, so it is copied from there.
     meta = message.params.get("_meta")
     version = str(meta.get(META_VERSION, revision)) if isinstance(meta, dict) else revision.name
@@ -157,20 +162,6 @@ def request_headers(exchange: Exchange, *, mirrors: Sequence[Mirror] = (), last_
     if message.method != "tools/call":
         return fields
     return (*fields, *mirrored(mirrors, message.params.get("arguments") or {}))
-
-
-def _check_message(revision: Revision, message: Message) -> None:
-    if isinstance(message, Batch) and not revision.batches:
-        raise UsageError(f"{revision} has no batches: post each message by itself")  # http-11, http-12
-    if isinstance(message, Response | Error) and not revision.handshake:
-        raise UsageError(f"responses are never posted in {revision}")  # http-13
-
-
-def _session_headers(exchange: Exchange) -> Fields:
-    session: Fields = () if exchange.session is None else ((SESSION_ID, exchange.session),)  # http-55
-    rules = exchange.revision.http
-    named = rules is not None and rules.version_header
-    return (*session, (PROTOCOL_VERSION, exchange.revision.name)) if named else session  # http-62, http-63
 
 
 # What a response means.
@@ -298,59 +289,64 @@ def read_reply(
 ) -> ReplyVerdict:
     """Judge a response.  The body is not needed for an event stream with status 2xx, and needed for all others."""
     limits = limits or Limits()
+    if 200 <= status < 300:
+        return _read_success(exchange, status, headers, body, limits)
     if 300 <= status < 400:
         return _redirect(exchange, status, headers.get("Location"))
+    message = decode(body, limits)
+    error = message if isinstance(message, Error) else None
+    why = _describe(status, body, error)
     if status in (401, 403):
-        return Challenged(status, headers.get("WWW-Authenticate", ""), _describe_failure(status, body, limits))
+        return Challenged(status, headers.get("WWW-Authenticate", ""), why)
     after = headers.get("Retry-After", "")
     # Seconds only: a date would need a clock, and servers with rate limits do not send dates.
     if status in (429, 503) and not exchange.again and re.fullmatch(r"[0-9]{1,9}", after):
         return RetryAfter(int(after))
-    gone = status == 404 or (status == 400 and _blames_session(body, limits))
-    gone = gone and exchange.session is not None and exchange.revision.handshake
-    if gone and exchange.method != "DELETE" and not _lacks_method(exchange, body, limits):
+    # A 400 means an unknown session with servers of the Python SDK up to 1.12.
+    blamed = isinstance(message, InvalidMessage) and b"session" in body[:_QUOTED_BYTES].lower()
+    # A server that does not know the session has not read the method.
+    unread = error is None or error.code != errors.METHOD_NOT_FOUND or not exchange.answered_by(error)
+    gone = (status == 404 or (status == 400 and blamed)) and unread and exchange.method != "DELETE"
+    if gone and exchange.session is not None and exchange.revision.handshake:
         return ReplyLost("the new session ended at once", status) if exchange.again else SessionGone()
-    if exchange.method != "POST":
-        return _read_other(exchange, status, headers, body, limits)
-    if 200 <= status < 300:
-        return _read_success(exchange, status, headers, body, limits)
-    return _read_failure(exchange, status, body, limits)
-
-
-def _blames_session(body: bytes, limits: Limits) -> bool:
-    """Whether this 400 means an unknown session, as with servers of the Python SDK up to 1.12."""
-    return b"session" in body[:_QUOTED_BYTES].lower() and isinstance(decode(body, limits), InvalidMessage)
+    if exchange.method != "POST":  # GET and DELETE are optional for a server (http-33, http-60)
+        if status in (404, 405):
+            return ReplyAccepted() if exchange.method == "DELETE" else NoStream()
+        return ReplyLost(f"{exchange.method} failed: {why}", status)
+    if error is not None and isinstance(exchange.message, Request):
+        # The id does not matter: the response refuses this request, and some servers use an id of their own here.
+        return read_answer(exchange, attrs.evolve(error, id=exchange.message.id), status)
+    return _fall_back(exchange, status, error) or ReplyLost(why, status)
 
 
 _QUOTED_BYTES = 1000  # bytes of a free-text error body that are used
+_MARKUP = re.compile(r"<(head|script|style)\b.*?</\1>|<[a-z/!?][^>]*>?", re.DOTALL | re.IGNORECASE)
 
 
-def _lacks_method(exchange: Exchange, body: bytes, limits: Limits) -> bool:
-    """Whether this 404 answers this request: a server that does not know the session has not read the method."""
-    message = decode(body, limits)
-    lacking = isinstance(message, Error) and message.code == errors.METHOD_NOT_FOUND
-    return lacking and bool(exchange.answered_by(message))
+def _describe(status: int, body: bytes, error: Error | None) -> str:
+    """Describe a failure: by the message of its JSON-RPC error, else by the beginning of the body."""
+    if error is not None:
+        return f"HTTP {status}: {_error_text(error)}"
+    text = body[:_QUOTED_BYTES].decode(errors="replace").strip()
+    if text.startswith("<"):  # an HTML page: keep only its text
+        text = " ".join(_MARKUP.sub(" ", text).split())
+    return f"HTTP {status}, " + (f"with the text {shown(text, 200)}" if text else "without a JSON-RPC error")
 
 
-def _read_other(exchange: Exchange, status: int, headers: Headers, body: bytes, limits: Limits) -> ReplyVerdict:
-    """GET and DELETE, which are optional for a server (http-33, http-60)."""
-    good = 200 <= status < 300
-    if exchange.method == "DELETE" and (good or status in (404, 405)):
-        return ReplyAccepted()
-    if good and kind_of(headers) == EVENT_STREAM:
-        return Streaming()
-    if status in (404, 405):
-        return NoStream()
-    return ReplyLost(f"{exchange.method} failed: {_describe_failure(status, body, limits)}", status)
+def _error_text(error: Error) -> str:
+    return f"{shown(error.message, 200)} ({error.code})"
 
 
 def _read_success(exchange: Exchange, status: int, headers: Headers, body: bytes, limits: Limits) -> ReplyVerdict:
+    kind = kind_of(headers)
+    if exchange.method == "GET":
+        why = _describe(status, body, None)
+        return Streaming() if kind == EVENT_STREAM else ReplyLost(f"GET failed: {why}", status)
     if exchange.sse or not exchange.asked:
         return ReplyAccepted()
     session = headers.get(SESSION_ID) if exchange.opening else None
     if session is not None and not is_session_id(session):
         return ReplyLost("the server sent a session id that is not visible ASCII")
-    kind = kind_of(headers)
     if kind == EVENT_STREAM:
         return Streaming(session)
     if kind != JSON:
@@ -362,15 +358,6 @@ def _read_success(exchange: Exchange, status: int, headers: Headers, body: bytes
     if left := exchange.asked - exchange.answered_by(verdict.message):  # http-126: no other response will follow
         return ReplyLost(f"the answer to a batch lacks {len(left)} of {len(exchange.asked)} responses")
     return verdict if session is None else AnswerReceived(verdict.message, session)
-
-
-def _read_failure(exchange: Exchange, status: int, body: bytes, limits: Limits) -> ReplyVerdict:
-    message = decode(body, limits)
-    error = message if isinstance(message, Error) else None
-    if error is not None and isinstance(exchange.message, Request):
-        # The id does not matter: the response refuses this request, and some servers use an id of their own here.
-        return read_answer(exchange, attrs.evolve(error, id=exchange.message.id), status)
-    return _fall_back(exchange, status, error) or ReplyLost(_describe_failure(status, body, limits), status)
 
 
 def read_answer(exchange: Exchange, message: Message, status: int = 200) -> ReplyVerdict:
@@ -387,28 +374,20 @@ def read_answer(exchange: Exchange, message: Message, status: int = 200) -> Repl
         return ReplyLost(f"the server sent a {type(message).__name__} that does not answer the request")
     if not isinstance(message, Error):
         return AnswerReceived(message)
-    remedy = None if exchange.again else _remedy(exchange, message, status)
-    return remedy or _fall_back(exchange, status, message) or AnswerReceived(message)
-
-
-def _remedy(exchange: Exchange, error: Error, status: int) -> ReplyVerdict | None:
-    """The next step after an error that only HTTP or version negotiation can repair; None for all other errors."""
-    calling = isinstance(exchange.message, Request) and exchange.message.method == "tools/call"
-    if error.code == errors.UNSUPPORTED_VERSION:
-        newest = _mutual(error.data, exchange.speaks)
-        return None if newest is None else TryVersion(newest, error)
-    # draft-01: "A client may tolerate -32001 with 400."
-    mismatch = error.code == errors.HEADER_MISMATCH or (error.code == DRAFT_HEADER_MISMATCH and status == 400)
-    if mismatch and calling and not exchange.revision.handshake and not exchange.probing:
-        return RefreshTools(error)
-    return None
-
-
-def _mutual(data: Json, speaks: Sequence[Revision]) -> Revision | None:
-    """The newest revision that both sides support.  It may be the one just refused: some servers refuse only once."""
-    supported = data.get("supported") if isinstance(data, dict) else None
-    names = supported if isinstance(supported, list) else []
-    return max((each for each in speaks if each.name in names), key=str, default=None)
+    if not exchange.again:  # errors that only HTTP or version negotiation can repair
+        if message.code == errors.UNSUPPORTED_VERSION:
+            supported = message.data.get("supported") if isinstance(message.data, dict) else None
+            names = supported if isinstance(supported, list) else []
+            # The newest that both sides support.  It may be the one just refused: some servers refuse only once.
+            newest = max((each for each in exchange.speaks if each.name in names), key=str, default=None)
+            if newest is not None:
+                return TryVersion(newest, message)
+        # draft-01: "A client may tolerate -32001 with 400."
+        mismatch = message.code == errors.HEADER_MISMATCH or (message.code == DRAFT_HEADER_MISMATCH and status == 400)
+        calling = isinstance(exchange.message, Request) and exchange.message.method == "tools/call"
+        if mismatch and calling and not exchange.revision.handshake and not exchange.probing:
+            return RefreshTools(message)
+    return _fall_back(exchange, status, message) or AnswerReceived(message)
 
 
 def _fall_back(exchange: Exchange, status: int, error: Error | None) -> ReplyVerdict | None:
@@ -439,24 +418,6 @@ def _is_legacy(message: Message | None, status: int, error: Error | None) -> boo
     return discovering and status < 300
 
 
-def _describe_failure(status: int, body: bytes, limits: Limits) -> str:
-    """Describe a failure: by the message of its JSON-RPC error, else by the beginning of the body."""
-    message = decode(body, limits)
-    if isinstance(message, Error):
-        return f"HTTP {status}: {_error_text(message)}"
-    text = body[:_QUOTED_BYTES].decode(errors="replace").strip()
-    if text.startswith("<"):  # an HTML page: keep only its text
-        text = " ".join(_MARKUP.sub(" ", text).split())
-    return f"HTTP {status}, " + (f"with the text {shown(text, 200)}" if text else "without a JSON-RPC error")
-
-
-_MARKUP = re.compile(r"<(head|script|style)\b.*?</\1>|<[a-z/!?][^>]*>?", re.DOTALL | re.IGNORECASE)
-
-
-def _error_text(error: Error) -> str:
-    return f"{shown(error.message, 200)} ({error.code})"
-
-
 def _redirect(exchange: Exchange, status: int, location: str | None) -> ReplyVerdict:
     if location is None:
         return ReplyLost(f"HTTP {status} without a Location")
@@ -480,20 +441,22 @@ def _same_origin(base: str, reference: str) -> str | None:
         if not re.fullmatch("[!-~]*", reference) or "@" in urlsplit(reference).netloc:
             return None
         url = urljoin(base, reference)
-        return url if _origin(url) == _origin(base) else None
+        one, other = (
+            (parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme))
+            for parts in (urlsplit(url), urlsplit(base))
+        )
     except ValueError:  # not a URL: for example a port that is not a number, or a single bracket
         return None
+    return url if one == other else None
+
+
+_PORTS = {"http": 80, "https": 443}
 
 
 def url_without_secrets(url: str) -> str:
     """Return a URL without the parts that may be secret: the user, the query and the fragment."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-
-
-def _origin(url: str) -> tuple[str, str | None, int | None]:
-    parts = urlsplit(url)
-    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
 def read_endpoint(url: str, event: SseEvent | Oversized) -> str | ReplyLost:
@@ -506,13 +469,11 @@ def read_endpoint(url: str, event: SseEvent | Oversized) -> str | ReplyLost:
 
 # Streams that break.
 
-
 # Seconds.  A server that closes at once and says "retry: 0" would be polled as fast as the network allows.  No server
 # means more than an hour, and a longer wait is as good as none.
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.1, 3600
 # Seconds after which a connection counts as stable.  A server that closes every connection at once is still given up.
 _STABLE = 8.0
-
 
 _MISSED = 3  # missing keep-alives in a row, after which the stream counts as dead: one may be late, and one lost
 # Seconds.  Keep-alives closer than this count as one that came in pieces.  A proxy may hold several back and deliver
@@ -535,9 +496,7 @@ class KeepAlives:
         """Seconds; infinite before the second keep-alive."""
         self._last = -math.inf
         self._silent = False  # nothing else has arrived since the last keep-alive
-        self._intervals: deque[float] = deque(
-            maxlen=3
-        )  # a stalled connection makes one too long; later ones replace it
+        self._intervals: deque[float] = deque(maxlen=3)  # a stalled connection makes one too long; it is replaced
 
     def received(self, now: float, *, keep_alive: bool) -> None:
         """Report that bytes arrived: keep-alives only, or other content too."""

@@ -28,7 +28,6 @@ __all__ = [
 KEEP_ALIVE = b": keep-alive\n\n"
 """A comment: every reader ignores it, and it stops proxies from closing a quiet stream."""
 
-_BOM = b"\xef\xbb\xbf"
 _NAME = b"data: "
 # As h11 and other HTTP writers would send it, and as proxies pass it on: printable ASCII without spaces around it, up
 # to 1 KiB.
@@ -137,7 +136,7 @@ class EventReader:
         self.last_event_id = ""  # of the last complete event with an id; "" before the first
         self.retry: int | None = None  # the latest value, in milliseconds
         self.comments = 0  # comments begun so far
-        self._at_start = True
+        self._bom = b"\xef\xbb\xbf"  # until the end of the first line
         self._after_cr = False
         self._line = bytearray()  # the received part of the current line
         self._dropping = False  # the rest of the current line is ignored
@@ -160,42 +159,31 @@ class EventReader:
         # bytes.splitlines() splits only at CR, LF and CRLF; str.splitlines() would split at other characters too.
         for piece in data.splitlines(keepends=True):
             part = piece.rstrip(b"\r\n")
-            self._extend_line(part, found)
+            if not self._dropping:
+                self._line += part
+                comment = self._line.startswith(b":")  # http-112: comments are ignored
+                self.comments += comment
+                oversized = not comment and len(self._data) + len(self._line) > self._limit + len(_NAME)
+                if oversized:
+                    self._data.clear()
+                    if not self._oversized:
+                        found.append(Oversized(self._limit))
+                    self._oversized = True
+                if comment or oversized:
+                    self._dropping = True
+                    self._line.clear()
             if len(part) < len(piece):
                 self._end_line(found)
         return found
 
-    def _extend_line(self, part: bytes, found: list[SseEvent | Oversized]) -> None:
-        if self._dropping:
-            return
-        self._line += part
-        if self._line.startswith(b":"):  # http-112: comments are ignored
-            self.comments += 1
-            self._dropping = True
-            self._line.clear()
-        elif len(self._data) + len(self._line) > self._limit + len(_NAME):
-            self._dropping = True
-            self._line.clear()
-            self._data.clear()
-            if not self._oversized:
-                found.append(Oversized(self._limit))
-            self._oversized = True
-
     def _end_line(self, found: list[SseEvent | Oversized]) -> None:
         line, self._line = bytes(self._line), bytearray()
         dropped, self._dropping = self._dropping, False
-        if self._at_start:
-            line = line.removeprefix(_BOM)
-            self._at_start = False
+        line, self._bom = line.removeprefix(self._bom), b""
         if dropped:
             return
-        if line:
-            name, _, value = line.partition(b":")
-            self._take_field(name, value.removeprefix(b" "))
-        else:
-            self._end_event(found)
-
-    def _take_field(self, name: bytes, value: bytes) -> None:
+        name, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
         match name:
             case b"data":
                 if not self._oversized:
@@ -209,14 +197,13 @@ class EventReader:
                 # No real time has more than fifteen digits, and int() raises for thousands of them.
                 if value.isdigit() and len(value) <= 15:
                     self.retry = self._retry = int(value)
+            case b"" if not line:  # the end of the event
+                # The id takes effect here, not at its own line: an event that was cut off must be sent again.
+                if self._id is not None:
+                    self.last_event_id = self._id
+                if self._data and not self._oversized:
+                    self._data.pop()
+                    found.append(SseEvent(bytes(self._data), self._event or "message", self._id, self._retry))
+                self._clear()
             case _:
                 pass  # "The field is ignored."
-
-    def _end_event(self, found: list[SseEvent | Oversized]) -> None:
-        # The id takes effect here, not at its own line: an event that was cut off must be sent again.
-        if self._id is not None:
-            self.last_event_id = self._id
-        if self._data and not self._oversized:
-            self._data.pop()
-            found.append(SseEvent(bytes(self._data), self._event or "message", self._id, self._retry))
-        self._clear()
