@@ -68,7 +68,6 @@ from trio_mcp.transport.nursery import sole
 from trio_mcp.transport.paths import PathRefused
 
 if TYPE_CHECKING:
-    from trio_mcp.core.http.fields import Mirror
     from trio_mcp.core.oauth.resource import Protection
     from trio_mcp.server.run import Threads
 
@@ -86,6 +85,8 @@ class CallNext(Protocol):
 
 _Serve: TypeAlias = Callable[[Request], Awaitable[JsonObject]]
 Middleware: TypeAlias = Callable[[Context, Request, CallNext], Awaitable[JsonObject]]
+_USED = {"tools/call": "tools", "prompts/get": "prompts", "resources/read": "resources"}  # the kind of the entry
+_OF_RELAYS = "@"  # begins the cursors of pages of relays; the cursors of `paginate` do not have it
 Serve: TypeAlias = "Callable[[Dispatcher, Catalog, Context, Request], Awaitable[JsonObject]]"
 
 _log = logging.getLogger("trio_mcp")
@@ -103,7 +104,7 @@ class Dispatcher:
         publisher: Publisher,
         threads: Threads,
     ) -> None:
-        self._catalog = catalog
+        self.catalog = catalog
         self._lifespans = lifespans
         self._parking = parking
         self._publisher = publisher
@@ -114,15 +115,15 @@ class Dispatcher:
 
         Raises UsageError if only a mounted server is protected, because it would be open to all clients.
         """
-        if self._catalog.protection is None and any(each.protection is not None for each in self._catalog.parts()):
+        if self.catalog.protection is None and any(each.protection is not None for each in self.catalog.parts()):
             raise UsageError(
                 "a mounted server is protected, but the server that is served is not; call protect of the outer server"
             )
-        return self._catalog.protection
+        return self.catalog.protection
 
     def __call__(self, ctx: Context) -> Awaitable[JsonObject]:
         """Return the result of the request of `ctx`.  Raises the exception of the handler; see `failure`."""
-        return self._served_by(self._catalog, ctx, ctx.request)
+        return self._served_by(self.catalog, ctx, ctx.request)
 
     async def _served_by(self, server: Catalog, ctx: Context, request: Request) -> JsonObject:
         """Serve a request as `server` does: the running server, or a server that is mounted in it."""
@@ -195,62 +196,57 @@ class Dispatcher:
     # Lists.
 
     async def _list(self, server: Catalog, ctx: Context, request: Request) -> JsonObject:
-        cursor, method = request.params.get("cursor"), request.method
+        method, revision, cursor = request.method, ctx._terms.revision, request.params.get("cursor")
         allowed = functools.partial(EntryRoute.allowed, principal=ctx.principal) if self._filters else None
-        revision, relays = ctx._terms.revision, server.relays(LISTS[method])
+        relays, member = server.relays(LISTS[method]), KINDS[LISTS[method]].member
         if relays and isinstance(cursor, str) and cursor.startswith(_OF_RELAYS):
-            page = await self._list_relayed(server, ctx, request, {KINDS[LISTS[method]].member: []}, cursor)
+            page = await self._list_relayed(server, ctx, request, [], cursor)
         else:
             page = server.list(method, revision, cursor, server.page_size, allowed)
             if relays and "nextCursor" not in page:
-                page = await self._list_relayed(server, ctx, request, page, f"{_OF_RELAYS}0.")
-            elif server.middleware:
-                page = _copy_of(page)
+                page = await self._list_relayed(server, ctx, request, page[member], f"{_OF_RELAYS}0.")
+            elif server.middleware:  # it may change the page, and the cached one is shown to other clients
+                page = parse(page.text if isinstance(page, CachedResult) else to_text(page))[0]
         hints = server.cache.get(method)
         if hints is None or method not in revision.cacheable:
             return page
-        members = hints.members
-
-        def hinted() -> JsonObject:
-            return {**page, **members()}
-
-        return page.with_more("hints", hints, hinted) if isinstance(page, CachedResult) else hinted()
+        if isinstance(page, CachedResult):
+            return page.with_more("hints", hints, lambda: {**page, **hints.members()})
+        return {**page, **hints.members()}
 
     async def _list_relayed(
-        self, server: Catalog, ctx: Context, request: Request, page: JsonObject, cursor: str
+        self, server: Catalog, ctx: Context, request: Request, items: Sequence[JsonObject], cursor: str
     ) -> JsonObject:
-        """Append a page of a mounted relay to a page of our own.
+        """Append a page of a mounted relay to items of our own, without the entries that one of our own hides.
 
-        The cursor has the number of the relay, and the cursor that its server gave.  Entries that an entry of our own
-        hides are left out.
+        The cursor has the number of the relay, and the cursor that its server gave.
         """
         kind, (number, _, inner) = LISTS[request.method], cursor.removeprefix(_OF_RELAYS).partition(".")
         relays, member, key = server.relays(kind), KINDS[kind].member, KINDS[kind].key
         if not number.isdecimal() or int(number) >= len(relays):
             raise RequestError(INVALID_PARAMS, "the list has changed around the cursor; list again without a cursor")
-        at, mount = int(number), relays[int(number)]
-        inner = inner or ("" if mount.catalog.remote else f"{_OF_RELAYS}0.")
+        mount = relays[int(number)]
         params = {name: value for name, value in request.params.items() if name != "cursor"}
-        if inner:
-            params["cursor"] = inner
+        if inner or not mount.catalog.remote:
+            params["cursor"] = inner or f"{_OF_RELAYS}0."
         found = await self._served_by(mount.catalog, ctx, Request(request.id, request.method, params))
-        items = [*page[member]]
+        page: JsonObject = {member: [*items]}
         for item in found.get(member, ()):
-            name = item.get(key) if isinstance(item, dict) else None
-            if isinstance(name, str):
+            if isinstance(item, dict) and isinstance(name := item.get(key), str):
                 name = mount.outer(kind, name)
                 if server.find(kind, name) is not None:
                     continue
                 item = {**item, key: name}
-            items.append(item)
-        following = found.get("nextCursor")
-        if following is not None:
-            return {member: items, "nextCursor": f"{_OF_RELAYS}{at}.{following}"}
-        return {member: items} if at + 1 == len(relays) else {member: items, "nextCursor": f"{_OF_RELAYS}{at + 1}."}
+            page[member].append(item)
+        if (following := found.get("nextCursor")) is not None:
+            page["nextCursor"] = f"{_OF_RELAYS}{number}.{following}"
+        elif int(number) + 1 < len(relays):
+            page["nextCursor"] = f"{_OF_RELAYS}{int(number) + 1}."
+        return page
 
     @functools.cached_property
     def _filters(self) -> bool:
-        return any(each.filter is not None for each in self._catalog.parts())
+        return any(each.filter is not None for each in self.catalog.parts())
 
     # Scopes.  Lists also show tools that need other scopes: a client that does not see a tool never asks for its scope.
 
@@ -262,13 +258,13 @@ class Dispatcher:
     def scopes_for(self, request: Request, principal: Any) -> Sequence[str]:
         """All scopes that this request needs over HTTP."""
         name = request.params.get("name") if request.method == "tools/call" else None
-        route = self._catalog.find("tools", name) if isinstance(name, str) else None
+        route = self.catalog.find("tools", name) if isinstance(name, str) else None
         if route is None or not route.entry.scopes or not route.allowed(principal):
             return self._required_scopes(())  # the scopes of a hidden tool would show that it exists
         return self._required_scopes(route.entry.scopes)
 
     def _required_scopes(self, scopes: Sequence[str]) -> Sequence[str]:
-        protection = self._catalog.protection
+        protection = self.catalog.protection
         return scopes if protection is None else tuple(dict.fromkeys((*protection.scopes, *scopes)))
 
     def _check_scopes(self, ctx: Context, entry: Entry) -> None:
@@ -288,53 +284,35 @@ class Dispatcher:
 
     # Calls.
 
-    async def _call_tool(self, server: Catalog, ctx: Context, request: Request) -> JsonObject:
-        name, arguments = _call_params(request.params)
-        route, revision = server.find("tools", name), ctx._terms.revision
+    async def _use(self, server: Catalog, ctx: Context, request: Request) -> JsonObject:
+        """Call a tool, get a prompt or read a resource."""
+        kind, revision = _USED[ctx.request.method], ctx._terms.revision
+        route: EntryRoute | None
+        if kind == "resources":
+            key = uri = request.params.get("uri")
+            if not isinstance(key, str):
+                raise RequestError(INVALID_PARAMS, "resources/read needs a uri, a string")
+            route, arguments = server.find_resource(key) or (None, {})
+        else:
+            (key, arguments), uri = _call_params(request.params), None
+            route = server.find(kind, key)
         if route is None or (self._filters and not route.allowed(ctx.principal)):
-            # tool-31: an unknown tool is an error, not a tool result.
-            why = f"there is no tool {shown(name)}; tools/list names those there are"
-            return await self._relayed(server, ctx, request, "tools", name, RequestError(INVALID_PARAMS, why))
+            return await self._relayed(server, ctx, request, kind, key)
         entry = route.entry
         if entry.scopes:
             self._check_scopes(ctx, entry)
         if len(route.places) > 1:
             return await self._serve_mounted(route, ctx, request)
         try:
-            call = entry.prepare(ctx, arguments)
+            call = entry.prepare(ctx, arguments, uri)  # res-10: the variables of a URI are checked already
         except BadArguments as bad:
-            if revision.invalid_arguments_are_results:  # tool-33: so that the model can correct them
+            if kind == "tools" and revision.invalid_arguments_are_results:  # tool-33: the model can correct them
                 return tool_failure(str(bad), revision)
-            raise RequestError(INVALID_PARAMS, str(bad)) from None  # tool-32
-        return await self._run_handler(ctx, entry, call, tool_result, entry.output, name, revision)
-
-    async def _get_prompt(self, server: Catalog, ctx: Context, request: Request) -> JsonObject:
-        name, arguments = _call_params(request.params)
-        route, revision = server.find("prompts", name), ctx._terms.revision
-        if route is None or not route.allowed(ctx.principal):  # prm-08
-            why = f"there is no prompt {shown(name)}; prompts/list names those there are"
-            return await self._relayed(server, ctx, request, "prompts", name, RequestError(INVALID_PARAMS, why))
-        if len(route.places) > 1:
-            return await self._serve_mounted(route, ctx, request)
-        entry = route.entry
-        try:
-            call = entry.prepare(ctx, arguments)
-        except BadArguments as bad:  # prm-08, prm-09, prm-17
-            raise RequestError(INVALID_PARAMS, str(bad)) from None
-        return await self._run_handler(ctx, entry, call, prompt_result, entry.description, revision)
-
-    async def _read_resource(self, server: Catalog, ctx: Context, request: Request) -> JsonObject:
-        uri, revision = request.params.get("uri"), ctx._terms.revision
-        if not isinstance(uri, str):
-            raise RequestError(INVALID_PARAMS, "resources/read needs a uri, a string")
-        found = server.find_resource(uri)
-        if found is None or not found[0].allowed(ctx.principal):
-            return await self._relayed(server, ctx, request, "resources", uri, ResourceNotFound(uri))
-        route, variables = found
-        if len(route.places) > 1:
-            return await self._serve_mounted(route, ctx, request)
-        entry = route.entry
-        call = entry.prepare(ctx, variables, uri)
+            raise RequestError(INVALID_PARAMS, str(bad)) from None  # tool-32, prm-08, prm-09, prm-17
+        if kind == "tools":
+            return await self._run_handler(ctx, entry, call, tool_result, entry.output, key, revision)
+        if kind == "prompts":
+            return await self._run_handler(ctx, entry, call, prompt_result, entry.description, revision)
         result = await self._run_handler(ctx, entry, call, resource_result, uri, entry.mime_type, revision)
         complete = result.get("resultType", "complete") == "complete"
         if entry.cache is not None and complete and request.method in revision.cacheable:
@@ -347,19 +325,24 @@ class Dispatcher:
         return await self._served_by(catalog, ctx, _renamed(request, route.entry.kind, key))
 
     async def _relayed(
-        self, server: Catalog, ctx: Context, request: Request, kind: str, key: str, missing: RequestError
+        self, server: Catalog, ctx: Context, request: Request, kind: str, key: str, why: str = ""
     ) -> JsonObject:
-        """Serve a request for an entry that no catalog has by a mounted relay, or raise `missing`.
+        """Serve a request for an entry that no catalog has by a mounted relay.  Raises RequestError if there is none.
 
         The prefix of a name decides which relay is asked.  A URI has none, so all relays are asked until one knows it.
         """
+        label, method, prefixed = KINDS[kind].label, KINDS[kind].method, KINDS[kind].prefixed
+        missing: RequestError = ResourceNotFound(key)
+        if why or prefixed:  # tool-31: an unknown tool is an error, not a tool result; prm-08
+            why = why or f"there is no {label} {shown(key)}; {method} names those there are"
+            missing = RequestError(INVALID_PARAMS, why)
         for mount in server.relays(kind, key):
             inner = mount.inner(kind, key)
             assert inner is not None
             try:
                 return await self._served_by(mount.catalog, ctx, _renamed(request, kind, inner))
             except RequestError as error:
-                if KINDS[kind].prefixed or error.code not in (RESOURCE_NOT_FOUND, INVALID_PARAMS):
+                if prefixed or error.code not in (RESOURCE_NOT_FOUND, INVALID_PARAMS):
                     raise
         raise missing
 
@@ -400,11 +383,9 @@ class Dispatcher:
         route = server.find_completed(kind, name)
         # cmpl-04: a client may complete the arguments of the entries that it may use.
         if route is None or not route.allowed(ctx.principal):
-            of, label = (
-                ("prompts", "prompt") if kind == "ref/prompt" else ("templates", "resource or resource template")
-            )
-            missing = RequestError(INVALID_PARAMS, f"there is no {label} {shown(name)}")
-            return await self._relayed(server, ctx, request, of, name, missing)
+            of = "prompts" if kind == "ref/prompt" else "templates"
+            label = "prompt" if kind == "ref/prompt" else "resource or resource template"
+            return await self._relayed(server, ctx, request, of, name, f"there is no {label} {shown(name)}")
         found = server.completer(route, argument)
         if found is None:
             return completion_result([])
@@ -422,25 +403,17 @@ class Dispatcher:
     # Legacy subscriptions.  Modern ones do not come here, because no handler runs for them.
 
     async def _subscribe(self, server: Catalog, ctx: Context, request: Request) -> JsonObject:
-        uri = request.params.get("uri")
+        uri, listeners = request.params.get("uri"), self._publisher.listeners
+        key = ListenerKey(ctx._link, None)  # type: ignore[arg-type]  # a legacy request has a connection
+        if ctx.request.method == "resources/unsubscribe":
+            return listeners.unsubscribe(key, ctx.request.params) if key in listeners else {}
         if isinstance(uri, str):
             if not self.may_subscribe(ctx, uri):
                 raise ResourceNotFound(uri)
             if not server.remote and server.relays("resources") and server.find_resource(uri) is None:
-                return await self._relayed(server, ctx, request, "resources", uri, ResourceNotFound(uri))
-        return self._in_session(ctx, self._publisher.listeners.subscribe)
-
-    async def _unsubscribe(self, server: Catalog, ctx: Context, request: Request) -> JsonObject:
-        return self._in_session(ctx, self._publisher.listeners.unsubscribe)
-
-    def _in_session(self, ctx: Context, change: Callable[[ListenerKey, JsonObject], JsonObject]) -> JsonObject:
-        """Change the subscriptions of a legacy session; does nothing if the client has closed its side."""
-        key = _session_of(ctx)
-        return change(key, ctx.request.params) if key in self._publisher.listeners else {}
-
-    def mirrors(self, tool: str) -> Sequence[Mirror]:
-        """The arguments of a tool that are repeated in HTTP headers."""
-        return self._catalog.mirrors(tool)
+                return await self._relayed(server, ctx, request, "resources", uri)
+        # A client that has closed its side is no listener any more.
+        return listeners.subscribe(key, ctx.request.params) if key in listeners else {}
 
     def may_subscribe(self, ctx: Context, uri: str) -> bool:
         """Whether this client may subscribe to updates of a resource.
@@ -450,17 +423,14 @@ class Dispatcher:
         """
         if not self._filters:
             return True
-        found = self._catalog.find_resource(uri)
+        found = self.catalog.find_resource(uri)
         return found is not None and found[0].allowed(ctx.principal)
 
     _METHODS: ClassVar[Mapping[str, Serve]] = {
         **dict.fromkeys(LISTS, _list),
-        "tools/call": _call_tool,
-        "prompts/get": _get_prompt,
-        "resources/read": _read_resource,
+        **dict.fromkeys(_USED, _use),
         "completion/complete": _complete,
-        "resources/subscribe": _subscribe,
-        "resources/unsubscribe": _unsubscribe,
+        **dict.fromkeys(("resources/subscribe", "resources/unsubscribe"), _subscribe),
     }
 
 
@@ -474,12 +444,6 @@ def _next(call_next: _Serve, request: Request, other: Request | None = None, /) 
     if not isinstance(other, Request):
         raise UsageError(f"call_next takes a Request, got {type(other).__name__}; write await call_next()")
     return call_next(other)
-
-
-def _copy_of(page: JsonObject) -> JsonObject:
-    """Copy a page, so that a middleware may change it; the cached page is shown to other clients."""
-    copy: JsonObject = parse(page.text if isinstance(page, CachedResult) else to_text(page))[0]
-    return copy
 
 
 def _renamed(request: Request, kind: str, key: str) -> Request:
@@ -501,10 +465,6 @@ def _error_answer(ctx: Context, text: str) -> JsonObject | RequestError:
     """Make the answer of a failed call: a result with isError for a tool, or else an error."""
     tool = ctx.method == "tools/call"
     return tool_failure(text, ctx._terms.revision) if tool else RequestError(INTERNAL_ERROR, text)
-
-
-def _session_of(ctx: Context) -> ListenerKey:
-    return ListenerKey(ctx._link, None)  # type: ignore[arg-type]
 
 
 def _url_questions(ctx: Context, error: RequestError) -> InputRequired | None:
@@ -529,8 +489,6 @@ def _url_questions(ctx: Context, error: RequestError) -> InputRequired | None:
 
 
 # Params.
-
-_OF_RELAYS = "@"  # begins the cursors of pages of relays; the cursors of `paginate` do not have it
 
 
 def _call_params(params: JsonObject) -> tuple[str, JsonObject]:

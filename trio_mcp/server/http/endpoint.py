@@ -350,8 +350,8 @@ class Endpoint:
         admitted.request, admitted.response, admitted.prefix = request, response, prefix
         verdict = judge(
             self.policy, request,
-            find_session=self._sessions.facts, find_mirrors=self._run.dispatcher.mirrors, principal=admitted.principal,
-            screened=admitted.head, prefix=prefix,
+            find_session=self._sessions.facts, find_mirrors=self._run.dispatcher.catalog.mirrors,
+            principal=admitted.principal, screened=admitted.head, prefix=prefix,
         )  # fmt: skip
         refused = (
             verdict
