@@ -31,6 +31,7 @@ import trio
 
 from trio_mcp.core.errors import RemoteProtocolError, UsageError, check_seconds, shown
 from trio_mcp.core.messages import Limits
+from trio_mcp.core.oauth.discovery import read_object
 from trio_mcp.core.oauth.principals import Principal
 from trio_mcp.core.oauth.resource import CannotVerify, canonical, claims_fault, scopes_in
 from trio_mcp.oauth.keys import ALGORITHMS, PUBLIC_MEMBERS
@@ -90,7 +91,13 @@ class JwksVerifier:
             raise UsageError("JwksVerifier needs PyJWT: pip install 'trio_mcp[oauth]'") from None
         self._jwt = jwt
         self._jws = jwt.PyJWS()
-        self._url = _checked(url, http_on_loopback)
+        origin, _ = locate(url)
+        if origin.scheme != "https" and not (http_on_loopback and is_this_machine(origin.host)):  # auth-24, auth-53
+            raise UsageError(
+                "the URL of an issuer's keys must be https, or an attacker could sign tokens; http_on_loopback=True "
+                f"allows plain http on this machine, for development; got {shown(url)}"
+            )
+        self._url = url
         self._issuer = issuer
         self._audiences = frozenset(map(canonical, [audience] if isinstance(audience, str) else audience))
         if not self._audiences or not all((*self._audiences, issuer)):
@@ -130,7 +137,9 @@ class JwksVerifier:
         kid, algorithm = self._head(token)
         key = self._key(kid, algorithm)
         if key is None or self._outdated():
-            await self._fetch_and_wait()
+            self._fetch_soon()
+            if self._fetching is not None:
+                await self._fetching.wait()
             key = self._key(kid, algorithm)
         elif not _lies_within(_FRESH, self._fetch_began):
             self._fetch_soon()
@@ -165,10 +174,10 @@ class JwksVerifier:
             whole = self._jws.decode_complete(
                 token, key, [algorithm], {"verify_signature": True, "enforce_minimum_key_length": True}
             )
-            claims = json.loads(whole["payload"])
-        except (self._jwt.PyJWTError, ValueError, RecursionError):
-            raise _TokenRejected("its signature is wrong, or its payload is not JSON") from None
-        if not isinstance(claims, dict):
+        except (self._jwt.PyJWTError, ValueError):
+            raise _TokenRejected("its signature is wrong") from None
+        claims = read_object(whole["payload"], len(token))
+        if claims is None:
             raise _TokenRejected("its payload is not a JSON object")
         return claims
 
@@ -191,11 +200,6 @@ class JwksVerifier:
     def _outdated(self) -> bool:
         return not _lies_within(self._max_age, self._fetched)
 
-    async def _fetch_and_wait(self) -> None:
-        self._fetch_soon()
-        if self._fetching is not None:
-            await self._fetching.wait()
-
     def _fetch_soon(self) -> None:
         if self._fetching is not None or _lies_within(_PAUSE, self._fetch_began):
             return
@@ -208,7 +212,7 @@ class JwksVerifier:
         self._current = False
         try:
             with trio.fail_after(_FETCH_SECONDS):
-                self._keys = _read(await self._get())
+                self._keys = await self._get()
             self._fetched = self._fetch_began
             self._loaded_keys.clear()
             self._current = True
@@ -224,14 +228,22 @@ class JwksVerifier:
             self._fetching = None
             done.set()
 
-    async def _get(self) -> bytes:
+    async def _get(self) -> Sequence[Mapping[str, Any]]:
         async with (
             HttpPool(ssl_context=self._ssl_context, limits=Limits()) as pool,
             pool.request("GET", self._url, (("Accept", "application/json"),), replayable=True) as reply,
         ):
             if reply.status != 200:  # do not follow redirects: keys come only from the URL that the author gave
                 raise RemoteProtocolError(f"the status is {reply.status}")
-            return await reply.read(_MAX_BYTES)
+            body = await reply.read(_MAX_BYTES)
+        try:
+            document = json.loads(body)
+        except (ValueError, RecursionError):
+            raise RemoteProtocolError("the response is not JSON") from None
+        keys = document.get("keys") if isinstance(document, dict) else None
+        if not isinstance(keys, list):
+            raise RemoteProtocolError('the response is not a key set, an object with a list "keys"')
+        return [each for each in keys if isinstance(each, dict)]
 
 
 class _TokenRejected(Exception):
@@ -241,28 +253,6 @@ class _TokenRejected(Exception):
 def _lies_within(seconds: float, since: float) -> bool:
     """Whether `since` is less than `seconds` ago.  It may lie in the future: each `trio.run` has its own clock."""
     return 0 <= trio.current_time() - since < seconds
-
-
-def _checked(url: str, http_on_loopback: bool) -> str:
-    """auth-24, auth-53."""
-    origin, _ = locate(url)
-    if origin.scheme != "https" and not (http_on_loopback and is_this_machine(origin.host)):
-        raise UsageError(
-            "the URL of an issuer's keys must be https, or an attacker could sign tokens; http_on_loopback=True allows "
-            f"plain http on this machine, for development; got {shown(url)}"
-        )
-    return url
-
-
-def _read(body: bytes) -> Sequence[Mapping[str, Any]]:
-    try:
-        document = json.loads(body)
-    except (ValueError, RecursionError):
-        raise RemoteProtocolError("the response is not JSON") from None
-    keys = document.get("keys") if isinstance(document, dict) else None
-    if not isinstance(keys, list):
-        raise RemoteProtocolError('the response is not a key set, an object with a list "keys"')
-    return [each for each in keys if isinstance(each, dict)]
 
 
 def _suits(key: Mapping[str, Any], algorithm: str) -> bool:
