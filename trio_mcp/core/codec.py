@@ -499,7 +499,7 @@ class _Writers(dict[type, Write]):
             kind = type(value)
             if kind in objects:
                 if kind is UnknownContent:  # content of a known kind must not pass unchecked
-                    _readers(True).any_of(annotation)(value.raw)
+                    _readers(True)[annotation](value.raw)
                 return self[kind](value)
             if write_item is not None and isinstance(value, Sequence) and (holds_objects or not isinstance(value, str)):
                 return _write_each(write_item, value, range(len(value)))
