@@ -419,16 +419,13 @@ class Flow:
         forbidden network.  The search then continues, but if it finds no document it raises the first such error,
         because it cannot conclude that there is none.
         """
-        rules, server_url = self._rules, self._authorizer.server_url
+        rules = self._rules
         waiting, requested, redirects = [*urls], [], rules.redirects
         while waiting:
             url = waiting.pop(0)
             requested.append(url)
             event = yield self._request("GET", url, (("Accept", JSON), *fields))
-            if isinstance(event, Replied) and event.address and discovery.same_origin(url, server_url):
-                # The network of the MCP server.  Another host's name proves nothing.
-                self.record = attrs.evolve(self.record, network=discovery.network_at(event.address))  # stored later
-                self._networks = discovery.networks_of(server_url, self.record.network)
+            self._note_network(url, event)
             fault: AuthorizationFailed | None = None
             if not isinstance(event, Replied):
                 fault = _no_reply(url, event, blame)
@@ -451,6 +448,13 @@ class Flow:
         if error is not None:
             raise error
         return None, requested
+
+    def _note_network(self, url: str, event: Replied | ForbiddenAddress | RequestFailed) -> None:
+        """Note the MCP server's network, if this reply comes from its origin: another host's name proves nothing."""
+        server_url = self._authorizer.server_url
+        if isinstance(event, Replied) and event.address and discovery.same_origin(url, server_url):
+            self.record = attrs.evolve(self.record, network=discovery.network_at(event.address))  # stored later
+            self._networks = discovery.networks_of(server_url, self.record.network)
 
     # Discovery.
 
@@ -656,35 +660,39 @@ class Flow:
 
     # The token request.
 
+    def _token_request(self, client: OAuthClient, grant: Mapping[str, str | None]) -> SendRequest:
+        authorizer, url, key = self._authorizer, self._token_endpoint, self._application.key
+        headers, proofs = messages.authenticated(client, key, self._issuer, self._now, authorizer.entropy)
+        if self._proof_key is not None:
+            nonce = authorizer.nonces.of(url)
+            proof = messages.dpop_proof(self._proof_key, "POST", url, self._now, authorizer.entropy, nonce=nonce)
+            headers = (*headers, ("DPoP", proof))
+        # auth-42: the same resource as in the authorization request, even if the server ignores it.
+        body = messages.form({**grant, "resource": self._resource, **proofs})
+        return self._request("POST", url, (*_FORM_HEADERS, *headers), body, uses_up=True)
+
     def _request_tokens(self, grant: Mapping[str, str | None], renewed: TokenGrant | None = None) -> _Course[bool]:
         """Get tokens for this grant.  Returns False if those of `renewed` cannot be renewed any more."""
-        assert self._client is not None
-        authorizer, url, key = self._authorizer, self._token_endpoint, self._application.key
+        client = self._client
+        assert client is not None
         while True:
-            headers, proofs = messages.authenticated(self._client, key, self._issuer, self._now, authorizer.entropy)
-            if self._proof_key is not None:
-                nonce = authorizer.nonces.of(url)
-                proof = messages.dpop_proof(self._proof_key, "POST", url, self._now, authorizer.entropy, nonce=nonce)
-                headers = (*headers, ("DPoP", proof))
-            # auth-42: the same resource as in the authorization request, even if the server ignores it.
-            body = messages.form({**grant, "resource": self._resource, **proofs})
-            request = self._request("POST", url, (*_FORM_HEADERS, *headers), body, uses_up=True)
+            request = self._token_request(client, grant)
             event = yield request
             if isinstance(event, ForbiddenAddress) and renewed is not None and self.challenge is None:
                 # The network of the MCP server may have changed, as with a VPN.  Its refusal of the request shows its
                 # present network, so send the request first.
                 return False
             status, answer = self._read_reply(request, event)
-            fresh = authorizer.nonces.note(url, event.headers)
+            fresh = self._authorizer.nonces.note(request.url, event.headers)
             error = answer.get("error") if answer else None
             if error == "use_dpop_nonce" and fresh and self._proof_key is not None and not self._nonce_retried:
                 self._nonce_retried = True
                 continue
             # Some servers refuse with a 200.
             if 200 <= status < 300 and (error is None or "access_token" in (answer or {})):
-                self._take_tokens(answer, renewed)
+                self._take_tokens(client, answer, renewed)
                 return True
-            refusal = messages.refused(self._issuer, answer, status, [*map(grant.get, _SECRETS), self._client.secret])
+            refusal = messages.refused(self._issuer, answer, status, [*map(grant.get, _SECRETS), client.secret])
             self._learn_from(refusal)
             if status < 500 and status not in _BUSY:
                 if renewed is not None:
@@ -703,8 +711,7 @@ class Flow:
         elif refusal.code == "invalid_scope" and held is not None:
             self._persist(attrs.evolve(self.record, authorization=attrs.evolve(held, asked=())))
 
-    def _take_tokens(self, answer: JsonObject | None, renewed: TokenGrant | None) -> None:
-        assert self._client is not None
+    def _take_tokens(self, client: OAuthClient, answer: JsonObject | None, renewed: TokenGrant | None) -> None:
         granted = self._requested if renewed is None else renewed.tokens.scopes
         tokens = messages.read_tokens(answer, self._issuer, granted, self._now, proven=self._proof_key is not None)
         if self._must_prove() and tokens.kind != DPOP:
@@ -715,9 +722,7 @@ class Flow:
             )
         if tokens.refresh is None and renewed is not None:
             tokens = attrs.evolve(tokens, refresh=renewed.tokens.refresh)  # not rotated
-        authorization = TokenGrant(
-            self._issuer, self._token_endpoint, self._client, self._resource, self._requested, tokens
-        )
+        authorization = TokenGrant(self._issuer, self._token_endpoint, client, self._resource, self._requested, tokens)
         self._persist(attrs.evolve(self.record, authorization=authorization))
         self.obtained = True
 
