@@ -79,6 +79,9 @@ class Recorder:
         async with self._write(more):
             self.writes.append(data)
 
+    def send_now(self, data: bytes) -> bool:
+        return False
+
     @contextlib.asynccontextmanager
     async def _write(self, more: bool) -> AsyncIterator[None]:
         _rule(not self.writing, "two write at the same time")

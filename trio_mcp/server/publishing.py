@@ -20,12 +20,14 @@ from trio_mcp.server.registry import Catalog
 
 __all__ = ["ListenerKey", "ListeningConnection", "Publisher", "WatchedListeners", "Watcher"]
 
+_BURST = 8  # notifications until other tasks have a turn: thousands of clients may listen
+
 
 class ListeningConnection(Protocol):
     """A connection with listeners."""
 
     def tell_change(self, notification: Notification, about: Id | None) -> None:
-        """Send the notification for the listen request `about`, or for the session if it is None."""
+        """Send the notification for the listen request `about`, if it is still open, or for the session if None."""
 
 
 class ListenerKey(NamedTuple):
@@ -109,6 +111,8 @@ class Publisher:
             self._changed = trio.Event()
             changes, self._changes = self._changes, {}
             for change, reaches in changes:
-                for key, notification in self.listeners.publish(change):
+                for count, (key, notification) in enumerate(self.listeners.publish(change)):
                     if reaches is None or reaches(key.link):
                         key.link.tell_change(notification, key.id)
+                    if count % _BURST == _BURST - 1:
+                        await trio.lowlevel.checkpoint()

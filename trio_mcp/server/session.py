@@ -793,7 +793,9 @@ class ServerSession:
         return Request(ctx.request.id, ctx.request.method, params)
 
     def tell_change(self, notification: Notification, about: Id | None) -> None:
-        wire = self._wire if about is None else self._listening[about]
+        wire = self._wire if about is None else self._listening.get(about)
+        if wire is None:
+            return  # the subscription has ended since the change was published
         if wire.full:
             self._held_changes[notification.method, str(notification.params.get("uri")), about] = notification
         else:

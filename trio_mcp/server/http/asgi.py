@@ -440,6 +440,9 @@ class _AsgiResponse:
             self.drop()
             raise
 
+    def send_now(self, data: bytes) -> bool:
+        return False
+
     def drop(self) -> None:
         # ASGI has no other way to abort: the application returns before the response is complete, and the server
         # closes the connection.

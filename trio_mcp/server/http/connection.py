@@ -170,6 +170,7 @@ class HttpConnection:
         self._pace = Pace(shared.limits.write_seconds, shared.limits.write_rate)  # how fast the client reads
         # The current write.
         self._writing: trio.CancelScope | None = None
+        self._unsent = b""  # the rest of bytes that were to be written at once
         self._written: trio.Event | None = None  # set at its end, if `_end` waits for that
         self._deadline = math.inf  # for all writes, once the server ends
         self._write_closed = False  # no more writes are possible
@@ -468,6 +469,8 @@ class HttpConnection:
         try:
             if self._shared.tap is not None:
                 self._shared.tap("out", b"".join((data, *more)))
+            if self._unsent:
+                data, self._unsent = self._unsent + data, b""
             taken = self._write_now(data)
             if taken == len(data) and not more:
                 return
@@ -491,6 +494,18 @@ class HttpConnection:
                 self._written.set()
         self._abort()
         raise trio.BrokenResourceError("the client reads too slowly (Limits.write_seconds, Limits.write_rate)")
+
+    def write_at_once(self, data: bytes) -> bool:
+        """Send all bytes without waiting.  False: that is not possible now, and none is sent."""
+        if self._write_closed or self._writing is not None or self._unsent:
+            return False
+        taken = self._write_now(data)
+        if not taken:
+            return False
+        self._unsent = data[taken:]
+        if self._shared.tap is not None:
+            self._shared.tap("out", data)
+        return True
 
     def _write_now(self, data: bytes) -> int:
         """Write without waiting.  Returns the number of bytes that the socket buffer took."""
@@ -581,6 +596,9 @@ class _H1Response:
 
     async def send(self, data: bytes, *, more: bool) -> None:
         await self._write(b"", data, more)
+
+    def send_now(self, data: bytes) -> bool:
+        return self._connection.write_at_once(chunk(data, last=False) if self._chunked else data)
 
     def drop(self) -> None:
         self.over = True

@@ -93,6 +93,7 @@ OnDisconnect = Callable[[], None]
 _Accepted: TypeAlias = Serve | Deliver | OpenStream | OpenLegacyStream | EndSession
 
 _BUSY = 30  # seconds in Retry-After if the server is full or shuts down
+_KEEP_ALIVES = 32  # comments that go out together
 _RETRY = 1.0  # seconds that clients should wait before they reconnect, when the server ends their streams
 _TOKEN_CHECK_INTERVAL = 10.0  # seconds by which a stream may outlive its access token
 _SHUTTING_DOWN = "the server is shutting down"
@@ -215,6 +216,12 @@ class Endpoint:
                     nursery.start_soon(self._end_with_tokens)
                 while True:
                     (await self._attached.next()).send_keep_alive()
+                    # A turn of the loop costs more than a comment, so others go out a little early.
+                    for _ in range(_KEEP_ALIVES):
+                        if (stream := self._attached.expired(self.keep_alive / 100)) is None:
+                            break
+                        stream.send_keep_alive()
+                        del stream
         finally:
             self._run.connections.pop(self, None)
             self.stop()

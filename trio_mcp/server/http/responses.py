@@ -29,6 +29,8 @@ their first write: one JSON reply, or an event stream with one answer, which goe
 from __future__ import annotations
 
 import logging
+import math
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -69,13 +71,14 @@ _ANSWERS = (Response, Error, Batch)
 class IdleOrder(Generic[T]):
     """Items in the order of their last activity, with one timeout for all.
 
-    Because the timeout is the same for all items, the next one to expire is always the first in a dict.  An activity
-    costs one move to the end of that dict, and one task serves all items.
+    Because the timeout is the same for all items, the next one to expire is always the first.  An activity costs one
+    move to the end, and one task serves all items.
     """
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
-        self._last_active: dict[T, float] = {}
+        # A plain dict would search for its first item through all that have moved to the end.
+        self._last_active: OrderedDict[T, float] = OrderedDict()
         self._changed = trio.lowlevel.ParkingLot()  # wakes tasks when the order becomes empty or non-empty
 
     def __len__(self) -> int:
@@ -89,8 +92,8 @@ class IdleOrder(Generic[T]):
         """Record an activity of `item`: its timeout starts again."""
         if not self._last_active and self._changed:
             self._changed.unpark_all()
-        self._last_active.pop(item, None)
         self._last_active[item] = trio.current_time()
+        self._last_active.move_to_end(item)
 
     def forget(self, item: T) -> None:
         if self._last_active.pop(item, None) is not None and not self._last_active and self._changed:
@@ -102,13 +105,19 @@ class IdleOrder(Generic[T]):
             await trio.lowlevel.checkpoint()
             if not self._last_active:
                 await self._changed.park()
-                continue
-            item, last_active = next(iter(self._last_active.items()))
-            if last_active + self._timeout <= trio.current_time():
-                self.touch(item)
+                await trio.sleep(self._timeout)  # before that, no item has been idle for the whole timeout
+            elif (item := self.expired()) is not None:
                 return item
-            del item  # the caller may forget it during the sleep, and then it must not be kept alive here
-            await trio.sleep_until(last_active + self._timeout)
+            else:
+                await trio.sleep_until(next(iter(self._last_active.values())) + self._timeout)
+
+    def expired(self, early: float = 0.0) -> T | None:
+        """Return an item that is idle for the timeout, less `early` seconds, or None; its timeout starts again."""
+        item, last_active = next(iter(self._last_active.items()), (None, math.inf))
+        if item is not None and last_active + self._timeout - early <= trio.current_time():
+            self.touch(item)
+            return item
+        return None
 
     async def empty(self) -> None:
         """Wait until no item is left."""
@@ -129,6 +138,9 @@ class HttpResponse(Protocol):
 
     async def send(self, data: bytes, *, more: bool) -> None:
         """Send another part of the body.  Without `more` it is the last."""
+
+    def send_now(self, data: bytes) -> bool:
+        """Send another part without waiting.  False: that is not possible now, and no part of it is sent."""
 
     def drop(self) -> None:
         """Abort the response: nothing more is sent, and the client sees that it is incomplete."""
@@ -346,9 +358,18 @@ class ResponseStream(Wire):
 
     def send_keep_alive(self) -> None:
         """Send a comment, so that no proxy closes the idle connection."""
-        if not self.answers_only:
-            self._keep_alive_due = True
-            self.wake()
+        response = self._response
+        if response is None or self.answers_only:
+            return
+        if (
+            self._begun
+            and self._writing is not response
+            and not self._pending_writes()
+            and response.send_now(KEEP_ALIVE)
+        ):
+            return
+        self._keep_alive_due = True
+        self.wake()
 
     @property
     def _done(self) -> bool:
