@@ -37,14 +37,14 @@ import math
 import os
 import select
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import trio
 
 from trio_mcp.core.errors import INTERNAL_ERROR
-from trio_mcp.core.http.fields import Fields, Reply, refusal
+from trio_mcp.core.http.fields import Fields, Reply, listed, refusal
 from trio_mcp.core.http.h1 import (
     CONTINUE,
     LAST_CHUNK,
@@ -75,8 +75,9 @@ _log = logging.getLogger("trio_mcp")
 _refusals = logging.getLogger("trio_mcp.http")
 
 _RECEIVE = 64 * 1024  # bytes per read
-# Bytes that count as progress.  A stream does not report how much of a write is done, so longer writes are cut into
-# pieces of this size, and a client that reads 300 bytes a second is still accepted.
+_RECEIVE_LONG = 256 * 1024  # bytes per read of a long body; a buffer of this size costs more than a short message
+# Bytes that count as progress on a stream that is no socket.  It does not report how much of a write is done, so longer
+# writes are cut into pieces of this size, and a client that reads 300 bytes a second is still accepted.
 _PIECE = 16 * 1024
 _COPIED = 64 * 1024  # a body up to this size is copied, to go out in one write together with its head and framing
 _DISCARDED = 64 * 1024  # bytes of a refused body that are read and discarded to keep the connection open
@@ -85,12 +86,8 @@ _POLL_INTERVAL = 1.0  # seconds between two polls for that
 _LINGER = 2.0  # seconds for the client to read the last response before the connection is closed
 
 
-class UpgradedConnection(Protocol):
-    """Serves a connection after its upgrade from HTTP.  `trailing` are the bytes that were read after the request."""
-
-    async def __call__(
-        self, stream: trio.abc.Stream, request: HttpRequest, trailing: bytes, peer: str | None
-    ) -> None: ...
+UpgradedConnection: TypeAlias = Callable[[trio.abc.Stream, HttpRequest, bytes, str | None], Awaitable[None]]
+"""Serves a connection after its upgrade from HTTP.  The bytes are those that were read after the request."""
 
 
 class ListenerState:
@@ -241,7 +238,11 @@ class HttpConnection:
         """Serve requests one after another."""
         try:
             while (head := self._reader.head() or await self._head()) is not None:
-                self._accept_head(head)
+                self._busy = True
+                if self._scope.deadline != math.inf:
+                    self._scope.deadline = math.inf
+                self._accepts_chunks, self._bodiless = head.accepts_chunks, head.method == "HEAD"
+                self._close_after = self._close_after or not head.keep_alive
                 if head.method == "GET" and self._upgrades(head):
                     assert self._shared.upgraded is not None
                     request = HttpRequest(head.method, head.target, head.headers)
@@ -296,22 +297,13 @@ class HttpConnection:
             if charge is not None:
                 charge.set(0)
 
-    def _accept_head(self, head: RequestHead) -> None:
-        self._busy = True
-        if self._scope.deadline != math.inf:
-            self._scope.deadline = math.inf
-        self._accepts_chunks = head.accepts_chunks
-        self._bodiless = head.method == "HEAD"
-        if not head.keep_alive:
-            self._close_after = True
-
     def _upgrades(self, head: RequestHead) -> bool:
         """Whether this GET asks for a WebSocket.  HTTP/1.0 has no upgrade (RFC 9110, 7.8)."""
         path = self._shared.websocket_path
         if path is None or not head.accepts_chunks or head.has_body:
             return False
-        protocols = head.headers.get("Upgrade", "").lower().split(",")
-        return "websocket" in map(str.strip, protocols) and head.path.rstrip("/") == path
+        protocols = listed(head.headers.get("Upgrade", "").lower())
+        return "websocket" in protocols and head.path.rstrip("/") == path
 
     async def _answer(self, head: RequestHead, response: _H1Response) -> Callable[[], None] | None:
         """Pass the request to the endpoint.  Returns a function to call if the client disconnects before the end."""
@@ -323,7 +315,7 @@ class HttpConnection:
                 await self._refuse_before_body(head, response, admitted)
                 return None
             self._cors = admitted.head.cors
-            if head.has_body:
+            if head.length != 0:
                 self._pending_request = request
                 body = await self._body(head, admitted.holder)
                 self._pending_request = None
@@ -352,7 +344,7 @@ class HttpConnection:
             await self.write(CONTINUE)
         pace = Pace(limits.body_seconds, limits.body_rate)
         pace.begin(trio.current_time())
-        held = 0
+        held, size = 0, _RECEIVE if (head.length or 0) <= _RECEIVE else _RECEIVE_LONG
         self._timeout_message = (
             f"the body did not arrive in time: send it within {limits.body_seconds:g} seconds, or at "
             f"{limits.body_rate:g} bytes per second or faster (Limits.body_seconds, Limits.body_rate)"
@@ -367,7 +359,7 @@ class HttpConnection:
                 self._scope.deadline = pace.deadline
                 if reader.has_more:
                     await trio.lowlevel.checkpoint()
-                elif data := await self._receive(_RECEIVE):
+                elif data := await self._receive(size):
                     reader.feed(data)
                 else:
                     self._write_closed = True
@@ -475,10 +467,10 @@ class HttpConnection:
             if taken == len(data) and not more:
                 return
             self._pace.begin(trio.current_time())
-            with trio.CancelScope(shield=True, deadline=self._write_deadline()) as self._writing:
-                await self._write_in_pieces(
-                    (memoryview(data)[taken:], *[memoryview(each) for each in more]), self._writing
-                )
+            with trio.CancelScope(shield=True) as self._writing:
+                await self._write_paced(memoryview(data)[taken:], self._writing)
+                for each in more:
+                    await self._write_paced(memoryview(each), self._writing)
                 self._pace.end(trio.current_time())
                 return
         except GONE as error:
@@ -507,25 +499,29 @@ class HttpConnection:
             self._shared.tap("out", data)
         return True
 
-    def _write_now(self, data: bytes) -> int:
+    def _write_now(self, data: bytes | memoryview) -> int:
         """Write without waiting.  Returns the number of bytes that the socket buffer took."""
         if self._socket is None:
             return 0
         try:
             return os.write(self._socket.fileno(), data)
-        except OSError:  # the buffer is full or the client has disconnected: `send_all` waits, or raises
+        except BlockingIOError:
             return 0
+        except OSError as error:
+            raise trio.BrokenResourceError("the client has disconnected") from error
 
-    async def _write_in_pieces(self, pieces: Iterable[memoryview], scope: trio.CancelScope) -> None:
-        for data in pieces:
-            for start in range(0, len(data), _PIECE):
-                scope.deadline = self._write_deadline()
-                piece = data[start : start + _PIECE]
-                await self._stream.send_all(piece)
-                self._pace.move(len(piece), trio.current_time())
-
-    def _write_deadline(self) -> float:
-        return min(self._pace.deadline, self._deadline)
+    async def _write_paced(self, data: memoryview, scope: trio.CancelScope) -> None:
+        """Write all bytes, as long as the client reads fast enough."""
+        while data:
+            scope.deadline = min(self._pace.deadline, self._deadline)
+            if self._socket is None:
+                size = min(len(data), _PIECE)
+                await self._stream.send_all(data[:size])
+            else:
+                await trio.lowlevel.wait_writable(self._socket)
+                size = self._write_now(data)
+            data = data[size:]
+            self._pace.move(size, trio.current_time())
 
     def response_ended(self) -> None:
         """Handle the end of the current response."""

@@ -23,7 +23,7 @@ import os
 import socket
 import ssl
 import stat
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import attrs
@@ -149,17 +149,16 @@ show_options(serve_http, HttpOptions)
 show_options(serve_http_stream, HttpOptions)
 
 
-class _HttpServer:
+class _HttpServer(ListenerState):
     """The HTTP service of one server in one run.  The run sees it as one connection."""
 
     clients = 0  # the endpoint counts them
 
     def __init__(self, run: Run, options: HttpOptions, tap: Tap | None) -> None:
+        endpoint = Endpoint(run, **options)
+        path = endpoint.policy.websocket_path
+        super().__init__(endpoint, run.limits, tap=tap, websocket_path=path, upgraded=self._upgraded)
         self._run = run
-        self._tap = tap
-        self.endpoint = Endpoint(run, **options)
-        path = self.endpoint.policy.websocket_path
-        self._shared = ListenerState(self.endpoint, run.limits, tap=tap, websocket_path=path, upgraded=self._upgraded)
         self._connections: dict[HttpConnection, str | None] = {}  # the values are their holders
         self._shares = Shares(run.limits.connections)
         self._refusing = 0
@@ -168,7 +167,7 @@ class _HttpServer:
         self._changed = trio.lowlevel.ParkingLot()  # a listener or a connection has ended
 
     async def serve(self, listeners: Sequence[Listener], started: Callable[[], object]) -> None:
-        async def listen(nursery: trio.Nursery) -> None:
+        async with self._in_run() as nursery:
             for listener in listeners:
                 scope = trio.CancelScope()
                 self._accepting.add(scope)
@@ -178,26 +177,23 @@ class _HttpServer:
             started()
             await self._all_closed()
 
-        await self._join_run(listen)
-
     async def serve_stream(self, stream: trio.abc.Stream) -> None:
-        async def serve(_nursery: trio.Nursery) -> None:
+        async with self._in_run():
             connection = self._new(stream, address_of(stream))
             if self._run.draining:
                 connection.drain()
             await self._serve(connection)
 
-        await self._join_run(serve)
-
-    async def _join_run(self, work: Callable[[trio.Nursery], Awaitable[None]]) -> None:
+    @contextlib.asynccontextmanager
+    async def _in_run(self) -> AsyncIterator[trio.Nursery]:
         self._run.connections[self] = None
         try:
             with self._scope:
                 async with open_nursery() as nursery:
                     nursery.start_soon(self.endpoint.run, name="HTTP: keep-alives")
-                    nursery.start_soon(self._shared.run, name="HTTP: idle connections")
+                    nursery.start_soon(self.run, name="HTTP: idle connections")
                     nursery.start_soon(self._hurry, name="HTTP: shutdown")
-                    await work(nursery)
+                    yield nursery
         finally:
             self._run.connections.pop(self, None)
 
@@ -256,14 +252,14 @@ class _HttpServer:
 
     def _idle(self) -> Iterator[tuple[HttpConnection, str | None]]:
         """Idle connections with their holders, from the one that is idle for longest."""
-        for each in tuple(itertools.islice(self._shared.idle, _LOOKED_AT)):
+        for each in tuple(itertools.islice(self.idle, _LOOKED_AT)):
             if each.busy:
-                self._shared.idle.forget(each)  # so that the next search does not look at it
+                self.idle.forget(each)  # so that the next search does not look at it
             elif each in self._connections:
                 yield each, self._connections[each]
 
     def _new(self, stream: trio.abc.Stream, peer: str | None) -> HttpConnection:
-        connection = HttpConnection(self._shared, stream, peer)
+        connection = HttpConnection(self, stream, peer)
         holder = self._connections[connection] = holder_of(None, peer)
         self._shares.take(holder)
         return connection
@@ -276,7 +272,7 @@ class _HttpServer:
         try:
             await connection.serve()
         except Exception:
-            if self._tap is not None:
+            if self.tap is not None:
                 raise  # a program with a tap gets the exceptions of that tap
             _log.exception("a connection has failed; the others continue")
         finally:
@@ -284,25 +280,23 @@ class _HttpServer:
             self._changed.unpark_all()
 
     async def _refuse_connection(self, stream: trio.abc.Stream) -> None:
-        limit = self._run.limits.connections
+        why = f"{self.limits.connections} connections are open; try again later (Limits.connections)"
         try:
-            await HttpConnection(self._shared, stream, address_of(stream)).serve(
-                busy(503, f"{limit} connections are open; try again later (Limits.connections)")
-            )
+            await HttpConnection(self, stream, address_of(stream)).serve(busy(503, why))
         finally:
             self._refusing -= 1
 
     async def _upgraded(self, stream: trio.abc.Stream, request: HttpRequest, trailing: bytes, peer: str | None) -> None:
         from trio_mcp.server.http.websocket import serve_upgrade  # imports wsproto, which most servers never need
 
-        await serve_upgrade(self._run, self.endpoint, stream, request, trailing, peer=peer, tap=self._tap)
+        await serve_upgrade(self._run, self.endpoint, stream, request, trailing, peer=peer, tap=self.tap)
 
     # As a connection of the run.
 
     async def drain(self) -> None:
         # Keep the listeners open until the endpoint is drained: running calls may wait for answers of their clients,
         # which come in new requests.
-        self._shared.draining = True
+        self.draining = True
         await self.endpoint.drain()
         self._stop_accepting()
         await self._all_closed()

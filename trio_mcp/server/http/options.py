@@ -8,7 +8,7 @@ from typing import TypedDict
 
 from trio_mcp.core.errors import UsageError
 from trio_mcp.core.http.event_log import EventLog
-from trio_mcp.core.http.fields import LOOPBACK_HOSTS
+from trio_mcp.core.http.fields import LOOPBACK_HOSTS, split_target
 from trio_mcp.core.http.server_rules import HttpPolicy, HttpRequest
 from trio_mcp.server.run import Run
 
@@ -65,12 +65,10 @@ def policy_of(run: Run, options: HttpOptions) -> HttpPolicy:
         if name in options and not callable(options.get(name)):
             raise UsageError(f"{name} must be a function, got {type(options.get(name)).__name__}")
     hosts = options.get("allowed_hosts", LOOPBACK_HOSTS)
-    public = public_url_of(options)
-    if public is not None and not isinstance(hosts, str):
-        hosts = (*hosts, public.partition("://")[2].partition("/")[0])
-    protection = run.dispatcher.protection()
-    if protection is not None and protection.host is not None and not isinstance(hosts, str):
-        hosts = (*hosts, protection.host)
+    public, protection = public_url_of(options), run.dispatcher.protection()
+    more = [None if public is None else split_target(public)[0], None if protection is None else protection.host]
+    if not isinstance(hosts, str):  # a string is refused by the policy
+        hosts = (*hosts, *(each for each in more if each is not None))
     given = {name: value for name, value in options.items() if name in _OF_THE_POLICY}
     return HttpPolicy(
         **given,  # type: ignore[arg-type]  # each option has the type of its annotation
