@@ -239,7 +239,8 @@ def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         served = True
         await serve(*args, **options)
 
-    monkeypatch.setattr("trio_mcp.server.server.serve_stream", serving)
+    for home in ("session", "server"):
+        monkeypatch.setattr(f"trio_mcp.server.{home}.serve_stream", serving)
     yield request.param
     assert served or request.node.get_closest_marker("long"), "the test has made no connection"
 
