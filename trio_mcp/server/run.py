@@ -103,12 +103,13 @@ class Run:
         window: float,
         sealer: StateSealer,
         threads: int,
+        ended: trio.Event,
         held: bool,
         watchers: Sequence[Watcher] = (),
     ) -> None:
         self.held = held
         """True: the run ends explicitly, not with its last connection."""
-        self.ended = trio.Event()
+        self.ended = ended
         """Set when the lifespan has ended, too."""
         self.nursery = nursery
         self.offer = offer

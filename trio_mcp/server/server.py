@@ -16,13 +16,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Literal, Never, TypeAlias, TypeVar, Unpack, overload
 
+import attrs
+import trio
+
 from trio_mcp.core.errors import UsageError, check_seconds, shown
 from trio_mcp.core.messages import JsonObject, Limits
 from trio_mcp.core.migration import WithOtherNames
 from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.core.rounds import StateSealer
 from trio_mcp.core.session import Offer
-from trio_mcp.core.signatures import show_options
+from trio_mcp.core.signatures import check_options, show_options
 from trio_mcp.core.subscriptions import ChangeEvent, resource_updated
 from trio_mcp.server.process import live, parse_address, run_stdio
 from trio_mcp.server.registry import (
@@ -50,14 +53,12 @@ from trio_mcp.server.registry import (
 )
 from trio_mcp.server.run import Run, Runs, Statistics, drained
 from trio_mcp.server.session import serve_stream
-from trio_mcp.transport.nursery import check_trio, contains_only, open_nursery
+from trio_mcp.transport.nursery import block, check_trio, open_nursery
 from trio_mcp.transport.workers import stale
 
 if TYPE_CHECKING:
     import ssl
     from types import TracebackType
-
-    import trio
 
     from trio_mcp.core.caching import CacheHints
     from trio_mcp.core.content import Icon, Resource
@@ -154,13 +155,16 @@ class Server(metaclass=WithOtherNames):
             raise option_error("Server", min(other), (Server.__init__.__kwdefaults__ or {}))
         _check_numbers(page_size, change_debounce, threads)
         _check_hooks(lifespan, middleware, filter)
-        if not isinstance(limits, Limits | None):
-            raise UsageError(f"limits must be a Limits object, got {type(limits).__name__}")
+        given = {"limits": limits, "subscribe": subscribe, "list_changed": list_changed}
+        check_options(given, Server.__init__)
         _check_cache(cache or {})
         self._catalog = Catalog(tuple(middleware), filter, page_size, dict(cache or {}))
         self._lifespan = lifespan
-        self._info = _info_of(name, version, title, description, website_url, icons)
-        self._instructions = _text_of("instructions", instructions)
+        self._info = _info_of(
+            icons, name=name, version=version, title=title, description=description, websiteUrl=website_url
+        )
+        _check_texts(instructions=instructions)
+        self._instructions = instructions
         check_names("revisions", revisions, REVISIONS, "revision")
         self._revisions = [REVISIONS[name] for name in revisions]
         self._change_debounce = change_debounce
@@ -169,9 +173,6 @@ class Server(metaclass=WithOtherNames):
         self._sealer = StateSealer(state_keys if state_keys is not None else [os.urandom(32)])
         check_names("capabilities", capabilities, CAPABILITIES, "capability")
         self._offers = frozenset(capabilities)
-        for option, on in (("subscribe", subscribe), ("list_changed", list_changed)):
-            if not isinstance(on, bool):
-                raise UsageError(f"{option} must be True or False, got {on!r}")
         self._told = {"subscribe": subscribe, "listChanged": list_changed}
         if not isinstance(experimental, Mapping | None):
             raise UsageError(f"experimental must be a mapping by name, got {_kind_of(experimental)}")
@@ -473,15 +474,8 @@ class Server(metaclass=WithOtherNames):
 
         A mounted server counts the runs of the server that it is mounted in.
         """
-        each = [run.statistics() for run in self._runs]
-        return Statistics(
-            sum(run.connections for run in each),
-            sum(run.running for run in each),
-            sum(run.waiting for run in each),
-            sum(run.parked for run in each),
-            sum(run.listeners for run in each),
-            sum(run.bytes for run in each),
-        )
+        each = [attrs.astuple(run.statistics()) for run in self._runs]
+        return Statistics(*map(sum, zip([0] * len(attrs.fields(Statistics)), *each, strict=True)))
 
     # Running.
 
@@ -495,7 +489,7 @@ class Server(metaclass=WithOtherNames):
         An exception that the block raises is raised unchanged.  Raises `UsageError` if the server is running already.
         Inside the block, call `serve_stream`, `serve_stdio` or `serve_http`.
         """
-        return _RunningServer(self, shared=True)
+        return _running(self, shared=True)
 
     def draining(self, seconds: float) -> AbstractAsyncContextManager[None]:
         """Shut the server down gracefully: ``async with server.draining(5): pass``
@@ -517,7 +511,7 @@ class Server(metaclass=WithOtherNames):
         """Return a context manager for a transport; its value is the run that a new connection belongs to."""
         if self._shared is not None:
             return contextlib.nullcontext(self._shared)
-        return _RunningServer(self, shared=False)
+        return _running(self, shared=False)
 
     def _parts(self) -> Iterator[Server]:
         for mounted in self._mounted:
@@ -555,27 +549,16 @@ class Server(metaclass=WithOtherNames):
             raise TypeError(f"give the address by name: run(http={address[0]!r})")
         if options:
             _check_http_options(options)
-        if http is not None or unix is not None:
-            self._run_http(http, unix, ssl_context, shutdown_timeout, tap, options)
+        if http is None and unix is None:
+            if ssl_context is not None or options:
+                which = min(options, default="ssl_context")
+                raise TypeError(f'{which} is an option for HTTP; to serve HTTP, write run(http="127.0.0.1:3000")')
+            run_stdio(self, shutdown_timeout=shutdown_timeout, tap=tap)
             return
-        if ssl_context is not None or options:
-            which = min(options, default="ssl_context")
-            raise TypeError(f'{which} is an option for HTTP; to serve HTTP, write run(http="127.0.0.1:3000")')
-        run_stdio(self, shutdown_timeout=shutdown_timeout, tap=tap)
-
-    def _run_http(
-        self,
-        http: str | None,
-        unix: str | os.PathLike[str] | None,
-        ssl_context: ssl.SSLContext | None,
-        shutdown_timeout: float,
-        tap: Tap | None,
-        options: HttpOptions,
-    ) -> None:
-        from trio_mcp.server.http.listener import serve_http
-
         if http is not None and unix is not None:
             raise UsageError("give either http or unix, not both: a server has one address or one Unix socket")
+        from trio_mcp.server.http.listener import serve_http
+
         at = () if http is None else parse_address(http)
         status = _Announcement(self, unix)
         live(
@@ -648,77 +631,52 @@ class _Announcement:
         print(f"{self._name} listens at {where}", file=sys.stderr, flush=True)  # noqa: T201  # the operator reads it
 
 
-class _RunningServer:
-    """The block of one run: enters the lifespans, opens the nursery, and stops the run at the end.
-
-    A class and not a generator, for the reason given in `transport.nursery`.
-    """
-
-    __slots__ = ("_run", "_server", "_shared", "_stack")
-
-    def __init__(self, server: Server, *, shared: bool) -> None:
-        self._server = server
-        self._shared = shared
-
-    async def __aenter__(self) -> Run:
-        check_trio()
-        server = self._server
-        async with contextlib.AsyncExitStack() as stack:
-            if self._shared:
-                if server._sharing:
-                    raise UsageError(f"{server._info['name']} is running already")
-                server._sharing = True
-                stack.callback(setattr, server, "_sharing", False)
-            parts = {part._catalog: part for part in server._parts()}
-            lifespans = {}
-            for part in (server, *parts.values()):
-                if part._lifespan is not None:
-                    begun = part._lifespan(part)
-                    if not isinstance(begun, AbstractAsyncContextManager):
-                        raise UsageError(
-                            f"lifespan must return an async context manager, got {type(begun).__name__}; "
-                            "write @contextlib.asynccontextmanager above it"
-                        )
-                    lifespan = _LifespanGuard(begun, part._info["name"])
-                    lifespans[part._catalog] = await stack.enter_async_context(lifespan)
-            nursery = await stack.enter_async_context(open_nursery())
-            run = Run(
-                server._catalog,
-                lifespans,
-                nursery,
-                offer=server._current_offer,
-                limits=server._limits,
-                window=server._change_debounce,
-                sealer=server._sealer,
-                threads=server._threads,
-                held=self._shared,
-                watchers=[part._watcher for part in (server, *parts.values()) if part._watcher is not None],
-            )
-            server._own.add(run)
-            stack.callback(server._own.discard, run)
-            for part in (server, *parts.values()):
-                part._runs.add(run)
-                stack.callback(part._runs.discard, run)
-            stack.callback(run.stop)
-            if self._shared:
-                server._shared = run
-            self._stack = stack.pop_all()
-        self._run = run
-        return run
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None:
-        if self._shared:
-            self._server._shared = None
-        try:
-            return await self._stack.__aexit__(kind, error, traceback)
-        except BaseExceptionGroup as group:
-            if not contains_only(group, error):
-                raise
-            return False  # a nursery in a lifespan has wrapped the exception of the block in a group
-        finally:
-            self._run.ended.set()
+@block
+async def _running(stack: contextlib.AsyncExitStack, server: Server, *, shared: bool) -> Run:
+    """The block of one run: enter the lifespans, open the nursery, and stop the run at the end."""
+    check_trio()
+    ended = trio.Event()
+    stack.callback(ended.set)
+    if shared:
+        if server._sharing:
+            raise UsageError(f"{server._info['name']} is running already")
+        server._sharing = True
+        stack.callback(setattr, server, "_sharing", False)
+    parts, lifespans = dict.fromkeys((server, *server._parts())), {}
+    for part in parts:
+        if part._lifespan is not None:
+            begun = part._lifespan(part)
+            if not isinstance(begun, AbstractAsyncContextManager):
+                raise UsageError(
+                    f"lifespan must return an async context manager, got {type(begun).__name__}; "
+                    "write @contextlib.asynccontextmanager above it"
+                )
+            lifespan = _LifespanGuard(begun, part._info["name"])
+            lifespans[part._catalog] = await stack.enter_async_context(lifespan)
+    nursery = await stack.enter_async_context(open_nursery())
+    run = Run(
+        server._catalog,
+        lifespans,
+        nursery,
+        offer=server._current_offer,
+        limits=server._limits,
+        window=server._change_debounce,
+        sealer=server._sealer,
+        threads=server._threads,
+        ended=ended,
+        held=shared,
+        watchers=[part._watcher for part in parts if part._watcher is not None],
+    )
+    server._own.add(run)
+    stack.callback(server._own.discard, run)
+    for part in parts:
+        part._runs.add(run)
+        stack.callback(part._runs.discard, run)
+    stack.callback(run.stop)
+    if shared:
+        server._shared = run
+        stack.callback(setattr, server, "_shared", None)
+    return run
 
 
 class _LifespanGuard(AbstractAsyncContextManager[Any]):
@@ -762,26 +720,18 @@ def _kind_of(thing: object) -> str:
     return "a function" if inspect.isroutine(thing) else type(thing).__name__
 
 
-def _text_of(option: str, text: str | None) -> str | None:
-    """Check an option that must be text or None."""
-    if text is not None and not isinstance(text, str):
-        raise UsageError(f"the {option} of a server must be text, got {type(text).__name__}")
-    return text
+def _check_texts(**given: str | None) -> None:
+    for option, text in given.items():
+        if not isinstance(text, str | None):
+            raise UsageError(f"the {option} of a server must be text, got {type(text).__name__}")
 
 
-def _info_of(
-    name: str,
-    version: str,
-    title: str | None,
-    description: str | None,
-    website_url: str | None,
-    icons: Sequence[Icon] | None,
-) -> JsonObject:
+def _info_of(icons: Sequence[Icon] | None, **given: str | None) -> JsonObject:
     """Make the identity of a server (`serverInfo`)."""
-    given = {"name": name, "version": version, "title": title, "description": description, "websiteUrl": website_url}
-    if not name:
+    if not given["name"]:
         raise UsageError("a server needs a name, which clients show")
-    info: JsonObject = {key: text for key, value in given.items() if (text := _text_of(key, value)) is not None}
+    _check_texts(**given)
+    info: JsonObject = {key: text for key, text in given.items() if text is not None}
     if icons is not None:
         from trio_mcp.core.codec import to_json
         from trio_mcp.core.content import Icon
