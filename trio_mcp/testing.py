@@ -40,7 +40,6 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import attrs
@@ -51,7 +50,7 @@ from trio_mcp.client.client import Client, ClientOptions, open_client
 from trio_mcp.core.messages import Json
 from trio_mcp.server.run import no_threads
 from trio_mcp.server.session import serve_stream
-from trio_mcp.transport.nursery import check_trio, open_nursery
+from trio_mcp.transport.nursery import block, check_trio, open_nursery
 from trio_mcp.transport.wire import CLOSING
 
 if TYPE_CHECKING:
@@ -234,57 +233,44 @@ def open_memory_pair(server: Server, **options: Unpack[ClientOptions]) -> Abstra
     The options are those of `open_client`, and the block raises the same errors.  Exceptions of the block, and of the
     server's own program, such as its lifespan, are raised as themselves.
     """
-    return _PairBlock(server, options)
+    return _opened(server, options)
 
 
-class _PairBlock(AbstractAsyncContextManager[MemoryPair]):
-    """The block of `open_memory_pair`: runs the server in a nursery, and opens the client."""
+@block
+async def _opened(stack: AsyncExitStack, server: Server, options: ClientOptions) -> MemoryPair:
+    check_trio()
+    client_end, server_end = memory_stream_pair()
+    transcript, served, callers_tap = Transcript(), trio.Event(), options.get("tap")
+    failures: list[Exception] = []  # of the server
 
-    def __init__(self, server: Server, options: ClientOptions) -> None:
-        self._server = server
-        self._options = options
-        self._failure: Exception | None = None  # of the server
+    def tap(direction: str, data: bytes) -> None:
+        transcript.tap(direction, data)
+        if callers_tap is not None:
+            callers_tap(direction, data)
 
-    async def __aenter__(self) -> MemoryPair:
-        check_trio()
-        client_end, server_end = memory_stream_pair()
-        transcript, served, callers_tap = Transcript(), trio.Event(), self._options.get("tap")
-
-        def tap(direction: str, data: bytes) -> None:
-            transcript.tap(direction, data)
-            if callers_tap is not None:
-                callers_tap(direction, data)
-
-        options: ClientOptions = {**self._options, "tap": tap}
-
-        async def serve() -> None:
-            try:
-                # No timeout: a client that closes its end reads no more.
-                await serve_stream(self._server, server_end, shutdown_timeout=0)
-            except Exception as error:
-                self._failure = error
-                raise
-            finally:
-                served.set()
-
-        async def wait() -> None:
-            with trio.move_on_after(CLOSING):
-                await served.wait()
-
-        async with AsyncExitStack() as stack:
-            nursery = await stack.enter_async_context(open_nursery())
-            nursery.start_soon(serve, name="the server of this pair")
-            stack.push_async_callback(wait)
-            client = await stack.enter_async_context(open_client(client_end, **options))
-            self._stack = stack.pop_all()
-        return MemoryPair(client, self._server, transcript, server_end)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None:
+    async def serve() -> None:
         try:
-            return await self._stack.__aexit__(kind, error, traceback)
-        except BaseException:
-            if self._failure is not None:  # the reason why the client lost its server
-                raise self._failure from None
+            # No timeout: a client that closes its end reads no more.
+            await serve_stream(server, server_end, shutdown_timeout=0)
+        except Exception as error:
+            failures.append(error)
             raise
+        finally:
+            served.set()
+
+    @stack.push
+    def raise_failure(kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None and failures:  # the reason why the client lost its server
+            raise failures[0] from None
+
+    nursery = await stack.enter_async_context(open_nursery())
+    nursery.start_soon(serve, name="the server of this pair")
+
+    @stack.push_async_callback
+    async def wait() -> None:
+        with trio.move_on_after(CLOSING):
+            await served.wait()
+
+    tapped: ClientOptions = {**options, "tap": tap}
+    client = await stack.enter_async_context(open_client(client_end, **tapped))
+    return MemoryPair(client, server, transcript, server_end)
