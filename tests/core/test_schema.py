@@ -30,11 +30,12 @@ from trio_mcp.core import ABSENT, UsageError
 from trio_mcp.core.schema import (
     Description,
     Field,
+    alternatives_of,
+    arguments_shape,
     check_input_schema,
     compile_schema,
     describe,
     hint_of,
-    parameters_schema,
     schema_of,
 )
 
@@ -406,7 +407,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
 def made() -> dict[str, dict[str, Any]]:
     return {
         "hints": {label: schema_of(hint) for label, hint in HINTS.items()},
-        "functions": {label: parameters_schema(function, skip) for label, (function, skip) in FUNCTIONS.items()},
+        "functions": {label: arguments_shape(function, skip).schema for label, (function, skip) in FUNCTIONS.items()},
     }
 
 
@@ -500,7 +501,7 @@ def test_a_schema_accepts_what_its_type_takes_and_nothing_else(label: str) -> No
 def test_a_default_makes_a_parameter_optional_and_not_nullable() -> None:
     def take(a: int = 1, b: int | None = 2) -> None: ...
 
-    compiled = compile_schema(parameters_schema(take))
+    compiled = compile_schema(arguments_shape(take).schema)
     assert compiled.errors({}) == compiled.errors({"b": None}) == []
     assert [problem.path for problem in compiled.errors({"a": None})] == ["/a"]
 
@@ -570,14 +571,14 @@ TAKEN_DEFAULTS: list[tuple[Any, Any]] = [
 def test_a_default_that_the_hint_does_not_allow_is_refused(hint: Any, default: Any) -> None:
     where = r"parameter 'x' of as_default.<locals>.take: the default .* does not fit the hint .*; change one of them"
     with pytest.raises(UsageError, match=where):
-        parameters_schema(as_default(hint, default))
+        arguments_shape(as_default(hint, default))
     plain = list(default) if isinstance(default, tuple) else default
     assert compile_schema(schema_of(hint)).errors(plain) != []
 
 
 @pytest.mark.parametrize(("hint", "default"), TAKEN_DEFAULTS, ids=range(len(TAKEN_DEFAULTS)))
 def test_a_default_that_the_hint_allows_is_shown_if_json_has_it(hint: Any, default: Any) -> None:
-    schema = parameters_schema(as_default(hint, default))
+    schema = arguments_shape(as_default(hint, default)).schema
     assert "required" not in schema
     if "default" in (shown := schema["properties"]["x"]):
         assert compile_schema(shown).errors(shown["default"]) == []
@@ -618,12 +619,12 @@ class Fielded:
     ("make", "where", "instead"),
     [
         (
-            lambda: parameters_schema(fielded),
+            lambda: arguments_shape(fielded).schema,
             "parameter 'x' of fielded has a Field",
             "write x: Annotated[int, Field(ge=3)], ",
         ),
         (
-            lambda: parameters_schema(pydantic_fielded),
+            lambda: arguments_shape(pydantic_fielded).schema,
             "parameter 'x' of pydantic_fielded has a FieldInfo",
             "write x: Annotated[int, Field(description='How many.', ge=1)], ",
         ),
@@ -644,7 +645,7 @@ def test_a_field_in_the_place_of_a_default_is_sent_to_its_own(
 
 
 def test_arguments_nobody_takes_are_refused() -> None:
-    (problem,) = compile_schema(parameters_schema(nothing)).errors({"a": 1})
+    (problem,) = compile_schema(arguments_shape(nothing).schema).errors({"a": 1})
     assert problem.path == "/a"
 
 
@@ -825,7 +826,7 @@ def test_a_class_that_fails_to_describe_itself_is_refused(schema: Any, why: str)
 )
 def test_a_function_without_a_schema_says_why(function: Any, why: str) -> None:
     with pytest.raises(UsageError, match=why):
-        parameters_schema(function)
+        arguments_shape(function)
 
 
 # Hints and descriptions.
@@ -846,6 +847,20 @@ def test_the_hints_of_a_decorated_function_are_those_of_its_own_module() -> None
     exec("def decorated(function):\n    return lambda *args: function(*args)", elsewhere)
     decorated = functools.wraps(forecast)(elsewhere["decorated"](forecast))
     assert hint_of(decorated, "return") is Forecast
+
+
+@pytest.mark.parametrize(
+    ("hint", "alternatives"),
+    [
+        (int, [int]),
+        (None, [None]),
+        (list[int | str], [list[int | str]]),
+        (Union[int, Annotated[str | None, "Text."]], [int, str, type(None)]),  # noqa: UP007
+        (Count | Maybe, [int, int, type(None)]),
+    ],
+)
+def test_the_alternatives_of_a_union_are_found_wherever_they_stand(hint: Any, alternatives: list[Any]) -> None:
+    assert alternatives_of(hint) == alternatives
 
 
 def test_a_description_is_the_docstring_without_its_parameters() -> None:

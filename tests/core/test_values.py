@@ -32,12 +32,9 @@ from trio_mcp.core.schema import (
     Unreadable,
     arguments_shape,
     compile_schema,
-    parameters_schema,
-    reader_of,
     schema_of,
     shape_of,
     to_json_value,
-    writer_of,
 )
 
 T = TypeVar("T")
@@ -351,7 +348,7 @@ def objects(hint: Any, depth: int) -> st.SearchStrategy[Any]:
 @pytest.mark.parametrize("label", ALL)
 def test_what_is_written_fits_the_schema_and_is_read_as_the_same(label: str) -> None:
     hint = ALL[label]
-    compiled, read = compile_schema(schema_of(hint)), reader_of(hint)
+    compiled, read = compile_schema(schema_of(hint)), shape_of(hint).read
 
     @settings(max_examples=25, deadline=None)
     @given(BOUNDED[label] if label in BOUNDED else values(hint))
@@ -469,7 +466,7 @@ PLAIN += [typing.NewType("Name", str), TypedDict("Plain", {"a": str}), str | lis
 
 @pytest.mark.parametrize("hint", PLAIN, ids=repr)
 def test_json_that_is_the_value_needs_no_reader(hint: Any) -> None:
-    assert reader_of(hint) is None
+    assert shape_of(hint).read is None
 
 
 @pytest.mark.parametrize(
@@ -541,7 +538,7 @@ def test_json_that_is_the_value_needs_no_reader(hint: Any) -> None:
 )
 def test_a_value_is_read(hint: Any, json: Any, value: Any) -> None:
     assert compile_schema(schema_of(hint)).errors(json) == []
-    read = reader_of(hint)
+    read = shape_of(hint).read
     assert read is not None
     assert read(json) == value
     assert type(read(json)) is type(value)
@@ -595,7 +592,7 @@ LETTER = "00000000-0000-0000-0000-00000000000a"
     ],
 )
 def test_what_cannot_be_read_says_where_and_why_but_never_what(hint: Any, json: Any, path: str, why: str) -> None:
-    read = reader_of(hint)
+    read = shape_of(hint).read
     assert read is not None
     with pytest.raises(Unreadable) as caught:
         read(json)
@@ -606,7 +603,7 @@ def test_what_cannot_be_read_says_where_and_why_but_never_what(hint: Any, json: 
 
 
 def test_what_a_class_says_itself_is_the_cause_wherever_it_stands() -> None:
-    read = reader_of(dict[str, list[Even]])
+    read = shape_of(dict[str, list[Even]]).read
     assert read is not None
     with pytest.raises(Unreadable) as caught:
         read({"a": [{"number": 3}]})
@@ -618,7 +615,7 @@ def test_unions_inside_each_other_are_read_in_linear_time() -> None:
     json: Any = None
     for _ in range(40):
         json = {"inner": json, "when": "long ago"}
-    read = reader_of(ChainA | ChainB)
+    read = shape_of(ChainA | ChainB).read
     assert read is not None
     made, reads = read(json), 0
     while made is not None:
@@ -631,7 +628,7 @@ def test_a_choice_that_failed_once_fails_each_time() -> None:
     json: Any = {"inner": None, "when": 3}
     for _ in range(3):
         json = {"inner": json, "when": "2026-01-31"}
-    read = reader_of(ChainA | ChainB)
+    read = shape_of(ChainA | ChainB).read
     assert read is not None
     with pytest.raises(Unreadable, match="matches none of the alternatives"):
         read(json)
@@ -642,7 +639,7 @@ def test_what_is_nested_too_deep_for_python_is_unreadable() -> None:
     json: Any = {"value": 1, "children": []}
     for _ in range(400):
         json = {"value": 1, "children": [json]}
-    read = reader_of(Tree)
+    read = shape_of(Tree).read
     assert read is not None
     with pytest.raises(Unreadable, match="is nested too deep to be read"):
         read(json)
@@ -654,7 +651,7 @@ def test_as_deep_as_messages_are_is_not_too_deep() -> None:
     for _ in range(60):
         tree = {"value": 1, "children": [tree]}
         link = {"pong": {"ping": link}}
-    read_tree, read_link = reader_of(Tree), reader_of(hints.Ping)
+    read_tree, read_link = shape_of(Tree).read, shape_of(hints.Ping).read
     assert read_tree is not None
     assert read_link is not None
     assert to_json_value(read_tree(tree)) == tree
@@ -684,7 +681,7 @@ def test_arguments_are_read_by_name_and_defaults_left_to_the_function() -> None:
     with pytest.raises(Unreadable) as caught:
         read({"a": 1, "b": SECRET})
     assert caught.value.path == "/b"
-    assert set(parameters_schema(take, {"ctx"})["properties"]) == {"a", "b", "c", "d"}
+    assert set(arguments_shape(take, {"ctx"}).schema["properties"]) == {"a", "b", "c", "d"}
 
 
 def test_arguments_that_are_what_they_should_be_need_no_reader() -> None:
@@ -874,7 +871,6 @@ def test_a_datetime_is_no_date() -> None:
 # Hints.
 
 
-@pytest.mark.parametrize("convert", [reader_of, writer_of])
 @pytest.mark.parametrize(
     ("hint", "why"),
     [
@@ -884,9 +880,9 @@ def test_a_datetime_is_no_date() -> None:
         (hints.Growing[int], "contains ever larger forms of itself; end the recursion"),
     ],
 )
-def test_hints_without_a_schema_are_refused(convert: Callable[[Any], Any], hint: Any, why: str) -> None:
+def test_hints_without_a_schema_are_refused(hint: Any, why: str) -> None:
     with pytest.raises(UsageError, match=why):
-        convert(hint)
+        shape_of(hint)
 
 
 @pytest.mark.parametrize("hint", ["list[int]", "dict[str, str | None]", "int | None"])
@@ -894,8 +890,8 @@ def test_plain_hints_load_nothing_that_they_do_not_need(hint: str) -> None:
     script = (
         "import contextvars, pathlib, sys, trio_mcp.core.schema.hints\n"
         "before = set(sys.modules)\n"
-        "from trio_mcp.core.schema.shapes import reader_of, to_json_value\n"
-        f"reader_of({hint}); to_json_value([1], {hint}); to_json_value({{'a': 1}})\n"
+        "from trio_mcp.core.schema.shapes import shape_of, to_json_value\n"
+        f"shape_of({hint}).read; to_json_value([1], {hint}); to_json_value({{'a': 1}})\n"
         "print(*sorted(set(sys.modules) - before))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -905,9 +901,9 @@ def test_plain_hints_load_nothing_that_they_do_not_need(hint: str) -> None:
 def test_classes_are_made_without_cattrs() -> None:
     script = (
         "import dataclasses, sys\n"
-        "from trio_mcp.core.schema.shapes import reader_of, to_json_value\n"
+        "from trio_mcp.core.schema.shapes import shape_of, to_json_value\n"
         "Pair = dataclasses.make_dataclass('Pair', [('a', int), ('b', 'list[int]')])\n"
-        "print(reader_of(Pair)(to_json_value(Pair(1, [2]), Pair)) == Pair(1, [2]), 'cattrs' in sys.modules)"
+        "print(shape_of(Pair).read(to_json_value(Pair(1, [2]), Pair)) == Pair(1, [2]), 'cattrs' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", "False"]

@@ -15,9 +15,9 @@ Each list replaces the stored data.  Tools are only looked up by name; no decisi
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from types import NoneType, UnionType
-from typing import Annotated, Any, Generic, NewType, TypeVar, Union, cast, get_args, get_origin
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from types import NoneType
+from typing import Generic, TypeVar, cast
 
 import attrs
 
@@ -33,7 +33,8 @@ from trio_mcp.core.errors import McpError, RemoteProtocolError, RequestError, Se
 from trio_mcp.core.http.fields import Mirror, find_mirrors
 from trio_mcp.core.messages import ABSENT, Absent, Json, JsonObject, Limits, UnreadableNumber, holds_more_values, parse
 from trio_mcp.core.models import CallToolResult, Tool
-from trio_mcp.core.schema.shapes import schema_of
+from trio_mcp.core.schema.hints import alternatives_of
+from trio_mcp.core.schema.shapes import Unreadable, shape_of
 from trio_mcp.core.schema.validation import CompiledSchema, InvalidSchema, Problem, compile_schema
 
 __all__ = ["KnownTools", "ReturnType", "ToolFailed"]
@@ -142,24 +143,21 @@ class KnownTools:
                 )
                 tool.output = None
                 return
-        _check_problems(name, "its outputSchema", tool.compiled.errors(result.structured_content))
+        if problems := tool.compiled.errors(result.structured_content):
+            raise _misfit(name, "its outputSchema", problems)
 
 
-def _check_problems(name: str, target: str, problems: Sequence[Problem]) -> None:
-    if problems:
-        details = "; ".join(f"{each.path or 'it'} {each.message}" for each in problems)
-        raise RemoteProtocolError(f"the result of the tool {name!r} does not fit {target}: {details}")
+def _misfit(name: str, target: str, problems: Sequence[Problem]) -> RemoteProtocolError:
+    details = "; ".join(f"{each.path or 'it'} {each.message}" for each in problems)
+    return RemoteProtocolError(f"the result of the tool {name!r} does not fit {target}: {details}")
 
 
 class ReturnType(Generic[T]):
     """The type given as `returns`.  Made before the call: raises UsageError if values of the type cannot be read."""
 
     def __init__(self, hint: type[T]) -> None:
-        from trio_mcp.core.schema.shapes import reader_of
-
-        self._schema = compile_schema(schema_of(hint, where="returns"))
-        self._read = reader_of(hint)
-        members = list(_alternatives(hint))
+        self._shape = shape_of(hint, where="returns")
+        members = alternatives_of(hint)
         self._text_only = all(each in (str, None, NoneType) for each in members)
         self._binary = bytes in members
 
@@ -168,32 +166,24 @@ class ReturnType(Generic[T]):
 
         Raises `ToolFailed` if the tool has failed, and `RemoteProtocolError` if the result has no value of the type.
         """
-        from trio_mcp.core.schema.shapes import Unreadable
-
         if result.is_error:
             raise ToolFailed(name, result)
         if self._binary and not result.has_structured_content and (data := _bytes(result)) is not None:
             return cast("T", data)
-        value = self._fitting(name, result, wrapped)
-        try:
-            converted: Any = value if self._read is None else self._read(value)
-        except Unreadable as error:
-            raise RemoteProtocolError(f"the result of the tool {name!r} cannot be read: {error}") from error
-        return cast("T", converted)
-
-    def _fitting(self, name: str, result: CallToolResult, wrapped: bool) -> Json:
-        """Return the first candidate that fits the type.  If there is none, the error explains the most likely one."""
         candidates = self._candidates(result, wrapped)
-        for value in candidates:
-            if not self._schema.errors(value):
-                return value
+        fitting = [each for each in candidates if self._shape.fits(each)]
+        if fitting:
+            read = self._shape.read
+            try:
+                return cast("T", fitting[0] if read is None else read(fitting[0]))
+            except Unreadable as error:
+                raise RemoteProtocolError(f"the result of the tool {name!r} cannot be read: {error}") from error
         if not result.has_structured_content:
             raise RemoteProtocolError(
                 f"the result of the tool {name!r} has no structured value, and its content does not fit `returns`; "
                 "call the tool without `returns` to see its content"
             )
-        _check_problems(name, "`returns`", self._schema.errors(candidates[0]))
-        raise AssertionError("no candidate fits, so there are problems")
+        raise _misfit(name, "`returns`", compile_schema(self._shape.schema).errors(candidates[0]))
 
     def _candidates(self, result: CallToolResult, wrapped: bool) -> list[Json]:
         """Return the possible values of the result, the most likely first."""
@@ -211,20 +201,6 @@ class ReturnType(Generic[T]):
             return list(texts)
         value = _parse(text)
         return [text] if value is ABSENT else [value, text]
-
-
-def _alternatives(hint: Any) -> Iterator[Any]:
-    """Yield the members of a union.  Looks inside Annotated and NewType."""
-    origin = get_origin(hint)
-    if origin in (Union, UnionType):
-        for each in get_args(hint):
-            yield from _alternatives(each)
-    elif origin is Annotated:
-        yield from _alternatives(get_args(hint)[0])
-    elif isinstance(hint, NewType):
-        yield from _alternatives(hint.__supertype__)
-    else:
-        yield hint
 
 
 def _text(result: CallToolResult) -> str | None:

@@ -110,16 +110,15 @@ def text_arguments(function: Callable[..., Any], handler: Handler, subject: str)
 
 
 def _is_text(hint: Any) -> bool:
-    origin, inside = typing.get_origin(hint), typing.get_args(hint)
-    if origin is typing.Annotated:
-        return _is_text(inside[0])
-    if origin in (typing.Union, types.UnionType):
-        return all(each is types.NoneType or _is_text(each) for each in inside)
-    if origin is typing.Literal:
-        return all(isinstance(each, str) for each in inside)
-    if isinstance(hint, typing.NewType):
-        return _is_text(hint.__supertype__)
-    members = getattr(hint, "__members__", None)  # of an Enum
-    if members is not None:
-        return all(isinstance(member.value, str) for member in members.values())
-    return hint is str
+    from trio_mcp.core.schema.hints import alternatives_of
+
+    values: list[Any] = []
+    for each in alternatives_of(hint):
+        origin: Any = typing.get_origin(each)
+        if origin is typing.Literal:
+            values += typing.get_args(each)
+        elif hasattr(each, "__members__"):  # an Enum
+            values += [member.value for member in each]
+        elif each is not types.NoneType:
+            values.append("" if each is str else each)
+    return bool(values) and all(isinstance(value, str) for value in values)

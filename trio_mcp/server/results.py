@@ -309,6 +309,12 @@ def _blob(data: bytes, uri: str, mime_type: str | None) -> JsonObject:
     return {"uri": uri, "mimeType": mime_type or "application/octet-stream", "blob": base64.b64encode(data).decode()}
 
 
+def _as_json(value: Any) -> Json:
+    from trio_mcp.core.schema.shapes import to_json_value
+
+    return to_json_value(value)
+
+
 def _as_text(value: Json) -> str:
     try:
         return to_readable(value)
@@ -367,14 +373,9 @@ class OutputSchema:
 
     def __call__(self, value: Any, *, error: bool = False) -> Json:
         """Write `value` as plain JSON, and check it against the schema unless it belongs to an `error`."""
-        if self._shape is None:
-            from trio_mcp.core.schema.shapes import to_json_value
-
-            written = to_json_value(value)
-        else:
-            written = self._shape.write(value)
-            if self._shape.fits(written):
-                return written
+        written = _as_json(value) if self._shape is None else self._shape.write(value)
+        if self._shape is not None and self._shape.fits(written):
+            return written
         if self.schema is not None and not error and (problems := self._compile().errors(written)):
             raise UsageError(
                 "it does not match the output schema: "
@@ -394,18 +395,19 @@ _BOX = "result"
 
 
 def _shape_for(hint: Any) -> Shape | None:
-    alternatives = [each for each in _alternatives(hint) if not _is_result(each)]
+    from trio_mcp.core.schema.hints import alternatives_of
+    from trio_mcp.core.schema.shapes import shape_of
+
+    found = alternatives_of(hint)
+    alternatives = [each for each in found if not _is_result(each)]
     content = [each for each in alternatives if _may_be_content(each)]
     if all(each in content or each in _NO_DATA for each in alternatives) or Any in alternatives:
         return None
     change = "annotate the data that it returns, or give structured=False to return only content"
     if content:  # tool-14: a tool with an output schema must always return structured content
         raise UsageError(f"it returns content or data, {hint!r}; return CallToolResult, or {change}")
-    from trio_mcp.core.schema.shapes import shape_of
-
     try:
-        unchanged = len(alternatives) == len(_alternatives(hint))
-        data = hint if unchanged else typing.Union[tuple(alternatives)]  # noqa: UP007
+        data = hint if alternatives == found else typing.Union[tuple(alternatives)]  # noqa: UP007
         shape = shape_of(data, where="its return value", mode="serialization")
     except UsageError as error:
         raise UsageError(f"{error}; {change}") from None
@@ -415,18 +417,6 @@ def _shape_for(hint: Any) -> Shape | None:
 _NO_DATA: tuple[Any, ...] = (ABSENT, None, types.NoneType, str, bytes, typing.NoReturn, typing.Never)
 
 
-def _alternatives(hint: Any) -> list[Any]:
-    """The members of a union, also inside Annotated, NewType and type aliases."""
-    if typing.get_origin(hint) is typing.Annotated:
-        return _alternatives(hint.__origin__)
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return [each for member in typing.get_args(hint) for each in _alternatives(member)]
-    if isinstance(hint, typing.NewType):
-        return _alternatives(hint.__supertype__)
-    alias = None if isinstance(hint, type) else getattr(hint, "__value__", None)
-    return [hint] if alias is None else _alternatives(alias)
-
-
 def _is_result(hint: Any) -> bool:
     """Whether it is no part of the output schema: questions are not checked, CallToolResult is checked separately."""
     models = _models()
@@ -434,71 +424,62 @@ def _is_result(hint: Any) -> bool:
 
 
 def _may_be_content(hint: Any) -> bool:
+    from trio_mcp.core.schema.hints import alternatives_of
+
+    hints = [hint]
     if (typing.get_origin(hint) or hint) in (list, tuple, Sequence):  # a list without an item type may hold any value
-        inside = typing.get_args(hint) or (Any,)
-        return any(_is_content(each) for member in inside for each in _alternatives(member))
-    return _is_content(hint)
-
-
-def _is_content(hint: Any) -> bool:
+        hints = [each for member in typing.get_args(hint) or (Any,) for each in alternatives_of(member)]
     content = _content()
     models = () if content is None else (content.Model, content.UnknownContent)
-    is_model = isinstance(hint, type) and issubclass(hint, models)
-    return hint is Any or hint is object or is_model
-
-
-_WITHOUT_SCHEMA = OutputSchema()
+    return any(each in (Any, object) or (isinstance(each, type) and issubclass(each, models)) for each in hints)
 
 
 def tool_result(value: Any, output: OutputSchema | None, name: str, revision: Revision) -> JsonObject:
     """Make the result of the tool `name`, which returned `value`.  Raises `BadResult` or `NotInThisRevision`."""
-    has_schema = output is not None and output.schema is not None
-    if type(value) is str and not has_schema:
+    if output is not None and output.schema is None:
+        output = None
+    if type(value) is str and output is None:
         return {"content": [{"type": "text", "text": value}]}
-    subject = f"the result of the tool {name!r}"
-    return _or_bad_result(subject, _tool_result, value, output if has_schema else _WITHOUT_SCHEMA, name, revision)
+    return _or_bad_result(f"the result of the tool {name!r}", _tool_result, value, output, name, revision)
 
 
-def _tool_result(value: Any, output: OutputSchema, name: str, revision: Revision) -> JsonObject:
+def _tool_result(value: Any, output: OutputSchema | None, name: str, revision: Revision) -> JsonObject:
     if _is_a(value, "CallToolResult"):
         return _explicit_result(value, output, revision)
-    if output.schema is None:
+    if output is None:
         if value is None:
             return {"content": []}
         if isinstance(value, list | tuple) and any(map(_is_block, value)):
             return {"content": [_item(each, name, f"/{index}", revision) for index, each in enumerate(value)]}
-        if isinstance(value, str | bytes) or _is_block(value):
-            return {"content": [_item(value, name, "", revision)]}
+        return {"content": [_item(value, name, "", revision)]}
     structured = output(value)
     result: JsonObject = {"content": [_text(_as_text(structured))]}  # tool-13
-    if output.boxed_in(revision):
-        result["structuredContent"] = {_BOX: structured}
-    elif output.schema is not None and _carries(structured, revision):
-        result["structuredContent"] = structured
+    _add_structured(result, structured, output, revision)
     return result
 
 
-def _carries(structured: Json, revision: Revision) -> bool:
-    """tool-34: data that is not an object is sent as text only.  tool-35: since 2026-07-28 it may be any JSON value."""
-    return revision.name >= (_2025_06 if type(structured) is dict else _2026_07)
+def _add_structured(result: JsonObject, structured: Json, output: OutputSchema | None, revision: Revision) -> None:
+    if output is not None and output.boxed_in(revision):
+        result["structuredContent"] = {_BOX: structured}
+    # tool-34: data that is not an object is sent as text only.  tool-35: since 2026-07-28 it may be any JSON value.
+    elif revision.name >= (_2025_06 if type(structured) is dict else _2026_07):
+        result["structuredContent"] = structured
 
 
-def _explicit_result(value: Any, output: OutputSchema, revision: Revision) -> JsonObject:
+def _explicit_result(value: Any, output: OutputSchema | None, revision: Revision) -> JsonObject:
     if not value.has_structured_content:
-        if output.schema is not None and not value.is_error:  # tool-14
+        if output is not None and not value.is_error:  # tool-14
             raise UsageError("it has no structured_content, but the tool has an output schema")
         result = _written(value, revision)
     else:
         import attrs
 
-        structured = output(value.structured_content, error=value.is_error)
+        data = value.structured_content
+        structured = _as_json(data) if output is None else output(data, error=value.is_error)
         result = _written(attrs.evolve(value, structured_content=ABSENT), revision)
         if not any(block.get("type") == "text" for block in result["content"]):  # tool-13
             result["content"].append(_text(_as_text(structured)))
-        if output.boxed_in(revision):
-            result["structuredContent"] = {_BOX: structured}
-        elif _carries(structured, revision):
-            result["structuredContent"] = structured
+        _add_structured(result, structured, output, revision)
     for block in result["content"]:
         _check_block(block)
     return result
@@ -511,7 +492,7 @@ def _item(value: Any, name: str, index: str, revision: Revision) -> JsonObject:
         return {"type": "resource", "resource": _blob(value, f"tool://{quote(name, safe='')}/result{index}", None)}
     if isinstance(value, str) or _is_block(value):
         return _block(value, revision)
-    return _text(_as_text(_WITHOUT_SCHEMA(value)))
+    return _text(_as_text(_as_json(value)))
 
 
 def tool_failure(error: ToolError | str, revision: Revision) -> JsonObject:
@@ -593,7 +574,7 @@ def _resource_result(value: Any, uri: str, mime_type: str | None, revision: Revi
     if isinstance(value, str):
         text, default = _text(value)["text"], "text/plain"
     else:
-        text, default = _as_text(_WITHOUT_SCHEMA(value)), "application/json"
+        text, default = _as_text(_as_json(value)), "application/json"
     return {"contents": [{"uri": uri, "mimeType": mime_type or default, "text": text}]}
 
 

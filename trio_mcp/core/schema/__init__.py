@@ -16,13 +16,10 @@ else:
         __name__,
         {
             "hints": (
-                "Description Field Hint Member describe hint_of members_of parameters_of resolved_alone substituted "
-                "unsupported wrapper_of"
+                "Description Field Hint Member alternatives_of describe hint_of members_of parameters_of "
+                "resolved_alone substituted unsupported wrapper_of"
             ),
-            "shapes": (
-                "Mode Shape Unreadable arguments_shape describes_itself parameters_schema reader_of schema_of shape_of "
-                "to_json_value writer_of"
-            ),
+            "shapes": ("Mode Shape Unreadable arguments_shape describes_itself schema_of shape_of to_json_value"),
             "templates": "Matcher Template Value in_ascii",
             "validation": (
                 "CompiledSchema DEFAULT_DIALECT DIALECTS InvalidSchema Problem check_input_schema compile_schema"

@@ -25,8 +25,8 @@ from trio_mcp.core.errors import UsageError
 from trio_mcp.core.messages import ABSENT, Absent, record
 
 __all__ = [
-    "Description", "Field", "Hint", "Member", "describe", "hint_of", "members_of", "parameters_of", "resolved_alone",
-    "substituted", "unsupported", "wrapper_of",
+    "Description", "Field", "Hint", "Member", "alternatives_of", "describe", "hint_of", "members_of", "parameters_of",
+    "resolved_alone", "substituted", "unsupported", "wrapper_of",
 ]  # fmt: skip
 
 Hint: TypeAlias = Any  # Python has no type for type hints
@@ -127,6 +127,19 @@ def _resolved(owner: Any, names: dict[str, Any] | None, where: str) -> dict[str,
 def resolved_alone(hint: Hint, names: dict[str, Any], where: str) -> Hint:
     """Return one hint with its names resolved in `names`.  Raises `UsageError` if a name is unknown."""
     return _resolved(types.SimpleNamespace(__annotations__={"it": hint}), names, where)["it"]
+
+
+def alternatives_of(hint: Hint) -> list[Hint]:
+    """The members of a union, also inside Annotated, NewType and type aliases; another hint is its only alternative."""
+    origin: Hint = typing.get_origin(hint)
+    if origin is typing.Annotated:
+        return alternatives_of(hint.__origin__)
+    if origin in (typing.Union, types.UnionType):
+        return [each for member in typing.get_args(hint) for each in alternatives_of(member)]
+    if isinstance(hint, typing.NewType):
+        return alternatives_of(hint.__supertype__)
+    alias = None if isinstance(hint, type) else getattr(hint, "__value__", None)
+    return [hint] if alias is None else alternatives_of(alias)
 
 
 def substituted(hint: Hint, variables: Mapping[Hint, Hint]) -> Hint:

@@ -49,6 +49,7 @@ import itertools
 import math
 import operator
 import pathlib
+import re
 import sys
 import types
 import typing
@@ -78,8 +79,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.schema.validation import CompiledSchema
 
 __all__ = [
-    "Mode", "Shape", "Unreadable", "arguments_shape", "describes_itself", "parameters_schema", "reader_of", "schema_of",
-    "shape_of", "to_json_value", "writer_of",
+    "Mode", "Shape", "Unreadable", "arguments_shape", "describes_itself", "schema_of", "shape_of", "to_json_value",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -307,24 +307,9 @@ def schema_of(hint: Hint, *, where: str = "the hint", mode: Mode = "validation")
     return shape_of(hint, where=where, mode=mode).schema
 
 
-def parameters_schema(function: Callable[..., object], skip: Collection[str] = ()) -> JsonObject:
-    """Return the schema of the arguments of `function`, as `arguments_shape` does."""
-    return arguments_shape(function, skip).schema
-
-
-def reader_of(hint: Hint) -> Read | None:
-    """Return the reader of a type hint, as `shape_of` does."""
-    return shape_of(hint).read
-
-
-def writer_of(hint: Hint | Absent = ABSENT) -> Write:
-    """Return the writer of a type hint, as `shape_of` does.  Without a hint, values are written by their types."""
-    return _guarded_writer(_write) if hint is ABSENT else shape_of(hint).write
-
-
 def to_json_value(value: Any, hint: Hint | Absent = ABSENT) -> Json:
-    """Write one value as plain JSON; use `writer_of` for several values of one hint."""
-    return writer_of(hint)(value)
+    """Write one value as plain JSON, as `Shape.write` does; without a hint by its own type."""
+    return (_write_by_type if hint is ABSENT else shape_of(hint).write)(value)
 
 
 def _finished(walk: _Walk, shape: Shape) -> Shape:
@@ -355,6 +340,9 @@ def _guarded_writer(write: Write) -> Write:
             raise UsageError(f"{_kind_of(value)} is nested too deep for JSON, or contains itself") from None
 
     return writer
+
+
+_write_by_type = _guarded_writer(_write)
 
 
 class _Verdict:
@@ -410,52 +398,12 @@ def _bytes(text: str) -> bytes:
         raise Unreadable("must be base64") from None
 
 
-_DATE = r"\d{4}-\d\d-\d\d"
-_TIME = r"([01]\d|2[0-3]):\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)"
-
-
-def _in_form(pattern: str, text: str, example: str, make: Callable[[str], Any]) -> Any:
-    """Check the form of `text` before `make` parses it: Python's parsers accept much more than the standards."""
-    import re
-
-    try:
-        if re.fullmatch(pattern, text.upper(), re.ASCII):
-            return make(text.upper())
-    except ValueError:  # for example the 30th of February
-        pass
-    raise Unreadable(f"must be of the form {example}")
-
-
-def _datetime(text: str) -> Any:
-    import datetime
-
-    return _in_form(f"{_DATE}T{_TIME}", text, "2026-01-31T12:00:00Z", datetime.datetime.fromisoformat)
-
-
-def _date(text: str) -> Any:
-    import datetime
-
-    return _in_form(_DATE, text, "2026-01-31", datetime.date.fromisoformat)
-
-
 def _write_date(value: Any) -> Json:
     import datetime
 
     if isinstance(value, datetime.datetime):
         raise UsageError("expected a date, got a datetime; use its date()")
     return _write(value)
-
-
-def _time(text: str) -> Any:
-    import datetime
-
-    return _in_form(_TIME, text, "12:00:00Z", datetime.time.fromisoformat)
-
-
-def _uuid(text: str) -> Any:
-    import uuid
-
-    return _in_form(r"[0-9A-F]{8}(-[0-9A-F]{4}){3}-[0-9A-F]{12}", text, "8-4-4-4-12 hexadecimal digits", uuid.UUID)
 
 
 _ANY = Shape({}, _is_anything)
@@ -474,13 +422,34 @@ _SCALARS: Mapping[Hint, Shape] = {
     pathlib.Path: _TEXT._replace(read=pathlib.Path, kind=pathlib.Path),
     pathlib.PurePath: _TEXT._replace(read=pathlib.PurePath, kind=pathlib.PurePath),
 }
-# Their names, formats, readers and writers.  By name: only programs with these hints load their modules.
-_TEXTS: Mapping[str, tuple[str, Read, Write]] = {
-    "datetime.datetime": ("date-time", _datetime, _write),
-    "datetime.date": ("date", _date, _write_date),
-    "datetime.time": ("time", _time, _write),
-    "uuid.UUID": ("uuid", _uuid, _write),
+_DATE = r"\d{4}-\d\d-\d\d"
+_TIME = r"([01]\d|2[0-3]):\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)"
+_UUID = r"[0-9A-F]{8}(-[0-9A-F]{4}){3}-[0-9A-F]{12}"
+# By name, because only programs with these hints load their modules: format, pattern, and the form for messages.
+_TEXTS: Mapping[str, tuple[str, str, str]] = {
+    "datetime.datetime": ("date-time", f"{_DATE}T{_TIME}", "2026-01-31T12:00:00Z"),
+    "datetime.date": ("date", _DATE, "2026-01-31"),
+    "datetime.time": ("time", _TIME, "12:00:00Z"),
+    "uuid.UUID": ("uuid", _UUID, "8-4-4-4-12 hexadecimal digits"),
 }
+
+
+def _text_in_form(kind: Any) -> Shape:
+    """A class of `_TEXTS`.  Its own parser accepts much more than the standards, so the form is checked first."""
+    format, pattern, form = _TEXTS[_full_name(kind)]
+    parse = getattr(kind, "fromisoformat", kind)
+    is_of_the_form = re.compile(pattern, re.ASCII).fullmatch
+
+    def read(text: str) -> Any:
+        try:
+            if is_of_the_form(text.upper()):
+                return parse(text.upper())
+        except ValueError:  # for example the 30th of February
+            pass
+        raise Unreadable(f"must be of the form {form}")
+
+    write = _write_date if format == "date" else _write
+    return _TEXT._replace(schema={"type": "string", "format": format}, read=read, write=write, kind=kind)
 
 
 def _choice(values: Collection[Any], where: str) -> Shape:
@@ -825,29 +794,26 @@ _KEYWORDS: Mapping[str, str] = {
     "format": "format",
     "header": "x-mcp-header",
 }
-_SIZES = {"string": "{}Length", "array": "{}Items", "object": "{}Properties"}
+
+
+def _for_sizes(prefix: str) -> dict[str, str]:
+    return {"string": f"{prefix}Length", "array": f"{prefix}Items", "object": f"{prefix}Properties"}
 
 
 def _for_numbers(keyword: str) -> dict[str, str]:
     return {"integer": keyword, "number": keyword}
 
 
-# Attribute -> type in the schema -> keyword.
-_BOUNDS: Mapping[str, Mapping[str, str]] = {
-    "ge": _for_numbers("minimum"),
-    "gt": _for_numbers("exclusiveMinimum"),
-    "le": _for_numbers("maximum"),
-    "lt": _for_numbers("exclusiveMaximum"),
-    "multiple_of": _for_numbers("multipleOf"),
-    "min_length": {kind: keyword.format("min") for kind, keyword in _SIZES.items()},
-    "max_length": {kind: keyword.format("max") for kind, keyword in _SIZES.items()},
-    "pattern": {"string": "pattern"},
-}
-_COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
-    "ge": operator.ge,
-    "gt": operator.gt,
-    "le": operator.le,
-    "lt": operator.lt,
+# Attribute -> type in the schema -> keyword; and the check of the bound, if it needs no engine.
+_BOUNDS: Mapping[str, tuple[Mapping[str, str], Callable[[Any, Any], bool] | None]] = {
+    "ge": (_for_numbers("minimum"), operator.ge),
+    "gt": (_for_numbers("exclusiveMinimum"), operator.gt),
+    "le": (_for_numbers("maximum"), operator.le),
+    "lt": (_for_numbers("exclusiveMaximum"), operator.lt),
+    "multiple_of": (_for_numbers("multipleOf"), None),
+    "min_length": (_for_sizes("min"), lambda value, bound: len(value) >= bound),
+    "max_length": (_for_sizes("max"), lambda value, bound: len(value) <= bound),
+    "pattern": ({"string": "pattern"}, None),
 }
 _ATTRIBUTES = (*_KEYWORDS, *_BOUNDS)
 _PYDANTIC_FIELD = "FieldInfo"  # the class of pydantic's `Field`; by name, because pydantic is optional
@@ -873,7 +839,7 @@ def _annotated(shape: Shape, extras: Iterable[Any], where: str) -> Shape:
                 raise UsageError(f"{at} is not a bound of JSON Schema; check it in the function")
             bounded = _bounded(shape, name, value)
             if bounded is None:
-                raise UsageError(f"{at} does not fit the type; it needs one of {', '.join(_BOUNDS[name])}")
+                raise UsageError(f"{at} does not fit the type; it needs one of {', '.join(_BOUNDS[name][0])}")
             shape = bounded
         elif isinstance(value, str):
             shape.schema[_KEYWORDS[name]] = value
@@ -889,19 +855,16 @@ def _bounded(shape: Shape, name: str, bound: Any) -> Shape | None:
         # The schemas of the alternatives, which are parts of `shape.schema`, now have the bound.
         union = _union(new or old for new, old in zip(parts, shape.parts, strict=True))
         return union._replace(schema=shape.schema)
-    keyword = _BOUNDS[name].get(str(shape.schema.get("type")))
+    keywords, compare = _BOUNDS[name]
+    keyword = keywords.get(str(shape.schema.get("type")))
     if keyword is None or "contentEncoding" in shape.schema:  # a bound on bytes would count base64 characters
         return None
     shape.schema[keyword] = bound
-    inner, compare = shape.fits, _COMPARISONS.get(name)
-    if compare is not None:
-        return shape._replace(fits=lambda value: inner(value) and compare(value, bound))
-    if name == "min_length":
-        return shape._replace(fits=lambda value: inner(value) and len(value) >= bound)
-    if name == "max_length":
-        return shape._replace(fits=lambda value: inner(value) and len(value) <= bound)
-    verdict = _Verdict(lambda: {keyword: bound})
-    return shape._replace(fits=lambda value: inner(value) and verdict(value))
+    inner = shape.fits
+    if compare is None:
+        by_engine = _Verdict(lambda: {keyword: bound})
+        return shape._replace(fits=lambda value: inner(value) and by_engine(value))
+    return shape._replace(fits=lambda value: inner(value) and compare(value, bound))
 
 
 # Classes that describe themselves.
@@ -1018,10 +981,8 @@ class _Walk:
             return _array(hint, _ANY)
         if hint in _MAPPINGS:
             return _mapping(hint, _TEXT, _ANY)
-        if text := _TEXTS.get(_full_name(hint)):
-            format, read, write = text
-            schema = {**_TEXT.schema, "format": format}
-            return _TEXT._replace(schema=schema, read=read, write=write, kind=typing.cast(type, hint))
+        if _full_name(hint) in _TEXTS:
+            return _text_in_form(hint)
         if isinstance(hint, type) and issubclass(hint, enum.Enum):
             return _choice(list(hint), where)._replace(kind=hint)
         return self._class_or_alias(hint, where)
