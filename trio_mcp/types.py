@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from trio_mcp.client.callbacks import OnSampling as OnSampling
     from trio_mcp.client.callbacks import SamplingRequest as SamplingRequest
     from trio_mcp.client.callbacks import UrlElicitationRequest as UrlElicitationRequest
-    from trio_mcp.client.client import Progress as Progress
     from trio_mcp.client.client import ToolCall as ToolCall
     from trio_mcp.client.connecting import Target as Target
     from trio_mcp.client.options import ClientOptions as ClientOptions
     from trio_mcp.client.options import RequestOptions as RequestOptions
     from trio_mcp.client.session import OnProgress as OnProgress
+    from trio_mcp.client.session import Progress as Progress
     from trio_mcp.client.subscriptions import Subscription as Subscription
     from trio_mcp.core.content import Annotations as Annotations
     from trio_mcp.core.content import AudioContent as AudioContent
@@ -86,10 +86,10 @@ else:
                 "FormElicitationRequest GivenRoots OnElicitation OnElicitationUrl OnSampling SamplingRequest "
                 "UrlElicitationRequest"
             ),
-            "client.client": "Progress ToolCall",
+            "client.client": "ToolCall",
             "client.connecting": "Target",
             "client.options": "ClientOptions RequestOptions",
-            "client.session": "OnProgress",
+            "client.session": "OnProgress Progress",
             "client.subscriptions": "Subscription",
             "core.content": (
                 "Annotations AudioContent BlobResourceContents EmbeddedResource Icon ImageContent MalformedContent "

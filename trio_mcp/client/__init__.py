@@ -25,7 +25,7 @@ else:
                 "Answering FormAnswer FormElicitationRequest GivenRoots OnElicitation OnElicitationUrl OnSampling "
                 "PageAnswer RootLike SamplingAnswer SamplingRequest UrlElicitationRequest"
             ),
-            "client": "Client Progress ToolCall _ToolCallBlock connect_client open_client",
+            "client": "Client ToolCall _ToolCallBlock connect_client open_client",
             "connecting": "Connector SessionOptions Startup Target connector_for",
             "connection": "ClientConnection",
             "http": "ACKNOWLEDGE_TIMEOUT ENDPOINT HttpLink MAX_RETRY_AFTER NeedsSse PostTransport SseLink",
@@ -34,8 +34,9 @@ else:
                 "fields_of"
             ),
             "session": (
-                "ClientSession HandshakeError HeadersRefused NoResponse OnProgress Reports ServerMessageHandler "
-                "SessionLost StreamLink Timer Transport Unauthorized failure_of request_error too_many_questions"
+                "ClientSession HandshakeError HeadersRefused NoResponse OnProgress Progress Reports "
+                "ServerMessageHandler SessionLost StreamLink Timer Transport Unauthorized failure_of request_error "
+                "too_many_questions"
             ),
             "subscriptions": "Subscription SubscriptionManager SubscriptionUnsupported",
             "tools": "KnownTools ReturnType ToolFailed",

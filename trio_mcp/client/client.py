@@ -24,7 +24,6 @@ from hashlib import sha256
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
-import attrs
 import trio
 
 from trio_mcp.client.callbacks import Answering, GivenRoots
@@ -39,7 +38,7 @@ from trio_mcp.client.options import (
     copy_mapping,
     fields_of,
 )
-from trio_mcp.client.session import HeadersRefused, NoResponse, OnProgress, Reports, Timer
+from trio_mcp.client.session import HeadersRefused, NoResponse, OnProgress, Progress, Reports, Timer
 from trio_mcp.client.subscriptions import Subscription
 from trio_mcp.client.tools import KnownTools, ReturnType
 from trio_mcp.core import models
@@ -70,7 +69,7 @@ from trio_mcp.transport.nursery import Block, check_trio, open_nursery
 if TYPE_CHECKING:
     from trio_mcp.core.models import LogLevel
 
-__all__ = ["Client", "ClientOptions", "Progress", "ToolCall", "_ToolCallBlock", "connect_client", "open_client"]
+__all__ = ["Client", "ClientOptions", "ToolCall", "_ToolCallBlock", "connect_client", "open_client"]
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Model)
@@ -700,15 +699,6 @@ def _principal(fields: Fields) -> str | None:
 # Streamed calls
 
 
-@attrs.frozen
-class Progress:
-    """A progress report of a call."""
-
-    progress: float
-    total: float | None = None
-    message: str | None = None
-
-
 class ToolCall(Generic[T]):
     """A running tool call: an asynchronous iterator of `Progress`, made by `Client.stream_tool`.
 
@@ -717,7 +707,7 @@ class ToolCall(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._reports: Reports[Progress] = Reports()
+        self._reports = Reports()
         self._changed = trio.Event()
         self._ended = trio.Event()
         self._result: T | Absent = ABSENT

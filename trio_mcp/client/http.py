@@ -48,6 +48,7 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
@@ -145,9 +146,11 @@ _REPEATABLE = frozenset(
 )
 _OPENING = frozenset({"initialize", "server/discover"})
 _INITIALIZED = "notifications/initialized"
+_EARLY = _OPENING | {_INITIALIZED}  # these may precede the end of the handshake
 _RESERVED = frozenset(
     each.lower() for each in ("Accept", "Content-Type", SESSION_ID, PROTOCOL_VERSION, METHOD, NAME, LAST_EVENT_ID)
 )
+_CLOSED_HERE = "the connection was closed by this side"
 _AUTH = "use the option auth to get a token by OAuth, or headers to send a token that you have"
 
 OnStream: TypeAlias = "Callable[[rules.Exchange, HttpReply], Awaitable[None]]"
@@ -316,8 +319,10 @@ class PostTransport(Transport):
                 if (request := self._abandoned.pop(_cancelled_id(message), None)) is not None:  # type: ignore[arg-type]
                     while request.scope in self._scopes:
                         await self._changed.park()
-                if not self._handshake_done.is_set() and not _may_precede_handshake(message):
-                    await self._handshake_done.wait()
+                if not self._handshake_done.is_set():
+                    early = not isinstance(message, Request | Notification) or message.method in _EARLY
+                    if not early:
+                        await self._handshake_done.wait()
                 flight.sent = True
                 try:
                     verdict = await self._converse(self._exchange(message), flight)
@@ -436,7 +441,10 @@ class PostTransport(Transport):
             return await self._send_once(exchange, body, on_stream, after, None)
         credentials: Credentials | None = None
         if self._authorization is not None:
-            credentials = self._authorization.request(exchange.method, exchange.url, _operation_of(exchange))
+            operation = exchange.method  # an operation may need scopes of its own
+            if isinstance(request := exchange.message, Request):
+                operation = f"{request.method} {request.params.get('name', request.params.get('uri', ''))}"
+            credentials = self._authorization.request(exchange.method, exchange.url, operation)
         while True:
             if credentials is not None:
                 await credentials.get()
@@ -615,13 +623,14 @@ class PostTransport(Transport):
         if all(each.streaming for each in self._in_flight.values()):
             self._close(SessionLost(True))
         elif first:
-            self._nursery.start_soon(self._end, name="the end of a session")
 
-    async def _end(self) -> None:
-        with trio.move_on_after(_GONE_SECONDS):
-            while not all(each.streaming for each in self._in_flight.values()):
-                await self._changed.park()
-        self._close(SessionLost(True))
+            async def end() -> None:
+                with trio.move_on_after(_GONE_SECONDS):
+                    while not all(each.streaming for each in self._in_flight.values()):
+                        await self._changed.park()
+                self._close(SessionLost(True))
+
+            self._nursery.start_soon(end, name="the end of a session")
 
     def _close(self, failure: McpError) -> None:
         """Stop sending and receiving."""
@@ -638,7 +647,7 @@ class PostTransport(Transport):
 
         Never raises because of the server, and takes at most two seconds.
         """
-        self._close(_closed_here())
+        self._close(SessionClosed(_CLOSED_HERE))
         if self._session_id is not None:
             delete, self._session_id = self._exchange(None, "DELETE"), None
             deadline = trio.current_time() + _DELETE_TIMEOUT
@@ -677,32 +686,30 @@ class HttpLink(PostTransport):
         ready = trio.Event() if ready is None else ready
         try:
             with self._running():
-                if self._revision.handshake:
-                    await self._handshake_done.wait()
-                    await self._run_event_stream(ready)
+                if not self._revision.handshake:
+                    return
+                await self._handshake_done.wait()
+                resumption = rules.StreamResumption(self._revision, standalone=True)
+                stream = _ResumedStream(self._exchange(None, "GET"), resumption, requested=ready)
+                try:
+                    verdict = await self._resume(stream, rules.Reconnect(0, ""))
+                except McpError as error:
+                    verdict = rules.ReplyLost(str(error))
+                if isinstance(verdict, rules.SessionGone):
+                    if stream.opened:
+                        self._handle_session_gone(None)
+                        return
+                    # A 404 to the first GET may only mean that the server has no event stream; a POST shows if the
+                    # session is gone.
+                    with suppress(McpError):
+                        await self._caller.request("ping")
+                    if self._session_gone:
+                        return
+                elif not isinstance(verdict, rules.NoStream):
+                    self._caller.mistake(f"the event stream of the session is lost: {getattr(verdict, 'why', '')}")
+                self._caller.missed(for_good=True)
         finally:
             ready.set()
-
-    async def _run_event_stream(self, ready: trio.Event) -> None:
-        resumption = rules.StreamResumption(self._revision, standalone=True)
-        stream = _ResumedStream(self._exchange(None, "GET"), resumption, requested=ready)
-        try:
-            verdict = await self._resume(stream, rules.Reconnect(0, ""))
-        except McpError as error:
-            verdict = rules.ReplyLost(str(error))
-        if isinstance(verdict, rules.SessionGone):
-            if stream.opened:
-                self._handle_session_gone(None)
-                return
-            # A 404 to the first GET may only mean that the server has no event stream; a POST shows if the session is
-            # gone.
-            with suppress(McpError):
-                await self._caller.request("ping")
-            if self._session_gone:
-                return
-        elif not isinstance(verdict, rules.NoStream):
-            self._caller.mistake(f"the event stream of the session is lost: {getattr(verdict, 'why', '')}")
-        self._caller.missed(for_good=True)
 
     async def _converse(self, exchange: rules.Exchange, flight: _InFlight) -> rules.ReplyVerdict | None:
         stream: _ResumedStream | None = None
@@ -838,10 +845,16 @@ class HttpLink(PostTransport):
             self._handle_verdict(exchange.message, rules.read_answer(exchange, message))
             return
         about = exchange.message.id if isinstance(exchange.message, Request) else None
-        if stream in self._abandoned_streams and not _is_progress(message, about):
-            # Move it behind the others.
-            self._abandoned_streams[stream] = scope = self._abandoned_streams.pop(stream)
-            scope.deadline = min(trio.current_time() + _ABANDONED_SILENT, stream.until)
+        if stream in self._abandoned_streams:
+            progress = (
+                isinstance(message, Notification)
+                and message.method == PROGRESS
+                and message.params.get("progressToken") in (about, str(about))
+            )
+            if not progress:
+                # Move it behind the others.
+                self._abandoned_streams[stream] = scope = self._abandoned_streams.pop(stream)
+                scope.deadline = min(trio.current_time() + _ABANDONED_SILENT, stream.until)
         self.message_size = weight(event.data, self._limits.values, message)
         self._caller.receive(message, trio.current_time(), about=about)
 
@@ -865,37 +878,25 @@ class SseLink(PostTransport):
         verdict: rules.ReplyVerdict | None = None
         cause: McpError | None = None
         with self._running() as scope:
-
-            async def on_stream(exchange: rules.Exchange, reply: HttpReply) -> None:
-                reader, keep_alives = EventReader(self._limits.message_bytes), rules.KeepAlives()
-                while (events := await self._receive_events(reply, reader, keep_alives)) is not None:
-                    for event in events:
-                        if self._target is None:
-                            target = rules.read_endpoint(exchange.url, event)
-                            if isinstance(target, rules.ReplyLost):
-                                raise RemoteProtocolError(target.why)
-                            self._target = target
-                            scope.deadline = math.inf
-                            task_status.started()
-                            self.wake()
-                        elif isinstance(event, Oversized):
-                            # It is unknown whose answer it was, and its caller would wait forever.
-                            why = f"an event was longer than {event.limit} bytes (Limits.message_bytes)"
-                            raise RemoteProtocolError(why)
-                        elif event.event == "message" and event.data:
-                            message = decode(event.data, self._limits)
-                            self.message_size = weight(event.data, self._limits.values, message)
-                            self._caller.receive(message, trio.current_time())
-
             try:
                 get = rules.Exchange(self._url, LEGACY[0], method="GET", sse=True)
-                verdict = await self._send(get, on_stream, opening=scope)
+                verdict = await self._send(get, partial(self._read_connection, scope, task_status), opening=scope)
             except McpError as error:
                 if self._target is None:
                     raise
                 cause = error
         if self._target is None:
-            raise _closed_here() if self._closed else _no_endpoint(verdict)
+            match verdict:
+                case None if self._closed:
+                    raise SessionClosed(_CLOSED_HERE)
+                case None:
+                    raise RemoteProtocolError(f"no endpoint event came within {ENDPOINT:g} seconds")
+                case rules.Streaming():
+                    raise RemoteProtocolError("the event stream ended before its endpoint event")
+                case rules.Challenged(status, challenge, why):
+                    raise Unauthorized(f"the event stream was refused: {why}", status, challenge)
+            why = getattr(verdict, "why", "GET is not served")
+            raise NoResponse(f"there is no event stream at this URL: {why}", status=getattr(verdict, "status", None))
         how = "the server ended the event stream of the session"
         ended = SessionClosed(how if cause is None else f"the event stream of the session broke: {cause}")
         if self._session.terms is not None:
@@ -903,22 +904,32 @@ class SseLink(PostTransport):
         ended.__cause__ = cause
         self._close(ended)
 
-
-def _no_endpoint(verdict: rules.ReplyVerdict | None) -> McpError:
-    """Return why there is no session over HTTP+SSE."""
-    match verdict:
-        case None:
-            return RemoteProtocolError(f"no endpoint event came within {ENDPOINT:g} seconds")
-        case rules.Streaming():
-            return RemoteProtocolError("the event stream ended before its endpoint event")
-        case rules.Challenged(status, challenge, why):
-            return Unauthorized(f"the event stream was refused: {why}", status, challenge)
-    why = getattr(verdict, "why", "GET is not served")
-    return NoResponse(f"there is no event stream at this URL: {why}", status=getattr(verdict, "status", None))
-
-
-def _closed_here() -> SessionClosed:
-    return SessionClosed("the connection was closed by this side")
+    async def _read_connection(
+        self,
+        scope: trio.CancelScope,
+        task_status: trio.TaskStatus[None],
+        exchange: rules.Exchange,
+        reply: HttpReply,
+    ) -> None:
+        reader, keep_alives = EventReader(self._limits.message_bytes), rules.KeepAlives()
+        while (events := await self._receive_events(reply, reader, keep_alives)) is not None:
+            for event in events:
+                if self._target is None:
+                    target = rules.read_endpoint(exchange.url, event)
+                    if isinstance(target, rules.ReplyLost):
+                        raise RemoteProtocolError(target.why)
+                    self._target = target
+                    scope.deadline = math.inf
+                    task_status.started()
+                    self.wake()
+                elif isinstance(event, Oversized):
+                    # It is unknown whose answer it was, and its caller would wait forever.
+                    why = f"an event was longer than {event.limit} bytes (Limits.message_bytes)"
+                    raise RemoteProtocolError(why)
+                elif event.event == "message" and event.data:
+                    message = decode(event.data, self._limits)
+                    self.message_size = weight(event.data, self._limits.values, message)
+                    self._caller.receive(message, trio.current_time())
 
 
 def _name_of(message: Message | None) -> str:
@@ -929,33 +940,12 @@ def _is_initialized(message: Message | None) -> bool:
     return isinstance(message, Notification) and message.method == _INITIALIZED
 
 
-def _may_precede_handshake(message: Message) -> bool:
-    if isinstance(message, Request | Notification):
-        return message.method in _OPENING or message.method == _INITIALIZED
-    return isinstance(message, Response | Error | Batch)
-
-
 def _cancelled_id(message: Message) -> Id | None:
     """Return the id of the request that this notification cancels, or None."""
     if isinstance(message, Notification) and message.method == "notifications/cancelled":
         id: Id = message.params["requestId"]
         return id
     return None
-
-
-def _is_progress(message: Message, id: Id | None) -> bool:
-    """Return whether this is a progress notification for that request."""
-    if not isinstance(message, Notification) or message.method != PROGRESS:
-        return False
-    return message.params.get("progressToken") in (id, str(id))
-
-
-def _operation_of(exchange: rules.Exchange) -> str:
-    """Return a name of the operation for the OAuth client: an operation may need scopes of its own."""
-    message = exchange.message
-    if not isinstance(message, Request):
-        return exchange.method
-    return f"{message.method} {message.params.get('name', message.params.get('uri', ''))}"
 
 
 async def _drain(reply: HttpReply) -> None:

@@ -30,7 +30,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 import attrs
 import trio
@@ -68,6 +68,7 @@ __all__ = [
     "HeadersRefused",
     "NoResponse",
     "OnProgress",
+    "Progress",
     "Reports",
     "ServerMessageHandler",
     "SessionLost",
@@ -81,17 +82,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-
-
-class _Report(Protocol):
-    """A progress report."""
-
-    @property
-    def message(self) -> str | None:
-        """The text of the server, if it sent one."""
-
-
-R = TypeVar("R", bound=_Report)
 
 _log = logging.getLogger("trio_mcp")
 
@@ -299,25 +289,34 @@ class Timer:
         self._scope.deadline = math.inf
 
 
-class Reports(Generic[R]):
+@attrs.frozen
+class Progress:
+    """A progress report of a call."""
+
+    progress: float
+    total: float | None = None
+    message: str | None = None
+
+
+class Reports:
     """A queue of progress reports.  If it is full, the oldest are dropped, because the last one is the most useful."""
 
     __slots__ = ("_characters", "_waiting")
 
     def __init__(self) -> None:
-        self._waiting: deque[R] = deque()
+        self._waiting: deque[Progress] = deque()
         self._characters = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, report: R) -> None:
+    def add(self, report: Progress) -> None:
         self._waiting.append(report)
         self._characters += len(report.message or "")
         while len(self._waiting) > _REPORTS or (self._characters > _CHARACTERS and len(self._waiting) > 1):
             self.take()
 
-    def take(self) -> R:
+    def take(self) -> Progress:
         """Remove and return the oldest report."""
         report = self._waiting.popleft()
         self._characters -= len(report.message or "")
@@ -333,7 +332,7 @@ class _PendingRequest:
         self.headers = headers
         self.on_progress = on_progress
         self.timer = timer
-        self.reports: Reports[ProgressReported] | None = None
+        self.reports: Reports | None = None
         self.outcome: Outcome | None = None
         self.failure: McpError | None = None
         # An Event per call would cost more than all other work in this class.
@@ -484,7 +483,7 @@ class ClientSession:
         if pending.on_progress is not None:
             if pending.reports is None:
                 pending.reports = Reports()
-            pending.reports.add(report)
+            pending.reports.add(Progress(report.progress, report.total, report.message))
             pending.wake()
 
     # Opening

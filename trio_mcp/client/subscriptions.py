@@ -84,7 +84,8 @@ _STABLE = 8.0
 # Errors that a new attempt does not fix.  They are raised at once, because the program has to act.
 _FINAL = (Unauthorized, UsageError)
 
-_WAITING = frozenset({SubscriptionState.ASKED, SubscriptionState.BROKEN})
+_WAITING = (SubscriptionState.ASKED, SubscriptionState.BROKEN)
+_LIVING = (*_WAITING, SubscriptionState.OPEN)
 
 
 class SubscriptionUnsupported(McpError):
@@ -222,14 +223,14 @@ class Subscription:
 
     def _close(self, failure: McpError | None = None) -> None:
         """End the subscription; without `failure`, normally."""
-        if self._state is SubscriptionState.OPEN or self._state in _WAITING:
+        if self._state in _LIVING:
             self._state = SubscriptionState.ENDED if failure is None else SubscriptionState.REFUSED
             self._failure = failure
             self._changed.set()
 
     def _session_lost(self) -> None:
         """Wait for the next session."""
-        if self._state is SubscriptionState.OPEN or self._state in _WAITING:
+        if self._state in _LIVING:
             self._subscription = None
             self._state = SubscriptionState.BROKEN
             self._retry_at = None
@@ -433,35 +434,31 @@ class SubscriptionManager:
         if caller is None or caller.session.closed:
             changes._session_lost() if self._no_session is None else changes._close(repeated(self._no_session))
             return
-        terms = caller.session.terms
-        assert terms is not None  # `attach` is called with an open session
-        if terms.revision.request(Role.CLIENT, _LISTEN) is None:
-            self._last_block_id += 1  # our requests have numbers as ids, so a string is unique
-            subscription = self._subscriptions.attach(
-                f"block {self._last_block_id}", changes._asked, terms.capabilities, undeclared=changes._undeclared
-            )
-            self._subscribe_legacy(caller, changes, subscription)
-        else:
+        terms = caller.terms
+        if terms.revision.request(Role.CLIENT, _LISTEN) is not None:
             try:
-                id = caller.begin(_LISTEN, listen_params(changes._asked))
+                id: Id = caller.begin(_LISTEN, listen_params(changes._asked))
             except McpError as error:  # such as too many requests
                 changes._close(error)
                 return
-            subscription = self._subscriptions.ask(id, changes._asked, undeclared=changes._undeclared)
-            changes._mark_asked(subscription)
+            changes._mark_asked(self._subscriptions.ask(id, changes._asked, undeclared=changes._undeclared))
             self._listeners[id] = changes
             caller.handle_events(())  # wakes the transport, which sends the request
-
-    def _subscribe_legacy(self, caller: ClientSession, changes: Subscription, subscription: OpenSubscription) -> None:
-        """Subscribe to the changes that a legacy server has declared."""
+            return
+        # A legacy server: subscribe to the changes that it has declared.
+        self._last_block_id += 1
+        id = f"block {self._last_block_id}"  # our requests have numbers as ids, so a string is unique
+        capabilities = terms.capabilities
+        subscription = self._subscriptions.attach(id, changes._asked, capabilities, undeclared=changes._undeclared)
         changes._mark_asked(subscription)
-        self._listeners[subscription.id] = changes
+        self._listeners[id] = changes
         if not subscription.expected or caller.notifications_lost:
             self._close_unsupported(changes)
             return
         changes._unconfirmed = {each.item for each in subscription.expected if each.kind is ChangeKind.RESOURCE}
-        subscribed = {each.uri for each in self._resources.values() if each.subscribed and each.asking is None}
-        changes._unconfirmed -= subscribed
+        changes._unconfirmed -= {
+            each.uri for each in self._resources.values() if each.subscribed and each.asking is None
+        }
         self._update_resources()
         self._open_if_confirmed(changes)
 
@@ -516,46 +513,34 @@ class SubscriptionManager:
             resource.asking = caller.begin(method, {"uri": resource.uri}, undeclared=True)
         except McpError as error:  # such as too many requests; an unsubscribe is tried again later
             if wanted:
-                self._close_waiting(resource, error, retry=False)
+                for changes in [each for each in self._blocks if resource.uri in each._unconfirmed]:
+                    self._unsubscribe(changes)
+                    changes._close(error)
             return
         self._asking[resource.asking] = resource
 
     def _resource_answered(self, resource: _WatchedResource, outcome: Outcome, failure: McpError) -> None:
         """Process the outcome of a `resources/subscribe` or `resources/unsubscribe`."""
         resource.asking = None
+        waiting = [each for each in self._blocks if resource.uri in each._unconfirmed]
+        refused = isinstance(outcome, Refused)
+        unknown = isinstance(outcome, Refused) and outcome.error.code == METHOD_NOT_FOUND
         if resource.subscribed:
             resource.subscribed = False  # with any answer: an unsubscribe is not repeated
-        elif isinstance(outcome, Refused):
-            if outcome.error.code == METHOD_NOT_FOUND:
-                self._wait_unsubscribed(resource)
-            self._close_waiting(resource, failure, retry=False)
+            waiting = []
         else:
             # Without an answer it may be subscribed nevertheless, so an unsubscribe is sent before the next subscribe.
-            resource.subscribed = True
-            if isinstance(outcome, Answered):
-                for changes in [each for each in self._blocks if resource.uri in each._unconfirmed]:
-                    changes._unconfirmed.discard(resource.uri)
-                    self._open_if_confirmed(changes)
+            # If a block waits although the server does not know the request, that is not sent again.
+            resource.subscribed = not refused or (unknown and any(each._undeclared for each in waiting))
+        for changes in waiting:
+            if isinstance(outcome, Answered) or (unknown and changes._undeclared):
+                changes._unconfirmed.discard(resource.uri)
+                self._open_if_confirmed(changes)
+                continue
+            self._unsubscribe(changes)
+            if refused:
+                changes._close(failure)
             else:
-                self._close_waiting(resource, failure, retry=True)
+                changes._stream_lost(failure, _SUBSCRIBE)
         if self._caller is not None:
             self._update_resource(self._caller, resource)  # the caller of `ended` wakes the transport
-
-    def _wait_unsubscribed(self, resource: _WatchedResource) -> None:
-        """Let blocks with `undeclared` wait for a resource although the server does not support `resources/subscribe`.
-
-        The resource counts as subscribed, so that the request is not sent again.
-        """
-        for changes in [each for each in self._blocks if each._undeclared and resource.uri in each._unconfirmed]:
-            resource.subscribed = True
-            changes._unconfirmed.discard(resource.uri)
-            self._open_if_confirmed(changes)
-
-    def _close_waiting(self, resource: _WatchedResource, failure: McpError, *, retry: bool) -> None:
-        """End the blocks that wait for the confirmation of this resource, or with `retry` let them try again."""
-        for changes in [each for each in self._blocks if resource.uri in each._unconfirmed]:
-            self._unsubscribe(changes)
-            if retry:
-                changes._stream_lost(failure, _SUBSCRIBE)
-            else:
-                changes._close(failure)

@@ -53,12 +53,25 @@ async def dial_websocket(
     within `CONNECTING` seconds in all, `SessionClosed` if the connection ends in the handshake, `UpgradeRefused` if the
     server does not open a WebSocket, and `RemoteProtocolError` if its answer is not HTTP.  May be cancelled.
     """
-    origin, target = _locate(url)
+    match = _SCHEME.match(url)
+    if match is None:
+        raise UsageError("a WebSocket URL must be like ws://127.0.0.1:3000/ws or wss://example.com/ws")
+    try:
+        origin, target = locate(f"http{match[1]}://{url[match.end() :]}")
+    except UsageError as error:
+        raise UsageError(_with_ws_schemes(str(error))) from None
+    proxy = Proxies(os.environ).between(origin) if origin.scheme == "https" else None
     key = b64encode(os.urandom(16))
     request = _request(origin, target, key, headers)
     name = _with_ws_schemes(str(origin)) + target.partition("?")[0]  # the query may be a secret
     with trio.move_on_after(CONNECTING):
-        stream = await _connect(origin, ssl_context, limits)
+        try:
+            context = ssl.create_default_context if ssl_context is None else lambda: ssl_context
+            stream = await dial(origin, proxy, connect=trio.open_tcp_stream, context=context, limits=limits)
+        except ConnectionFailed as error:
+            if proxy is not None:
+                raise  # the error may be about the URL of the proxy
+            raise ConnectionFailed(_with_ws_schemes(str(error))) from error.__cause__
         try:
             return stream, await _shake_hands(stream, name, request, ReplyReader(limits, upgrades=True), key, headers)
         except BaseException:
@@ -75,17 +88,6 @@ _SCHEME = re.compile(r"ws(s?)://", re.IGNORECASE)
 _NAME = re.compile(TOKEN)
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _RESERVED = re.compile(r"host|connection|upgrade|content-length|transfer-encoding|sec-websocket-.*", re.IGNORECASE)
-
-
-def _locate(url: str) -> tuple[Origin, str]:
-    """Return the origin, with its http scheme, and the target of the request."""
-    match = _SCHEME.match(url)
-    if match is None:
-        raise UsageError("a WebSocket URL must be like ws://127.0.0.1:3000/ws or wss://example.com/ws")
-    try:
-        return locate(f"http{match[1]}://{url[match.end() :]}")
-    except UsageError as error:
-        raise UsageError(_with_ws_schemes(str(error))) from None
 
 
 def _with_ws_schemes(text: str) -> str:
@@ -113,20 +115,6 @@ def _request(origin: Origin, target: str, key: bytes, headers: Fields) -> bytes:
             raise UsageError(f"the header {name} is set by the connection; leave it out")
         lines.append(name + ": " + value.strip(" \t"))
     return "\r\n".join([*lines, "", ""]).encode("latin-1")
-
-
-async def _connect(origin: Origin, ssl_context: ssl.SSLContext | None, limits: Limits) -> trio.abc.Stream:
-    proxy = Proxies(os.environ).between(origin) if origin.scheme == "https" else None
-
-    def context() -> ssl.SSLContext:
-        return ssl_context or ssl.create_default_context()
-
-    try:
-        return await dial(origin, proxy, connect=trio.open_tcp_stream, context=context, limits=limits)
-    except ConnectionFailed as error:
-        if proxy is not None:
-            raise  # the error may be about the URL of the proxy
-        raise ConnectionFailed(_with_ws_schemes(str(error))) from error.__cause__
 
 
 # The answer
