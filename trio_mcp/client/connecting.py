@@ -140,6 +140,8 @@ class SessionOptions:
     """Returns the arguments of a tool that are sent in headers, too."""
     given: ClientOptions
     tokens: TokenSource | None = None
+    attempts: tuple[Attempt, ...] = ()
+    """The earlier attempts to open the session."""
     closing: trio.Event = attrs.field(factory=trio.Event)
     """Set to close the session normally."""
 
@@ -221,7 +223,6 @@ async def _run_stream(
     received: bytes = b"",
     startup: Startup | None = None,
     unread: Callable[[], bool] | None = None,
-    attempts: tuple[Attempt, ...] = (),
 ) -> None:
     async with open_nursery() as nursery:
         caller = ClientSession(ClientProtocol(options.offer, limits=options.limits), options.handler, nursery=nursery)
@@ -242,9 +243,7 @@ async def _run_stream(
 
         nursery.start_soon(run_link, name="the connection to the server")
         probe = options.given.get("probe", PROBE)
-        await _run_session(
-            options, caller, status, probe=probe, within=within, unread=unread, attempts=attempts, begin=begin
-        )
+        await _run_session(options, caller, status, probe=probe, within=within, unread=unread, begin=begin)
         with trio.move_on_after(CLOSING):
             await link.end()
             await link_ended.wait()
@@ -258,31 +257,30 @@ async def _run_session(
     probe: float | None = None,
     within: float = OPENING,
     unread: Callable[[], bool] | None = None,
-    attempts: tuple[Attempt, ...] = (),
     begin: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Open the session, and wait until it is to be closed.
 
-    `attempts` are the earlier attempts.  `begin` is called when the session is open, before it is used.
+    `begin` is called when the session is open, before it is used.
     """
+
+    def report(last: Negotiation) -> Negotiation:
+        return attrs.evolve(last, attempts=(*options.attempts, *last.attempts))
+
     if options.tokens is not None:
         within += options.tokens.patience  # a user has to allow access
     try:
         await caller.open(probe=probe, within=within, unread=unread)
     except McpError as error:
         if (opening := _handshake_error(error)) is not None:
-            opening.negotiation = _add_attempts(attempts, opening.negotiation)
+            opening.negotiation = report(opening.negotiation)
         raise
     assert caller.session.negotiation is not None
-    caller.negotiation = _add_attempts(attempts, caller.session.negotiation)
+    caller.negotiation = report(caller.session.negotiation)
     if begin is not None:
         await begin()
     status.started(caller)
     await options.closing.wait()
-
-
-def _add_attempts(attempts: tuple[Attempt, ...], negotiation: Negotiation) -> Negotiation:
-    return attrs.evolve(negotiation, attempts=(*attempts, *negotiation.attempts))
 
 
 def _handshake_error(error: McpError) -> HandshakeError | None:
@@ -327,7 +325,7 @@ async def _run_child(command: Any, options: SessionOptions, status: trio.TaskSta
     given: Mapping[str, Any] = options.given
     child: Child
 
-    async def connect(options: SessionOptions, attempts: tuple[Attempt, ...]) -> None:
+    async def connect(options: SessionOptions) -> None:
         nonlocal child
         async with open_nursery() as nursery:
             child = await start_child(nursery, command, **{name: given[name] for name in _PROCESS if name in given})
@@ -335,13 +333,7 @@ async def _run_child(command: Any, options: SessionOptions, status: trio.TaskSta
                 lines = Lines(options.limits)
                 startup = Startup(lines, options.given, child)
                 await _run_stream(
-                    options,
-                    child.stream,
-                    lines,
-                    status,
-                    startup=startup,
-                    unread=lambda: child.has_read_nothing,
-                    attempts=attempts,
+                    options, child.stream, lines, status, startup=startup, unread=lambda: child.has_read_nothing
                 )
 
     def how_exited(error: ServerExited) -> str | None:
@@ -351,7 +343,7 @@ async def _run_child(command: Any, options: SessionOptions, status: trio.TaskSta
 
 
 async def _retry_without_probe(
-    connect: Callable[[SessionOptions, tuple[Attempt, ...]], Awaitable[None]],
+    connect: Callable[[SessionOptions], Awaitable[None]],
     options: SessionOptions,
     error_type: type[E],
     how_ended: Callable[[E], str | None],
@@ -361,21 +353,23 @@ async def _retry_without_probe(
     `how_ended` returns how the connection ended, or None if the probe cannot be the reason.
     """
     try:
-        await connect(options, ())
-    except error_type as error:
-        legacy, attempts = _legacy_only(options), _attempts(error)
-        answered = how_ended(error)
-        if options.offer.modern is None or legacy is None or not attempts or answered is None:
-            raise  # the probe was not the reason, or there is no other handshake to try
-        failed_probe = attrs.evolve(attempts[-1], answered=answered)
-    else:
+        await connect(options)
         return
-    await connect(legacy, (*attempts[:-1], failed_probe))
+    except error_type as error:
+        attempts, answered = _attempts(error), how_ended(error)
+        if options.offer.modern is None or not attempts or answered is None:
+            raise  # the probe was not the reason
+        legacy = _legacy_only(options, (*attempts[:-1], attrs.evolve(attempts[-1], answered=answered)))
+        if legacy is None:
+            raise  # there is no other handshake to try
+    await connect(legacy)
 
 
-def _legacy_only(options: SessionOptions) -> SessionOptions | None:
+def _legacy_only(options: SessionOptions, attempts: tuple[Attempt, ...] = ()) -> SessionOptions | None:
     older = tuple(each for each in options.offer.revisions if each.handshake)
-    return attrs.evolve(options, offer=attrs.evolve(options.offer, revisions=older)) if older else None
+    return (
+        attrs.evolve(options, offer=attrs.evolve(options.offer, revisions=older), attempts=attempts) if older else None
+    )
 
 
 # URLs
@@ -413,11 +407,11 @@ async def _run_websocket(url: str, options: SessionOptions, status: trio.TaskSta
                     raise
                 credentials.refusal = error
 
-    async def connect(options: SessionOptions, attempts: tuple[Attempt, ...]) -> None:
+    async def connect(options: SessionOptions) -> None:
         dialing = dial(headers=options.headers()) if options.tokens is None else dial_authorized(options.tokens)
         stream, received = await dialing
         frames = WebSocketFrames(Role.CLIENT, options.limits)
-        await _run_stream(options, stream, frames, status, heartbeat=HEARTBEAT, received=received, attempts=attempts)
+        await _run_stream(options, stream, frames, status, heartbeat=HEARTBEAT, received=received)
 
     await _retry_without_probe(connect, options, SessionClosed, str)
 
@@ -462,34 +456,28 @@ async def _run_http_url(url: str, options: SessionOptions, status: trio.TaskStat
 
     given, sse = options.given, _recall_legacy(url)
     # A server that was not probed was not found to be legacy.
-    remember = partial(_remember, url) if options.offer.modern is not None else lambda sse: None
-    attempts: tuple[Attempt, ...] = ()
+    probed = options.offer.modern is not None
     legacy = _legacy_only(options) if sse is not None else None
     async with HttpPool(ssl_context=given.get("ssl_context"), limits=options.limits, tap=given.get("tap")) as pool:
         if legacy is not None:
             try:
-                await (_run_sse if sse else _run_http)(pool, url, legacy, status, (), lambda sse: None)
+                await (_run_sse if sse else _run_http)(pool, url, legacy, status, remember=False)
                 return
             except AuthorizationFailed:
                 raise  # the user has just refused: do not ask again
             except McpError as error:
                 _remember(url, None)
-                attempts = _attempts(error)  # the server may have been replaced
+                options = attrs.evolve(options, attempts=_attempts(error))  # the server may have been replaced
         try:
-            await _run_http(pool, url, options, status, attempts, remember)
+            await _run_http(pool, url, options, status, remember=probed)
         except NeedsSse as error:
-            legacy = _legacy_only(options)
+            legacy = _legacy_only(options, _attempts(error))
             assert legacy is not None  # the server refused `initialize`, so there are legacy revisions
-            await _run_sse(pool, url, legacy, status, _attempts(error), remember)
+            await _run_sse(pool, url, legacy, status, remember=probed)
 
 
 async def _run_http(
-    pool: HttpPool,
-    url: str,
-    options: SessionOptions,
-    status: trio.TaskStatus[ClientSession],
-    attempts: tuple[Attempt, ...],
-    remember: Callable[[bool | None], object],
+    pool: HttpPool, url: str, options: SessionOptions, status: trio.TaskStatus[ClientSession], *, remember: bool
 ) -> None:
     from trio_mcp.client.http import HttpLink
 
@@ -503,7 +491,8 @@ async def _run_http(
 
         async def begin() -> None:
             revision = caller.terms.revision
-            remember(False if revision.handshake else None)
+            if remember:
+                _remember(url, False if revision.handshake else None)
             if revision.handshake:
                 stream_ready = trio.Event()
                 nursery.start_soon(link.run_event_stream, stream_ready, name="the event stream of the session")
@@ -512,18 +501,13 @@ async def _run_http(
                         await stream_ready.wait()
 
         try:
-            await _run_session(options, caller, status, attempts=attempts, begin=begin)
+            await _run_session(options, caller, status, begin=begin)
         finally:
             await link.aclose()  # also if this task is cancelled: otherwise the server keeps the session (http-59)
 
 
 async def _run_sse(
-    pool: HttpPool,
-    url: str,
-    options: SessionOptions,
-    status: trio.TaskStatus[ClientSession],
-    attempts: tuple[Attempt, ...],
-    remember: Callable[[bool | None], object],
+    pool: HttpPool, url: str, options: SessionOptions, status: trio.TaskStatus[ClientSession], *, remember: bool
 ) -> None:
     from trio_mcp.client.http import SseLink
 
@@ -534,15 +518,16 @@ async def _run_sse(
         try:
             await nursery.start(link.run)
         except (NoResponse, RemoteProtocolError) as error:
-            attempted = (*attempts, Attempt(by_sse, str(error)))
+            attempted = (*options.attempts, Attempt(by_sse, str(error)))
             why = f"no MCP server answers at {url_without_secrets(url)}; check the path of the URL"
             raise HandshakeError(Negotiation(attempted, None, why)) from error
-        attempted = (*attempts, Attempt(by_sse, "an endpoint event"))
+        options = attrs.evolve(options, attempts=(*options.attempts, Attempt(by_sse, "an endpoint event")))
 
         async def begin() -> None:
-            remember(True)
+            if remember:
+                _remember(url, True)
 
-        await _run_session(options, caller, status, attempts=attempted, begin=begin)
+        await _run_session(options, caller, status, begin=begin)
         await link.aclose()
 
 

@@ -181,7 +181,13 @@ async def _start_and_keep(
     except ValueError as error:
         raise UsageError(_explain_start_error(error, argv[0], variables, cwd)) from error
     child = Child(process, name_of(argv), shutdown_timeout, stderr)
-    await child._supervise(task_status)
+    async with open_nursery() as nursery:
+        nursery.start_soon(child._run, name=f"the life of the server {child.name!r}")
+        task_status.started(child)
+        try:
+            await child._over.wait()
+        finally:
+            child._closing.set()
 
 
 class _OutputPipe:
@@ -387,15 +393,6 @@ class Child(trio.abc.AsyncResource):
 
     # The supervisor.
 
-    async def _supervise(self, task_status: trio.TaskStatus[Child]) -> None:
-        async with open_nursery() as nursery:
-            nursery.start_soon(self._run, name=f"the life of the server {self.name!r}")
-            task_status.started(self)
-            try:
-                await self._over.wait()
-            finally:
-                self._closing.set()
-
     @trio.lowlevel.enable_ki_protection
     async def _run(self) -> None:
         try:
@@ -425,7 +422,11 @@ class Child(trio.abc.AsyncResource):
         for number, seconds in ((signal.SIGTERM, self._shutdown_timeout), (signal.SIGKILL, _REAPED)):
             if self._signal(number) or self._returncode is None:
                 with trio.move_on_after(seconds):
-                    await self._gone()
+                    await self._ended.wait()
+                    delay = _POLL
+                    while self._signal(0) and _has_running_process(self.pid):
+                        await trio.sleep(delay)
+                        delay = min(2 * delay, _POLL_MAX)
         if self._returncode is not None:
             await self._ended.wait()  # the process was just reaped; wait until the rest of its output has been read
         else:
@@ -447,14 +448,6 @@ class Child(trio.abc.AsyncResource):
         except PermissionError:
             return False
         return not self._empty
-
-    async def _gone(self) -> None:
-        """Wait until the process and its group have ended."""
-        await self._ended.wait()
-        delay = _POLL
-        while self._signal(0) and _has_running_process(self.pid):
-            await trio.sleep(delay)
-            delay = min(2 * delay, _POLL_MAX)
 
     @trio.lowlevel.enable_ki_protection
     async def _reap(self) -> None:
@@ -489,9 +482,12 @@ class Child(trio.abc.AsyncResource):
         end = trio.current_time() + (_STDERR_SECONDS if self._stderr_has_room else 0)
         for at in range(0, len(data), select.PIPE_BUF):  # a writable pipe has room for this many bytes
             try:
-                # Polled, because no event tells when stderr has room.
-                while not (writable := _is_writable()) and trio.current_time() < end:  # noqa: ASYNC110
-                    await trio.sleep(_POLL)
+                # Polled, because no event tells when stderr has room.  If it is broken, the write raises.
+                poll, writable = select.poll(), True
+                with suppress(OSError, ValueError, AttributeError):  # it is not a file, and does not block
+                    poll.register(sys.stderr.fileno(), select.POLLOUT)
+                    while not (writable := bool(poll.poll(0))) and trio.current_time() < end:  # noqa: ASYNC110
+                        await trio.sleep(_POLL)
                 self._stderr_has_room = writable
                 if not writable:
                     return
@@ -506,16 +502,6 @@ class Child(trio.abc.AsyncResource):
                     stderr.flush()
             except Exception:  # noqa: BLE001  # stderr is closed or replaced, so there is no place to report this
                 return
-
-
-def _is_writable() -> bool:
-    try:
-        fd = sys.stderr.fileno()
-    except (OSError, ValueError, AttributeError):
-        return True  # it is not a file, and does not block
-    poll = select.poll()
-    poll.register(fd, select.POLLOUT)
-    return bool(poll.poll(0))  # true also if it is broken; the write then raises
 
 
 def _has_running_process(group: int) -> bool:
