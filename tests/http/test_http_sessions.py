@@ -521,7 +521,7 @@ async def test_what_waits_its_turn_is_refused_when_its_session_ends(autojump_clo
         assert stage.cancelled == [""]
         assert stage.began == ["", ""]
         assert elsewhere.response.json["result"]
-        assert door.run.statistics().waiting == 0
+        assert door.run.statistics().running == 0
 
 
 @pytest.mark.parametrize("leaves", [False, True])

@@ -542,7 +542,7 @@ async def test_a_parked_handler_outlives_its_connection(autojump_clock: MockCloc
         async with to(server) as wire:
             asked = await ask(wire)
         now = server.statistics()
-        assert (now.connections, now.running, now.waiting, now.parked) == (0, 0, 0, 1)
+        assert (now.connections, now.running, now.parked) == (0, 0, 1)
         await trio.sleep(60)
         async with to(server) as wire:
             asked = await ask(wire, again(asked, {"form": sized(1)}))
@@ -735,15 +735,15 @@ async def test_what_fails_before_it_is_asked_leaves_nothing_behind(autojump_cloc
 
 
 async def test_a_parked_handler_holds_no_place_among_the_running_ones(autojump_clock: MockClock) -> None:
-    server = serving(one, limits=Limits(calls=1, calls_in_all=1, waiting=0, waiting_in_all=0))
+    server = serving(one, limits=Limits(calls=1, calls_in_all=1))
     async with server.running(), to(server) as wire:
         asked = [await ask(wire) for _ in range(3)]
         statistics = server.statistics()
-        assert (statistics.running, statistics.waiting, statistics.parked) == (0, 0, 3)
+        assert (statistics.running, statistics.parked) == (0, 3)
         for each in asked:
             assert await done(wire, again(each)) == "size 3"
         statistics = server.statistics()
-        assert (statistics.running, statistics.waiting, statistics.parked) == (0, 0, 0)
+        assert (statistics.running, statistics.parked) == (0, 0)
 
 
 async def test_a_handler_that_went_on_takes_the_place_of_its_retry(autojump_clock: MockClock) -> None:
@@ -752,7 +752,7 @@ async def test_a_handler_that_went_on_takes_the_place_of_its_retry(autojump_cloc
         await trio.sleep(5)
         return "slept"
 
-    server = serving(it, limits=Limits(calls=1, waiting=0))
+    server = serving(it, limits=Limits(calls=1))
     async with server.running(), to(server) as wire:
         asked = await ask(wire)
         id = await wire.start("tools/call", again(asked))

@@ -33,7 +33,7 @@ KEYS = ("note://a", "note://b")
 # As short as they can be, so that what is left behind is gone soon after the end.
 LIMITS = Limits(session_idle_seconds=60, parked_seconds=60, head_seconds=10, body_seconds=20, write_seconds=30)
 TIGHT = attrs.evolve(
-    LIMITS, session_idle_seconds=40, idle_seconds=20, calls=2, calls_in_all=3, waiting=2, waiting_in_all=3, parked=2,
+    LIMITS, session_idle_seconds=40, idle_seconds=20, calls=2, calls_in_all=3, parked=2,
     parked_each=1, sessions=2, connections=5, streams=2, subscriptions=3, outgoing=2, replay_events=3, requests=6,
 )  # fmt: skip
 _PATHS = {"http": "/mcp", "json": "/mcp", "sse": "/sse", "websocket": "/ws"}

@@ -639,13 +639,9 @@ class Limits:
     # (stdio, a Unix socket) may take everything.
     #
     # Running handlers of one connection, and of the whole server.  Hosts with 5,000 open calls have been seen; a
-    # handler that waits costs a few KiB.  Beyond: the call waits its turn.
+    # handler that waits costs a few KiB.  Beyond: -32603 at once, with the name of the limit.
     calls: int = 5_000
     calls_in_all: int = 20_000
-    # Calls that wait their turn, of one connection and of the whole server.  Beyond: -32603 at once, with the name of
-    # the limit.
-    waiting: int = 5_000
-    waiting_in_all: int = 20_000
     # Messages that wait to be written to one transport.  A few dozen fill a packet; a longer queue only makes messages
     # older.  Beyond: handlers that report progress or log wait, and a change notice that is queued already is not
     # queued again.  Beyond the sum of this limit and all calls: no further message is read.

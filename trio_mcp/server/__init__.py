@@ -41,10 +41,8 @@ else:
                 "BadResult InputRequired OutputSchema ToolError audio completion_result file image prompt_result "
                 "resource_result tool_failure tool_result"
             ),
-            "run": "Admission Rates Run RunMember Runs Statistics Threads WaitingRequests drained no_threads",
+            "run": "Rates Run RunMember Runs Statistics Threads drained no_threads",
             "server": "Server check_names",
-            "session": (
-                "ChargedMessage RequestQueue ServerSession UNFINISHED address_of converse serve_stream socket_of"
-            ),
+            "session": ("ChargedMessage ServerSession UNFINISHED address_of converse serve_stream socket_of"),
         },
     )

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from trio_mcp.server.registry import Catalog
 
 __all__ = [
-    "Admission", "Rates", "Run", "RunMember", "Runs", "Statistics", "Threads", "WaitingRequests", "drained",
-    "no_threads",
+    "Rates", "Run", "RunMember", "Runs", "Statistics", "Threads", "drained", "no_threads",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -63,13 +62,6 @@ class RunMember(Protocol):
         """Stop serving at once, because the run is over."""
 
 
-class WaitingRequests(Hashable, Protocol):
-    """The queue of one connection."""
-
-    def start_next(self) -> None:
-        """Start the oldest waiting request, for which a place has been taken."""
-
-
 @attrs.frozen(eq=False)
 class Statistics:
     """A snapshot of the load of a server, from `Server.statistics`."""
@@ -79,8 +71,6 @@ class Statistics:
     a session."""
     running: int
     """Requests whose handler runs."""
-    waiting: int
-    """Requests that wait for their turn."""
     parked: int
     """Handlers that wait for a client's answer between two requests."""
     listeners: int
@@ -123,7 +113,8 @@ class Run:
         self.workers = WorkerPool(nursery)
         self.bytes = ByteBudget(limits)
         self.calls = Rates(limits.call_rate, "call_rate")
-        self.admission = Admission(limits)
+        self.running = Shares(limits.calls_in_all)
+        """The places of requests that run."""
         self.kinds = catalog.kinds
         """The capabilities that the entries need; the offer is made again when they have grown."""
         self.publisher = Publisher(limits, window, WatchedListeners(limits, catalog, watchers) if watchers else None)
@@ -182,8 +173,7 @@ class Run:
     def statistics(self) -> Statistics:
         return Statistics(
             sum(connection.clients for connection in self.connections),
-            self.admission.running.held,
-            self.admission.waiting.held,
+            self.running.held,
             len(self.parking),
             len(self.publisher.listeners),
             self.bytes.shares.held,
@@ -251,26 +241,6 @@ async def drained(stack: AsyncExitStack, runs: Runs, seconds: float) -> None:
 
 
 # The limits that the clients of a run share.
-
-
-class Admission:
-    """The running and waiting requests of all connections of a server.
-
-    Both are resources that clients share (see `core.shares`).  Clients take turns: a client that floods the server
-    waits only behind its own requests, however many connections it has.
-    """
-
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
-        self.running = Shares(limits.calls_in_all)
-        self.waiting = Shares(limits.waiting_in_all)
-        # Connections that have waiting requests and may run one more.
-        self.hungry: FairQueue[WaitingRequests] = FairQueue(self.running)
-
-    def serve(self) -> None:
-        """Start waiting requests while there are free places."""
-        while (queue := self.hungry.next()) is not None:
-            queue.start_next()
 
 
 class Rates:

@@ -8,8 +8,8 @@ reaches only this scope.
 
 | Event of the protocol object | Action |
 |---|---|
-| `Call` | start a handler, queue the request, or refuse it; or start a subscription |
-| `RequestCancelled` | cancel the handler's scope, remove the request from the queue, or end the subscription |
+| `Call` | start a handler or refuse the request; or start a subscription |
+| `RequestCancelled` | cancel the handler's scope, or end the subscription |
 | the outcome of a request of the server | wake the handler that asked |
 | `SessionAgreed` | notify the session of changes from now on |
 | `Notice` that the roots have changed | ask for the roots again when they are needed |
@@ -25,12 +25,12 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import trio
 
@@ -66,7 +66,7 @@ from trio_mcp.core.subscriptions import ChangeKind
 from trio_mcp.server.context import LOG, ClientError, ClientGone, Context
 from trio_mcp.server.parking import ParkedCall, next_round, read_answer, write_questions
 from trio_mcp.server.publishing import ListenerKey
-from trio_mcp.server.run import Admission, Run
+from trio_mcp.server.run import Run
 from trio_mcp.transport.nursery import open_nursery, sole
 from trio_mcp.transport.wire import CLOSING, Duplex, Framing, Lines, Tap, Wire, close_stream, keep_alive
 from trio_mcp.transport.workers import Work, Worker, guarded, scope_of
@@ -79,7 +79,6 @@ if TYPE_CHECKING:
 __all__ = [
     "UNFINISHED",
     "ChargedMessage",
-    "RequestQueue",
     "ServerSession",
     "address_of",
     "converse",
@@ -87,7 +86,6 @@ __all__ = [
     "socket_of",
 ]
 
-W = TypeVar("W")
 _log = logging.getLogger("trio_mcp")
 _LISTEN = "subscriptions/listen"
 # Seconds in which reports are batched: a turn of the loop and a write cost ten times as much as one report.
@@ -109,85 +107,6 @@ _NO_SESSION = (
 )
 _CANCELLED = RequestError(INTERNAL_ERROR, "cancelled")
 _IN_TURN = frozenset({"resources/subscribe", "resources/unsubscribe"})
-
-
-class RequestQueue(Generic[W]):
-    """The running and waiting requests of one connection, whose client is `holder`.
-
-    A request starts, waits for its turn, or is refused at once, so a busy server makes no client hang and no queue
-    grows without bound.  `start` is called with each request that starts.
-    """
-
-    __slots__ = ("_admission", "_all_running", "_all_waiting", "_start", "holder", "running", "waiting")
-
-    def __init__(self, admission: Admission, start: Callable[[W], None], holder: Hashable | None = None) -> None:
-        self.holder = holder
-        self._admission = admission
-        self._all_running, self._all_waiting = admission.running, admission.waiting
-        self._start = start
-        # An OrderedDict, because it finds its first entry and removes any entry in constant time.
-        self.waiting: OrderedDict[Hashable, W] = OrderedDict()
-        self.running = 0
-
-    def enter(self, key: Hashable, request: W) -> str | None:
-        """Start the request now or when its turn comes, and return None; or return the reason for refusing it."""
-        limits = self._admission.limits
-        # If a place is free here, no request waits for it: free places always go to waiting requests first.
-        everywhere, holder = self._all_running, self.holder
-        if holder is None:  # the way of stdio: as `take` and `give`, without the cost of a call for each request
-            free = everywhere.held < everywhere.total and self.running < limits.calls
-            everywhere.held += free
-        else:
-            free = self.running < limits.calls and everywhere.take(holder)
-        if free:
-            self.running += 1
-            self._start(request)
-            return None
-        if len(self.waiting) >= limits.waiting:
-            return f"the server is overloaded: {limits.waiting} requests wait already (Limits.waiting); try again later"
-        if not self._all_waiting.take(self.holder):
-            waiting = self._all_waiting.of(self.holder) or self._all_waiting.held
-            return f"the server is overloaded: {waiting} requests wait already (Limits.waiting_in_all); try again later"
-        self.waiting[key] = request
-        self._queue_up()
-        return None
-
-    def withdraw(self, key: Hashable) -> W | None:
-        """Remove the waiting request with this key and return it; None if there is none."""
-        return self._take(key) if key in self.waiting else None
-
-    def clear(self) -> list[W]:
-        """Remove all waiting requests and return them."""
-        return [self._take(key) for key in list(self.waiting)]
-
-    def leave(self) -> None:
-        """A request that was started has ended."""
-        self.running -= 1
-        if self.holder is None:
-            self._all_running.held -= 1
-        else:
-            self._all_running.give(self.holder)
-        if self.waiting:
-            self._queue_up()
-        if self._all_waiting.held:
-            self._admission.serve()
-
-    def start_next(self) -> None:
-        """Start the oldest waiting request, for which a place has been taken, and go to the end of the round."""
-        self.running += 1
-        self._start(self._take(next(iter(self.waiting))))
-        self._queue_up()
-
-    def _take(self, key: Hashable) -> W:
-        request = self.waiting.pop(key)
-        self._all_waiting.give(self.holder)
-        if not self.waiting:
-            self._admission.hungry.discard(self.holder, self)
-        return request
-
-    def _queue_up(self) -> None:
-        if self.waiting and self.running < self._admission.limits.calls:
-            self._admission.hungry.add(self.holder, self)
 
 
 class _PendingQuestion:
@@ -302,9 +221,9 @@ class ServerSession:
         self._run = run
         self._wire = wire
         self._alone = terms is not None
-        self._requests = RequestQueue(run.admission, _begin, self.account.holder)
         self._opening: ChargedMessage | None = None  # the message that opened the session, if it is long
-        self._contexts: dict[Id, Context] = {}  # of the requests that run
+        self._running = 0  # requests that have a place, also those whose answer waits for room on the wire
+        self._contexts: dict[Id, Context] = {}  # of the requests that run, by their ids
         self._asked: dict[Id, _PendingQuestion] = {}
         # Change notifications that wait for room.  One stands for all of its kind, so listeners bound their number.
         self._held_changes: dict[tuple[str, str, Id | None], Notification] = {}
@@ -387,8 +306,7 @@ class ServerSession:
         self._run.publisher.listeners.forget(ListenerKey(self, None))
 
     def abort_pending(self, why: str = UNFINISHED) -> None:
-        """End running and waiting calls, and answer them with an error."""
-        self._refuse_waiting(why)
+        """End the running calls, and answer them with an error."""
         running = list(self._contexts.values())
         for ctx in running:
             self.session.refuse(ctx.request.id, RequestError(INTERNAL_ERROR, why))
@@ -399,7 +317,7 @@ class ServerSession:
     @property
     def busy(self) -> bool:
         """Whether a drain would have to wait for a call or end a subscription."""
-        return bool(self._contexts or self._requests.waiting or self._listening)
+        return bool(self._contexts or self._listening)
 
     @property
     def alone(self) -> bool:
@@ -447,15 +365,35 @@ class ServerSession:
         elif request.method == _LISTEN:
             why = self._listen(Context(self, request, call.terms, wire))
         else:
-            ctx = Context(self, request, call.terms, wire)
-            if received is not None:
-                ctx._received = received
-                received.calls += 1
-            why = self._requests.enter(request.id, ctx)
-            if why is not None and received is not None:
-                received.drop()
+            why = self._take_place()
+            if why is None:
+                ctx = Context(self, request, call.terms, wire)
+                if received is not None:
+                    ctx._received = received
+                    received.calls += 1
+                _begin(ctx)
         if why is not None:
             self.session.refuse(request.id, RequestError(INTERNAL_ERROR, why))
+
+    def _take_place(self) -> str | None:
+        """Take a place for a request to run, and return None; or return the reason for refusing the request.
+
+        It starts or is refused at once, so a busy server makes no client hang and no queue grows.  Clients share the
+        places (see `core.shares`): a flood of one client leaves places for others, however many connections it has.
+        """
+        everywhere, holder = self._run.running, self.account.holder
+        if self._running >= self._run.limits.calls:
+            limit = "calls"
+        elif holder is None and everywhere.held < everywhere.total:
+            everywhere.held += 1  # as `take`, without the cost of a call for each request on stdio
+            self._running += 1
+            return None
+        elif holder is not None and everywhere.take(holder):
+            self._running += 1
+            return None
+        else:
+            limit = "calls_in_all"
+        return f"the server is overloaded: it runs as many requests as it may (Limits.{limit}); try again later"
 
     def _cancel(self, event: RequestCancelled) -> None:
         id = event.id
@@ -463,24 +401,12 @@ class ServerSession:
         if ctx is not None:
             ctx._cancel(event.reason or "the client cancelled the request")
             return
-        # It waited for its turn or was a subscription, so no handler will answer it.
-        wire = self._listening.pop(id, None)
-        if (waiting := self._requests.withdraw(id)) is not None:
-            waiting._drop_message()
-            wire = waiting._wire
+        wire = self._listening.pop(id, None)  # no handler will answer a subscription
         self._run.publisher.listeners.forget(ListenerKey(self, id))
         self._held_changes = {key: held for key, held in self._held_changes.items() if key[2] != id}
         self.session.refuse(id, RequestError(INTERNAL_ERROR, "cancelled"))
         if wire is not None:  # None: the handler was cancelled before, with the server
             wire.wake()
-
-    def _refuse_waiting(self, why: str) -> None:
-        """Refuse all requests that wait for their turn."""
-        for ctx in self._requests.clear():
-            self.session.refuse(ctx.request.id, RequestError(INTERNAL_ERROR, why))
-            ctx._drop_message()
-            ctx._wire.wake()
-        self._idle.unpark_all()
 
     # Requests.
 
@@ -554,13 +480,17 @@ class ServerSession:
             del self._contexts[ctx.request.id]
         if self._held_reports:
             self._held_reports.pop(ctx.request.id, None)
-        self._requests.leave()
-        if self._idle and not self._requests.running:
+        self._running -= 1
+        if self.account.holder is None:
+            self._run.running.held -= 1
+        else:
+            self._run.running.give(self.account.holder)
+        if self._idle and not self._running:
             self._idle.unpark_all()
 
     async def quiet(self) -> None:
-        """Wait until no handler of this client runs or waits for its turn.  Parked handlers do not count."""
-        while self._requests.running or self._requests.waiting:
+        """Wait until no handler of this client runs.  Parked handlers do not count."""
+        while self._running:
             await self._idle.park()
 
     # Reports to the client.
@@ -817,7 +747,6 @@ class ServerSession:
 
     async def drain(self) -> None:
         """End the subscriptions and wait for running calls; the run refuses new requests already."""
-        self._refuse_waiting(_SHUTTING_DOWN)
         self._end_subscriptions()
         while self._contexts or self._run.parking.parked_by(self):
             await self.quiet()
@@ -845,7 +774,7 @@ class ServerSession:
 
 
 def _begin(ctx: Context) -> None:
-    """Start the handler of a request that has its turn."""
+    """Start the handler of a request that has a place."""
     session, request = cast(ServerSession, ctx._link), ctx.request
     session._contexts[request.id] = ctx
     name = request.params.get("name")
