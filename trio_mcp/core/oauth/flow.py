@@ -355,7 +355,7 @@ class Flow:
                     "use",
                     "use another grant, or have this one allowed there",
                 )
-            client = messages.find_client(self._application, server, self._preregistered(), None, None)
+            client = self._find_client(server, None, None)
             assert client is not None
             self._set_client(client, server)
             fields = yield from self._grant_without_user()
@@ -395,11 +395,11 @@ class Flow:
 
     def _read_reply(
         self, request: SendRequest, event: Replied | ForbiddenAddress | RequestFailed
-    ) -> tuple[int, JsonObject | None]:
-        """Return the status and the object in the body of a reply.  Raises if there was no reply."""
+    ) -> tuple[int, JsonObject]:
+        """Return the status and the object in the body of a reply, {} without one.  Raises if there was no reply."""
         if not isinstance(event, Replied):
             raise _no_reply(request.url, event, Blame.AUTHORIZATION_SERVER)
-        return event.status, self._object_in(event)
+        return event.status, self._object_in(event) or {}
 
     def _object_in(self, reply: Replied) -> JsonObject | None:
         return discovery.read_object(reply.body, self._rules.document_bytes)
@@ -551,9 +551,11 @@ class Flow:
 
     # The client's identity.
 
-    def _preregistered(self) -> OAuthClient | None:
+    def _find_client(
+        self, server: ServerDocument, known: OAuthClient | None, redirect_uri: str | None
+    ) -> OAuthClient | None:
         bound_to = {**self._authorizer.used_at, **self.record.issuers}
-        return messages.preregistered_client(self._application, self._issuer, bound_to)
+        return messages.find_client(self._application, server, bound_to, known, redirect_uri)
 
     def _set_client(self, client: OAuthClient, server: ServerDocument) -> None:
         self._client = attrs.evolve(
@@ -573,7 +575,7 @@ class Flow:
     def _ask_user(self, server: ServerDocument) -> _Course[Mapping[str, str | None]]:
         redirect_uri = (yield OpenReceiver()).redirect_uri
         known = self.record.client_at(self._issuer, self._now)
-        client = messages.find_client(self._application, server, self._preregistered(), known, redirect_uri)
+        client = self._find_client(server, known, redirect_uri)
         if client is None:
             assert server.registration_endpoint is not None
             body = json.dumps(messages.registration(self._application, server, redirect_uri, self._requested)).encode()
@@ -684,12 +686,12 @@ class Flow:
                 return False
             status, answer = self._read_reply(request, event)
             fresh = self._authorizer.nonces.note(request.url, event.headers)
-            error = answer.get("error") if answer else None
+            error = answer.get("error")
             if error == "use_dpop_nonce" and fresh and self._proof_key is not None and not self._nonce_retried:
                 self._nonce_retried = True
                 continue
             # Some servers refuse with a 200.
-            if 200 <= status < 300 and (error is None or "access_token" in (answer or {})):
+            if 200 <= status < 300 and (error is None or "access_token" in answer):
                 self._take_tokens(client, answer, renewed)
                 return True
             refusal = messages.refused(self._issuer, answer, status, [*map(grant.get, _SECRETS), client.secret])
@@ -711,7 +713,7 @@ class Flow:
         elif refusal.code == "invalid_scope" and held is not None:
             self._persist(attrs.evolve(self.record, authorization=attrs.evolve(held, asked=())))
 
-    def _take_tokens(self, client: OAuthClient, answer: JsonObject | None, renewed: TokenGrant | None) -> None:
+    def _take_tokens(self, client: OAuthClient, answer: JsonObject, renewed: TokenGrant | None) -> None:
         granted = self._requested if renewed is None else renewed.tokens.scopes
         tokens = messages.read_tokens(answer, self._issuer, granted, self._now, proven=self._proof_key is not None)
         if self._must_prove() and tokens.kind != DPOP:

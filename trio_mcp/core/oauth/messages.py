@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl, quote, quote_plus, urlencode, urlsplit
 
 import attrs
 
-from trio_mcp.core.errors import UsageError, shown
+from trio_mcp.core.errors import UsageError, redacted, shown
 from trio_mcp.core.http.fields import Fields, Headers
 from trio_mcp.core.messages import Json, record
 from trio_mcp.core.oauth.discovery import (
@@ -38,14 +38,14 @@ from trio_mcp.core.oauth.discovery import (
     read_seconds,
     scopes_of,
 )
-from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame, censored, error_text
+from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame
 from trio_mcp.core.oauth.records import ClientAuthMethod, OAuthClient, Tokens
 
 __all__ = [
     "JWT_BEARER", "OFFLINE", "Application", "AuthorizationCode", "ClientCredentials", "Entropy", "Grant",
     "IdentityAssertion", "Key", "Nonces", "PendingAuthorization", "WorkloadIdentity", "authenticated",
-    "authorization_url", "check_pkce", "choose_method", "client_document", "dpop_proof", "exchange_grant",
-    "find_client", "form", "new_authorization", "preregistered_client", "read_assertion", "read_registration",
+    "authorization_url", "censored", "check_pkce", "choose_method", "client_document", "dpop_proof",
+    "exchange_grant", "find_client", "form", "new_authorization", "read_assertion", "read_registration",
     "read_return", "read_tokens", "refused", "registration", "registration_refused",
 ]  # fmt: skip
 
@@ -257,12 +257,21 @@ def _described(
 # Which client id to use.
 
 
-def preregistered_client(application: Application, issuer: str, bound_to: Mapping[str, str]) -> OAuthClient | None:
-    """Return the application's own client for this issuer, or None if it brings no clients.
+def find_client(
+    application: Application,
+    server: ServerDocument,
+    bound_to: Mapping[str, str],
+    known: OAuthClient | None,
+    redirect_uri: str | None,
+) -> OAuthClient | None:
+    """Return the client to use at this server; None if it must be registered first.
 
     `bound_to` maps client ids without an issuer to the issuer of their first use.  auth-97: if all clients of the
-    application belong to other issuers, this raises, and nothing is registered.
+    application belong to other issuers, this raises, and nothing is registered.  `known` is the client registered
+    earlier at this issuer.  It can be used with the redirect URIs of its registration.  Without a `redirect_uri` no
+    user is asked, and no client registered.
     """
+    issuer = server.issuer
     for each in application.clients:
         if (each.issuer or bound_to.get(each.client_id, issuer)) == issuer:
             return attrs.evolve(each, issuer=issuer)
@@ -273,34 +282,17 @@ def preregistered_client(application: Application, issuer: str, bound_to: Mappin
             f"the application is registered at {others}, and the MCP server now uses {shown(issuer)}",
             "register it there too, because credentials are never sent to another issuer",
         )
-    return None
-
-
-def find_client(
-    application: Application,
-    server: ServerDocument,
-    given: OAuthClient | None,
-    known: OAuthClient | None,
-    redirect_uri: str | None,
-) -> OAuthClient | None:
-    """Return the client to use at this server; None if it must be registered first.
-
-    `given` is the application's own client.  `known` is the client registered earlier at this issuer.  It can be used
-    with the redirect URIs of its registration.  Without a `redirect_uri` no user is asked, and no client registered.
-    """
-    if given is not None:
-        return given
     # auth-77: the URL of the metadata document is the client id, if the server says that it reads these documents.
     if application.document_url is not None and server.supports_client_documents:
         signs = application.key is not None and ClientAuthMethod.KEY.value in (server.methods or ())
         method = ClientAuthMethod.KEY if signs else ClientAuthMethod.NONE
-        return OAuthClient(application.document_url, server.issuer, method=method)
+        return OAuthClient(application.document_url, issuer, method=method)
     if known is not None and redirect_uri in known.redirect_uris:
         return known
     if redirect_uri is None or server.registration_endpoint is None:
         raise AuthorizationFailed(
             Blame.APPLICATION,
-            f"the application has no client id at {shown(server.issuer)} and cannot get one by itself",
+            f"the application has no client id at {shown(issuer)} and cannot get one by itself",
             "register it there by hand, and give it the client id",
         )
     return None
@@ -321,10 +313,10 @@ def registration(
     return {**_described(application, (redirect_uri,), method, server.grants), **named}
 
 
-def read_registration(answer: Mapping[str, Json] | None, issuer: str, redirect_uri: str) -> OAuthClient:
-    """Read the answer to a registration request; None if it was no JSON object."""
-    client_id = None if answer is None else answer.get("client_id")
-    if answer is None or not _is_printable(client_id):
+def read_registration(answer: Mapping[str, Json], issuer: str, redirect_uri: str) -> OAuthClient:
+    """Read the answer to a registration request."""
+    client_id = answer.get("client_id")
+    if not _is_printable(client_id):
         raise AuthorizationFailed(
             Blame.AUTHORIZATION_SERVER,
             f"{shown(issuer)} accepted the registration but sent no client id",
@@ -348,10 +340,10 @@ def _is_printable(value: Json) -> bool:
     return isinstance(value, str) and re.fullmatch(r"[ -~]{1,32768}", value) is not None
 
 
-def registration_refused(issuer: str, status: int, answer: Mapping[str, Json] | None) -> AuthorizationFailed:
+def registration_refused(issuer: str, status: int, answer: Mapping[str, Json]) -> AuthorizationFailed:
     """auth-94, auth-116: most refusals are about the redirect URI, and the advice names it."""
-    reason = censored(error_text(answer, status), ())
-    if answer is not None and answer.get("error") == "invalid_redirect_uri":
+    reason = _error_text(answer, status, ())
+    if answer.get("error") == "invalid_redirect_uri":
         advice = "it does not accept the redirect URI of the application; use another one, or register by hand"
     else:
         advice = "register the application there by hand, and give it the client id"
@@ -547,6 +539,21 @@ def exchange_grant(
     }
 
 
+def censored(text: object, secrets: Iterable[str | None], limit: int = 200) -> str:
+    """Return a server's text as our errors may repeat it: cut, on one line, without secrets that it has echoed."""
+    return shown(redacted(text if isinstance(text, str) else repr(text), secrets), limit)
+
+
+def _error_text(answer: Mapping[str, Json], status: int, secrets: Iterable[str | None]) -> str:
+    """Return the error code and the description of a refusal.
+
+    Only strings: other values may be nested too deep to show.
+    """
+    texts = [answer.get(name) for name in ("error", "error_description")]
+    text = ": ".join(each for each in texts if isinstance(each, str) and each)
+    return censored(text or f"status {status}", secrets)
+
+
 # Advice by error code.  None blames the server that sent the code; so do unknown codes.
 _MEANINGS: Mapping[str, tuple[Blame | None, str]] = MappingProxyType(
     {
@@ -563,29 +570,25 @@ _MEANINGS: Mapping[str, tuple[Blame | None, str]] = MappingProxyType(
 
 def refused(
     issuer: str,
-    answer: Mapping[str, Json] | None,
+    answer: Mapping[str, Json],
     status: int,
     secrets: Collection[str | None],
     blame: Blame = Blame.AUTHORIZATION_SERVER,
 ) -> AuthorizationFailed:
-    """Make the error of a server's refusal; `answer` is None if its body was no JSON object."""
-    error = answer.get("error") if answer else None
+    """Make the error of a server's refusal."""
+    error = answer.get("error")
     code = error if isinstance(error, str) else ""
     blamed, advice = _MEANINGS.get(code, (None, "its operator can say why"))
-    return AuthorizationFailed(
-        blamed or blame,
-        f"{shown(issuer)} issued no token: {censored(error_text(answer, status), secrets)}",
-        advice,
-        code,
-    )
+    why = f"{shown(issuer)} issued no token: {_error_text(answer, status, secrets)}"
+    return AuthorizationFailed(blamed or blame, why, advice, code)
 
 
 def read_tokens(
-    answer: Mapping[str, Json] | None, issuer: str, requested: tuple[str, ...], now: float, *, proven: bool
+    answer: Mapping[str, Json], issuer: str, requested: tuple[str, ...], now: float, *, proven: bool
 ) -> Tokens:
     """Read the tokens of a successful answer; `proven`: the request had a DPoP proof."""
-    access = answer.get("access_token") if answer else None
-    if answer is None or not isinstance(access, str) or not re.fullmatch(r"[!-~]{1,32768}", access):
+    access = answer.get("access_token")
+    if not isinstance(access, str) or not re.fullmatch(r"[!-~]{1,32768}", access):
         raise _bad_answer(issuer, "no access token that fits into a header")
     named = answer.get("token_type")
     kind = SCHEMES.get(str(named).lower())
@@ -603,10 +606,10 @@ def read_tokens(
     )
 
 
-def read_assertion(answer: Mapping[str, Json] | None, provider: str) -> str:
+def read_assertion(answer: Mapping[str, Json], provider: str) -> str:
     """Read the assertion that an identity provider returned from an exchange."""
-    assertion = answer.get("access_token") if answer else None
-    if answer is None or not _is_printable(assertion) or answer.get("issued_token_type") != _ID_JAG:
+    assertion = answer.get("access_token")
+    if not _is_printable(assertion) or answer.get("issued_token_type") != _ID_JAG:
         raise AuthorizationFailed(
             Blame.IDENTITY_PROVIDER,
             f"{shown(provider)} exchanged the user's assertion for another type of token than requested",
