@@ -228,7 +228,8 @@ class Flow:
         self.obtained = False  # True once the flow has a token
         self.adopted = False  # True if another process got that token
         self.record = authorizer.record  # the knowledge about the server, which the flow extends
-        self.challenge = challenge
+        self._renews = challenge is None  # a token that has expired; no server has refused it
+        self._challenge = challenge or AuthChallenge(0)
         self._authorizer = authorizer
         self._application = authorizer.application
         self._rules = authorizer.rules
@@ -329,7 +330,7 @@ class Flow:
         """From the known facts to a token, which is in the record at the end."""
         held, grant = self.record.authorization, self._application.grant
         needs_no_user = self._application.needs_no_user
-        if held is not None and self.challenge is None:  # the token has expired
+        if held is not None and self._renews:
             if self._is_ours(held) and (needs_no_user or held.tokens.refresh is not None):
                 yield from self._renew(held)
                 return
@@ -461,7 +462,7 @@ class Flow:
     def _find_resource(self) -> _Course[None]:
         """Find the resource's document and the issuer of its tokens."""
         url, rules = self._authorizer.server_url, self._rules
-        named = None if self.challenge is None else self.challenge.metadata_url
+        named = self._challenge.metadata_url
         error: AuthorizationFailed | None = None
         urls = discovery.resource_metadata_urls(url, named, rules)
         if named in urls and (fault := discovery.network_fault(named, rules, self._networks)):
@@ -519,8 +520,8 @@ class Flow:
     def _scopes(self, server: ServerDocument) -> tuple[str, ...]:
         """auth-66: the scopes of the challenge, or all that the resource supports, plus those requested earlier."""
         app, held = self._application, self.record.authorization
-        if self.challenge is not None and self.challenge.scopes:
-            wanted = self.challenge.scopes
+        if self._challenge.scopes:
+            wanted = self._challenge.scopes
         elif app.scopes is not None:
             wanted = app.scopes
         else:
@@ -547,7 +548,7 @@ class Flow:
 
     def _must_prove(self) -> bool:
         bound = self._document is not None and self._document.requires_dpop
-        return bound or (self.challenge is not None and self.challenge.schemes == (DPOP,))
+        return bound or self._challenge.schemes == (DPOP,)
 
     # The client's identity.
 
@@ -641,8 +642,8 @@ class Flow:
 
     def _can_renew(self, held: TokenGrant) -> bool:
         """Whether the refused token can be renewed: same issuer, same resource, and no additional scopes."""
-        challenge = self.challenge
-        if held.tokens.refresh is None or challenge is None or challenge.status != 401:
+        challenge = self._challenge
+        if held.tokens.refresh is None or challenge.status != 401:
             return False
         same = (held.issuer, held.resource) == (self._issuer, self._resource) and {*challenge.scopes} <= {*held.asked}
         if not same or not self._is_ours(held):
@@ -680,7 +681,7 @@ class Flow:
         while True:
             request = self._token_request(client, grant)
             event = yield request
-            if isinstance(event, ForbiddenAddress) and renewed is not None and self.challenge is None:
+            if isinstance(event, ForbiddenAddress) and renewed is not None and self._renews:
                 # The network of the MCP server may have changed, as with a VPN.  Its refusal of the request shows its
                 # present network, so send the request first.
                 return False
@@ -700,7 +701,7 @@ class Flow:
                 if renewed is not None:
                     self._persist(self.record.without_refresh())
                     return False
-                if self.challenge is None:
+                if self._renews:
                     # Facts that were used without discovery are out of date: the next request starts with discovery.
                     self._persist(attrs.evolve(self.record, authorization=None))
             raise refusal
