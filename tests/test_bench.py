@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -102,6 +103,27 @@ def test_a_row_of_calls_is_measured_after_its_load_for_some_seconds() -> None:
     times.clear()
     measured(evolve(row, warm=False), ["ours"], 2, 0.0, warm_up=0.1)
     assert len(times) == 2
+
+
+def test_rounds_are_shared_out_among_processes_and_one_that_fails_is_left_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lives: list[str] = []
+
+    def prepare(stack: ExitStack, subject: str) -> Measure:
+        lives.append(subject)
+        stack.callback(lives.append, f"{subject} has ended")
+        assert subject != "bare" or len(lives) < 3
+        return lambda seconds: Figure(len(lives))
+
+    found = measured(Row("a row", "µs", prepare), ["ours", "bare"], 7, 0.0, 0.0, lives=3)
+    assert {subject: len(figures) for subject, figures in found.items()} == {"ours": 7}
+    begun = ["ours", "bare", "bare has ended", "ours has ended"]
+    assert lives == [*begun, *begun, "ours", "ours has ended"]
+    assert "without bare: AssertionError" in capsys.readouterr().err
+    lives.clear()
+    measured(Row("a row", "µs", prepare, rounds=2), ["ours"], 7, 0.0, 0.0, lives=3)
+    assert lives == ["ours", "ours has ended"]
 
 
 def test_what_was_not_measured_is_compared_with_nothing() -> None:
