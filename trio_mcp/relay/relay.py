@@ -278,36 +278,33 @@ class Relay(Block[Server]):
     async def _watch(
         self, owner: Hashable | None, link: ServerSession, change: ChangeEvent, watch: WatchedChange
     ) -> None:
+        """Listen for as long as clients do, also after the upstream server has ended the subscription or was lost.
+
+        A client cannot be told that its subscription has ended, so only a refusal is final.
+        """
         pause = _SHORTEST_PAUSE
         try:
             with watch.scope:
-                while await self._listen_once(owner, link, change, watch):
+                while True:
+                    try:
+                        upstream = await self._upstream_for(owner, link)
+                        with upstream.used():
+                            await upstream.listen(change, watch)
+                    except McpError as error:
+                        _log.info("updates of a resource are not forwarded: %s", error)
+                        refused = isinstance(error, RequestError) and error.code != INTERNAL_ERROR
+                        if not watch.announced or refused or isinstance(error, SubscriptionUnsupported | UsageError):
+                            watch.failure = error
+                            return
+                    watch.missed = True
+                    if self._ended:
+                        return
                     await trio.sleep(pause)
                     pause = min(2 * pause, _LONGEST_PAUSE)
         finally:
             if self._watches.get((owner, change)) is watch:
                 del self._watches[owner, change]
             watch.settled.set()
-
-    async def _listen_once(
-        self, owner: Hashable | None, link: ServerSession, change: ChangeEvent, watch: WatchedChange
-    ) -> bool:
-        """Listen until the upstream server ends the subscription or is lost.  Returns whether to try again.
-
-        A client cannot be told that its subscription has ended, so only a refusal is final.
-        """
-        try:
-            upstream = await self._upstream_for(owner, link)
-            with upstream.used():
-                await upstream.listen(change, watch)
-        except McpError as error:
-            _log.info("updates of a resource are not forwarded: %s", error)
-            refused = isinstance(error, RequestError) and error.code != INTERNAL_ERROR
-            if not watch.announced or refused or isinstance(error, SubscriptionUnsupported | UsageError):
-                watch.failure = error
-                return False
-        watch.missed = True
-        return not self._ended
 
     async def _wait_until_subscribed(self, link: ServerSession, change: ChangeEvent) -> None:
         """Wait until the upstream server has accepted the subscription.  Raises RequestError if it does not."""

@@ -496,11 +496,9 @@ def _call_params(params: JsonObject) -> tuple[str, JsonObject]:
     name, arguments = params.get("name"), params.get("arguments")
     if not isinstance(name, str):
         raise RequestError(INVALID_PARAMS, "name must be a string")
-    if arguments is None:
-        arguments = {}
-    if not isinstance(arguments, dict):
+    if not isinstance(arguments, dict | None):
         raise RequestError(INVALID_PARAMS, "arguments must be an object")
-    return name, arguments
+    return name, arguments or {}
 
 
 _REFERENCES = {"ref/prompt": "name", "ref/resource": "uri"}

@@ -26,6 +26,8 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import attrs
+
 from trio_mcp.core.errors import UsageError, name_of
 
 __all__ = ["Handler", "RunMode", "raw", "typed"]
@@ -39,34 +41,20 @@ class RunMode(enum.Enum):
     INLINE = enum.auto()  # called in the event loop, which stands still meanwhile
 
 
+@attrs.define(eq=False)
 class Handler:
-    """A function of an author, checked, and ready to be bound to arguments.
+    """A function of an author, checked, and ready to be bound to arguments."""
 
-    - `how`: how to run it.
-    - `by_name`: whether it takes its arguments by name; a raw handler takes all by position, the context first.
-    - `abandon_on_cancel`: whether a cancelled call abandons its worker thread instead of waiting for it.
-    - `context`: the name of the parameter that takes the Context, or None.
-    - `skip`: the parameters that are not arguments of clients.
-    """
-
-    __slots__ = ("abandon_on_cancel", "by_name", "context", "function", "how", "skip")
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        how: RunMode,
-        *,
-        abandon_on_cancel: bool,
-        by_name: bool,
-        context: str | None = None,
-        skip: frozenset[str] = frozenset(),
-    ) -> None:
-        self.function = function
-        self.how = how
-        self.abandon_on_cancel = abandon_on_cancel
-        self.by_name = by_name
-        self.context = context
-        self.skip = skip
+    function: Callable[..., Any]
+    how: RunMode
+    abandon_on_cancel: bool
+    """Whether a cancelled call abandons its worker thread instead of waiting for it."""
+    by_name: bool
+    """Whether it takes its arguments by name; a raw handler takes all by position, the context first."""
+    context: str | None = None
+    """The name of the parameter that takes the Context, or None."""
+    skip: frozenset[str] = frozenset()
+    """The parameters that are not arguments of clients."""
 
     def bind(self, ctx: Any, named: Mapping[str, Any], *placed: Any) -> Callable[[], Any]:
         """Return a call without arguments.
@@ -93,7 +81,8 @@ def typed(function: Callable[..., Any], *, thread: bool = True, abandon_on_cance
             f"object, such as {function.__name__}(...).run, or a function"
         )
     signature = _signature(function)
-    bound = _bound_names(function)
+    # The parameters that a partial has bound by name.  The signature still shows them, with defaults.
+    bound = frozenset(function.keywords) if isinstance(function, functools.partial) else frozenset[str]()
     found = [
         parameter
         for parameter in signature.parameters.values()
@@ -198,11 +187,6 @@ def _callables(function: Any) -> Iterator[Callable[..., Any]]:
             function = function.func
         yield function if isinstance(function, type) or inspect.isroutine(function) else type(function).__call__
         function = getattr(function, "__wrapped__", None)
-
-
-def _bound_names(function: Callable[..., Any]) -> frozenset[str]:
-    """The parameters that a partial has bound by name.  The signature still shows them, with defaults."""
-    return frozenset(function.keywords) if isinstance(function, functools.partial) else frozenset()
 
 
 # Which parameter takes the Context.

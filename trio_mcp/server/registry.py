@@ -55,32 +55,11 @@ if TYPE_CHECKING:
     from trio_mcp.server.results import OutputSchema
 
 __all__ = [
-    "CAPABILITIES",
-    "CHANGES",
-    "KINDS",
-    "LISTS",
-    "Catalog",
-    "CompletionOptions",
-    "Entry",
-    "EntryRoute",
-    "Filter",
-    "HandlerOptions",
-    "Kind",
-    "Mount",
-    "PromptOptions",
-    "RawResourceOptions",
-    "RawToolOptions",
-    "ResourceOptions",
-    "ToolOptions",
-    "completer_of",
-    "prompt_of",
-    "raw_prompt",
-    "raw_resource",
-    "raw_template",
-    "raw_tool",
-    "resource_of",
+    "CAPABILITIES", "CHANGES", "KINDS", "LISTS", "Catalog", "CompletionOptions", "Entry", "EntryRoute", "Filter",
+    "HandlerOptions", "Kind", "Mount", "PromptOptions", "RawResourceOptions", "RawToolOptions", "ResourceOptions",
+    "ToolOptions", "completer_of", "prompt_of", "raw_prompt", "raw_resource", "raw_template", "raw_tool", "resource_of",
     "tool_of",
-]
+]  # fmt: skip
 
 _log = logging.getLogger("trio_mcp")
 
@@ -158,7 +137,7 @@ class Entry:
     key: str
     """The name of a tool or prompt, or the URI or URI template of a resource; unique for each kind."""
     handler: Handler
-    _describe: Callable[[], Any] | None = None
+    _describe: Callable[[], Any] = lambda: None
     replay: bool = False
     """Whether the handler may be run again from the start."""
     arguments: Arguments | None = None
@@ -181,7 +160,6 @@ class Entry:
     """Hints for the contents of a resource."""
     description: str | None = None
     """A default for the result of a prompt."""
-    _model: Any = None
     _json: dict[str, JsonObject] = attrs.field(factory=dict)
 
     def prepare(self, ctx: Any, arguments: JsonObject, uri: str | None = None) -> Callable[[], Any]:
@@ -192,11 +170,8 @@ class Entry:
         named = arguments if self.arguments is None else self.arguments.read(arguments)
         if uri is None:
             return self.handler.bind(ctx, named, arguments)
-        return (
-            self.handler.bind(ctx, named, uri)
-            if self.matcher is None
-            else self.handler.bind(ctx, named, uri, arguments)
-        )
+        placed = (uri,) if self.matcher is None else (uri, arguments)
+        return self.handler.bind(ctx, named, *placed)
 
     def match(self, uri: str) -> dict[str, str] | None:
         """Return the variables of a URI, or None if the template does not match it.
@@ -213,10 +188,7 @@ class Entry:
     @property
     def model(self) -> Described:
         """The description for clients; made when it is first needed."""
-        if self._model is None:
-            assert self._describe is not None
-            self._model = self._describe()
-        model: Described = self._model
+        model: Described = self._describe()
         return model
 
     def json(self, revision: Revision) -> JsonObject:
@@ -497,8 +469,7 @@ class Catalog:
         with _changing:
             self._check_free([(entry.kind, entry.key)])
             self._tables[entry.kind][entry.key] = EntryRoute(entry, next(_moments), ((self, entry.key),))
-            self._grow({KINDS[entry.kind].capability} | ({"resources"} if entry.embeds else set()))
-            self._announce([entry.kind])
+            self._announce([entry.kind], {KINDS[entry.kind].capability} | ({"resources"} if entry.embeds else set()))
 
     def remove(self, kind: str, key: str) -> None:
         """Remove an entry and its completers.  Raises UsageError if it is missing or mounted."""
@@ -539,7 +510,7 @@ class Catalog:
                     "ref or argument"
                 )
             self._completers[place] = completer
-            self._grow({"completions"})
+            self._announce([], {"completions"})
 
     # Mounting.
 
@@ -557,22 +528,21 @@ class Catalog:
             if any(mount[:2] == (prefix, other) for mount in self._mounts):
                 raise UsageError(f"this server is mounted here already with the prefix {prefix!r}; use another prefix")
             if any(each.remote for each in other.parts()):
-                self._check_relay(prefix)
+                if any(catalog.filter is not None for catalog in self._upward()):
+                    raise UsageError(
+                        "a server with a filter cannot show the entries of a relay, because only the upstream server "
+                        "knows them; decide about access in a middleware"
+                    )
+                if any(
+                    prefix == mount.prefix and any(each.remote for each in mount.catalog.parts())
+                    for mount in self._mounts
+                ):
+                    raise UsageError(f"a relay is mounted here already with the prefix {prefix!r}; use another prefix")
             mount, shown = Mount(prefix, other, next(_moments)), {kind: other.routes(kind) for kind in KINDS}
             self._check_free((kind, mount.outer(kind, each.key)) for kind, every in shown.items() for each in every)
             self._mounts.append(mount)
             other._above[self] = None
-            self._grow(other.kinds)
-            self._announce([kind for kind, routes in shown.items() if routes])
-
-    def _check_relay(self, prefix: str) -> None:
-        if any(catalog.filter is not None for catalog in self._upward()):
-            raise UsageError(
-                "a server with a filter cannot show the entries of a relay, because only the upstream server knows "
-                "them; decide about access in a middleware"
-            )
-        if any(mount.prefix == prefix and any(each.remote for each in mount.catalog.parts()) for mount in self._mounts):
-            raise UsageError(f"a relay is mounted here already with the prefix {prefix!r}; use another prefix")
+            self._announce([kind for kind, routes in shown.items() if routes], other.kinds)
 
     def parts(self) -> Iterator[Catalog]:
         """This catalog, and all that are mounted in it or below."""
@@ -609,14 +579,11 @@ class Catalog:
                     )
                 new.add((catalog, kind, name))
 
-    def _grow(self, kinds: Collection[str]) -> None:
-        for catalog in self._upward():
-            catalog.kinds.update(kinds)
-
-    def _announce(self, kinds: Sequence[str]) -> None:
+    def _announce(self, kinds: Sequence[str], capabilities: Collection[str] = ()) -> None:
         """Notify of a complete change.  All cached pages are dropped before the first function is called."""
         changed = self._upward()
         for catalog in changed:
+            catalog.kinds.update(capabilities)
             for kind in kinds:
                 catalog._routes.pop(kind, None)
                 catalog._pages[kind].clear()
@@ -715,15 +682,11 @@ def _running(options: Mapping[str, Any]) -> CompletionOptions:
     return {"thread": options.get("thread", True), "abandon_on_cancel": options.get("abandon_on_cancel", True)}
 
 
-def _later(name: str, *arguments: Any, **details: Any) -> Callable[[], Any]:
-    """Return a function that makes a model, so that the models are imported only when a client lists entries."""
+def _model(name: str, *arguments: Any, **details: Any) -> Any:
+    """Make a model.  The models are imported only when a client lists entries."""
+    from trio_mcp.core import models
 
-    def make() -> Any:
-        from trio_mcp.core import models
-
-        return getattr(models, name)(*arguments, **details)
-
-    return make
+    return getattr(models, name)(*arguments, **details)
 
 
 def _entry(
@@ -737,11 +700,12 @@ def _entry(
     **more: Any,
 ) -> Entry:
     kept = {name: options[name] for name in ("replay", "mime_type", "cache", "description") if name in options}
+    describe = functools.cache(describe)
     return Entry(kind, key, handler, describe, arguments=arguments, takes=frozenset(takes), **kept, **more)
 
 
-def _check_model(kind: str, model: Any, options: Mapping[str, Any], known: Any) -> None:
-    """Check an object of the protocol, which describes an entry by hand."""
+def _read_raw(kind: str, model: Any, function: _Function, options: Mapping[str, Any], known: Any) -> Handler:
+    """Check an object of the protocol, which describes an entry by hand, and return the handler."""
     from trio_mcp.core import models
 
     name = KINDS[kind].model
@@ -751,6 +715,7 @@ def _check_model(kind: str, model: Any, options: Mapping[str, Any], known: Any) 
         raise UsageError(f"the name of a {name} must be a str and not empty, got {model.name!r}")
     described = {each: getattr(model, each) for each in known.__annotations__ if hasattr(model, each)}
     _check_details(f"the {name} {model.name!r}", {**described, **options}, known)
+    return raw(function, KINDS[kind].takes, **_running(options))
 
 
 _MIME_TYPE = r"[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+(\s*;.*)?"
@@ -817,7 +782,7 @@ def tool_of(function: _Function, **options: Unpack[ToolOptions]) -> Entry:
     except UsageError as error:
         raise UsageError(f"the tool {name!r}: {error}") from None
     output_schema = None if output is None else output.schema
-    describe = _later("Tool", name, arguments.schema, output_schema=output_schema, **details)
+    describe = functools.partial(_model, "Tool", name, arguments.schema, output_schema=output_schema, **details)
     return _tool(name, handler, describe, arguments, output, options, embeds=_embeds(returned))
 
 
@@ -834,8 +799,7 @@ def raw_tool(tool: Tool, function: _Function, **options: Unpack[RawToolOptions])
     from trio_mcp.core.schema.validation import InvalidSchema, check_input_schema, compile_schema
     from trio_mcp.server.results import OutputSchema
 
-    _check_model("tools", tool, options, ToolOptions)
-    handler = raw(function, KINDS["tools"].takes, **_running(options))
+    handler = _read_raw("tools", tool, function, options, ToolOptions)
     try:
         which = "input"
         check_input_schema(tool.input_schema)
@@ -918,7 +882,7 @@ def resource_of(function: _Function, uri: str, **options: Unpack[ResourceOptions
             raise UsageError(f"the resources of the template {uri!r} have different sizes; drop size={options['size']}")
         matcher = _matcher(uri)
         _check_variables(function, matcher, arguments.schema)
-        describe = _later("ResourceTemplate", name, uri, **details)
+        describe = functools.partial(_model, "ResourceTemplate", name, uri, **details)
         return _entry(
             "templates", uri, handler, describe, options, arguments, matcher.template.variables, matcher=matcher
         )
@@ -928,7 +892,7 @@ def resource_of(function: _Function, uri: str, **options: Unpack[ResourceOptions
             f"parameter {parameter!r} of {name_of(function)} is not in the URI {uri!r}; write {{{parameter}}} into the "
             "URI, or drop the parameter"
         )
-    return _entry("resources", uri, handler, _later("Resource", name, uri, **details), options)
+    return _entry("resources", uri, handler, functools.partial(_model, "Resource", name, uri, **details), options)
 
 
 def _matcher(text: str) -> Matcher:
@@ -959,19 +923,17 @@ def _check_variables(function: _Function, matcher: Matcher, schema: JsonObject) 
 
 def raw_resource(resource: Resource, function: _Function, **options: Unpack[RawResourceOptions]) -> Entry:
     """Make a resource that is described by hand, and read by `function(ctx, uri)`."""
-    _check_model("resources", resource, options, ResourceOptions)
+    handler = _read_raw("resources", resource, function, options, ResourceOptions)
     _check_uri(resource.uri)
-    handler = raw(function, KINDS["resources"].takes, **_running(options))
     more = {"mime_type": resource.mime_type, **options}
     return _entry("resources", resource.uri, handler, lambda: resource, more)
 
 
 def raw_template(template: ResourceTemplate, function: _Function, **options: Unpack[RawResourceOptions]) -> Entry:
     """Make a resource template that is described by hand, and read by `function(ctx, uri, variables)`."""
-    _check_model("templates", template, options, ResourceOptions)
+    handler = _read_raw("templates", template, function, options, ResourceOptions)
     if "{" not in template.uri_template:
         raise UsageError(f"{template.uri_template!r} has no variables; register it as a resource")
-    handler = raw(function, KINDS["templates"].takes, **_running(options))
     matcher, more = _matcher(template.uri_template), {"mime_type": template.mime_type, **options}
     variables = matcher.template.variables
     return _entry("templates", template.uri_template, handler, lambda: template, more, None, variables, matcher=matcher)
@@ -1004,7 +966,7 @@ def raw_prompt(prompt: Prompt, function: _Function, **options: Unpack[HandlerOpt
     from trio_mcp.core.models import PromptArgument
     from trio_mcp.core.schema.shapes import shape_of
 
-    _check_model("prompts", prompt, options, PromptOptions)
+    handler = _read_raw("prompts", prompt, function, options, PromptOptions)
     members: dict[str, Any] = {}
     for each in prompt.arguments or ():
         if not isinstance(each, PromptArgument) or not each.name or each.name in members:
@@ -1014,7 +976,6 @@ def raw_prompt(prompt: Prompt, function: _Function, **options: Unpack[HandlerOpt
             )
         members[each.name] = str if each.required else typing.NotRequired[str]
     shape = shape_of(typing.TypedDict("Arguments", members))  # type: ignore[operator]
-    handler = raw(function, KINDS["prompts"].takes, **_running(options))
     more = {"description": prompt.description, **options}
     return _entry("prompts", prompt.name, handler, lambda: prompt, more, Arguments(shape.schema, shape.fits), members)
 
