@@ -29,7 +29,6 @@ import trio_mcp
 from tests.server.checkpoints import busy_threads, open_fds, wide
 from tests.server.wire import LATEST, REVISION_NAMES, Wire, connected
 from trio_mcp import Context, ElicitUrl, ListRoots, RequestError, Server, ToolError, serve_stream
-from trio_mcp.transport import Outbox
 
 ROOT = Path(__file__).parents[2]
 ANSWERS: dict[str, Callable[[Any], Any]] = {
@@ -186,27 +185,6 @@ async def test_what_is_said_to_the_server_is_no_checkpoint(autojump_clock: MockC
             server.notify_list_changed("tools")
             server.notify_resource_updated("it://changes")
             server.statistics()
-
-
-async def test_the_wire_s_own_waits_are_checkpoints_where_they_say_so(autojump_clock: MockClock) -> None:
-    class Empty(Outbox[bytes]):
-        def _take(self) -> None:
-            return None
-
-        async def _send(self, data: bytes) -> None:
-            raise AssertionError("there is nothing to send")
-
-        def _queued(self) -> int:
-            return 0
-
-        def _stopped(self) -> None:
-            pass
-
-    async with trio.open_nursery() as nursery:
-        outbox = Empty(10, spawn=nursery)
-        for wait in (outbox.room, outbox.flush):
-            with assert_checkpoints():
-                await wait()
 
 
 # Nothing is left.

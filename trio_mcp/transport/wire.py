@@ -4,12 +4,10 @@ A task that has a message to send writes it itself if no write is in progress.  
 are sent together afterwards, by one writer task, which exists only while there are messages.  A cancellation never
 interrupts a write: a write that has begun is finished, within `CLOSING` seconds once the connection ends.
 
-`Wire` is the interface that a session uses, and `Outbox` its queue and writer.  A subclass decides what one write
-contains: the bytes of a stream (`Duplex`), or a part of one HTTP response.
-
-A `Duplex` is one end of a connection, for both roles.  One task reads and passes the messages on.  A `Framing` finds
-the messages in the bytes: lines here, WebSocket messages elsewhere.  A `SessionHandler` acts on the messages.  Each
-task that queues messages limits their number.  If the peer keeps sending and does not read, it is not read either.
+`Wire` is the interface that a session uses.  A `Duplex` is one end of a connection, for both roles, and its wire.  One
+task reads and passes the messages on.  A `Framing` finds the messages in the bytes: lines here, WebSocket messages
+elsewhere.  A `SessionHandler` acts on the messages.  Each task that queues messages limits their number.  If the peer
+keeps sending and does not read, it is not read either.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias
 
 import trio
 
@@ -32,11 +30,10 @@ from trio_mcp.core.shares import FEW, Account, Charge, weight
 from trio_mcp.transport.nursery import open_nursery
 
 __all__ = [
-    "CLOSING", "GONE", "Duplex", "Framing", "Lines", "Outbox", "SessionHandler", "Tap", "Wire", "close_stream",
+    "CLOSING", "GONE", "Duplex", "Framing", "Lines", "SessionHandler", "Tap", "Wire", "close_stream",
     "keep_alive", "write_now",
 ]  # fmt: skip
 
-T = TypeVar("T")
 Tap: TypeAlias = Callable[[str, bytes], object]
 """Called with "in" or "out" and the bytes that were read or are about to be written."""
 
@@ -99,171 +96,19 @@ class Wire(ABC):
         """Stop receiving and sending: the server has stopped."""
 
 
-class Outbox(Wire, Generic[T]):
-    """A wire with a send queue and a writer.
-
-    A subclass defines `_take`, `_send`, `_queued` and `_stopped`.  With `limit` messages the queue is full, and with
-    more there is no room.  If `_send` raises one of `GONE`, the peer has closed the connection.  Any other exception of
-    `_send` or `_take` is kept as `failure`.  In both cases no more writes follow.  The writer runs in the nursery
-    `spawn`; this must stay open while there are messages.
-    """
-
-    def __init__(self, limit: int, *, spawn: trio.Nursery) -> None:
-        self._limit = limit
-        self._spawn = spawn
-        self._scope = trio.CancelScope()  # of the current write
-        self._writing = False
-        self._writes = 0  # that have ended
-        self._written = trio.lowlevel.ParkingLot()
-        self._writer = False  # the writer task is starting, or running
-        self._over = False
-        self._was_full = False  # since the last release: senders hold messages
-        self.deadline = math.inf
-        """The deadline of the last write, once the connection ends."""
-        self.broken = False
-        """The peer has closed the connection, or a write has failed or was cancelled."""
-        self.failure: Exception | None = None
-        """The exception of a write, unless it is one of `GONE`."""
-
-    @abstractmethod
-    def _take(self) -> T | None:
-        """Return all queued messages as one write, or None if there are none after all."""
-
-    @abstractmethod
-    async def _send(self, data: T) -> None:
-        """Perform one write.  Calls never overlap."""
-
-    @abstractmethod
-    def _queued(self) -> int:
-        """The number of queued messages."""
-
-    @abstractmethod
-    def _stopped(self) -> None:
-        """Take note that no more writes follow."""
-
-    def _send_at_once(self, data: T) -> T | None:
-        """Write as much as possible without waiting, and return the rest for `_send`, or None."""
-        return data
-
-    def wake(self) -> None:
-        if not (self._writer or self._writing or self._over) and self._queued():
-            self._writer = True
-            self._spawn.start_soon(self._run, name="the writer of a connection")
-
-    async def flush(self) -> None:
-        if self._writing or not await self._write():
-            await trio.lowlevel.checkpoint()
-
-    @property
-    def mark(self) -> int:
-        return self._writes + 1 + self._writing
-
-    async def written(self, mark: int) -> None:
-        while self._writes < mark and not self._over and self._queued():
-            if self._writing:
-                await self._written.park()
-            else:
-                await self._write()
-
-    @property
-    def full(self) -> bool:
-        # A queue that is full is never empty, so the wait for room ends.
-        if self._over or not 0 < self._queued() >= self._limit:
-            return False
-        self._was_full = True
-        return True
-
-    async def room(self, most: int | None = None) -> None:
-        """Wait while more than `most` messages (by default the limit) are queued.  Always a checkpoint."""
-        await trio.lowlevel.checkpoint()
-        most = self._limit if most is None else most
-        while self._queued() > most and not self._over:
-            self.wake()
-            await self._written.park()
-
-    async def idle(self) -> None:
-        """Wait until no write is in progress."""
-        while self._writing:
-            await self._written.park()
-
-    async def empty(self) -> None:
-        """Wait until all messages have been written."""
-        while self._writing or (self._queued() and not self._over):
-            self.wake()
-            await self._written.park()
-
-    async def _run(self) -> None:
-        try:
-            while not (self._writing or self._over) and self._queued() and await self._write():
-                pass
-        finally:
-            self._writer = False
-
-    async def _write(self, batch: bool = False) -> bool:
-        """Write the queued messages; False if there were none.
-
-        `batch`: yield once before writing, so that answers that finish in the same tick share one write, which costs
-        more than the yield.
-        """
-        self._writing = True
-        wrote = False
-        try:
-            if batch:
-                await trio.lowlevel.cancel_shielded_checkpoint()
-            data = None if self._over else self._take()
-            wrote = data is not None
-            if data is not None and (data := self._send_at_once(data)) is not None:
-                with trio.CancelScope(shield=True, deadline=self.deadline) as self._scope:
-                    await self._send(data)
-                if self._scope.cancelled_caught:  # at the deadline of `finish`
-                    self._break()
-        except GONE:
-            self._break()
-        except Exception as error:  # noqa: BLE001  # for the transport: not a fault of the handler that writes here
-            self.failure = error
-            self._break()
-        finally:
-            self._writing = False
-            self._writes += 1
-            if self._written:
-                self._written.unpark_all()
-            if wrote:
-                self.wake()  # for messages queued meanwhile
-        return wrote
-
-    def _break(self) -> None:
-        self.broken = True
-        self.close()
-
-    def close(self) -> None:
-        """Stop writing."""
-        self._over = True
-        self._written.unpark_all()
-        self._stopped()
-
-    def finish(self) -> None:
-        """Set a deadline for the current write: the connection ends, and no more messages are queued."""
-        self.deadline = self._scope.deadline = trio.current_time() + CLOSING
-
-
 class Framing(Protocol):
     """Finds messages in the bytes of one connection, and writes messages as bytes; without I/O."""
 
-    @property
-    def ended(self) -> bool:
-        """The peer has ended the framing, or violated it: no more reads, and no more messages sent."""
-
-    @property
-    def why(self) -> str:
-        """The reason of the end, for the requests that wait for a response."""
+    ended: bool
+    """The peer has ended the framing, or violated it: no more reads, and no more messages sent."""
+    why: str
+    """The reason of the end, for the requests that wait for a response."""
+    size: int
+    """The memory for the last message that `feed` returned, in bytes."""
 
     @property
     def stretch(self) -> int | None:
         """The most bytes to feed at once, because no other task runs meanwhile; None: no limit."""
-
-    @property
-    def size(self) -> int:
-        """The memory for the last message that `feed` returned, in bytes."""
 
     @property
     def held(self) -> int:
@@ -410,13 +255,15 @@ def write_now(fd: int, data: bytes | memoryview) -> int:
         return 0
 
 
-class Duplex(Outbox[Sequence[bytes | memoryview]]):
+class Duplex(Wire):
     """One connection, from its first byte to its last; also the wire of its session.
 
-    The writer task runs in `nursery`, which must outlive the session.  `received` was read from the stream earlier and
-    is handled first.  `input_ended` is called when the peer has ended its half of the stream and may still read; the
-    connection ends when it returns.  Without `input_ended`, or if the stream cannot be half-closed, the connection ends
-    at once.
+    The writer task runs in `nursery`, which must outlive the session.  If the peer has closed the connection, no more
+    writes follow; the same holds after another exception of a write, which is kept as `failure`.
+
+    `received` was read from the stream earlier and is handled first.  `input_ended` is called when the peer has ended
+    its half of the stream and may still read; the connection ends when it returns.  Without `input_ended`, or if the
+    stream cannot be half-closed, the connection ends at once.
     """
 
     def __init__(
@@ -432,7 +279,6 @@ class Duplex(Outbox[Sequence[bytes | memoryview]]):
         account: Account | None = None,
         input_ended: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        super().__init__(limits.outgoing, spawn=nursery)
         self._handler = handler
         self._stream = stream
         self._framing = framing
@@ -448,6 +294,22 @@ class Duplex(Outbox[Sequence[bytes | memoryview]]):
         sending = stream.send_stream if isinstance(stream, trio.StapledStream) else stream
         self._send_now: Callable[[bytes | memoryview], int] | None = getattr(sending, "send_now", None)
         self._open = trio.CancelScope()  # cancelled to end the connection
+        # The queue and its writer.
+        self._limit = limits.outgoing  # with so many messages the queue is full; with more there is no room
+        self._nursery = nursery
+        self._scope = trio.CancelScope()  # of the current write
+        self._writing = False
+        self._writes = 0  # that have ended
+        self._written = trio.lowlevel.ParkingLot()
+        self._writer = False  # the writer task is starting, or running
+        self._over = False
+        self._was_full = False  # since the last release: senders hold messages
+        self.deadline = math.inf
+        """The deadline of the last write, once the connection ends."""
+        self.broken = False
+        """The peer has closed the connection, or a write has failed or was cancelled."""
+        self.failure: Exception | None = None
+        """The exception of a write, unless it is one of `GONE`."""
         self._control = b""  # control frames to send
         self.last_data_at = trio.current_time()
         """The time of the last bytes."""
@@ -571,11 +433,107 @@ class Duplex(Outbox[Sequence[bytes | memoryview]]):
         elif self._write_pace.deadline < math.inf:
             self._write_pace.end(self.last_data_at)
 
-    # The methods of an `Outbox`.
+    # The wire: the queue and its writer.
+
+    def wake(self) -> None:
+        if not (self._writer or self._writing or self._over) and self._queued():
+            self._writer = True
+            self._nursery.start_soon(self._write_all, name="the writer of a connection")
 
     async def flush(self) -> None:
         if not self._writing:
             await self._write(self._handler.session.serving > 0)
+
+    @property
+    def mark(self) -> int:
+        return self._writes + 1 + self._writing
+
+    async def written(self, mark: int) -> None:
+        while self._writes < mark and not self._over and self._queued():
+            if self._writing:
+                await self._written.park()
+            else:
+                await self._write()
+
+    @property
+    def full(self) -> bool:
+        # A queue that is full is never empty, so the wait for room ends.
+        if self._over or not 0 < self._queued() >= self._limit:
+            return False
+        self._was_full = True
+        return True
+
+    async def room(self, most: int | None = None) -> None:
+        """Wait while more than `most` messages (by default the limit) are queued.  Always a checkpoint."""
+        await trio.lowlevel.checkpoint()
+        most = self._limit if most is None else most
+        while self._queued() > most and not self._over:
+            self.wake()
+            await self._written.park()
+
+    async def idle(self) -> None:
+        """Wait until no write is in progress."""
+        while self._writing:
+            await self._written.park()
+
+    async def empty(self) -> None:
+        """Wait until all messages have been written."""
+        while self._writing or (self._queued() and not self._over):
+            self.wake()
+            await self._written.park()
+
+    async def _write_all(self) -> None:
+        try:
+            while not (self._writing or self._over) and self._queued() and await self._write():
+                pass
+        finally:
+            self._writer = False
+
+    async def _write(self, batch: bool = False) -> bool:
+        """Write the queued messages; False if there were none.
+
+        `batch`: yield once before writing, so that answers that finish in the same tick share one write, which costs
+        more than the yield.
+        """
+        self._writing = True
+        wrote = False
+        try:
+            if batch:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+            data: Sequence[bytes | memoryview] | None = None if self._over else self._take()
+            wrote = data is not None
+            if data is not None and (data := self._send_at_once(data)) is not None:
+                with trio.CancelScope(shield=True, deadline=self.deadline) as self._scope:
+                    await self._send(data)
+                if self._scope.cancelled_caught:  # at the deadline of `finish`
+                    self._break()
+        except GONE:
+            self._break()
+        except Exception as error:  # noqa: BLE001  # for the transport: not a fault of the handler that writes here
+            self.failure = error
+            self._break()
+        finally:
+            self._writing = False
+            self._writes += 1
+            if self._written:
+                self._written.unpark_all()
+            if wrote:
+                self.wake()  # for messages queued meanwhile
+        return wrote
+
+    def _break(self) -> None:
+        self.broken = True
+        self.close()
+
+    def close(self) -> None:
+        """Stop writing."""
+        self._over = True
+        self._written.unpark_all()
+        self._open.cancel()
+
+    def finish(self) -> None:
+        """Set a deadline for the current write: the connection ends, and no more messages are queued."""
+        self.deadline = self._scope.deadline = trio.current_time() + CLOSING
 
     def _queued(self) -> int:
         queued = len(self._handler.session.queue)
@@ -623,33 +581,27 @@ class Duplex(Outbox[Sequence[bytes | memoryview]]):
             if self._send_now is not None:  # a stream with `send_now` is not a network, and has no time limit
                 for piece in pieces:
                     await self._stream.send_all(piece)
-            else:
-                await self._send_with_pace(pieces)
+                return
+            if self._network:
+                self._read_pace.begin(trio.current_time())
+            for data in pieces:
+                for start in range(0, len(data), _PIECE):
+                    piece = data if len(data) <= _PIECE else memoryview(data)[start : start + _PIECE]
+                    with trio.CancelScope(deadline=self._read_pace.deadline) as self._piece:
+                        await self._stream.send_all(piece)
+                    if self._piece.cancelled_caught:
+                        limits = self._limits
+                        self._why = (
+                            f"the peer read less than {limits.write_rate:g} bytes a second for "
+                            f"{limits.write_seconds:g} seconds (Limits.write_rate, Limits.write_seconds)"
+                        )
+                        raise trio.BrokenResourceError(self._why)
+                    if self._network:
+                        self._read_pace.move(len(piece), trio.current_time())
+            if self._network:
+                self._read_pace.end(trio.current_time())
         finally:
             self._return_charge()
-
-    async def _send_with_pace(self, pieces: Sequence[bytes | memoryview]) -> None:
-        if self._network:
-            self._read_pace.begin(trio.current_time())
-        for data in pieces:
-            for start in range(0, len(data), _PIECE):
-                piece = data if len(data) <= _PIECE else memoryview(data)[start : start + _PIECE]
-                with trio.CancelScope(deadline=self._read_pace.deadline) as self._piece:
-                    await self._stream.send_all(piece)
-                if self._piece.cancelled_caught:
-                    limits = self._limits
-                    self._why = (
-                        f"the peer read less than {limits.write_rate:g} bytes a second for "
-                        f"{limits.write_seconds:g} seconds (Limits.write_rate, Limits.write_seconds)"
-                    )
-                    raise trio.BrokenResourceError(self._why)
-                if self._network:
-                    self._read_pace.move(len(piece), trio.current_time())
-        if self._network:
-            self._read_pace.end(trio.current_time())
-
-    def _stopped(self) -> None:
-        self._open.cancel()
 
     async def _say_farewell(self) -> None:
         """Send the closing frame, if the framing has one, and give the peer a moment to send its own."""

@@ -58,6 +58,7 @@ _SUPERVISOR = "the supervisor of a worker"
 _SPARE = 64  # idle workers that are not ended: a busy client has about this many calls in flight
 _MOST = 5_000  # the maximum of idle workers
 _PERIOD = 20_000  # calls; at the end of each period, idle workers that no call needed in this period are ended
+_LOOK = 0.05  # seconds between two looks whether the tasks of abandoned nurseries have ended
 _HELD = 1_000  # dropped generators that a worker keeps for one call before they are closed
 
 # This module uses two private names of Trio, because no public name gives the same information.  Both may be missing.
@@ -473,24 +474,10 @@ async def contained(function: Callable[[], Awaitable[T]], name: str) -> T:
 
 async def _wait_for_tasks(nurseries: Collection[trio.Nursery]) -> None:
     """Wait until the nurseries have no tasks.  Their `async with` blocks were abandoned and cannot wait."""
-    instrument = _Exits(nurseries)
-    trio.lowlevel.add_instrument(instrument)
-    try:
-        with trio.CancelScope(shield=True):
-            instrument.task_exited(current_task())
-            await instrument.none_left.wait()
-    finally:
-        trio.lowlevel.remove_instrument(instrument)
-
-
-class _Exits(trio.abc.Instrument):
-    def __init__(self, nurseries: Collection[trio.Nursery]) -> None:
-        self._nurseries = nurseries
-        self.none_left = trio.Event()
-
-    def task_exited(self, task: Task) -> None:
-        if not any(nursery.child_tasks for nursery in self._nurseries):
-            self.none_left.set()
+    with trio.CancelScope(shield=True):
+        # Otherwise only an instrument of Trio sees that a task ends, and it slows all tasks.
+        while any(nursery.child_tasks for nursery in nurseries):  # noqa: ASYNC110
+            await trio.sleep(_LOOK)
 
 
 # When Python finalizes an async generator that was not closed, Trio closes it in another task.  If the generator
