@@ -336,53 +336,42 @@ def _regex(text: str, items: list[_Item]) -> Iterator[str]:
         raise _unmatchable(text, "it may have only one of {+x}, {#x} and {/x*}; use {x} for the others")
     for index, item in enumerate(items):
         after = items[index + 1 :]
+        following = after[0] if after else ""
         if isinstance(item, str):
             yield re.escape(item)
-        elif isinstance(item, _Group):
-            if after and _begins(after[0]) not in item.forbidden:
+            continue
+        if isinstance(item, _Group):
+            if isinstance(following, _Slot) or _first(following) not in item.forbidden:
                 raise _unmatchable(text, f"{{{item.source}}} would include the text after it; put it last")
             yield f"({re.escape(item.first)}[^{re.escape(item.forbidden)}]*)?"
-        else:
-            gap, previous = _gap(items[:index])
-            if previous and not _delimiters(gap):
-                raise _unmatchable(
-                    text, f"the value before {{{item.source}}} has no delimiter after it; put one of {_RESERVED} there"
-                )
-            stops = _later_stops(after) if item.slashes else _near_stops(gap if previous else "", after)
-            # file:///{+path} refuses a second slash, which would make the path absolute; file://{+path} needs it.
-            guard = "(?!/)" if gap.endswith("/") and not gap.endswith("://") else ""
-            yield f"{guard}([^{re.escape(stops)}]+)"
+            continue
+        before = items[index - 1] if index else ""
+        gap = before if isinstance(before, str) else ""  # the literal before the value
+        follows_a_value = index > (1 if gap else 0)
+        if follows_a_value and not _delimiters(gap):
+            raise _unmatchable(
+                text, f"the value before {{{item.source}}} has no delimiter after it; put one of {_RESERVED} there"
+            )
+        if item.slashes:  # it ends where a later part of the URI begins
+            later = "".join(
+                each if isinstance(each, str) else each.first for each in after if not isinstance(each, _Slot)
+            )
+            stops = "".join(char for char in "?#;&" if char in later)
+        else:  # it ends at the delimiters next to it, and at the end of a segment
+            near = _delimiters(following)[:1] if isinstance(following, str) else _first(following)
+            stops = "/?#" + (_delimiters(gap)[-1:] if follows_a_value else "") + near
+        # file:///{+path} refuses a second slash, which would make the path absolute; file://{+path} needs it.
+        guard = "(?!/)" if gap.endswith("/") and not gap.endswith("://") else ""
+        yield rf"{guard}([^\0{re.escape(stops)}]+)"
 
 
-def _begins(item: _Item) -> str:
+def _first(item: _Item) -> str:
+    """The character that an item begins with; empty for a value, which can begin with any character."""
     if isinstance(item, str):
-        return item[0]
-    return item.first if isinstance(item, _Group) else " "  # a value can begin with any character
-
-
-def _gap(before: list[_Item]) -> tuple[str, bool]:
-    """The literal at the end of `before`, and whether there is a variable before it."""
-    if before and isinstance(before[-1], str):
-        return before[-1], len(before) > 1
-    return "", bool(before)
+        return item[:1]
+    return item.first if isinstance(item, _Group) else ""
 
 
 def _delimiters(literal: str) -> str:
     """The characters of `literal` that are encoded in every expanded value."""
     return "".join(char for char in literal if char in _RESERVED)
-
-
-def _near_stops(gap: str, after: list[_Item]) -> str:
-    """The characters that end a value without slashes: the delimiters next to it, and the ends of a segment."""
-    following = _begins(after[0]) if after and isinstance(after[0], _Group) else _delimiters(_literal(after))[:1]
-    return "\0/?#" + _delimiters(gap)[-1:] + following
-
-
-def _literal(after: list[_Item]) -> str:
-    return after[0] if after and isinstance(after[0], str) else ""
-
-
-def _later_stops(after: list[_Item]) -> str:
-    """The characters that end the value with slashes: those that begin a later part of the URI."""
-    later = "".join(each if isinstance(each, str) else each.first for each in after if not isinstance(each, _Slot))
-    return "\0" + "".join(char for char in "?#;&" if char in later)
