@@ -35,7 +35,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trio_mcp.core.errors import (
@@ -225,27 +225,12 @@ def _is_mime_type(text: object) -> bool:
 # Writing.
 
 
-def _content() -> Any:
-    """The module of the content blocks; None if it was never imported, so that no block can exist."""
-    return sys.modules.get("trio_mcp.core.content")
-
-
-def _models() -> Any:
-    return sys.modules.get("trio_mcp.core.models")
-
-
-def _is_model(value: object) -> bool:
-    content = _content()
-    return content is not None and isinstance(value, (content.Model, content.UnknownContent))
-
-
-def _is_block(value: object) -> bool:
-    return _is_model(value) and isinstance(value, _content().ContentBlock)
-
-
-def _is_a(value: object, name: str) -> bool:
-    models = _models()
-    return models is not None and isinstance(value, getattr(models, name))
+def _class(name: str) -> Any:
+    """A class or union of the protocol.  It is () if its module was never imported, so that no object can exist."""
+    for module in ("trio_mcp.core.content", "trio_mcp.core.models"):
+        if (found := getattr(sys.modules.get(module), name, None)) is not None:
+            return found
+    return ()
 
 
 @functools.cache
@@ -256,9 +241,8 @@ def _codec() -> Any:
 
 
 def _written(value: Any, revision: Revision) -> JsonObject:
-    content = _content()
-    if isinstance(value, content.UnknownContent):  # content of a known kind must not pass unchecked
-        _codec().from_json(content.ContentBlock, value.raw, strict=True)
+    if isinstance(value, _class("UnknownContent")):  # content of a known kind must not pass unchecked
+        _codec().from_json(_class("ContentBlock"), value.raw, strict=True)
     written: JsonObject = _codec().to_json(value, revision)
     return written
 
@@ -271,36 +255,36 @@ def _block(value: Any, revision: Revision) -> JsonObject:
     """Write a content block, or text as a content block."""
     if isinstance(value, str):
         return _text(value)
-    if not _is_block(value):
+    if not isinstance(value, _class("ContentBlock")):
         raise UsageError(f"{type(value).__name__} is not content")
-    return _with_type(_written(value, revision))
+    return _with_type(_checked(_written(value, revision)))
 
 
-def _with_type(block: JsonObject) -> JsonObject:
-    """Add the MIME type to an embedded resource without one (prm-07)."""
-    _check_block(block)
-    if block.get("type") != "resource":
-        return block
-    contents = block["resource"]
-    mime_type = "text/plain" if "text" in contents else "application/octet-stream"
-    return {**block, "resource": {"mimeType": mime_type, **contents}}
-
-
-def _check_block(block: JsonObject) -> None:
+def _checked(block: JsonObject) -> JsonObject:
     """prm-05, prm-06, prm-07: invalid MIME types and URIs are not sent."""
     kind = block.get("type")
     if kind in ("image", "audio") and not _is_mime_type(block["mimeType"]):
         raise UsageError(f"the mime_type of {kind.capitalize()}Content must be a MIME type such as {kind}/...")
     if kind == "resource":
-        _check_uri(block["resource"], "a resource")
+        _with_uri(block["resource"])
     if kind == "resource_link":
-        _check_uri(block, "a ResourceLink")
+        _with_uri(block, "a ResourceLink")
+    return block
 
 
-def _check_uri(block: JsonObject, subject: str = "a resource") -> JsonObject:
+def _with_uri(block: JsonObject, subject: str = "a resource") -> JsonObject:
     if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", block["uri"]):
         raise UsageError(f"the uri of {subject} must begin with a scheme, such as file:")
     return block
+
+
+def _with_type(block: JsonObject) -> JsonObject:
+    """Add the MIME type to an embedded resource without one (prm-07)."""
+    if block.get("type") != "resource":
+        return block
+    contents = block["resource"]
+    mime_type = "text/plain" if "text" in contents else "application/octet-stream"
+    return {**block, "resource": {"mimeType": mime_type, **contents}}
 
 
 def _blob(data: bytes, uri: str, mime_type: str | None) -> JsonObject:
@@ -322,16 +306,24 @@ def _as_text(value: Json) -> str:
         raise UsageError(f"it cannot be written as JSON: {error}") from None
 
 
-def _or_bad_result(subject: str, make: Callable[..., JsonObject], *arguments: Any) -> JsonObject:
-    """Return `make(*arguments)`; raise BadResult instead of its errors."""
-    try:
-        return make(*arguments)
-    except NotInThisRevision:
-        raise  # the server made no mistake, and the client is told
-    except (UsageError, RemoteProtocolError) as error:
-        raise BadResult(f"{subject}: {error}") from error
-    except _ERRORS_OF_VALUES as error:
-        raise BadResult(f"{subject}: writing it failed with {type(error).__name__}") from error
+class _Blame:
+    """A block that writes a value of the program.  It raises BadResult, which names `subject`, for the errors of it."""
+
+    __slots__ = ("_subject",)
+
+    def __init__(self, subject: str) -> None:
+        self._subject = subject
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, NotInThisRevision):
+            return  # the server made no mistake, and the client is told
+        if isinstance(error, UsageError | RemoteProtocolError):
+            raise BadResult(f"{self._subject}: {error}") from error
+        if isinstance(error, _ERRORS_OF_VALUES):
+            raise BadResult(f"{self._subject}: writing it failed with {type(error).__name__}") from error
 
 
 # Exceptions of malformed values, such as an object that lacks one of its attributes.
@@ -419,8 +411,7 @@ _NO_DATA: tuple[Any, ...] = (ABSENT, None, types.NoneType, str, bytes, typing.No
 
 def _is_result(hint: Any) -> bool:
     """Whether it is no part of the output schema: questions are not checked, CallToolResult is checked separately."""
-    models = _models()
-    return hint is InputRequired or (models is not None and hint is models.CallToolResult)
+    return hint is InputRequired or hint is _class("CallToolResult")
 
 
 def _may_be_content(hint: Any) -> bool:
@@ -429,8 +420,7 @@ def _may_be_content(hint: Any) -> bool:
     hints = [hint]
     if (typing.get_origin(hint) or hint) in (list, tuple, Sequence):  # a list without an item type may hold any value
         hints = [each for member in typing.get_args(hint) or (Any,) for each in alternatives_of(member)]
-    content = _content()
-    models = () if content is None else (content.Model, content.UnknownContent)
+    models = (_class("Model"), _class("UnknownContent"))
     return any(each in (Any, object) or (isinstance(each, type) and issubclass(each, models)) for each in hints)
 
 
@@ -440,22 +430,18 @@ def tool_result(value: Any, output: OutputSchema | None, name: str, revision: Re
         output = None
     if type(value) is str and output is None:
         return {"content": [{"type": "text", "text": value}]}
-    return _or_bad_result(f"the result of the tool {name!r}", _tool_result, value, output, name, revision)
-
-
-def _tool_result(value: Any, output: OutputSchema | None, name: str, revision: Revision) -> JsonObject:
-    if _is_a(value, "CallToolResult"):
-        return _explicit_result(value, output, revision)
-    if output is None:
-        if value is None:
-            return {"content": []}
-        if isinstance(value, list | tuple) and any(map(_is_block, value)):
+    with _Blame(f"the result of the tool {name!r}"):
+        if isinstance(value, _class("CallToolResult")):
+            return _explicit_result(value, output, revision)
+        if output is not None:
+            structured = output(value)
+            result: JsonObject = {"content": [_text(_as_text(structured))]}  # tool-13
+            _add_structured(result, structured, output, revision)
+            return result
+        block = _class("ContentBlock")
+        if isinstance(value, list | tuple) and any(isinstance(each, block) for each in value):
             return {"content": [_item(each, name, f"/{index}", revision) for index, each in enumerate(value)]}
-        return {"content": [_item(value, name, "", revision)]}
-    structured = output(value)
-    result: JsonObject = {"content": [_text(_as_text(structured))]}  # tool-13
-    _add_structured(result, structured, output, revision)
-    return result
+        return {"content": [] if value is None else [_item(value, name, "", revision)]}
 
 
 def _add_structured(result: JsonObject, structured: Json, output: OutputSchema | None, revision: Revision) -> None:
@@ -481,7 +467,7 @@ def _explicit_result(value: Any, output: OutputSchema | None, revision: Revision
             result["content"].append(_text(_as_text(structured)))
         _add_structured(result, structured, output, revision)
     for block in result["content"]:
-        _check_block(block)
+        _checked(block)
     return result
 
 
@@ -490,7 +476,7 @@ def _item(value: Any, name: str, index: str, revision: Revision) -> JsonObject:
         from urllib.parse import quote
 
         return {"type": "resource", "resource": _blob(value, f"tool://{quote(name, safe='')}/result{index}", None)}
-    if isinstance(value, str) or _is_block(value):
+    if isinstance(value, (str, _class("ContentBlock"))):
         return _block(value, revision)
     return _text(_as_text(_as_json(value)))
 
@@ -503,9 +489,8 @@ def tool_failure(error: ToolError | str, revision: Revision) -> JsonObject:
     content = error if isinstance(error, str) else error.content
     if isinstance(content, str):
         return {"content": [_text(content)], "isError": True}
-    return _or_bad_result(
-        "ToolError", lambda: {"content": [_block(each, revision) for each in content], "isError": True}
-    )
+    with _Blame("ToolError"):
+        return {"content": [_block(each, revision) for each in content], "isError": True}
 
 
 # Prompts, resources, completions.
@@ -516,33 +501,28 @@ def prompt_result(value: Any, description: str | None, revision: Revision) -> Js
 
     Raises as `tool_result`.
     """
+    more = {} if description is None else {"description": description}
     if type(value) is str:
-        result: JsonObject = {"messages": [{"role": "user", "content": {"type": "text", "text": value}}]}
-    else:
-        result = _or_bad_result("the result of the prompt", _prompt_result, value, revision)
-        if _is_a(value, "GetPromptResult"):
-            return result
-    return result if description is None else {"description": description, **result}
-
-
-def _prompt_result(value: Any, revision: Revision) -> JsonObject:
-    if not _is_a(value, "GetPromptResult"):
-        return {
-            "messages": [_message(each, revision) for each in (value if isinstance(value, list | tuple) else [value])]
-        }
-    written = _written(value, revision)
-    return {**written, "messages": [{**each, "content": _with_type(each["content"])} for each in written["messages"]]}
+        return {**more, "messages": [{"role": "user", "content": {"type": "text", "text": value}}]}
+    with _Blame("the result of the prompt"):
+        if not isinstance(value, _class("GetPromptResult")):
+            values = value if isinstance(value, list | tuple) else [value]
+            return {**more, "messages": [_message(each, revision) for each in values]}
+        result = _written(value, revision)
+        for message in result["messages"]:
+            message["content"] = _with_type(_checked(message["content"]))
+        return result
 
 
 def _message(value: Any, revision: Revision) -> JsonObject:
-    if not _is_a(value, "PromptMessage"):
-        if isinstance(value, str) or _is_block(value):
+    if not isinstance(value, _class("PromptMessage")):
+        if isinstance(value, (str, _class("ContentBlock"))):
             return {"role": "user", "content": _block(value, revision)}
         raise UsageError(f"{type(value).__name__} is not a message; return text, content or PromptMessage")
     if value.role not in ("user", "assistant"):  # prm-17
         raise UsageError("the role of a message must be user or assistant")
     written = _written(value, revision)
-    return {**written, "content": _with_type(written["content"])}
+    return {**written, "content": _with_type(_checked(written["content"]))}
 
 
 def resource_result(value: Any, uri: str, mime_type: str | None, revision: Revision) -> JsonObject:
@@ -552,34 +532,27 @@ def resource_result(value: Any, uri: str, mime_type: str | None, revision: Revis
     """
     if type(value) is str:
         return {"contents": [{"uri": uri, "mimeType": mime_type or "text/plain", "text": value}]}
-    return _or_bad_result(f"the result of the resource {shown(uri)}", _resource_result, value, uri, mime_type, revision)
-
-
-def _resource_result(value: Any, uri: str, mime_type: str | None, revision: Revision) -> JsonObject:
-    if value is None:
-        raise UsageError("it is None; raise ResourceNotFound if there is no such resource")
-    if _is_a(value, "ReadResourceResult"):
-        if not value.contents:  # res-09
-            raise UsageError("it has no contents; raise ResourceNotFound if there is no such resource")
-        result = _written(value, revision)
-        return {**result, "contents": [_check_uri(each) for each in result["contents"]]}
-    if isinstance(value, bytes):
-        return {"contents": [_blob(value, uri, mime_type)]}  # res-12
-    if _is_contents(value):
-        return {"contents": [_check_uri(_written(value, revision))]}
-    if isinstance(value, list | tuple) and any(map(_is_contents, value)):
-        if not all(map(_is_contents, value)):
-            raise UsageError("it mixes contents with other values; return a list of contents only")
-        return {"contents": [_check_uri(_written(each, revision)) for each in value]}
-    if isinstance(value, str):
-        text, default = _text(value)["text"], "text/plain"
-    else:
-        text, default = _as_text(_as_json(value)), "application/json"
-    return {"contents": [{"uri": uri, "mimeType": mime_type or default, "text": text}]}
-
-
-def _is_contents(value: object) -> bool:
-    return _is_model(value) and isinstance(value, _content().ResourceContents)
+    with _Blame(f"the result of the resource {shown(uri)}"):
+        if value is None:
+            raise UsageError("it is None; raise ResourceNotFound if there is no such resource")
+        if isinstance(value, _class("ReadResourceResult")):
+            if not value.contents:  # res-09
+                raise UsageError("it has no contents; raise ResourceNotFound if there is no such resource")
+            result = _written(value, revision)
+            return {**result, "contents": [_with_uri(each) for each in result["contents"]]}
+        if isinstance(value, bytes):
+            return {"contents": [_blob(value, uri, mime_type)]}  # res-12
+        kind = _class("ResourceContents")
+        values = value if isinstance(value, list | tuple) else [value]
+        if any(isinstance(each, kind) for each in values):
+            if not all(isinstance(each, kind) for each in values):
+                raise UsageError("it mixes contents with other values; return a list of contents only")
+            return {"contents": [_with_uri(_written(each, revision)) for each in values]}
+        if isinstance(value, str):
+            text, default = str.__str__(value), "text/plain"
+        else:
+            text, default = _as_text(_as_json(value)), "application/json"
+        return {"contents": [{"uri": uri, "mimeType": mime_type or default, "text": text}]}
 
 
 _COMPLETIONS = 100
@@ -587,14 +560,14 @@ _COMPLETIONS = 100
 
 def completion_result(value: Any) -> JsonObject:
     """Make a result from a list of strings, best first, or `Completion`.  Raises `BadResult`."""
-    return _or_bad_result("the result of a completion", _completion_result, value)
-
-
-def _completion_result(value: Any) -> JsonObject:
-    if _is_a(value, "Completion"):
-        return {"completion": _written(value, LATEST)}
-    if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(each, str) for each in value):
-        raise UsageError(f"it must be a list of strings or a Completion, got {type(value).__name__}")
-    # cmpl-01: the order is kept.  cmpl-07: "must not exceed 100 items".
-    first = [str.__str__(each) for each in list(value)[:_COMPLETIONS]]
-    return {"completion": {"values": first, "total": len(value), "hasMore": len(value) > _COMPLETIONS}}
+    with _Blame("the result of a completion"):
+        if isinstance(value, _class("Completion")):
+            return {"completion": _written(value, LATEST)}
+        texts = (
+            isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(each, str) for each in value)
+        )
+        if not texts:
+            raise UsageError(f"it must be a list of strings or a Completion, got {type(value).__name__}")
+        # cmpl-01: the order is kept.  cmpl-07: "must not exceed 100 items".
+        first = [str.__str__(each) for each in list(value)[:_COMPLETIONS]]
+        return {"completion": {"values": first, "total": len(value), "hasMore": len(value) > _COMPLETIONS}}
