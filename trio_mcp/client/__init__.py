@@ -28,7 +28,7 @@ else:
             "client": "Client ToolCall _ToolCallBlock connect_client open_client",
             "connecting": "Connector SessionOptions Startup Target connector_for",
             "connection": "ClientConnection",
-            "http": "ACKNOWLEDGE_TIMEOUT ENDPOINT HttpLink MAX_RETRY_AFTER NeedsSse PostTransport SseLink",
+            "http": "ACKNOWLEDGE_TIMEOUT ENDPOINT HttpLink MAX_RETRY_AFTER NeedsSse SseLink",
             "options": (
                 "ANSWERING ClientOptions RequestOptions check_client_options check_request_options copy_mapping "
                 "fields_of"

@@ -1,8 +1,8 @@
 """Sessions over HTTP: one POST for each message, and how the messages of the server are received.
 
-`PostTransport` sends the messages, for both transports.  The task that waits for an answer also sends its request and
-reads the reply.  Other messages have tasks of their own: those without a waiting task, and requests whose caller may be
-busy with progress reports.  `core.http.client_rules` decides the meaning of a reply; this file acts on it:
+The task that waits for an answer also sends its request and reads the reply.  Other messages have tasks of their own:
+those without a waiting task, and requests whose caller may be busy with progress reports.  `core.http.client_rules`
+decides the meaning of a reply; this file acts on it:
 
 | Verdict | Action |
 |---|---|
@@ -106,7 +106,7 @@ from trio_mcp.transport.http_pool import HttpPool, HttpReply, ReplyBroken
 if TYPE_CHECKING:
     from trio_mcp.oauth.client import Credentials, TokenSource
 
-__all__ = ["ACKNOWLEDGE_TIMEOUT", "ENDPOINT", "MAX_RETRY_AFTER", "HttpLink", "NeedsSse", "PostTransport", "SseLink"]
+__all__ = ["ACKNOWLEDGE_TIMEOUT", "ENDPOINT", "MAX_RETRY_AFTER", "HttpLink", "NeedsSse", "SseLink"]
 
 MAX_RETRY_AFTER = 60.0
 """The longest Retry-After in seconds that is waited for.  If it is longer, the request fails at once, and the error has
@@ -171,8 +171,26 @@ class _InFlight:
     answered: bool = False  # the answer came on another stream
 
 
-class PostTransport(Transport):
-    """The common base class of both HTTP transports.
+@attrs.define(eq=False, repr=False)
+class _ResumedStream:
+    """An event stream, over all its connections."""
+
+    exchange: rules.Exchange  # the POST that it answers, or the GET for messages outside of requests
+    resumption: rules.StreamResumption
+    flight: _InFlight | None = None  # the request that it answers
+    requested: trio.Event = attrs.field(factory=trio.Event)  # set when the first attempt to open it has ended
+    opened: bool = False
+    attempts: int = 0  # number of connections by GET
+    seconds_open: float = 0  # duration of the last connection
+    done: bool = False  # its answer has come
+    reader: EventReader = attrs.field(init=False)  # of the last connection
+    keep_alives: rules.KeepAlives = attrs.field(factory=rules.KeepAlives)  # of the last connection
+    until: float = 0  # latest time to read it, after its call was cancelled
+    error: McpError | None = None  # the error of the last connection, if it broke
+
+
+class HttpLink(Transport):
+    """A session over Streamable HTTP, in both eras, as a `Transport`.
 
     Its tasks run in `nursery`, which must outlast the session.  `headers` returns the headers of the program for each
     request; `mirrors` returns the arguments of a tool that are sent in headers, too.
@@ -344,7 +362,28 @@ class PostTransport(Transport):
 
     async def _converse(self, exchange: rules.Exchange, flight: _InFlight) -> rules.ReplyVerdict | None:
         """Send a message and return its verdict, or None if the verdict was handled already."""
-        return await self._send(exchange)
+        stream: _ResumedStream | None = None
+
+        async def on_stream(exchange: rules.Exchange, reply: HttpReply) -> None:
+            nonlocal stream
+            stream = _ResumedStream(exchange, rules.StreamResumption(exchange.revision), flight)
+            flight.streaming = True
+            self._changed.unpark_all()
+            await self._read_connection(stream, reply)
+
+        verdict = await self._send(exchange, on_stream)
+        if stream is None:
+            return verdict
+        if not stream.done:
+            verdict = await self._resume(stream, stream.resumption.ended(stream.seconds_open))
+        if stream.done:
+            return None
+        if isinstance(verdict, rules.SessionGone):
+            self._handle_session_gone(None)  # without the id of this request, because it may have run
+            return None
+        if isinstance(verdict, rules.ReplyLost) and stream.error is not None:
+            raise NoResponse(f"{_name_of(exchange.message)} has no answer: {verdict.why}") from stream.error
+        return verdict
 
     def _exchange(self, message: Message | None, method: str = "POST", url: str | None = None) -> rules.Exchange:
         assert self._target is not None
@@ -655,27 +694,7 @@ class PostTransport(Transport):
                 await self._send(delete)
         await trio.lowlevel.checkpoint()
 
-
-@attrs.define(eq=False, repr=False)
-class _ResumedStream:
-    """An event stream, over all its connections."""
-
-    exchange: rules.Exchange  # the POST that it answers, or the GET for messages outside of requests
-    resumption: rules.StreamResumption
-    flight: _InFlight | None = None  # the request that it answers
-    requested: trio.Event = attrs.field(factory=trio.Event)  # set when the first attempt to open it has ended
-    opened: bool = False
-    attempts: int = 0  # number of connections by GET
-    seconds_open: float = 0  # duration of the last connection
-    done: bool = False  # its answer has come
-    reader: EventReader = attrs.field(init=False)  # of the last connection
-    keep_alives: rules.KeepAlives = attrs.field(factory=rules.KeepAlives)  # of the last connection
-    until: float = 0  # latest time to read it, after its call was cancelled
-    error: McpError | None = None  # the error of the last connection, if it broke
-
-
-class HttpLink(PostTransport):
-    """A session over Streamable HTTP, in both eras, as a `Transport`."""
+    # Receiving messages of the server
 
     async def run_event_stream(self, ready: trio.Event | None = None) -> None:
         """Receive the messages outside of requests, until the server has no stream for them or the session ends.
@@ -710,30 +729,6 @@ class HttpLink(PostTransport):
                 self._caller.missed(for_good=True)
         finally:
             ready.set()
-
-    async def _converse(self, exchange: rules.Exchange, flight: _InFlight) -> rules.ReplyVerdict | None:
-        stream: _ResumedStream | None = None
-
-        async def on_stream(exchange: rules.Exchange, reply: HttpReply) -> None:
-            nonlocal stream
-            stream = _ResumedStream(exchange, rules.StreamResumption(exchange.revision), flight)
-            flight.streaming = True
-            self._changed.unpark_all()
-            await self._read_connection(stream, reply)
-
-        verdict = await self._send(exchange, on_stream)
-        if stream is None:
-            return verdict
-        if not stream.done:
-            verdict = await self._resume(stream, stream.resumption.ended(stream.seconds_open))
-        if stream.done:
-            return None
-        if isinstance(verdict, rules.SessionGone):
-            self._handle_session_gone(None)  # without the id of this request, because it may have run
-            return None
-        if isinstance(verdict, rules.ReplyLost) and stream.error is not None:
-            raise NoResponse(f"{_name_of(exchange.message)} has no answer: {verdict.why}") from stream.error
-        return verdict
 
     async def _resume(self, stream: _ResumedStream, plan: rules.Reconnect | rules.ReplyLost) -> rules.ReplyVerdict:
         """rules.Reconnect the stream until its answer has come, or until it cannot be resumed."""
@@ -859,7 +854,7 @@ class HttpLink(PostTransport):
         self._caller.receive(message, trio.current_time(), about=about)
 
 
-class SseLink(PostTransport):
+class SseLink(HttpLink):
     """A session over HTTP+SSE (2024-11-05), as a `Transport`: messages are sent by POST and received on one stream.
 
     Its session is one of `LinkKind.DUPLEX`: when the stream ends, all requests are lost, and they may have run.
@@ -880,7 +875,7 @@ class SseLink(PostTransport):
         with self._running() as scope:
             try:
                 get = rules.Exchange(self._url, LEGACY[0], method="GET", sse=True)
-                verdict = await self._send(get, partial(self._read_connection, scope, task_status), opening=scope)
+                verdict = await self._send(get, partial(self._read_session, scope, task_status), opening=scope)
             except McpError as error:
                 if self._target is None:
                     raise
@@ -904,7 +899,7 @@ class SseLink(PostTransport):
         ended.__cause__ = cause
         self._close(ended)
 
-    async def _read_connection(
+    async def _read_session(
         self,
         scope: trio.CancelScope,
         task_status: trio.TaskStatus[None],
