@@ -250,17 +250,16 @@ async def linked(
     with unwrapped():
         async with trio.open_nursery() as nursery, HttpPool(limits=limits, connect=dial, environ={}) as pool:
             session = ClientProtocol(offer, link=LinkKind.DUPLEX if sse else LinkKind.SESSION, limits=limits)
-            caller = ClientSession(session, talk, nursery=nursery)
             link: Any
             if sse:
-                link = SseLink(caller, pool, url, nursery=nursery, headers=headers)
+                link = SseLink(session, talk, pool, url, nursery=nursery, headers=headers)
             else:
-                link = HttpLink(caller, pool, url, nursery=nursery, headers=headers, mirrors=mirrors)
+                link = HttpLink(session, talk, pool, url, nursery=nursery, headers=headers, mirrors=mirrors)
             if opens:
                 if sse:
                     await nursery.start(link.run)
-                await caller.open()
-            yield Bench(caller, link, talk, nursery)
+                await link.open()
+            yield Bench(link, link, talk, nursery)
             await link.aclose()
             await trio.testing.wait_all_tasks_blocked()
             left = {task.name for task in nursery.child_tasks}

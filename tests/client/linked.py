@@ -105,12 +105,12 @@ async def connect(
     """Open a session in this revision; it is carried in the nursery until the stream ends."""
     limits = limits or Limits()
     offer = Offer(INFO, CAPABILITIES[revision] if capabilities is None else capabilities, (REVISIONS[revision],))
-    caller = ClientSession(ClientProtocol(offer, limits=limits), talk, nursery=nursery)
-    carrier, ended = StreamLink(caller, stream, Lines(limits), nursery=nursery), trio.Event()
+    caller = StreamLink(ClientProtocol(offer, limits=limits), talk, stream, Lines(limits), nursery=nursery)
+    ended = trio.Event()
 
     async def carry() -> None:
         try:
-            await carrier.run()
+            await caller.run()
         finally:
             ended.set()
 

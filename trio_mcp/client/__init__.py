@@ -35,7 +35,7 @@ else:
             ),
             "session": (
                 "ClientSession HandshakeError HeadersRefused NoResponse OnProgress Progress Reports "
-                "ServerMessageHandler SessionLost StreamLink Timer Transport Unauthorized failure_of request_error "
+                "ServerMessageHandler SessionLost StreamLink Timer Unauthorized failure_of request_error "
                 "too_many_questions"
             ),
             "subscriptions": "Subscription SubscriptionManager SubscriptionUnsupported",

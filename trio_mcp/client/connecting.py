@@ -225,14 +225,15 @@ async def _run_stream(
     unread: Callable[[], bool] | None = None,
 ) -> None:
     async with open_nursery() as nursery:
-        caller = ClientSession(ClientProtocol(options.offer, limits=options.limits), options.handler, nursery=nursery)
-        tap = options.given.get("tap")
-        explain = None if startup is None else startup.explain
-        link = StreamLink(caller, stream, framing, nursery=nursery, tap=tap, explain=explain, received=received)
+        link = StreamLink(
+            ClientProtocol(options.offer, limits=options.limits), options.handler, stream, framing,
+            nursery=nursery, tap=options.given.get("tap"), received=received,
+            explain=None if startup is None else startup.explain,
+        )  # fmt: skip
         link_ended = trio.Event()
         within, begin = OPENING, None
         if startup is not None:
-            nursery.start_soon(startup.guard, caller, name="timeout for the first message of the server")
+            nursery.start_soon(startup.guard, link, name="timeout for the first message of the server")
             begin = startup.opened
             if (longest := startup.longest) >= OPENING:
                 within += longest  # leaves time for the answer after the first message
@@ -243,7 +244,7 @@ async def _run_stream(
 
         nursery.start_soon(run_link, name="the connection to the server")
         probe = options.given.get("probe", PROBE)
-        await _run_session(options, caller, status, probe=probe, within=within, unread=unread, begin=begin)
+        await _run_session(options, link, status, probe=probe, within=within, unread=unread, begin=begin)
         with trio.move_on_after(CLOSING):
             await link.end()
             await link_ended.wait()
@@ -483,14 +484,13 @@ async def _run_http(
 
     async with open_nursery() as nursery:
         session = ClientProtocol(options.offer, link=LinkKind.SESSION, limits=options.limits)
-        caller = ClientSession(session, options.handler, nursery=nursery)
         link = HttpLink(
-            caller, pool, url,
+            session, options.handler, pool, url,
             nursery=nursery, headers=options.headers, mirrors=options.mirrors, authorization=options.tokens,
         )  # fmt: skip
 
         async def begin() -> None:
-            revision = caller.terms.revision
+            revision = link.terms.revision
             if remember:
                 _remember(url, False if revision.handshake else None)
             if revision.handshake:
@@ -501,7 +501,7 @@ async def _run_http(
                         await stream_ready.wait()
 
         try:
-            await _run_session(options, caller, status, begin=begin)
+            await _run_session(options, link, status, begin=begin)
         finally:
             await link.aclose()  # also if this task is cancelled: otherwise the server keeps the session (http-59)
 
@@ -513,8 +513,11 @@ async def _run_sse(
 
     by_sse = "HTTP+SSE at the same URL"
     async with open_nursery() as nursery:
-        caller = ClientSession(ClientProtocol(options.offer, limits=options.limits), options.handler, nursery=nursery)
-        link = SseLink(caller, pool, url, nursery=nursery, headers=options.headers, authorization=options.tokens)
+        session = ClientProtocol(options.offer, limits=options.limits)
+        link = SseLink(
+            session, options.handler, pool, url,
+            nursery=nursery, headers=options.headers, authorization=options.tokens,
+        )  # fmt: skip
         try:
             await nursery.start(link.run)
         except (NoResponse, RemoteProtocolError) as error:
@@ -527,7 +530,7 @@ async def _run_sse(
             if remember:
                 _remember(url, True)
 
-        await _run_session(options, caller, status, begin=begin)
+        await _run_session(options, link, status, begin=begin)
         await link.aclose()
 
 

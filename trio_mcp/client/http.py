@@ -58,8 +58,8 @@ from trio_mcp.client.session import (
     ClientSession,
     HeadersRefused,
     NoResponse,
+    ServerMessageHandler,
     SessionLost,
-    Transport,
     Unauthorized,
     request_error,
 )
@@ -98,7 +98,7 @@ from trio_mcp.core.messages import (
     encode,
 )
 from trio_mcp.core.oauth.errors import AuthorizationFailed
-from trio_mcp.core.opening import Phase
+from trio_mcp.core.opening import ClientProtocol, Phase
 from trio_mcp.core.revisions import LEGACY, META_VERSION, REVISIONS, Revision
 from trio_mcp.core.shares import weight
 from trio_mcp.transport.http_pool import HttpPool, HttpReply, ReplyBroken
@@ -189,8 +189,8 @@ class _ResumedStream:
     error: McpError | None = None  # the error of the last connection, if it broke
 
 
-class HttpLink(Transport):
-    """A session over Streamable HTTP, in both eras, as a `Transport`.
+class HttpLink(ClientSession):
+    """A session over Streamable HTTP, in both eras.
 
     Its tasks run in `nursery`, which must outlast the session.  `headers` returns the headers of the program for each
     request; `mirrors` returns the arguments of a tool that are sent in headers, too.
@@ -201,7 +201,8 @@ class HttpLink(Transport):
 
     def __init__(
         self,
-        caller: ClientSession,
+        session: ClientProtocol,
+        handler: ServerMessageHandler,
         pool: HttpPool,
         url: str,
         *,
@@ -210,12 +211,10 @@ class HttpLink(Transport):
         mirrors: Callable[[str], Sequence[Mirror]] = lambda tool: (),
         authorization: TokenSource | None = None,
     ) -> None:
-        self._caller = caller
-        self._session = caller.session
-        self._limits = caller.session.limits
+        super().__init__(session, handler, nursery=nursery)
+        self._limits = session.limits
         self._pool = pool
         self._url = url
-        self._nursery = nursery
         self._headers = headers
         self._mirrors = mirrors
         self._authorization = authorization
@@ -237,7 +236,6 @@ class HttpLink(Transport):
         self._changed = trio.lowlevel.ParkingLot()  # woken when a stream begins or a message is done
         self._closed = False
         self._session_gone = False  # the server has forgotten the session
-        caller.attach(self)
 
     # Transport
 
@@ -259,11 +257,11 @@ class HttpLink(Transport):
         """Return the messages that can be sent now."""
         if self._target is None or self._closed:
             return []
-        if self._session.opened and not self._revision.handshake:
+        if self.session.opened and not self._revision.handshake:
             self._handshake_done.set()
         # cancel-01: only requests "believed to be still in-progress" are cancelled.
         messages: list[Message] = [
-            each for each, _ in self._session.outgoing() if _cancelled_id(each) not in self._never_sent
+            each for each, _ in self.session.outgoing() if _cancelled_id(each) not in self._never_sent
         ]
         self._never_sent.clear()  # their notifications are queued before `request_abandoned`
         return messages
@@ -292,7 +290,7 @@ class HttpLink(Transport):
         """Return the state for sending a message, or None if it cannot be sent any more."""
         if self._session_gone:
             if isinstance(message, Request):
-                self._caller.fail(message.id, SessionLost(False))
+                self.fail(message.id, SessionLost(False))
             return None
         flight = _InFlight()
         if isinstance(message, Request):
@@ -393,14 +391,14 @@ class HttpLink(Transport):
             message,
             method,
             session=self._session_id,
-            speaks=self._session.offer.revisions,
-            probing=self._session.terms is None and not self._sse,
+            speaks=self.session.offer.revisions,
+            probing=self.session.terms is None and not self._sse,
             sse=self._sse,
         )
 
     @property
     def _revision(self) -> Revision:
-        terms = self._session.terms
+        terms = self.session.terms
         revision = self._proposed_revision if terms is None else terms.revision
         assert revision is not None  # the first message proposes a revision
         return revision
@@ -540,7 +538,7 @@ class HttpLink(Transport):
         mirrors: Sequence[Mirror] = ()
         given: Fields = ()
         if isinstance(message, Request):
-            given = self._caller.headers_of(message.id)
+            given = self._pending[message.id].headers if message.id in self._pending else ()
             if message.method == "tools/call":
                 mirrors = self._mirrors(str(message.params.get("name")))
         protocol = rules.request_headers(exchange, mirrors=mirrors, last_event_id=after)
@@ -602,15 +600,20 @@ class HttpLink(Transport):
 
     # Outcomes
 
+    def _deliver(self, message: Message, about: Id | None) -> None:
+        self.receive(message, trio.current_time(), about)
+        if self.session.queued:
+            self.wake()
+
     def _handle_verdict(self, message: Message | None, verdict: rules.ReplyVerdict) -> None:
         id = message.id if isinstance(message, Request) else None
         if id is not None and self._in_flight.pop(id, None) is None:
             return  # no task waits for it any more
         match verdict:
             case rules.AnswerReceived(answer) | rules.TryVersion(_, answer):
-                self._caller.receive(answer, trio.current_time(), about=id)
+                self._deliver(answer, id)
             case rules.TryInitialize(why):
-                self._caller.fall_back(why)
+                self.fall_back(why)
             case rules.SessionGone():
                 self._handle_session_gone(id)
             case rules.Challenged(status, challenge):
@@ -638,11 +641,11 @@ class HttpLink(Transport):
     def _report_failure(self, message: Message | None, error: McpError) -> None:
         if not isinstance(message, Request):
             # The program may want to report it: the server may be waiting for this message.
-            self._caller.mistake(f"{_name_of(message)} did not reach the server: {error}")
-        elif self._session.terms is not None:
-            self._caller.fail(message.id, error)
-        elif self._session.phase is Phase.PROBING and isinstance(error, RemoteProtocolError):
-            self._caller.fall_back(str(error))  # a modern server does not answer the probe like this
+            self.mistake(f"{_name_of(message)} did not reach the server: {error}")
+        elif self.session.terms is not None:
+            self.fail(message.id, error)
+        elif self.session.phase is Phase.PROBING and isinstance(error, RemoteProtocolError):
+            self.fall_back(str(error))  # a modern server does not answer the probe like this
         else:
             self._close(error)
 
@@ -654,11 +657,11 @@ class HttpLink(Transport):
         """
         first, self._session_gone, self._session_id = not self._session_gone, True, None
         if id is not None:
-            self._caller.fail(id, SessionLost(False))
+            self.fail(id, SessionLost(False))
         for other, flight in list(self._in_flight.items()):
             if not flight.sent:
                 self.request_abandoned(other)
-                self._caller.fail(other, SessionLost(False))
+                self.fail(other, SessionLost(False))
         if all(each.streaming for each in self._in_flight.values()):
             self._close(SessionLost(True))
         elif first:
@@ -677,7 +680,7 @@ class HttpLink(Transport):
         self._in_flight.clear()
         self._answers.clear()
         self._answers_room.unpark_all()
-        self._caller.connection_lost(failure)
+        self.lose(failure)
         for scope in list(self._scopes):
             scope.cancel(reason="the session is over")
 
@@ -721,12 +724,12 @@ class HttpLink(Transport):
                     # A 404 to the first GET may only mean that the server has no event stream; a POST shows if the
                     # session is gone.
                     with suppress(McpError):
-                        await self._caller.request("ping")
+                        await self.request("ping")
                     if self._session_gone:
                         return
                 elif not isinstance(verdict, rules.NoStream):
-                    self._caller.mistake(f"the event stream of the session is lost: {getattr(verdict, 'why', '')}")
-                self._caller.missed(for_good=True)
+                    self.mistake(f"the event stream of the session is lost: {getattr(verdict, 'why', '')}")
+                self.missed(for_good=True)
         finally:
             ready.set()
 
@@ -736,7 +739,7 @@ class HttpLink(Transport):
         async def on_stream(exchange: rules.Exchange, reply: HttpReply) -> None:
             scope.deadline = math.inf
             if stream.attempts > 1 and not stream.resumption.last_event_id:
-                self._caller.missed(for_good=False)  # the server has stored no messages since the last connection
+                self.missed(for_good=False)  # the server has stored no messages since the last connection
             await self._read_connection(stream, reply)
 
         while isinstance(plan, rules.Reconnect):
@@ -784,7 +787,7 @@ class HttpLink(Transport):
             stream.error = error
         except trio.Cancelled:
             abandoned = stream.flight is not None and not stream.flight.answered
-            if abandoned and self._session.opened and self._revision.handshake and not self._closed:
+            if abandoned and self.session.opened and self._revision.handshake and not self._closed:
                 name = "the stream of a cancelled call"
                 self._nursery.start_soon(self._read_rest, reply.leave(), stream, name=name)
             raise
@@ -798,7 +801,7 @@ class HttpLink(Transport):
             stream.resumption.received(stream.reader, events)
             for event in events:
                 if not stream.done:
-                    self._handle_event(stream, event)
+                    self._handle_sse_event(stream, event)
 
     async def _read_rest(self, reply: HttpReply, stream: _ResumedStream | None = None) -> None:
         """Read a reply to its end after its request is over.
@@ -821,12 +824,12 @@ class HttpLink(Transport):
                 finally:
                     self._abandoned_streams.pop(stream, None)
 
-    def _handle_event(self, stream: _ResumedStream, event: SseEvent | Oversized) -> None:
+    def _handle_sse_event(self, stream: _ResumedStream, event: SseEvent | Oversized) -> None:
         exchange = stream.exchange
         if isinstance(event, Oversized):
             why = f"an event was longer than {event.limit} bytes (Limits.message_bytes)"
             if exchange.message is None:
-                self._caller.mistake(f"{why}; skipped")
+                self.mistake(f"{why}; skipped")
             else:  # It is probably the answer; otherwise the caller might wait forever.
                 stream.done = True
                 self._handle_verdict(exchange.message, rules.ReplyLost(why))
@@ -851,11 +854,11 @@ class HttpLink(Transport):
                 self._abandoned_streams[stream] = scope = self._abandoned_streams.pop(stream)
                 scope.deadline = min(trio.current_time() + _ABANDONED_SILENT, stream.until)
         self.message_size = weight(event.data, self._limits.values, message)
-        self._caller.receive(message, trio.current_time(), about=about)
+        self._deliver(message, about)
 
 
 class SseLink(HttpLink):
-    """A session over HTTP+SSE (2024-11-05), as a `Transport`: messages are sent by POST and received on one stream.
+    """A session over HTTP+SSE (2024-11-05), messages are sent by POST and received on one stream.
 
     Its session is one of `LinkKind.DUPLEX`: when the stream ends, all requests are lost, and they may have run.
     """
@@ -894,7 +897,7 @@ class SseLink(HttpLink):
             raise NoResponse(f"there is no event stream at this URL: {why}", status=getattr(verdict, "status", None))
         how = "the server ended the event stream of the session"
         ended = SessionClosed(how if cause is None else f"the event stream of the session broke: {cause}")
-        if self._session.terms is not None:
+        if self.session.terms is not None:
             ended = SessionLost(True, str(ended))  # a new session can be opened
         ended.__cause__ = cause
         self._close(ended)
@@ -924,7 +927,7 @@ class SseLink(HttpLink):
                 elif event.event == "message" and event.data:
                     message = decode(event.data, self._limits)
                     self.message_size = weight(event.data, self._limits.values, message)
-                    self._caller.receive(message, trio.current_time())
+                    self._deliver(message, None)
 
 
 def _name_of(message: Message | None) -> str:

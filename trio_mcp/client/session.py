@@ -1,7 +1,8 @@
 """One session with a server, over any transport: the requests to the server, and the requests of the server.
 
-`ClientSession` connects the session, which has no I/O, with the tasks of the program.  Messages come in through
-`receive`.  Messages to send wait in the session until the `Transport` takes them out.  A task that calls `request`
+`ClientSession` connects the session protocol, which has no I/O, with the tasks of the program.  A subclass carries the
+messages over one kind of transport.  Messages come in through `receive`.  Messages to send wait in `session` until
+the subclass takes them out.  A task that calls `request`
 waits there, and all work for its call runs in this task: progress reports, the result, and errors.  So the cancel scope
 of the task is the timeout of the call, and an exception of a callback reaches the program that gave the callback.
 
@@ -59,7 +60,7 @@ from trio_mcp.core.requests import (
     SubscriptionEnded,
 )
 from trio_mcp.core.revisions import Role, Terms
-from trio_mcp.core.session import Call, Notice, Opened, SessionProtocol
+from trio_mcp.core.session import Call, Notice, Opened
 from trio_mcp.transport.wire import Duplex, Framing, Tap
 
 __all__ = [
@@ -74,7 +75,6 @@ __all__ = [
     "SessionLost",
     "StreamLink",
     "Timer",
-    "Transport",
     "Unauthorized",
     "failure_of",
     "request_error",
@@ -184,41 +184,6 @@ def too_many_questions(limits: Limits) -> RequestError:
         f"the client answers {limits.questions} questions at once (Limits.questions), and "
         f"{limits.questions_waiting} more wait already (Limits.questions_waiting); ask again later",
     )
-
-
-class Transport:
-    """Carries the messages of one session."""
-
-    def wake(self) -> None:
-        """Called when the session has a message to send."""
-        raise NotImplementedError
-
-    def send_request(self, id: Id) -> Awaitable[None] | None:
-        """Send messages like `wake`.  May return an awaitable for the caller's task, which sends this request and gets
-        its answer.
-        """
-        self.wake()
-        return None
-
-    def request_done(self, id: Id) -> None:
-        """Called when this request has its outcome, on any path."""
-
-    def request_abandoned(self, id: Id) -> None:
-        """Called when no task waits for this request any more.  The notification for the server is already queued."""
-
-    def abort(self, why: str) -> None:
-        """Close the connection, because the server does not respond."""
-        raise NotImplementedError
-
-    @property
-    def last_data_at(self) -> float:
-        """The time of the last bytes on a stream that carries all messages; -inf where each answer has its own."""
-        return -math.inf
-
-    @property
-    def message_size(self) -> int:
-        """The memory for the message that is being received, in bytes."""
-        return 0
 
 
 class ServerMessageHandler(Protocol):
@@ -349,13 +314,11 @@ class _PendingRequest:
 
 
 class ClientSession:
-    """One session with a server; see the head of this file.
+    """One session with a server; see the head of this file.  A subclass carries its messages.
 
-    Requests of the server are answered in tasks of `nursery`, which must outlast the connection.  The transport
-    attaches itself with `attach`.
+    Requests of the server are answered in tasks of `nursery`, which must outlast the connection.
     """
 
-    _transport: Transport
     negotiation: Negotiation
     """How the session was opened, with earlier attempts."""
 
@@ -386,19 +349,43 @@ class ClientSession:
         assert self.session.terms is not None
         return self.session.terms
 
+    # The transport
+
+    def wake(self) -> None:
+        """Called when the session has a message to send."""
+        raise NotImplementedError
+
+    def send_request(self, id: Id) -> Awaitable[None] | None:
+        """Send messages like `wake`.  May return an awaitable for the caller's task, which sends this request and gets
+        its answer.
+        """
+        self.wake()
+        return None
+
+    def request_done(self, id: Id) -> None:
+        """Called when this request has its outcome, on any path."""
+
+    def request_abandoned(self, id: Id) -> None:
+        """Called when no task waits for this request any more.  The notification for the server is already queued."""
+
+    def abort(self, why: str) -> None:
+        """Close the connection, because the server does not respond."""
+        raise NotImplementedError
+
+    @property
+    def last_data_at(self) -> float:
+        """The time of the last bytes on a stream that carries all messages; -inf where each answer has its own."""
+        return -math.inf
+
+    @property
+    def message_size(self) -> int:
+        """The memory for the message that is being received, in bytes."""
+        raise NotImplementedError
+
     # Called by the transport
 
-    def attach(self, transport: Transport) -> None:
-        self._transport = transport
-
-    def receive(self, message: Message, now: float, *, about: Id | None = None) -> None:
-        """Process a message.  `about` is the request in whose HTTP response it came, if there is one."""
-        self.process(message, now, about)
-        if self.session.queued:
-            self._transport.wake()
-
-    def process(self, message: Message, now: float, about: Id | None = None) -> None:
-        """Process a message like `receive`, but do not wake the transport."""
+    def receive(self, message: Message, now: float, about: Id | None = None) -> None:
+        """Process a message; then wake the transport.  `about` is the request in whose HTTP response it came."""
         self.last_message_at = now
         if self._cancelled:
             for each in message.items if isinstance(message, Batch) else (message,):
@@ -410,8 +397,8 @@ class ClientSession:
             else:
                 self._handle_event(event, None)
 
-    def connection_lost(self, failure: McpError) -> None:
-        """End all calls with this error; later calls raise it, too."""
+    def lose(self, failure: McpError) -> None:
+        """End all calls with this error, because the connection is lost; later calls raise it, too."""
         if self.failure is None:
             self.failure = failure
             self.closed.set()
@@ -431,17 +418,12 @@ class ClientSession:
         """Report a harmless violation of the protocol by the server."""
         self._handler.mistake(why)
 
-    def headers_of(self, id: Id) -> Fields:
-        """Return the headers that the program gave for this request."""
-        pending = self._pending.get(id)
-        return () if pending is None else pending.headers
-
     def handle_events(self, events: Iterable[Event], failure: McpError | None = None) -> None:
         """Handle events of the session, and wake the transport.  `failure`: the error of requests that end by them."""
         for event in events:
             self._handle_event(event, failure)
         if self.session.queued:
-            self._transport.wake()
+            self.wake()
 
     def _handle_event(self, event: Event, failure: McpError | None) -> None:
         if isinstance(event, Outcome):
@@ -472,7 +454,7 @@ class ClientSession:
         if pending.timer is not None:
             pending.timer.answered()
         pending.wake()
-        self._transport.request_done(outcome.id)
+        self.request_done(outcome.id)
 
     def _add_report(self, report: ProgressReported) -> None:
         pending = self._pending.get(report.id)
@@ -507,7 +489,7 @@ class ClientSession:
         self.session.open(
             probe_until=None if probe is None else now + probe, deadline=None if within is None else now + within
         )
-        self._transport.wake()
+        self.wake()
         warn_at = now + _SILENCE
         while not self._opening_done.is_set():
             deadline = self.session.next_deadline()
@@ -567,8 +549,8 @@ class ClientSession:
         try:
             if on_progress is not None:
                 # This task cannot read the response, because it may be busy with a progress report.
-                self._transport.wake()
-            elif (sending := self._transport.send_request(id)) is not None:
+                self.wake()
+            elif (sending := self.send_request(id)) is not None:
                 await sending
             while pending.outcome is None or pending.reports:
                 if pending.reports:
@@ -625,10 +607,10 @@ class ClientSession:
                 except McpError as error:
                     _log.warning("a ping has failed: %s", error)
                     await self.closed.wait()  # until it is closed, or another message has come
-            if waiting.cancelled_caught and max(self.last_message_at, self._transport.last_data_at) <= pinged_at:
+            if waiting.cancelled_caught and max(self.last_message_at, self.last_data_at) <= pinged_at:
                 why = f"the server did not answer a ping within {seconds:g} seconds (ping_seconds)"
                 _log.warning("%s: the connection is closed", why)
-                self._transport.abort(why)
+                self.abort(why)
 
     def _remember_cancelled(self, id: Id) -> None:
         """Store a cancelled request that the server may continue to work on.
@@ -659,13 +641,13 @@ class ClientSession:
     def cancel(self, id: Id) -> None:
         """Cancel a request: no task waits for it any more."""
         if self.session.cancel(id):
-            self._transport.request_abandoned(id)
-            self._transport.wake()
+            self.request_abandoned(id)
+            self.wake()
 
     def notify(self, method: str, params: JsonObject | None = None) -> bool:
         """Send a notification.  Returns False if the server cannot receive it any more."""
         sent = self.session.notify(method, params)
-        self._transport.wake()
+        self.wake()
         return sent
 
     # Requests of the server
@@ -674,7 +656,7 @@ class ClientSession:
         limits, id = self.session.limits, call.request.id
         # The handler has the same limits, for all sessions.  These here keep a flood of questions from starting a task
         # each.
-        size = self._transport.message_size
+        size = self.message_size
         if len(self._serving) >= limits.questions + limits.questions_waiting:
             self.session.refuse(id, too_many_questions(limits))
         elif self._serving and self._serving_bytes + size > limits.bytes_each:
@@ -714,20 +696,21 @@ class ClientSession:
         except Exception as error:  # noqa: BLE001  # an object of the program may raise anything when it is written
             _log.error("the answer to %s cannot be written: %s", method, error)
             self.session.refuse(id, RequestError(INTERNAL_ERROR, "the client's answer could not be written"))
-        self._transport.wake()
+        self.wake()
 
 
-class StreamLink(Transport):
-    """The `Transport` of a session over one stream (a pipe to a child process, a socket, a WebSocket, or memory), and
-    the `SessionHandler` of the stream.  When the stream ends, all waiting calls end with its error.
+class StreamLink(ClientSession):
+    """A session over one stream: a pipe to a child process, a socket, a WebSocket, or memory.
 
-    `explain` may know a better reason for the end of the stream, such as the exit status of a child process and its
-    last output.
+    It is the `SessionHandler` of the stream, which looks itself for messages to send after it has read.  When the
+    stream ends, all waiting calls end with its error.  `explain` may know a better reason for the end, such as the exit
+    status of a child process and its last output.
     """
 
     def __init__(
         self,
-        caller: ClientSession,
+        session: ClientProtocol,
+        handler: ServerMessageHandler,
         stream: trio.abc.Stream,
         framing: Framing,
         *,
@@ -736,17 +719,11 @@ class StreamLink(Transport):
         explain: Callable[[], McpError | None] | None = None,
         received: bytes = b"",
     ) -> None:
-        self._caller = caller
+        super().__init__(session, handler, nursery=nursery)
         self._explain = explain
         self._framing = framing
-        limits = caller.session.limits
-        self._duplex = Duplex(self, stream, framing, limits, nursery=nursery, tap=tap, received=received)
-        self.session: SessionProtocol = caller.session
-        self.receive = caller.process  # the stream itself looks for messages to send after it has read
+        self._duplex = Duplex(self, stream, framing, session.limits, nursery=nursery, tap=tap, received=received)
         self.run, self.end = self._duplex.run, self._duplex.end
-        caller.attach(self)
-
-    # Transport
 
     def wake(self) -> None:
         self._duplex.wake()
@@ -762,8 +739,6 @@ class StreamLink(Transport):
     def message_size(self) -> int:
         return self._framing.size
 
-    # SessionHandler
-
     def release(self) -> None:
         """Do nothing: no task waits for room in the queue."""
 
@@ -772,4 +747,4 @@ class StreamLink(Transport):
         if failure is None:
             failure = SessionClosed(why)
             failure.__cause__ = self._duplex.failure
-        self._caller.connection_lost(failure)
+        self.lose(failure)
