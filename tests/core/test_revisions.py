@@ -358,7 +358,9 @@ def test_an_error_says_what_to_use_instead_where_there_is_something(revision: Re
 def test_result_defaults_are_what_every_complete_result_has(revision: Revision) -> None:
     for method in revision.requests[CLIENT]:
         hints = {"ttlMs": 0, "cacheScope": "private"} if method in revision.cacheable else {}
-        assert revision.result_defaults(method) == ({"resultType": "complete", **hints} if revision is E else {})
+        assert revision.complete(method in revision.cacheable) == (
+            {"resultType": "complete", **hints} if revision is E else {}
+        )
 
 
 @req("core-20", "core-21", "core-23", "core-24")

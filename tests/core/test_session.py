@@ -117,7 +117,7 @@ def test_a_handshake_agrees_one_revision_and_tells_each_side_about_the_other(rev
     assert first.params == {
         "protocolVersion": revision.name,
         "capabilities": revision.declarable(Role.CLIENT, EVERYTHING_OF_A_CLIENT),
-        "clientInfo": made.client.offer.info_in(revision),
+        "clientInfo": made.client.offer.infos[revision],
     }
     assert isinstance(second, Response)
     assert second.result["protocolVersion"] == revision.name

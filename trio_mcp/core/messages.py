@@ -1011,14 +1011,10 @@ def encode(message: Request | Notification | Response | Error | Batch) -> bytes:
     Raises UsageError if the message cannot be written as JSON; a prepared message never raises.
     """
     if type(message) is not Batch:
-        return _bytes_of(message)
+        return getattr(message, "_bytes", b"") or _write(message)
     if not message.items:
         raise UsageError("a batch must have at least one message")
-    return b"[" + b",".join(map(_bytes_of, message.items)) + b"]"
-
-
-def _bytes_of(message: Message) -> bytes:
-    return getattr(message, "_bytes", b"") or _write(message)
+    return b"[" + b",".join([getattr(each, "_bytes", b"") or _write(each) for each in message.items]) + b"]"
 
 
 def _write(message: Message | _Sendable, own: JsonObject | None = None, more: CachedResult | None = None) -> bytes:

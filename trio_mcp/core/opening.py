@@ -285,7 +285,7 @@ class ClientProtocol(SessionProtocol):
             ours = {
                 META_VERSION: revision.name,
                 META_CLIENT_CAPABILITIES: self.declared(revision),
-                META_CLIENT_INFO: self.offer.info_in(revision),
+                META_CLIENT_INFO: self.offer.infos[revision],
             }
             level = {} if self.log_level is None else {META_LOG_LEVEL: self.log_level}
             holder = self._terms_meta[revision, self.log_level] = CachedResult({"_meta": {**level, **ours}})
@@ -310,7 +310,7 @@ class ClientProtocol(SessionProtocol):
         params = {
             "protocolVersion": revision.name,
             "capabilities": self.declared(revision),
-            "clientInfo": self.offer.info_in(revision),
+            "clientInfo": self.offer.infos[revision],
         }
         self._opening_id = self._send_request("initialize", params, None, self._deadline)
         self._trying = revision

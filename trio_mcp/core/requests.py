@@ -533,10 +533,10 @@ class Peer:
             elif "progressToken" in meta:
                 raise UsageError(f"{method} was not sent: use progress=True instead of a progressToken in _meta")
         request = prepare(Request(id, method, params), more)
-        if (limit := self._charge(request)) is not None:
+        if self.account is not None and (limit := self._charge(request)) is not None:
             raise RequestError(errors.INTERNAL_ERROR, f"{method} was not sent: {_QUEUE_FULL} (Limits.{limit})")
         self._next_id += 1
-        state = first_state(CALLING[self.link], method)
+        state = first_state(CALLING[self.link], method) if method in _FIRST else OPEN
         self._calling[id] = _OutgoingRequest(id, method, state, about, label, -math.inf if progress else None)
         if deadline is not None:
             self._schedule(deadline, id)
@@ -818,9 +818,9 @@ class Peer:
             code = errors.INVALID_PARAMS
             why = f"the progressToken is longer than {self.limits.id_length} characters (Limits.id_length)"
         else:
-            label = id if about is None else about
-            state = first_state(SERVING[self.link], request.method)
-            self._serving[id] = _IncomingRequest(request.method, state, label, token, batch)
+            method, label = request.method, id if about is None else about
+            state = first_state(SERVING[self.link], method) if method in _FIRST else OPEN
+            self._serving[id] = _IncomingRequest(method, state, label, token, batch)
             if batch is not None:
                 batch.label = label if batch.label is None else batch.label
                 batch.waiting.add(id)

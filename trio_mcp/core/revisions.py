@@ -85,7 +85,7 @@ class HttpRules:
     priming: bool  # a stream begins with an event that has only an id; the server may close it and the client resumes
 
 
-_NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 _COMPLETE: Mapping[str, Any] = MappingProxyType({"resultType": "complete"})
 _COMPLETE_UNCACHED: Mapping[str, Any] = MappingProxyType({**_COMPLETE, "ttlMs": 0, "cacheScope": "private"})
 
@@ -155,14 +155,10 @@ class Revision:
             return self.resource_not_found
         return errors.INTERNAL_ERROR if code in self.forbidden_codes else code
 
-    def result_defaults(self, method: str) -> Mapping[str, Any]:
-        """Return the members that every complete result of this method has, in addition to its own."""
-        return self.complete(method in self.cacheable)
-
     def complete(self, cacheable: bool) -> Mapping[str, Any]:
         """Return the members that every complete result has, of cacheable methods or of others."""
         if not self.result_type:
-            return _NO_DEFAULTS
+            return NOTHING
         return _COMPLETE_UNCACHED if cacheable else _COMPLETE
 
 
@@ -232,14 +228,24 @@ def capability_object(needs: Iterable[Capability]) -> dict[str, Any]:
 # Methods and notifications, with the capability that each one needs.
 
 
-def _requests(sender: Role, rows: Mapping[str, Capability], early: Iterable[str] = ()) -> Mapping[str, MethodRule]:
+_Rows = Mapping[Role, Mapping[str, "MethodRule"]]
+
+
+def _rules(
+    client: Mapping[str, Capability], server: Mapping[str, Capability], *, requests: bool, early: Iterable[str] = ()
+) -> _Rows:
+    """Return the rules for what each side sends: requests, or notifications."""
     return MappingProxyType(
-        {name: MethodRule(name, sender.other, needs, name in early) for name, needs in rows.items()}
+        {
+            sender: MappingProxyType(
+                {
+                    name: MethodRule(name, sender.other if requests else sender, needs, name in early)
+                    for name, needs in rows.items()
+                }
+            )
+            for sender, rows in ((CLIENT, client), (SERVER, server))
+        }
     )
-
-
-def _notifications(sender: Role, rows: Mapping[str, Capability], early: Iterable[str] = ()) -> Mapping[str, MethodRule]:
-    return MappingProxyType({name: MethodRule(name, sender, needs, name in early) for name, needs in rows.items()})
 
 
 _FEATURES: dict[str, Capability] = {
@@ -281,23 +287,14 @@ _LOGGING: dict[str, Capability] = {"notifications/message": ("logging",)}
 _EARLY = frozenset({"initialize", "ping", "notifications/initialized", *_BOTH_WAYS, *_LOGGING})
 
 
-def _legacy_notifications(server_adds: Mapping[str, Capability]) -> Mapping[Role, Mapping[str, MethodRule]]:
-    client = {
-        "notifications/initialized": (),
-        **_BOTH_WAYS,
-        "notifications/roots/list_changed": ("roots", "listChanged"),
-    }
+def _legacy_notifications(server_adds: Mapping[str, Capability]) -> _Rows:
+    roots = {"notifications/initialized": (), "notifications/roots/list_changed": ("roots", "listChanged")}
     server = {**_BOTH_WAYS, **_LOGGING, **_CHANGES, **server_adds}
-    return MappingProxyType(
-        {CLIENT: _notifications(CLIENT, client, _EARLY), SERVER: _notifications(SERVER, server, _EARLY)}
-    )
+    return _rules({**_BOTH_WAYS, **roots}, server, requests=False, early=_EARLY)
 
 
-def _legacy_requests(
-    client: Mapping[str, Capability], server_adds: Mapping[str, Capability]
-) -> Mapping[Role, Mapping[str, MethodRule]]:
-    server = {**_LEGACY_SERVER, **server_adds}
-    return MappingProxyType({CLIENT: _requests(CLIENT, client, _EARLY), SERVER: _requests(SERVER, server, _EARLY)})
+def _legacy_requests(client: Mapping[str, Capability], server_adds: Mapping[str, Capability]) -> _Rows:
+    return _rules(client, {**_LEGACY_SERVER, **server_adds}, requests=True, early=_EARLY)
 
 
 _LIST_METHODS = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
@@ -421,23 +418,15 @@ _E = attrs.evolve(
     capabilities=MappingProxyType(
         {CLIENT: {**_CLIENT_D, "roots": _FLAG, "extensions": _ANY}, SERVER: {**_SERVER_B, "extensions": _ANY}}
     ),
-    requests=MappingProxyType(
-        {
-            CLIENT: _requests(CLIENT, {"server/discover": (), **_FEATURES, "subscriptions/listen": ()}),
-            SERVER: MappingProxyType({}),
-        }
+    requests=_rules({"server/discover": (), **_FEATURES, "subscriptions/listen": ()}, {}, requests=True),
+    notifications=_rules(
+        {"notifications/cancelled": ()},
+        {**_BOTH_WAYS, **_LOGGING, **_CHANGES, "notifications/subscriptions/acknowledged": ()},
+        requests=False,
     ),
-    notifications=MappingProxyType(
-        {
-            CLIENT: _notifications(CLIENT, {"notifications/cancelled": ()}),
-            SERVER: _notifications(
-                SERVER, {**_BOTH_WAYS, **_LOGGING, **_CHANGES, "notifications/subscriptions/acknowledged": ()}
-            ),
-        }
-    ),
-    input_requests=_requests(
-        SERVER, {"sampling/createMessage": ("sampling",), "roots/list": ("roots",), **_ELICITATION}
-    ),
+    input_requests=_rules(
+        {}, {"sampling/createMessage": ("sampling",), "roots/list": ("roots",), **_ELICITATION}, requests=True
+    )[SERVER],
     input_required=frozenset({"tools/call", "prompts/get", "resources/read"}),
     result_type=True,
     on_subscriptions=frozenset({*_CHANGES, "notifications/subscriptions/acknowledged"}),
@@ -473,8 +462,6 @@ MODERN = tuple(each for each in REVISIONS.values() if not each.handshake)
 LATEST_LEGACY = LEGACY[-1]
 LATEST = MODERN[-1]
 
-
-NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 """From the least to the most severe, as in RFC 5424."""

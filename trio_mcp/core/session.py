@@ -146,9 +146,11 @@ class Offer:
     """See `Peer.unreadable_id_is_null`.  Used before a revision is agreed: True if an offered revision has null ids."""
     plain: dict[tuple[Role, Revision], frozenset[str]] = _DERIVED
     """For each role of our side and each revision: the received methods that need no check of capabilities."""
-    _infos: dict[Revision, JsonObject] = _DERIVED
+    completed: dict[tuple[Revision, bool], CachedResult] = _DERIVED
+    """For each revision, and for cacheable methods or others: the members that a server adds to complete results."""
+    infos: dict[Revision, JsonObject] = _DERIVED
+    """For each revision: the part of our identity that it knows."""
     _declared: dict[tuple[Role, Revision], JsonObject] = _DERIVED
-    _completed: dict[tuple[Revision, bool], CachedResult] = _DERIVED
 
     def __attrs_post_init__(self) -> None:
         if not _is_info(self.info):
@@ -157,9 +159,9 @@ class Offer:
         legacy, modern = ([each for each in self.revisions if each.handshake is era] for era in (True, False))
         self.legacy, self.modern = max(legacy, key=str, default=None), max(modern, key=str, default=None)
         self.unreadable_id_is_null = any(each.unreadable_id_is_null for each in self.revisions)
-        self.plain, self._infos, self._declared, self._completed = {}, {}, {}, {}
+        self.plain, self.infos, self._declared, self.completed = {}, {}, {}, {}
         for each in self.revisions:
-            info = self._infos[each] = {name: value for name, value in self.info.items() if name in each.info_fields}
+            info = self.infos[each] = {name: value for name, value in self.info.items() if name in each.info_fields}
             special = {need.method for need in each.conditional_needs}
             for role in Role:
                 declared = self._declared[role, each] = each.declarable(role, self.capabilities)
@@ -170,9 +172,9 @@ class Offer:
                 )
             for cacheable in (False, True):
                 members = {**each.complete(cacheable), "_meta": {META_SERVER_INFO: info}}
-                self._completed[each, cacheable] = CachedResult(members)
+                self.completed[each, cacheable] = CachedResult(members)
         # Write these values once as a test.  Later `receive` sends them, and `receive` must never raise.
-        encode(Response(0, {"values": [*self._infos.values(), *self._declared.values(), self.instructions]}))
+        encode(Response(0, {"values": [*self.infos.values(), *self._declared.values(), self.instructions]}))
 
     def _check_capabilities(self) -> None:
         # The names of all revisions and not only of the offered ones: a program that offers only an old revision need
@@ -201,14 +203,6 @@ class Offer:
             if each.name == version and each.handshake is handshake:
                 return each
         return None
-
-    def completed(self, revision: Revision, method: str) -> CachedResult:
-        """Return the members that a server adds to every complete result of this method."""
-        return self._completed[revision, method in revision.cacheable]
-
-    def info_in(self, revision: Revision) -> JsonObject:
-        """Return the part of our identity that this revision knows."""
-        return self._infos[revision]
 
     def declared(self, role: Role, revision: Revision) -> JsonObject:
         """Return the part of our capabilities that this revision knows."""
@@ -452,25 +446,23 @@ class ServerProtocol(SessionProtocol):
         if serving is None or terms is None:
             return False
         method, revision = serving.method, terms.revision
+        more = self.offer.completed[revision, method in revision.cacheable]
         if type(result) is dict and _COMMON_MEMBERS.isdisjoint(result):
             if not revision.result_type or serving.state is CANCELLED:
                 return super().answer(id, result)
-            more = self.offer.completed(revision, method)
             return self._finish(id, prepare(Response(id, result), more), ANSWER)
         meta = meta_of(f"the result of {method}", result)
         kind = result.get("resultType", "complete")
         if kind == "input_required" and method not in revision.input_required:
             raise UsageError(f"{method} cannot be answered with an input-required result in {revision}")
         if revision.result_type:
-            info = self.offer.info_in(revision)
-            # cache-26: hints belong to complete results only.
-            defaults = revision.result_defaults(method) if kind == "complete" else NOTHING
 
             def completed() -> JsonObject:
-                return {**defaults, **result, "_meta": {META_SERVER_INFO: info, **meta}}
+                # cache-26: hints belong to complete results only.
+                return {**(more if kind == "complete" else NOTHING), **result, "_meta": {**more["_meta"], **meta}}
 
             # The key has no method, because a cached result belongs to one method.
-            result = result.with_more(revision.name, info, completed) if type(result) is CachedResult else completed()
+            result = result.with_more(revision.name, more, completed) if type(result) is CachedResult else completed()
         return super().answer(id, result)
 
     # Messages that the client sends.
@@ -546,7 +538,7 @@ class ServerProtocol(SessionProtocol):
         # life-09..11: the requested version if we support it, otherwise our latest legacy version.
         revision = self.offer.find(version, handshake=True) or terms.revision
         self.terms = Terms(revision, capabilities, info)  # without the principal and headers, which are per request
-        result = {"protocolVersion": revision.name, "serverInfo": self.offer.info_in(revision)}
+        result = {"protocolVersion": revision.name, "serverInfo": self.offer.infos[revision]}
         self._introduce(request, revision, result)
         return [SessionAgreed(self.terms)]
 
