@@ -557,6 +557,11 @@ class CachedResult(dict[str, Any]):
         """The result as JSON."""
         return to_text({**self})
 
+    @functools.cached_property
+    def continued(self) -> bytes:
+        """The members as JSON, to be appended to an object that has other members before them."""
+        return b"," + self.text[1:]
+
     def with_more(self, key: Hashable, given: object, make: Callable[[], JsonObject]) -> CachedResult:
         """Return the result of `make` as a `CachedResult`, cached under `key` while `given` is the same object."""
         found = self._more.get(key)
@@ -1025,15 +1030,15 @@ def _write(message: Message | _Sendable, own: JsonObject | None = None, more: Ca
     try:
         if type(message) is Response and type(message.id) is int and isinstance(message.result, dict):
             # The fast path for nearly all messages of a server.
-            parts = _joined(message.result if own is None else own, more)
-            return b"".join((b'{"jsonrpc":"2.0","id":%d,"result":' % message.id, *parts, b"}"))
+            return _spliced(
+                b'{"jsonrpc":"2.0","id":%d,"result":' % message.id, message.result if own is None else own, more
+            )
         if (
             type(message) is Request and type(message.id) is int and type(message.method) is str
             and type(message.params) is dict and message.params
         ):  # fmt: skip
-            parts = _joined(message.params if own is None else own, more)
             head = b'{"jsonrpc":"2.0","id":%d,"method":%b,"params":' % (message.id, _method_text(message.method))
-            return b"".join((head, *parts, b"}"))
+            return _spliced(head, message.params if own is None else own, more)
         text = to_text(_envelope(message))
         return text if len(text) > _FEW else bytes(memoryview(text))  # bytes of orjson occupy at least 4 KiB each
     except UnicodeEncodeError:
@@ -1053,14 +1058,14 @@ def _write(message: Message | _Sendable, own: JsonObject | None = None, more: Ca
 _method_text = functools.lru_cache(64)(to_text)  # the protocol has a few dozen methods
 
 
-def _joined(own: JsonObject, more: CachedResult | None) -> tuple[bytes | memoryview, ...]:
-    """Return the pieces of one JSON object with the members of two; the first one may be empty."""
+def _spliced(head: bytes, own: JsonObject, more: CachedResult | None) -> bytes:
+    """Return a message: its head, one JSON object with the members of both dicts, and the last brace."""
     if more is None:
-        return (own.text if type(own) is CachedResult else to_text(own),)
+        return b"".join((head, own.text if type(own) is CachedResult else to_text(own), b"}"))
     if not own:
-        return (more.text,)
+        return b"".join((head, more.text, b"}"))
     text = to_text(own)
-    return (text if len(text) <= _FEW else memoryview(text))[:-1], b",", more.text[1:]
+    return b"".join((head, text[:-1] if len(text) <= _FEW else memoryview(text)[:-1], more.continued, b"}"))
 
 
 # The types of each member.  A bool never passes, although it is an int in Python.

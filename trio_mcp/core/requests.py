@@ -254,7 +254,7 @@ def step(table: Table, state: State, event: RequestEvent) -> tuple[State, Action
 # The events that a `Peer` reports.  The names are from our point of view.
 
 
-@record
+@mutable_record
 class Outcome(Event):
     """The outcome of a request of ours.  Every request has exactly one, except a request that we cancel."""
 
@@ -828,7 +828,7 @@ class Peer:
             return
         self._refuse_at_once(Error(id, code, why), events, about, batch)
 
-    def _receive_notification(self, note: Notification, events: list[Event], *_: object) -> None:
+    def _receive_notification(self, note: Notification, events: list[Event], about: Hashable, batch: object) -> None:
         if note.method == _CANCELLED:
             self._cancelled(note.params, events)
         elif note.method == PROGRESS:
@@ -836,12 +836,12 @@ class Peer:
         else:
             events.append(note)
 
-    def _receive_result(self, message: Response, events: list[Event], *_: object) -> None:
+    def _receive_result(self, message: Response, events: list[Event], about: Hashable, batch: object) -> None:
         calling = self._calling.get(message.id) or self._find_request(message.id, events)
         if calling is not None and self._call_step(calling, ANSWER):
             events.append(Answered(calling.id, calling.method, message.result))
 
-    def _receive_error(self, message: Error, events: list[Event], *_: object) -> None:
+    def _receive_error(self, message: Error, events: list[Event], about: Hashable, batch: object) -> None:
         id = self._only_possible_request() if message.id is None else message.id
         if id is None:
             events.append(PeerComplaint(message))

@@ -309,10 +309,10 @@ class SessionProtocol(Peer):
         `principal` and `headers` are those of this message, and become part of its terms.
         """
         received = super().receive(message, now, about=about)
-        if len(received) == 1 and type(received[0]) is Request:  # the fast path: nearly every message to a server
-            return self._check_request(received[0], principal, headers)
         if type(message) is Response:  # the fast path of a client: only the caller reads the result
             return self._check_outcomes(received)
+        if len(received) == 1 and type(received[0]) is Request:  # the fast path: nearly every message to a server
+            return self._check_request(received[0], principal, headers)
         events: list[Event] = []
         for event in received:
             if isinstance(event, Request):
