@@ -225,12 +225,16 @@ def _is_mime_type(text: object) -> bool:
 # Writing.
 
 
+_FOUND: dict[str, Any] = {}
+
+
 def _class(name: str) -> Any:
     """A class or union of the protocol.  It is () if its module was never imported, so that no object can exist."""
-    for module in ("trio_mcp.core.content", "trio_mcp.core.models"):
-        if (found := getattr(sys.modules.get(module), name, None)) is not None:
-            return found
-    return ()
+    if name not in _FOUND:
+        for module in ("trio_mcp.core.content", "trio_mcp.core.models"):
+            if hasattr(sys.modules.get(module), name):
+                _FOUND[name] = getattr(sys.modules[module], name)
+    return _FOUND.get(name, ())
 
 
 @functools.cache
@@ -306,24 +310,26 @@ def _as_text(value: Json) -> str:
         raise UsageError(f"it cannot be written as JSON: {error}") from None
 
 
-class _Blame:
-    """A block that writes a value of the program.  It raises BadResult, which names `subject`, for the errors of it."""
+class _HandlerFault:
+    """A block that writes the value of a handler: its errors become BadResult, which names the subject."""
 
-    __slots__ = ("_subject",)
+    __slots__ = ("_name", "_subject")
 
-    def __init__(self, subject: str) -> None:
+    def __init__(self, subject: str, name: str = "") -> None:
         self._subject = subject
+        self._name = name
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, NotInThisRevision):
+        if error is None or isinstance(error, NotInThisRevision):
             return  # the server made no mistake, and the client is told
+        subject = f"{self._subject} {shown(self._name)}" if self._name else self._subject
         if isinstance(error, UsageError | RemoteProtocolError):
-            raise BadResult(f"{self._subject}: {error}") from error
+            raise BadResult(f"{subject}: {error}") from error
         if isinstance(error, _ERRORS_OF_VALUES):
-            raise BadResult(f"{self._subject}: writing it failed with {type(error).__name__}") from error
+            raise BadResult(f"{subject}: writing it failed with {type(error).__name__}") from error
 
 
 # Exceptions of malformed values, such as an object that lacks one of its attributes.
@@ -430,7 +436,7 @@ def tool_result(value: Any, output: OutputSchema | None, name: str, revision: Re
         output = None
     if type(value) is str and output is None:
         return {"content": [{"type": "text", "text": value}]}
-    with _Blame(f"the result of the tool {name!r}"):
+    with _HandlerFault("the result of the tool", name):
         if isinstance(value, _class("CallToolResult")):
             return _explicit_result(value, output, revision)
         if output is not None:
@@ -489,7 +495,7 @@ def tool_failure(error: ToolError | str, revision: Revision) -> JsonObject:
     content = error if isinstance(error, str) else error.content
     if isinstance(content, str):
         return {"content": [_text(content)], "isError": True}
-    with _Blame("ToolError"):
+    with _HandlerFault("ToolError"):
         return {"content": [_block(each, revision) for each in content], "isError": True}
 
 
@@ -504,7 +510,7 @@ def prompt_result(value: Any, description: str | None, revision: Revision) -> Js
     more = {} if description is None else {"description": description}
     if type(value) is str:
         return {**more, "messages": [{"role": "user", "content": {"type": "text", "text": value}}]}
-    with _Blame("the result of the prompt"):
+    with _HandlerFault("the result of the prompt"):
         if not isinstance(value, _class("GetPromptResult")):
             values = value if isinstance(value, list | tuple) else [value]
             return {**more, "messages": [_message(each, revision) for each in values]}
@@ -532,7 +538,7 @@ def resource_result(value: Any, uri: str, mime_type: str | None, revision: Revis
     """
     if type(value) is str:
         return {"contents": [{"uri": uri, "mimeType": mime_type or "text/plain", "text": value}]}
-    with _Blame(f"the result of the resource {shown(uri)}"):
+    with _HandlerFault("the result of the resource", uri):
         if value is None:
             raise UsageError("it is None; raise ResourceNotFound if there is no such resource")
         if isinstance(value, _class("ReadResourceResult")):
@@ -560,7 +566,7 @@ _COMPLETIONS = 100
 
 def completion_result(value: Any) -> JsonObject:
     """Make a result from a list of strings, best first, or `Completion`.  Raises `BadResult`."""
-    with _Blame("the result of a completion"):
+    with _HandlerFault("the result of a completion"):
         if isinstance(value, _class("Completion")):
             return {"completion": _written(value, LATEST)}
         texts = (
