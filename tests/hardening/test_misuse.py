@@ -14,6 +14,7 @@ import pytest
 import trio
 
 import trio_mcp
+import trio_mcp.errors
 from tests.http.stage import D, E
 from trio_mcp import Client, Context, Server, UsageError, open_client
 from trio_mcp.core import Request

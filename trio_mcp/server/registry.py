@@ -704,18 +704,37 @@ def _entry(
     return Entry(kind, key, handler, describe, arguments=arguments, takes=frozenset(takes), **kept, **more)
 
 
-def _read_raw(kind: str, model: Any, function: _Function, options: Mapping[str, Any], known: Any) -> Handler:
-    """Check an object of the protocol, which describes an entry by hand, and return the handler."""
+# For each kind: the options of a function, and those beside an object of the protocol.
+_OPTIONS: Mapping[str, tuple[Any, Any]] = {
+    "tools": (ToolOptions, RawToolOptions),
+    "prompts": (PromptOptions, HandlerOptions),
+    "resources": (ResourceOptions, RawResourceOptions),
+    "templates": (ResourceOptions, RawResourceOptions),
+}
+
+
+def _read_raw(kind: str, model: Any, function: _Function | None, options: Mapping[str, Any]) -> Handler:
+    """Check the arguments of `add_...`, an object of the protocol and a function, and return the handler."""
     from trio_mcp.core import models
 
+    (known, raw_options), takes, word = _OPTIONS[kind], KINDS[kind].takes, kind.removesuffix("s")
     name = KINDS[kind].model
+    if inspect.isroutine(model):
+        made = 'resource("notes://today")' if known is ResourceOptions else word
+        write = f"server.{made}({model.__name__})"
+        raise UsageError(f"add_{word} takes a {name} and a handler, got a function; write {write}")
+    if unknown := options.keys() - raw_options.__annotations__:
+        raise TypeError(f"add_{word} has no option {min(unknown)!r}; describe the {word} in the {name} object")
+    if function is None:
+        write = f"server.add_{word}({name}(...), handler), with async def handler({', '.join(takes)})"
+        raise UsageError(f"add_{word} needs a handler; write {write}")
     if not isinstance(model, getattr(models, name)):
         raise UsageError(f"expected a {name} object, got {type(model).__name__}")
     if not isinstance(model.name, str) or not model.name:
         raise UsageError(f"the name of a {name} must be a str and not empty, got {model.name!r}")
     described = {each: getattr(model, each) for each in known.__annotations__ if hasattr(model, each)}
     _check_details(f"the {name} {model.name!r}", {**described, **options}, known)
-    return raw(function, KINDS[kind].takes, **_running(options))
+    return raw(function, takes, **_running(options))
 
 
 _MIME_TYPE = r"[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+(\s*;.*)?"
@@ -794,12 +813,12 @@ def _embeds(hint: object) -> bool:
     return hint is content.EmbeddedResource or any(map(_embeds, typing.get_args(hint)))
 
 
-def raw_tool(tool: Tool, function: _Function, **options: Unpack[RawToolOptions]) -> Entry:
+def raw_tool(tool: Tool, function: _Function | None, **options: Unpack[RawToolOptions]) -> Entry:
     """Make a tool that is described by hand; `function(ctx, arguments)` gets arguments that fit its schema."""
     from trio_mcp.core.schema.validation import InvalidSchema, check_input_schema, compile_schema
     from trio_mcp.server.results import OutputSchema
 
-    handler = _read_raw("tools", tool, function, options, ToolOptions)
+    handler = _read_raw("tools", tool, function, options)
     try:
         which = "input"
         check_input_schema(tool.input_schema)
@@ -921,17 +940,19 @@ def _check_variables(function: _Function, matcher: Matcher, schema: JsonObject) 
             )
 
 
-def raw_resource(resource: Resource, function: _Function, **options: Unpack[RawResourceOptions]) -> Entry:
+def raw_resource(resource: Resource, function: _Function | None, **options: Unpack[RawResourceOptions]) -> Entry:
     """Make a resource that is described by hand, and read by `function(ctx, uri)`."""
-    handler = _read_raw("resources", resource, function, options, ResourceOptions)
+    handler = _read_raw("resources", resource, function, options)
     _check_uri(resource.uri)
     more = {"mime_type": resource.mime_type, **options}
     return _entry("resources", resource.uri, handler, lambda: resource, more)
 
 
-def raw_template(template: ResourceTemplate, function: _Function, **options: Unpack[RawResourceOptions]) -> Entry:
+def raw_template(
+    template: ResourceTemplate, function: _Function | None, **options: Unpack[RawResourceOptions]
+) -> Entry:
     """Make a resource template that is described by hand, and read by `function(ctx, uri, variables)`."""
-    handler = _read_raw("templates", template, function, options, ResourceOptions)
+    handler = _read_raw("templates", template, function, options)
     if "{" not in template.uri_template:
         raise UsageError(f"{template.uri_template!r} has no variables; register it as a resource")
     matcher, more = _matcher(template.uri_template), {"mime_type": template.mime_type, **options}
@@ -961,12 +982,12 @@ def prompt_of(function: _Function, **options: Unpack[PromptOptions]) -> Entry:
     return _entry("prompts", name, handler, describe, {**options, **details}, arguments, takes)
 
 
-def raw_prompt(prompt: Prompt, function: _Function, **options: Unpack[HandlerOptions]) -> Entry:
+def raw_prompt(prompt: Prompt, function: _Function | None, **options: Unpack[HandlerOptions]) -> Entry:
     """Make a prompt that is described by hand; `function(ctx, arguments)` gets strings, with all required arguments."""
     from trio_mcp.core.models import PromptArgument
     from trio_mcp.core.schema.shapes import shape_of
 
-    handler = _read_raw("prompts", prompt, function, options, PromptOptions)
+    handler = _read_raw("prompts", prompt, function, options)
     members: dict[str, Any] = {}
     for each in prompt.arguments or ():
         if not isinstance(each, PromptArgument) or not each.name or each.name in members:

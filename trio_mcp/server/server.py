@@ -31,7 +31,6 @@ from trio_mcp.server.process import live, parse_address, run_stdio
 from trio_mcp.server.registry import (
     CAPABILITIES,
     CHANGES,
-    KINDS,
     LISTS,
     Catalog,
     CompletionOptions,
@@ -161,9 +160,9 @@ class Server(metaclass=WithOtherNames):
         self._catalog = Catalog(tuple(middleware), filter, page_size, dict(cache or {}))
         self._lifespan = lifespan
         self._info = _info_of(
-            icons, name=name, version=version, title=title, description=description, websiteUrl=website_url
-        )
-        _check_texts(instructions=instructions)
+            icons, instructions,
+            name=name, version=version, title=title, description=description, websiteUrl=website_url,
+        )  # fmt: skip
         self._instructions = instructions
         check_names("revisions", revisions, REVISIONS, "revision")
         self._revisions = [REVISIONS[name] for name in revisions]
@@ -218,10 +217,7 @@ class Server(metaclass=WithOtherNames):
         return self._decorate("tool", tool_of, function, options)
 
     def add_tool(
-        self,
-        tool: Tool,
-        handler: Callable[..., Any] | None = None,
-        **options: Unpack[RawToolOptions],
+        self, tool: Tool, handler: Callable[..., Any] | None = None, **options: Unpack[RawToolOptions]
     ) -> None:
         """Add a tool whose schema is written by hand.
 
@@ -229,7 +225,6 @@ class Server(metaclass=WithOtherNames):
         are those of `tool`.  Raises `UsageError` for a name that is taken or not allowed, an invalid schema or a
         handler with other parameters.
         """
-        handler = _handler_of("tools", tool, handler, options, RawToolOptions)
         self._catalog.add(raw_tool(tool, handler, **options))
 
     def remove_tool(self, name: str) -> None:
@@ -260,16 +255,12 @@ class Server(metaclass=WithOtherNames):
         return register
 
     def add_resource(
-        self,
-        resource: Resource,
-        handler: Callable[..., Any] | None = None,
-        **options: Unpack[RawResourceOptions],
+        self, resource: Resource, handler: Callable[..., Any] | None = None, **options: Unpack[RawResourceOptions]
     ) -> None:
         """Add a resource that is described by hand; `handler(ctx, uri)` reads it.
 
         Raises `UsageError` for a URI that is taken or invalid, or a handler with other parameters.
         """
-        handler = _handler_of("resources", resource, handler, options, RawResourceOptions)
         self._catalog.add(raw_resource(resource, handler, **options))
 
     def add_template(
@@ -283,7 +274,6 @@ class Server(metaclass=WithOtherNames):
         `variables` is a dict of strings.  Raises `UsageError` for a template that is taken or invalid, or a handler
         with other parameters.
         """
-        handler = _handler_of("templates", template, handler, options, RawResourceOptions)
         self._catalog.add(raw_template(template, handler, **options))
 
     def remove_resource(self, uri: str) -> None:
@@ -309,17 +299,13 @@ class Server(metaclass=WithOtherNames):
         return self._decorate("prompt", prompt_of, function, options)
 
     def add_prompt(
-        self,
-        prompt: Prompt,
-        handler: Callable[..., Any] | None = None,
-        **options: Unpack[HandlerOptions],
+        self, prompt: Prompt, handler: Callable[..., Any] | None = None, **options: Unpack[HandlerOptions]
     ) -> None:
         """Add a prompt that is described by hand.
 
         `handler(ctx, arguments)` gets a dict of strings with all required arguments.  Raises `UsageError` for a name
         that is taken, or a handler with other parameters.
         """
-        handler = _handler_of("prompts", prompt, handler, options, HandlerOptions)
         self._catalog.add(raw_prompt(prompt, handler, **options))
 
     def remove_prompt(self, name: str) -> None:
@@ -590,23 +576,6 @@ def _check_http_options(options: HttpOptions) -> None:
         )
 
 
-def _handler_of(
-    kind: str, described: object, handler: Callable[..., Any] | None, options: Mapping[str, Any], known: Any
-) -> Callable[..., Any]:
-    """Check the arguments of an `add_` method, and return its handler."""
-    model, takes, name = KINDS[kind].model, KINDS[kind].takes, kind.removesuffix("s")
-    if inspect.isroutine(described):
-        made = 'resource("notes://today")' if kind in ("resources", "templates") else name
-        write = f"server.{made}({described.__name__})"
-        raise UsageError(f"add_{name} takes a {model} and a handler, got a function; write {write}")
-    if unknown := options.keys() - known.__annotations__:
-        raise TypeError(f"add_{name} has no option {min(unknown)!r}; describe the {name} in the {model} object")
-    if handler is None:
-        write = f"server.add_{name}({model}(...), handler), with async def handler({', '.join(takes)})"
-        raise UsageError(f"add_{name} needs a handler; write {write}")
-    return handler
-
-
 show_options(Server.tool, ToolOptions)
 show_options(Server.add_tool, RawToolOptions)
 show_options(Server.resource, ResourceOptions)
@@ -720,17 +689,13 @@ def _kind_of(thing: object) -> str:
     return "a function" if inspect.isroutine(thing) else type(thing).__name__
 
 
-def _check_texts(**given: str | None) -> None:
-    for option, text in given.items():
-        if not isinstance(text, str | None):
-            raise UsageError(f"the {option} of a server must be text, got {type(text).__name__}")
-
-
-def _info_of(icons: Sequence[Icon] | None, **given: str | None) -> JsonObject:
-    """Make the identity of a server (`serverInfo`)."""
+def _info_of(icons: Sequence[Icon] | None, instructions: str | None, **given: str | None) -> JsonObject:
+    """Make the identity of a server (`serverInfo`), and check the texts of a server."""
     if not given["name"]:
         raise UsageError("a server needs a name, which clients show")
-    _check_texts(**given)
+    for option, text in {**given, "instructions": instructions}.items():
+        if not isinstance(text, str | None):
+            raise UsageError(f"the {option} of a server must be text, got {type(text).__name__}")
     info: JsonObject = {key: text for key, text in given.items() if text is not None}
     if icons is not None:
         from trio_mcp.core.codec import to_json
@@ -788,10 +753,12 @@ def _check_hooks(lifespan: Any, middleware: Any, filter: Any) -> None:
 
 
 def _check_cache(cache: Mapping[str, CacheHints]) -> None:
+    if not cache:
+        return
+    from trio_mcp.core.caching import CacheHints
+
     for method, hints in cache.items():
         if method not in LISTS:
             raise UsageError(f"cache: unknown list {method!r}; the lists are {', '.join(LISTS)}")
-        from trio_mcp.core.caching import CacheHints
-
         if not isinstance(hints, CacheHints):
             raise UsageError(f"cache: the hints for {method} must be CacheHints, not {type(hints).__name__}")
