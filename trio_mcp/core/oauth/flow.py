@@ -426,7 +426,8 @@ class Flow:
             url = waiting.pop(0)
             requested.append(url)
             event = yield self._request("GET", url, (("Accept", JSON), *fields))
-            self._note_network(url, event)
+            if blame is Blame.SERVER:
+                self._note_network(url, event)
             fault: AuthorizationFailed | None = None
             if not isinstance(event, Replied):
                 fault = _no_reply(url, event, blame)
