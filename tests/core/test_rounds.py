@@ -170,6 +170,10 @@ def test_a_question_that_the_client_did_not_declare_is_refused_and_says_what_is_
     input_required(LATEST, "tools/call", declared, questions)
 
 
+def test_questions_that_were_checked_are_not_checked_again() -> None:
+    assert input_required(LATEST, "tools/call", None, [FORM], "s") == ask(FORM, state="s")
+
+
 # Reading the answers
 
 

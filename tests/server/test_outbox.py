@@ -10,14 +10,22 @@ import pytest
 import trio
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
-from trio_mcp.core import Limits, Peer, Role
+from trio_mcp.core import Limits
 from trio_mcp.transport import CLOSING, GONE, Duplex, Lines
 
 
-class Idle:
-    """A `SessionHandler` whose session does nothing."""
+class Held:
+    """A `SessionHandler`, and its session, with the messages of a `Wire`."""
 
-    session = Peer(Role.SERVER)
+    serving = 0
+
+    def __init__(self, wire: Wire) -> None:
+        self.session = self
+        self.wire = wire
+
+    @property
+    def queue(self) -> list[str]:
+        return self.wire.waiting
 
 
 class Queue(Duplex):
@@ -26,7 +34,7 @@ class Queue(Duplex):
     def __init__(self, wire: Wire, limit: int) -> None:
         limits = Limits(outgoing=limit)
         stream, _ = memory_stream_pair()
-        super().__init__(cast(Any, Idle()), stream, Lines(limits), limits, nursery=wire.nursery)
+        super().__init__(cast(Any, Held(wire)), stream, Lines(limits), limits, nursery=wire.nursery)
         self.at = wire
 
     def _take(self) -> Any:
@@ -34,9 +42,6 @@ class Queue(Duplex):
 
     async def _send(self, what: Any) -> None:
         await self.at.send(what)
-
-    def _queued(self) -> int:
-        return len(self.at.waiting)
 
     def close(self) -> None:
         super().close()

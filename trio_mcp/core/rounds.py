@@ -93,11 +93,13 @@ class Question:
 def input_required(
     revision: Revision,
     method: str,
-    declared: Mapping[str, Any],
+    declared: Mapping[str, Any] | None,
     questions: Sequence[Question] = (),
     state: str | None = None,
 ) -> JsonObject:
     """Build the result of a request `method` that asks the client for input; `declared` are the client's capabilities.
+
+    `declared` is None if the caller has checked the questions.
 
     Raises `NotInThisRevision` if the revision does not allow this result for `method`, or a kind of question;
     `UsageError` if two questions have the same key, or if there are neither questions nor a state; and `RequestError`
@@ -110,7 +112,8 @@ def input_required(
     # mrtr-12: at least one of the two; a result with neither would be empty.
     if not questions and state is None:
         raise UsageError("input_required needs a question, a request state, or both")
-    _check_questions(revision, declared, questions)
+    if declared is not None:
+        _check_questions(revision, declared, questions)
     result: JsonObject = {"resultType": "input_required"}  # cache-26: and no caching hints, ever
     if questions:
         result["inputRequests"] = {each.key: {"method": each.method, "params": each.params} for each in questions}

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
@@ -148,7 +148,8 @@ class Parking:
         is not parked.
         """
         round, asked = next_round(ctx), write_questions(ctx, questions)
-        asking = self._question_result(ctx, asked)  # before the call is parked, because this may raise
+        # Before the call is parked, because this may raise.  The questions are checked.
+        asking = input_required(ctx._terms.revision, ctx.request.method, None, asked, "")
         handle = self._parked.park(ctx.principal, trio.current_time(), ctx._holder)
         parked = self._calls[handle] = ParkedCall(ctx, handle, questions, asked, ctx._link)
         self._more.set()
@@ -161,13 +162,10 @@ class Parking:
 
     def ask_again(self, ctx: Context, questions: Mapping[str, Inquiry[Any]], carried: Json) -> JsonObject:
         """Return the `input_required` result for a handler that will be started again with the answers."""
-        round, asking = next_round(ctx), self._question_result(ctx, write_questions(ctx, questions))
+        round, asked = next_round(ctx), write_questions(ctx, questions)
+        asking = input_required(ctx._terms.revision, ctx.request.method, None, asked, "")
         again = [list(questions), dict(ctx.answers), carried]
         return {**asking, "requestState": self._seal(ctx, round, None, ctx._recorded, again)}
-
-    @staticmethod
-    def _question_result(ctx: Context, questions: Sequence[Question]) -> JsonObject:
-        return input_required(ctx._terms.revision, ctx.method, ctx._terms.capabilities, questions, "")
 
     def _state_of(self, parked: ParkedCall, round: int) -> str:
         ctx = parked.ctx
@@ -185,7 +183,7 @@ class Parking:
         these keys are accepted (mrtr-24), and the `answers` and the `state` of the context.
         """
         state = SealedState(round, self._wall() + self._ttl, handle, recorded, again)
-        sealed = self._sealer.seal(state, ctx.method, ctx.request.params, ctx.principal)
+        sealed = self._sealer.seal(state, ctx.request.method, ctx.request.params, ctx.principal)
         ctx._rounds = round
         return sealed
 
@@ -223,7 +221,7 @@ class Parking:
                 if parked.ctx._rounds >= MAX_ROUNDS:
                     why = f"answers are missing from inputResponses after {MAX_ROUNDS} rounds"
                     raise RequestError(INVALID_PARAMS, why)
-                asking = self._question_result(ctx, parked.open)
+                asking = input_required(ctx._terms.revision, ctx.method, ctx._terms.capabilities, parked.open, "")
                 return {**asking, "requestState": self._state_of(parked, next_round(parked.ctx))}
         self.give_up(parked)
         return parked

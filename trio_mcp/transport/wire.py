@@ -393,7 +393,7 @@ class Duplex(Wire):
             if self._unfinished is not None:
                 self._check_unfinished(len(data) if number else 0)
             self._control += self._framing.pending()
-            if self._queued():
+            if self._handler.session.queue or self._control:
                 self.wake()
                 await self.room(most)  # also a checkpoint, so that the write begins before the next read
         return False
@@ -436,7 +436,8 @@ class Duplex(Wire):
     # The wire: the queue and its writer.
 
     def wake(self) -> None:
-        if not (self._writer or self._writing or self._over) and self._queued():
+        # Whether messages wait is asked here and below without a call: `_queued` counts them.
+        if not (self._writer or self._writing or self._over) and (self._handler.session.queue or self._control):
             self._writer = True
             self._nursery.start_soon(self._write_all, name="the writer of a connection")
 
@@ -449,7 +450,7 @@ class Duplex(Wire):
         return self._writes + 1 + self._writing
 
     async def written(self, mark: int) -> None:
-        while self._writes < mark and not self._over and self._queued():
+        while self._writes < mark and not self._over and self._handler.session.queue:
             if self._writing:
                 await self._written.park()
             else:
@@ -478,14 +479,14 @@ class Duplex(Wire):
 
     async def empty(self) -> None:
         """Wait until all messages have been written."""
-        while self._writing or (self._queued() and not self._over):
+        while self._writing or (not self._over and (self._handler.session.queue or self._control)):
             self.wake()
             await self._written.park()
 
     async def _write_all(self) -> None:
         try:
-            while not (self._writing or self._over) and self._queued() and await self._write():
-                pass
+            while not (self._writing or self._over) and (self._handler.session.queue or self._control):
+                await self._write()
         finally:
             self._writer = False
 
