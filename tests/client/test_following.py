@@ -11,7 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.client.house import Forecast, build
 from tests.server.checkpoints import patiently
 from trio_mcp import RequestError
-from trio_mcp.client import ToolCall, ToolFailed, _ToolCallBlock, open_client
+from trio_mcp.client import ToolCall, ToolFailed, _stream_call, open_client
 from trio_mcp.errors import SessionClosed
 
 
@@ -22,7 +22,7 @@ async def forever(on_progress: Any) -> str:
 
 
 async def test_a_call_that_was_left_has_no_result_after_its_block() -> None:
-    async with _ToolCallBlock(forever, "a call") as call:
+    async with _stream_call(forever, "a call") as call:
         async for report in call:
             assert report.message == "begun"
             break
@@ -39,7 +39,7 @@ async def test_another_task_that_waits_for_the_result_hears_that_the_call_was_le
             await call.result()
         heard.append(str(failed.value))
 
-    async with trio.open_nursery() as nursery, _ToolCallBlock(forever, "a call") as call:
+    async with trio.open_nursery() as nursery, _stream_call(forever, "a call") as call:
         nursery.start_soon(wait, call)
         await wait_all_tasks_blocked()
     assert heard == ["the call was cancelled before it had a result"]
@@ -51,11 +51,11 @@ async def test_what_a_call_has_failed_with_is_not_lost_with_who_only_follows_it(
         raise RequestError(-32602, "no such tool")
 
     with pytest.raises(RequestError, match="no such tool"):
-        async with _ToolCallBlock(call, "a call") as followed:
+        async with _stream_call(call, "a call") as followed:
             assert [report.progress async for report in followed] == [1]
     mine = KeyError("mine")
     with pytest.raises(KeyError) as raised:
-        async with _ToolCallBlock(call, "a call"):
+        async with _stream_call(call, "a call"):
             raise mine
     assert raised.value is mine
 
@@ -65,7 +65,7 @@ async def test_a_result_is_there_as_often_as_it_is_asked_for(value: Any) -> None
     async def call(on_progress: Any) -> Any:
         return value
 
-    async with _ToolCallBlock(call, "a call") as followed:
+    async with _stream_call(call, "a call") as followed:
         assert await followed.result() == value
     assert await followed.result() == value
 
@@ -74,7 +74,7 @@ async def test_a_call_that_fails_says_so_to_who_asks_and_the_block_goes_on() -> 
     async def call(on_progress: Any) -> Any:
         raise RequestError(7, "not today")
 
-    async with _ToolCallBlock(call, "a call") as followed:
+    async with _stream_call(call, "a call") as followed:
         with pytest.raises(RequestError, match="not today"):
             await followed.result()
 

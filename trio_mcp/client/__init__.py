@@ -25,7 +25,7 @@ else:
                 "Answering FormAnswer FormElicitationRequest GivenRoots OnElicitation OnElicitationUrl OnSampling "
                 "PageAnswer RootLike SamplingAnswer SamplingRequest UrlElicitationRequest"
             ),
-            "client": "Client ToolCall _ToolCallBlock connect_client open_client",
+            "client": "Client ToolCall _stream_call connect_client open_client",
             "connecting": "Connector SessionOptions Startup Target connector_for",
             "connection": "ClientConnection",
             "http": "ACKNOWLEDGE_TIMEOUT ENDPOINT HttpLink MAX_RETRY_AFTER NeedsSse SseLink",

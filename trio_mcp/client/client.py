@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from hashlib import sha256
 from types import TracebackType
@@ -64,12 +64,12 @@ from trio_mcp.core.rounds import Ask, Rounds, is_complete
 from trio_mcp.core.session import Offer
 from trio_mcp.core.signatures import show_options
 from trio_mcp.core.subscriptions import ChangeEvent
-from trio_mcp.transport.nursery import Block, check_trio, open_nursery
+from trio_mcp.transport.nursery import Block, block, check_trio, open_nursery
 
 if TYPE_CHECKING:
     from trio_mcp.core.models import LogLevel
 
-__all__ = ["Client", "ClientOptions", "ToolCall", "_ToolCallBlock", "connect_client", "open_client"]
+__all__ = ["Client", "ClientOptions", "ToolCall", "_stream_call", "connect_client", "open_client"]
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Model)
@@ -489,7 +489,7 @@ class Client(metaclass=WithOtherNames):
     @overload
     def stream_tool(
         self, name: str, arguments: Mapping[str, Json] | None = None, **options: Unpack[RequestOptions]
-    ) -> _ToolCallBlock[models.CallToolResult]: ...
+    ) -> AbstractAsyncContextManager[ToolCall[models.CallToolResult]]: ...
 
     @overload
     def stream_tool(
@@ -499,12 +499,12 @@ class Client(metaclass=WithOtherNames):
         *,
         returns: type[T],
         **options: Unpack[RequestOptions],
-    ) -> _ToolCallBlock[T]: ...
+    ) -> AbstractAsyncContextManager[ToolCall[T]]: ...
 
     @overload
     def stream_tool(
         self, name: str, arguments: Mapping[str, Json] | None = None, *, returns: Any, **options: Unpack[RequestOptions]
-    ) -> _ToolCallBlock[Any]: ...
+    ) -> AbstractAsyncContextManager[ToolCall[Any]]: ...
 
     def stream_tool(
         self,
@@ -513,7 +513,7 @@ class Client(metaclass=WithOtherNames):
         *,
         returns: Any = ABSENT,
         **options: Unpack[RequestOptions],
-    ) -> _ToolCallBlock[Any]:
+    ) -> AbstractAsyncContextManager[ToolCall[Any]]:
         """``async with client.stream_tool(...) as call``: call a tool while the block runs.
 
         In the block, ``async for report in call`` gives the progress reports, and ``await call.result()`` returns the
@@ -526,7 +526,7 @@ class Client(metaclass=WithOtherNames):
         async def call(on_progress: OnProgress) -> Any:
             return await self.call_tool(name, given, returns=returns, on_progress=on_progress, **options)
 
-        return _ToolCallBlock(call, f"tools/call {name[:80]!r}, streamed")
+        return _stream_call(call, f"tools/call {name[:80]!r}, streamed")
 
     async def _list_all_tools(self) -> None:
         for _ in await self.list_tools():
@@ -753,29 +753,19 @@ class ToolCall(Generic[T]):
             self._changed.set()
 
 
-class _ToolCallBlock(Generic[T]):
+@block
+async def _stream_call(stack: AsyncExitStack, call: Callable[[OnProgress], Awaitable[T]], name: str) -> ToolCall[T]:
     """The block of `Client.stream_tool`.  The call is cancelled when the block ends.
 
-    If the call failed and the block did not ask for the result, the end of the block raises the error.  It is a class
-    because another task would close a generator that is dropped in a crash, and that task must not close the nursery.
+    If the call failed and the block did not ask for the result, the end of the block raises the error.
     """
+    tool_call: ToolCall[T] = ToolCall()
 
-    def __init__(self, call: Callable[[OnProgress], Awaitable[T]], name: str) -> None:
-        self._call = call
-        self._name = name
+    def raise_failure(kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is None and tool_call._error is not None and not tool_call._error_raised:
+            raise tool_call._error
 
-    async def __aenter__(self) -> ToolCall[T]:
-        self._nursery = open_nursery()
-        nursery = await self._nursery.__aenter__()
-        self._tool_call: ToolCall[T] = ToolCall()
-        nursery.start_soon(self._tool_call._run, self._call, name=self._name)
-        return self._tool_call
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None:
-        suppress = await self._nursery.__aexit__(kind, error, traceback)
-        failure = self._tool_call._error
-        if error is None and failure is not None and not self._tool_call._error_raised:
-            raise failure
-        return suppress
+    stack.push(raise_failure)
+    nursery = await stack.enter_async_context(open_nursery())
+    nursery.start_soon(tool_call._run, call, name=name)
+    return tool_call

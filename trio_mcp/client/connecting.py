@@ -588,42 +588,40 @@ class Startup:
     def _check_line(self, line: bytes, message: Message) -> None:
         if type(message) is Batch and all(type(each) is InvalidMessage for each in message.items):
             message = message.items[0]  # a JSON array that is not a batch, such as a printed list
-        if type(message) is InvalidMessage:
-            self._add_garbage(_printable(line) or message.why)
-        elif type(message) is Request and message.method in _CLIENT_REQUESTS:
+        if type(message) is Request and message.method in _CLIENT_REQUESTS:
             self._reason = (
                 f"{self._name} sends back its input, so it is not an MCP server, or a terminal is in between, as with "
                 "docker run -t"
             )
             self._echoes = True
             self._scope.deadline = -math.inf
-        else:
+            return
+        if type(message) is not InvalidMessage:
             self._started()
-
-    def _started(self) -> None:
-        self._starting = False
-        self._scope.deadline = math.inf
-        self._lines.watch = None
-
-    def _add_garbage(self, text: str) -> None:
+            return
+        text = _printable(line) or message.why
         if not self._garbage:
             _log.warning(
                 "%s wrote a line that is not an MCP message: %r; stdout is for messages, use stderr for other output",
                 self._name,
                 text,
             )
-            seconds = self._garbage_timeout
-            deadline = trio.current_time() + seconds
+            deadline = trio.current_time() + self._garbage_timeout
             if deadline < self._scope.deadline:
                 self._scope.deadline = deadline
                 self._reason = (
-                    f"{self._name} sent no MCP message within {seconds:g} seconds after its first line that is not "
-                    "a message (garbage_timeout)"
+                    f"{self._name} sent no MCP message within {self._garbage_timeout:g} seconds after its first line "
+                    "that is not a message (garbage_timeout)"
                 )
         if len(self._garbage) < _MAX_LINES:
             self._garbage.append(text)
         else:
             self._more_garbage += 1
+
+    def _started(self) -> None:
+        self._starting = False
+        self._scope.deadline = math.inf
+        self._lines.watch = None
 
     def _output(self) -> str:
         """Return the output of the program on stdout, as a part of an error message."""
