@@ -67,14 +67,15 @@ from trio_mcp.client.subscriptions import SubscriptionUnsupported
 from trio_mcp.core.content import MalformedContent, well_formed
 from trio_mcp.core.errors import INTERNAL_ERROR, McpError, RequestError, UsageError, shown
 from trio_mcp.core.http.fields import Mirror, find_mirrors
-from trio_mcp.core.messages import JsonObject, Limits, Request
+from trio_mcp.core.messages import Id, JsonObject, Limits, Request
 from trio_mcp.core.models import Tool
 from trio_mcp.core.revisions import REVISIONS, Role
 from trio_mcp.core.session import Offer
 from trio_mcp.core.shares import Shares
-from trio_mcp.core.subscriptions import ChangeEvent, resource_updated
+from trio_mcp.core.subscriptions import ChangeEvent, ChangeKind, Listeners, resource_updated
 from trio_mcp.relay.upstream import FORWARDED, RelayedCall, Upstream, WatchedChange, owner_of
 from trio_mcp.server.context import Context
+from trio_mcp.server.publishing import ListenerKey
 from trio_mcp.server.registry import CAPABILITIES, Catalog, Entry
 from trio_mcp.server.server import Server, check_names
 from trio_mcp.transport.nursery import Block, check_trio, open_nursery
@@ -240,7 +241,11 @@ class Relay(Block[Server]):
         self._room.set()
         self._room = trio.Event()
 
-    # The methods of `Watcher`, for the subscriptions of clients.
+    # Subscriptions of clients.
+
+    def listeners(self, limits: Limits, catalog: Catalog, watchers: Sequence[Relay]) -> Listeners[ListenerKey]:
+        """Make the listeners of a run, with the relays that are served or mounted there."""
+        return _RelayListeners(limits, catalog, watchers)
 
     def upstream_of(self, owner: Hashable | None) -> object:
         """The upstream session that this owner has or would get; None if there is none."""
@@ -250,11 +255,13 @@ class Relay(Block[Server]):
         return self._upstreams.get(owner, self._first)
 
     def client_disconnected(self, link: object) -> None:
+        """This connection or session has ended."""
         upstream = self._upstreams.get(link)
         if upstream is not None and self.can_reopen:
             upstream.client_disconnected()
 
-    def listen(self, link: ServerSession, change: ChangeEvent, *, announced: bool = False) -> None:
+    def listen(self, link: Any, change: ChangeEvent, *, announced: bool = False) -> None:
+        """A client has subscribed to this change.  `announced`: its subscription is acknowledged already."""
         if self._ended:
             return
         owner = owner_of(link)
@@ -266,7 +273,8 @@ class Relay(Block[Server]):
         if announced and not watch.settled.is_set():
             watch.announced = watch.missed = True
 
-    def stop_listening(self, link: ServerSession, change: ChangeEvent) -> None:
+    def stop_listening(self, link: Any, change: ChangeEvent) -> None:
+        """A client has ended its subscription to this change."""
         owner = owner_of(link)
         watch = self._watches.get((owner, change))
         if watch is not None:  # None: the upstream server has ended it
@@ -381,3 +389,34 @@ class RelayCatalog(Catalog):
 
 def _read_only() -> UsageError:
     return UsageError("a relay only has the features of its upstream server; add features there, or to another server")
+
+
+class _RelayListeners(Listeners[ListenerKey]):
+    """Listeners whose subscriptions are reported to relays, except those to resources of our own."""
+
+    def __init__(self, limits: Limits, catalog: Catalog, relays: Sequence[Relay]) -> None:
+        super().__init__(limits)
+        self._catalog = catalog
+        self._relays = relays
+
+    def forget(self, key: ListenerKey) -> bool:
+        known = super().forget(key)
+        for relay in self._relays if key.id is None else ():
+            relay.client_disconnected(key.link)
+        return known
+
+    def _index(self, key: ListenerKey, id: Id | None, change: ChangeEvent) -> None:
+        super()._index(key, id, change)
+        for relay in self._concerned(id, change):
+            # A listen request, which has an id, is acknowledged at once.
+            relay.listen(key.link, change, announced=id is not None)
+
+    def _unindex(self, key: ListenerKey, change: ChangeEvent) -> None:
+        super()._unindex(key, change)
+        for relay in self._concerned(key.id, change):
+            relay.stop_listening(key.link, change)
+
+    def _concerned(self, id: Id | None, change: ChangeEvent) -> Sequence[Relay]:
+        if change.kind is ChangeKind.RESOURCE:
+            return self._relays if self._catalog.find_resource(change.item) is None else ()
+        return () if id is None else self._relays  # a legacy session gets changes of lists without asking

@@ -30,7 +30,7 @@ else:
             "handlers": "Handler RunMode raw typed",
             "parking": "ParkedCall Parking next_round read_answer write_questions",
             "process": "ProcessLife live parse_address run_stdio serve_stdio watched",
-            "publishing": "ListenerKey ListeningConnection Publisher WatchedListeners Watcher",
+            "publishing": "ListenerKey ListeningConnection Publisher Watcher",
             "questions": "Elicit ElicitUrl Inquiry ListRoots Sample UrlElicitationRequired",
             "registry": (
                 "CAPABILITIES CHANGES Catalog CompletionOptions Entry EntryRoute Filter HandlerOptions KINDS Kind "

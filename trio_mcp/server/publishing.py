@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, Protocol
 import trio
 
 from trio_mcp.core.messages import Id, Limits, Notification
-from trio_mcp.core.subscriptions import ChangeEvent, ChangeKind, Listeners
+from trio_mcp.core.subscriptions import ChangeEvent, Listeners
 from trio_mcp.server.registry import Catalog
 
-__all__ = ["ListenerKey", "ListeningConnection", "Publisher", "WatchedListeners", "Watcher"]
+__all__ = ["ListenerKey", "ListeningConnection", "Publisher", "Watcher"]
 
 _BURST = 8  # notifications until other tasks have a turn: thousands of clients may listen
 
@@ -40,45 +40,8 @@ class ListenerKey(NamedTuple):
 class Watcher(Protocol):
     """A server with entries of another server, where it must subscribe to the changes that its clients ask for."""
 
-    def listen(self, link: Any, change: ChangeEvent, *, announced: bool = False) -> None:
-        """A client has subscribed to this change.  `announced`: its subscription is acknowledged already."""
-
-    def stop_listening(self, link: Any, change: ChangeEvent) -> None:
-        """A client has ended its subscription to this change."""
-
-    def client_disconnected(self, link: object) -> None:
-        """This connection or session has ended."""
-
-
-class WatchedListeners(Listeners[ListenerKey]):
-    """Listeners whose subscriptions are reported to watchers, except those to resources of our own."""
-
-    def __init__(self, limits: Limits, catalog: Catalog, watchers: Sequence[Watcher]) -> None:
-        super().__init__(limits)
-        self._catalog = catalog
-        self._watchers = watchers
-
-    def forget(self, key: ListenerKey) -> bool:
-        known = super().forget(key)
-        for watcher in self._watchers if key.id is None else ():
-            watcher.client_disconnected(key.link)
-        return known
-
-    def _index(self, key: ListenerKey, id: Id | None, change: ChangeEvent) -> None:
-        super()._index(key, id, change)
-        for watcher in self._concerned(id, change):
-            # A listen request, which has an id, is acknowledged at once.
-            watcher.listen(key.link, change, announced=id is not None)
-
-    def _unindex(self, key: ListenerKey, change: ChangeEvent) -> None:
-        super()._unindex(key, change)
-        for watcher in self._concerned(key.id, change):
-            watcher.stop_listening(key.link, change)
-
-    def _concerned(self, id: Id | None, change: ChangeEvent) -> Sequence[Watcher]:
-        if change.kind is ChangeKind.RESOURCE:
-            return self._watchers if self._catalog.find_resource(change.item) is None else ()
-        return () if id is None else self._watchers  # a legacy session gets changes of lists without asking
+    def listeners(self, limits: Limits, catalog: Catalog, watchers: Sequence[Any]) -> Listeners[ListenerKey]:
+        """Make the listeners of a run, which report their subscriptions to all watchers of the run."""
 
 
 class Publisher:

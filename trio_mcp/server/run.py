@@ -22,7 +22,7 @@ from trio_mcp.core.rounds import StateSealer
 from trio_mcp.core.shares import ByteBudget, FairQueue, Shares
 from trio_mcp.server.dispatch import Dispatcher
 from trio_mcp.server.parking import Parking
-from trio_mcp.server.publishing import Publisher, WatchedListeners
+from trio_mcp.server.publishing import Publisher
 from trio_mcp.transport.nursery import block, open_nursery
 from trio_mcp.transport.wire import CLOSING
 from trio_mcp.transport.workers import WorkerPool
@@ -117,7 +117,9 @@ class Run:
         """The places of requests that run."""
         self.kinds = catalog.kinds
         """The capabilities that the entries need; the offer is made again when they have grown."""
-        self.publisher = Publisher(limits, window, WatchedListeners(limits, catalog, watchers) if watchers else None)
+        self.publisher = Publisher(
+            limits, window, watchers[0].listeners(limits, catalog, watchers) if watchers else None
+        )
         self.parking = Parking(sealer, limits)
         self.dispatcher = Dispatcher(
             catalog,
