@@ -38,7 +38,8 @@ from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import generate_accept_token
 
 from trio_mcp.core.errors import INVALID_REQUEST, shown
-from trio_mcp.core.http.fields import Fields, Headers, Reply, refusal
+from trio_mcp.core.http.fields import Fields, Reply, listed, refusal
+from trio_mcp.core.http.h1 import head_bytes
 from trio_mcp.core.http.server_rules import HttpRequest
 from trio_mcp.core.messages import Error, InvalidMessage, Limits, Message, decode, record
 from trio_mcp.core.revisions import Role
@@ -227,17 +228,16 @@ def judge_upgrade(request: HttpRequest) -> Reply | Upgrade:
         return fault
     token = generate_accept_token(request.headers["Sec-WebSocket-Key"].encode()).decode()
     fields: Fields = (*_UPGRADE, ("Sec-WebSocket-Accept", token))
-    if _listed(request.headers, "Sec-WebSocket-Protocol"):
+    if listed(request.headers.get("Sec-WebSocket-Protocol", "")):
         fields += (("Sec-WebSocket-Protocol", SUBPROTOCOL),)
-    lines = ("HTTP/1.1 101 Switching Protocols", *(f"{name}: {value}" for name, value in fields), "", "")
-    return Upgrade("\r\n".join(lines).encode())
+    return Upgrade(head_bytes(101, fields, None))
 
 
 def _handshake_fault(request: HttpRequest) -> Reply | None:
     """RFC 6455, 4.2.1."""
     headers, version = request.headers, request.headers.get("Sec-WebSocket-Version")
-    upgrades = {each.lower() for each in _listed(headers, "Upgrade")}
-    if "websocket" not in upgrades or "upgrade" not in {each.lower() for each in _listed(headers, "Connection")}:
+    upgrades, options = (listed(headers.get(name, "").lower()) for name in ("Upgrade", "Connection"))
+    if "websocket" not in upgrades or "upgrade" not in options:
         why = "to open a WebSocket, send Upgrade: websocket and Connection: Upgrade"
         return _refused(426, why, *_UPGRADE)
     if version != "13":
@@ -245,7 +245,7 @@ def _handshake_fault(request: HttpRequest) -> Reply | None:
         return _refused(426, why, *_UPGRADE, ("Sec-WebSocket-Version", "13"))
     if not _is_key(headers.get("Sec-WebSocket-Key", "")):
         return _refused(400, "Sec-WebSocket-Key must be 16 bytes in Base64")
-    offered = _listed(headers, "Sec-WebSocket-Protocol")
+    offered = listed(headers.get("Sec-WebSocket-Protocol", ""))
     if offered and SUBPROTOCOL not in offered:
         came = shown(", ".join(offered))
         return _refused(400, f"the subprotocols {came} are not supported; offer {SUBPROTOCOL}, or none")
@@ -254,10 +254,6 @@ def _handshake_fault(request: HttpRequest) -> Reply | None:
 
 def _refused(status: int, why: str, *extra: tuple[str, str]) -> Reply:
     return refusal(status, Error(None, INVALID_REQUEST, why), extra=extra)
-
-
-def _listed(headers: Headers, name: str) -> list[str]:
-    return [each for part in headers.get(name, "").split(",") if (each := part.strip())]
 
 
 def _is_key(text: str) -> bool:

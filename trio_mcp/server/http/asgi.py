@@ -50,12 +50,10 @@ from trio_mcp.server.http.endpoint import (
 )
 from trio_mcp.server.run import Run
 from trio_mcp.server.session import converse
-from trio_mcp.transport.nursery import check_trio, open_nursery, sole
+from trio_mcp.transport.nursery import block, check_trio, open_nursery, sole
 from trio_mcp.transport.wire import CLOSING
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from trio_mcp.server.server import Server
 
 __all__ = ["AsgiApp"]
@@ -98,9 +96,23 @@ class AsgiApp:
         """
         return self._running(closed=False)
 
-    def _running(self, *, closed: bool) -> _RunningApp:
+    def _running(self, *, closed: bool) -> AbstractAsyncContextManager[None]:
         self._started = True
-        return _RunningApp(self, closed=closed)
+        return _running_app(self, closed)
+
+    def _leave(self) -> None:
+        self._state, self._claimed = None, False
+
+    async def _drain(self, ending: Endpoint | Run, closed: bool) -> None:
+        # ASGI: the lifespan ends when the server "has stopped accepting connections and closed all active" ones.  The
+        # ASGI server has given them its own timeout.  Legacy calls continue without a connection, but no client can
+        # reconnect for their answers, so they get no time.
+        with trio.move_on_after(0 if closed and not self._open_requests else self._shutdown_timeout):
+            await ending.drain()
+            return
+        ending.abort_pending()
+        with trio.move_on_after(CLOSING):
+            await ending.drain()
 
     async def __call__(self, scope: Event, receive: Receive, send: Send) -> None:
         kind = scope["type"]
@@ -155,7 +167,7 @@ class AsgiApp:
     async def _run_until_exit(self, started: trio.Event) -> None:
         """Run until the event loop ends.  If the run fails, the next request starts another one."""
         try:
-            async with _RunningApp(self, closed=False):
+            async with _running_app(self, False):
                 started.set()
                 await trio.sleep_forever()
         except BaseException as error:  # noqa: BLE001  # an exception that leaves a system task ends the event loop
@@ -239,60 +251,29 @@ class _AppState:
         return request, await self.endpoint.admit(request, peer, _prefix(scope))
 
 
-class _RunningApp:
-    """Runs an application for the duration of the block."""
+@block
+async def _running_app(stack: AsyncExitStack, app: AsgiApp, closed: bool) -> None:
+    """Run an application for the duration of the block.  `closed`: no request comes after the block."""
+    check_trio()
+    if app._claimed:
+        raise UsageError("this ASGI application is running already")
+    app._claimed = True
+    stack.callback(app._leave)
+    joined = app._server._joined()
+    run = await stack.enter_async_context(joined)
+    run.held = True  # by the ASGI server, or the program
+    nursery = await stack.enter_async_context(open_nursery())
+    endpoint = Endpoint(run, **app._options)
+    nursery.start_soon(endpoint.run, name="endpoint of an ASGI application")
+    # A shared run continues without this application.
+    ending = endpoint if isinstance(joined, nullcontext) else run
 
-    __slots__ = ("_app", "_closed", "_shared", "_stack")
+    async def drain(kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is None:
+            await app._drain(ending, closed)
 
-    def __init__(self, app: AsgiApp, *, closed: bool) -> None:
-        """`closed`: no request comes after the block."""
-        self._app = app
-        self._closed = closed
-
-    async def __aenter__(self) -> None:
-        app = self._app
-        check_trio()
-        if app._claimed:
-            raise UsageError("this ASGI application is running already")
-        async with AsyncExitStack() as stack:
-            app._claimed = True
-            stack.callback(self._leave)
-            joined = app._server._joined()
-            run = await stack.enter_async_context(joined)
-            run.held = True  # by the ASGI server, or the program
-            nursery = await stack.enter_async_context(open_nursery())
-            endpoint = Endpoint(run, **app._options)
-            nursery.start_soon(endpoint.run, name="endpoint of an ASGI application")
-            self._shared = isinstance(joined, nullcontext)
-            stack.push_async_exit(self._drain)
-            app._state = _AppState(run, endpoint)
-            self._stack = stack.pop_all()
-
-    def _leave(self) -> None:
-        self._app._state, self._app._claimed = None, False
-
-    async def _drain(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        state = self._app._state
-        if error is None and state is not None:
-            # A shared run continues without this application.
-            ending: Endpoint | Run = state.endpoint if self._shared else state.run
-            # ASGI: the lifespan ends when the server "has stopped accepting connections and closed all active" ones.
-            # The ASGI server has given them its own timeout.  Legacy calls continue without a connection, but no
-            # client can reconnect for their answers, so they get no time.
-            shutdown_timeout = 0 if self._closed and not self._app._open_requests else self._app._shutdown_timeout
-            with trio.move_on_after(shutdown_timeout):
-                await ending.drain()
-                return
-            ending.abort_pending()
-            with trio.move_on_after(CLOSING):
-                await ending.drain()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None:
-        return await self._stack.__aexit__(kind, error, traceback)
+    stack.push_async_exit(drain)
+    app._state = _AppState(run, endpoint)
 
 
 def _report(error: BaseException) -> None:

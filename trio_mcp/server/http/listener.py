@@ -23,7 +23,7 @@ import os
 import socket
 import ssl
 import stat
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import attrs
@@ -37,7 +37,7 @@ from trio_mcp.server.http.connection import HttpConnection, ListenerState
 from trio_mcp.server.http.endpoint import Endpoint, HttpOptions, busy
 from trio_mcp.server.run import Run
 from trio_mcp.server.session import address_of
-from trio_mcp.transport.nursery import open_nursery
+from trio_mcp.transport.nursery import block, open_nursery
 from trio_mcp.transport.wire import Tap, keep_alive
 
 if TYPE_CHECKING:
@@ -149,6 +149,19 @@ show_options(serve_http, HttpOptions)
 show_options(serve_http_stream, HttpOptions)
 
 
+@block
+async def _in_run(stack: contextlib.AsyncExitStack, server: _HttpServer) -> trio.Nursery:
+    """Serve as a connection of the run for the duration of the block.  Returns the nursery of the service."""
+    server._run.connections[server] = None
+    stack.callback(server._run.connections.pop, server, None)
+    stack.enter_context(server._scope)
+    nursery = await stack.enter_async_context(open_nursery())
+    nursery.start_soon(server.endpoint.run, name="HTTP: keep-alives")
+    nursery.start_soon(server.run, name="HTTP: idle connections")
+    nursery.start_soon(server._hurry, name="HTTP: shutdown")
+    return nursery
+
+
 class _HttpServer(ListenerState):
     """The HTTP service of one server in one run.  The run sees it as one connection."""
 
@@ -167,7 +180,7 @@ class _HttpServer(ListenerState):
         self._changed = trio.lowlevel.ParkingLot()  # a listener or a connection has ended
 
     async def serve(self, listeners: Sequence[Listener], started: Callable[[], object]) -> None:
-        async with self._in_run() as nursery:
+        async with _in_run(self) as nursery:
             for listener in listeners:
                 scope = trio.CancelScope()
                 self._accepting.add(scope)
@@ -178,24 +191,11 @@ class _HttpServer(ListenerState):
             await self._all_closed()
 
     async def serve_stream(self, stream: trio.abc.Stream) -> None:
-        async with self._in_run():
+        async with _in_run(self):
             connection = self._new(stream, address_of(stream))
             if self._run.draining:
                 connection.drain()
             await self._serve(connection)
-
-    @contextlib.asynccontextmanager
-    async def _in_run(self) -> AsyncIterator[trio.Nursery]:
-        self._run.connections[self] = None
-        try:
-            with self._scope:
-                async with open_nursery() as nursery:
-                    nursery.start_soon(self.endpoint.run, name="HTTP: keep-alives")
-                    nursery.start_soon(self.run, name="HTTP: idle connections")
-                    nursery.start_soon(self._hurry, name="HTTP: shutdown")
-                    yield nursery
-        finally:
-            self._run.connections.pop(self, None)
 
     async def _hurry(self) -> None:
         """Wait for cancellation, then call `hurry` on all connections: a write cannot notice the cancellation."""

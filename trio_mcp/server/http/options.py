@@ -10,6 +10,7 @@ from trio_mcp.core.errors import UsageError
 from trio_mcp.core.http.event_log import EventLog
 from trio_mcp.core.http.fields import LOOPBACK_HOSTS, split_target
 from trio_mcp.core.http.server_rules import HttpPolicy, HttpRequest
+from trio_mcp.core.signatures import check_options
 from trio_mcp.server.run import Run
 
 __all__ = ["HttpOptions", "keep_alive_of", "policy_of", "public_url_of"]
@@ -56,16 +57,9 @@ _OF_THE_POLICY = ("path", "sse_path", "message_path", "allowed_origins", "sessio
 
 def policy_of(run: Run, options: HttpOptions) -> HttpPolicy:
     """Make the policy of an endpoint.  Raises `UsageError` for an invalid option and `TypeError` for an unknown one."""
-    if unknown := options.keys() - HttpOptions.__annotations__.keys():
-        raise TypeError(f"unknown option {min(unknown)!r}; the options are {', '.join(HttpOptions.__annotations__)}")
-    for name in ("sessions", "json_only"):
-        if not isinstance(options.get(name, True), bool):
-            raise UsageError(f"{name} must be True or False, got {options.get(name)!r}")
-    for name in ("authenticate", "event_log"):
-        if name in options and not callable(options.get(name)):
-            raise UsageError(f"{name} must be a function, got {type(options.get(name)).__name__}")
-    hosts = options.get("allowed_hosts", LOOPBACK_HOSTS)
     public, protection = public_url_of(options), run.dispatcher.protection()
+    check_options(options, HttpOptions)
+    hosts = options.get("allowed_hosts", LOOPBACK_HOSTS)
     more = [None if public is None else split_target(public)[0], None if protection is None else protection.host]
     if not isinstance(hosts, str):  # a string is refused by the policy
         hosts = (*hosts, *(each for each in more if each is not None))

@@ -6,12 +6,12 @@ other, with a status and a JSON-RPC error, or the connection becomes one duplex 
 
 from __future__ import annotations
 
-from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 import trio
 
 from trio_mcp.core.http.fields import Reply
+from trio_mcp.core.http.h1 import head_bytes
 from trio_mcp.core.http.server_rules import HttpRequest
 from trio_mcp.core.http.websocket import Upgrade, WebSocketFrames, judge_upgrade
 from trio_mcp.core.revisions import Role
@@ -93,11 +93,8 @@ async def _judge(
 def _refusal(reply: Reply) -> bytes:
     """The bytes of a refusal.  It closes the connection, because the next bytes of the client may not be HTTP."""
     options = [value for name, value in reply.headers if name == "Connection" and value != "close"]
-    fields = [*((name, value) for name, value in reply.headers if name != "Connection")]
-    fields.append(("Connection", ", ".join([*options, "close"])))
-    first = f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}"
-    head = "\r\n".join((first, *(f"{name}: {value}" for name, value in fields), "", ""))
-    return head.encode("latin-1") + reply.body
+    fields = tuple((name, value) for name, value in reply.headers if name != "Connection")
+    return head_bytes(reply.status, fields, None, f"Connection: {', '.join([*options, 'close'])}") + reply.body
 
 
 class _WebSocketStream(trio.abc.Stream):
