@@ -156,10 +156,6 @@ class HttpConnection:
         self._close_after = False  # close the connection after the current response
         self._discard_rest = False  # the client may be sending bytes that will not be parsed
         # The current request.
-        self._accepts_chunks = False
-        self._bodiless = False
-        self._cors: Fields = ()  # lets a web page read why its request is refused
-        self._pending_request: HttpRequest | None = None  # set while its body is being read
         self._response: _H1Response | None = None
         self._on_disconnect: Callable[[], None] | None = None
         self._reading_ahead = False
@@ -241,7 +237,6 @@ class HttpConnection:
                 self._busy = True
                 if self._scope.deadline != math.inf:
                     self._scope.deadline = math.inf
-                self._accepts_chunks, self._bodiless = head.accepts_chunks, head.method == "HEAD"
                 self._close_after = self._close_after or not head.keep_alive
                 if head.method == "GET" and self._upgrades(head):
                     assert self._shared.upgraded is not None
@@ -249,7 +244,7 @@ class HttpConnection:
                     await self._shared.upgraded(self._stream, request, self._reader.rest(), self._peer)
                     self._write_closed = True
                     return
-                self._on_disconnect, self._response = None, _H1Response(self)
+                self._on_disconnect, self._response = None, _H1Response(self, head)
                 response = self._response
                 self._on_disconnect = await self._answer(head, response)
                 del head  # to free memory, because a stream may last for hours
@@ -266,8 +261,6 @@ class HttpConnection:
         """Reset the state of the last request, and become idle."""
         self._busy, self._timeout_message = False, ""
         self._response = self._on_disconnect = None  # an idle connection keeps no objects of its last request
-        # Until the next head is parsed; these values serve for the reply if that head is refused.
-        self._bodiless, self._accepts_chunks, self._cors = False, True, ()
         self._shared.idle.touch(self)
 
     async def _head(self) -> RequestHead | None:
@@ -314,11 +307,11 @@ class HttpConnection:
             if isinstance(admitted, Reply):
                 await self._refuse_before_body(head, response, admitted)
                 return None
-            self._cors = admitted.head.cors
+            response.cors = admitted.head.cors
             if head.length != 0:
-                self._pending_request = request
+                response.pending_request = request
                 body = await self._body(head, admitted.holder)
-                self._pending_request = None
+                response.pending_request = None
                 if body is None:
                     return None
                 request = HttpRequest(head.method, head.target, head.headers, body)
@@ -449,9 +442,12 @@ class HttpConnection:
 
     async def _refuse(self, reply: Reply) -> None:
         """Send a refusal, and close the connection after it."""
-        log_refusal(reply, self._pending_request, self._peer)
+        response = self._response
+        if response is None or response.begun:
+            response = _H1Response(self)
+        log_refusal(reply, response.pending_request, self._peer)
         self._close_after = self._discard_rest = True
-        await _H1Response(self).begin(reply.status, (*self._cors, *reply.headers), reply.body, more=False)
+        await response.begin(reply.status, (*response.cors, *reply.headers), reply.body, more=False)
 
     async def write(self, data: bytes, *more: bytes) -> None:
         """Send all bytes.  A cancellation does not interrupt it.  Raises BrokenResourceError if the client has
@@ -575,12 +571,18 @@ class HttpConnection:
 class _H1Response:
     """The response to the current request: an `HttpResponse` (see `responses`)."""
 
-    __slots__ = ("_bodiless", "_chunked", "_connection", "begun", "ending", "over")
+    __slots__ = (
+        "_accepts_chunks", "_bodiless", "_chunked", "_connection", "begun", "cors", "ending", "over", "pending_request",
+    )  # fmt: skip
 
-    def __init__(self, connection: HttpConnection) -> None:
+    def __init__(self, connection: HttpConnection, head: RequestHead | None = None) -> None:
+        """`head` is that of the request, or None if it could not be read."""
         self._connection = connection
+        self._accepts_chunks = head is None or head.accepts_chunks
+        self._bodiless = head is not None and head.method == "HEAD"
         self._chunked = False
-        self._bodiless = connection._bodiless
+        self.pending_request: HttpRequest | None = None  # set while its body is being read
+        self.cors: Fields = ()  # lets a web page read why its request is refused
         self.begun = False
         self.ending = False  # its last part is being sent, or has been sent
         self.over = False
@@ -609,7 +611,7 @@ class _H1Response:
             pass
         elif length is not None:
             framing.append(f"Content-Length: {length}")
-        elif connection._accepts_chunks:
+        elif self._accepts_chunks:
             framing.append("Transfer-Encoding: chunked")
             self._chunked = True
         else:
@@ -618,7 +620,7 @@ class _H1Response:
             connection._close_after = True
         if connection._close_after:
             framing.append("Connection: close")
-        elif not connection._accepts_chunks:
+        elif not self._accepts_chunks:
             framing.append("Connection: keep-alive")
         return head_bytes(status, fields, connection._shared.date(), *framing)
 

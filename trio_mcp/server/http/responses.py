@@ -224,42 +224,38 @@ class ResponseStream(Wire):
     request, and is over after `finish`.
     """
 
-    __slots__ = (
-        "__weakref__", "_begun", "_charged", "_cors", "_finished", "_ids", "_keep_alive_due", "_log_failed", "_missed",
-        "_mode", "_over", "_owner", "_queue", "_response", "_retry", "_shared", "_streaming", "_writer", "_writes",
-        "_writing", "_written", "answers_only", "name", "session_id",
-    )  # fmt: skip
+    # Class attributes, because few streams change these values, and each request has its own stream.
+    name: str | None = None
+    """Its name in the event log, from its first event id on."""
+    session_id: str | None = None
+    """The id of the session that `initialize` opened; the response to `initialize` has it in a header."""
+    _charged = 0  # bytes charged to the account of its owner, for messages in the queue or being written
+    _finished = False
+    _log_failed = False
+    _over = False
+    # The current response.
+    _response: HttpResponse | None = None
+    _cors: Fields = ()
+    _begun = False  # its head is sent
+    _missed = b""  # events that the client of a resumed stream has not read
+    _keep_alive_due = False
+    _retry: float | None = None  # after this many seconds the client is asked to reconnect
+    # The writes.  A response that was lost may still be written when another one is attached.
+    _writing: HttpResponse | None = None  # the response of the newest write in progress
+    _writer: HttpResponse | None = None  # the response of the newest writer task
+    _writes = 0  # that have ended
+    _written: trio.lowlevel.ParkingLot | None = None  # made when a task waits for a write
 
     def __init__(
         self, owner: StreamOwner, mode: ResponseMode, shared: EndpointStreams, ids: Collection[Id] = ()
     ) -> None:
-        self.name: str | None = None
-        """Its name in the event log, from its first event id on."""
-        self.session_id: str | None = None
-        """The id of the session that `initialize` opened; the response to `initialize` has it in a header."""
-        self.answers_only = mode.answer is Answer.JSON
         self._owner = owner
         self._mode = mode
         self._shared = shared
         self._ids = ids
         self._queue: list[OutgoingMessage] = []
-        self._charged = 0  # bytes charged to the account of its owner, for messages in the queue or being written
         self._streaming = mode.answer is Answer.STREAM  # the kind is decided: an event stream
-        self._finished = False
-        self._log_failed = False
-        self._over = False
-        # The current response.
-        self._response: HttpResponse | None = None
-        self._cors: Fields = ()
-        self._begun = False  # its head is sent
-        self._missed = b""  # events that the client of a resumed stream has not read
-        self._keep_alive_due = False
-        self._retry: float | None = None  # after this many seconds the client is asked to reconnect
-        # The writes.  A response that was lost may still be written when another one is attached.
-        self._writing: HttpResponse | None = None  # the response of the newest write in progress
-        self._writer: HttpResponse | None = None  # the response of the newest writer task
-        self._writes = 0  # that have ended
-        self._written: trio.lowlevel.ParkingLot | None = None  # made when a task waits for a write
+        self.answers_only = mode.answer is Answer.JSON
 
     # Its response.
 
