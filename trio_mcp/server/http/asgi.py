@@ -45,11 +45,9 @@ from trio_mcp.server.http.endpoint import (
     HttpOptions,
     log_refusal,
     over_limit,
-    seconds_left,
     send_reply,
 )
 from trio_mcp.server.run import Run
-from trio_mcp.server.session import converse
 from trio_mcp.transport.nursery import block, check_trio, open_nursery, sole
 from trio_mcp.transport.wire import CLOSING
 
@@ -83,7 +81,7 @@ class AsgiApp:
         self._options = options
         self._started = False  # a lifespan or `running` owns the run, so that requests do not start one
         self._claimed = False  # a run is active or starts
-        self._state: _AppState | None = None
+        self._endpoint: Endpoint | None = None  # while the application runs
         self._open_requests = 0  # requests and WebSockets
         self._starting: trio.Event | None = None  # set when the run that the first request starts has begun or failed
 
@@ -101,7 +99,7 @@ class AsgiApp:
         return _running_app(self, closed)
 
     def _leave(self) -> None:
-        self._state, self._claimed = None, False
+        self._endpoint, self._claimed = None, False
 
     async def _drain(self, ending: Endpoint | Run, closed: bool) -> None:
         # ASGI: the lifespan ends when the server "has stopped accepting connections and closed all active" ones.  The
@@ -154,15 +152,15 @@ class AsgiApp:
         else:
             await send({"type": "lifespan.shutdown.complete"})
 
-    async def _running_state(self) -> _AppState | None:
-        """The state of the running application, started by the first request if needed; None if it does not run."""
-        if self._state is None and not self._started:
+    async def _running_endpoint(self) -> Endpoint | None:
+        """The endpoint of the running application, started by the first request if needed; None if it does not run."""
+        if self._endpoint is None and not self._started:
             started = self._starting
             if started is None:
                 started = self._starting = trio.Event()
                 trio.lowlevel.spawn_system_task(self._run_until_exit, started, name="run of an ASGI application")
             await started.wait()
-        return self._state
+        return self._endpoint
 
     async def _run_until_exit(self, started: trio.Event) -> None:
         """Run until the event loop ends.  If the run fails, the next request starts another one."""
@@ -179,76 +177,56 @@ class AsgiApp:
     # Requests.
 
     async def _http(self, scope: Event, receive: Receive, send: Send) -> None:
-        state = await self._running_state()
-        if state is None:
+        endpoint = await self._running_endpoint()
+        if endpoint is None:
             await _reply(_AsgiResponse(send, Limits()), _NOT_RUNNING)
             return
-        response = _AsgiResponse(send, state.limits)
+        response = _AsgiResponse(send, endpoint.limits)
         cors: Fields = ()
         try:
-            request, admitted = await state.admit(scope)
+            request, admitted = await _admit(endpoint, scope)
             if isinstance(admitted, Reply):
                 await _reply(response, admitted)
                 return
             cors = admitted.head.cors
-            body = await _body(receive, state.limits, cors, state.endpoint.account(admitted.holder))
+            body = await _body(receive, endpoint.limits, cors, endpoint.account(admitted.holder))
             if isinstance(body, Reply):
                 log_refusal(body, request, admitted.peer)
                 await _reply(response, body)
             elif body is not None:
                 request = attrs.evolve(request, body=body)
-                await response.run(receive, state.endpoint.serve(admitted, request, response, _prefix(scope)))
+                await response.run(receive, endpoint.serve(admitted, request, response, _prefix(scope)))
         except Exception:  # noqa: BLE001  # for example from an author's event log
             _log.exception("a request failed in the server itself, and not in a handler")
             if not response.begun:
                 failed = refusal(500, Error(None, INTERNAL_ERROR, "internal error"), cors)
-                await _reply(_AsgiResponse(send, state.limits), failed)
+                await _reply(_AsgiResponse(send, endpoint.limits), failed)
 
     async def _websocket(self, scope: Event, receive: Receive, send: Send) -> None:
         await receive()  # websocket.connect
-        state = await self._running_state()
-        if state is None:
+        endpoint = await self._running_endpoint()
+        if endpoint is None:
             await _refuse_websocket(scope, send, _NOT_RUNNING)
             return
-        request, verdict = await state.admit(scope)
-        if (
-            isinstance(verdict, AdmittedRequest)
-            and (fault := _websocket_refusal(scope, verdict, state.endpoint)) is not None
-        ):
+        request, verdict = await _admit(endpoint, scope)
+        if isinstance(verdict, AdmittedRequest) and (fault := _websocket_refusal(scope, verdict, endpoint)) is not None:
             log_refusal(fault, request, verdict.peer)
             verdict = fault
         if isinstance(verdict, Reply):
             await _refuse_websocket(scope, send, verdict)
             return
-        stream, frames = _WebSocket(receive, send, state.limits), _Messages(state.limits)
-        # Every message of a WebSocket uses its access token, so none may come after it expires.
-        with suppress(trio.BrokenResourceError), trio.move_on_after(seconds_left(verdict.caller)):
+        stream, frames = _WebSocket(receive, send, endpoint.limits), _Messages(endpoint.limits)
+        with suppress(trio.BrokenResourceError):
             await stream.accept(scope)
-            account = state.endpoint.account(verdict.holder)
-            await converse(
-                state.run, stream, frames, headers=verdict.headers, principal=verdict.caller, account=account
-            )
+            await endpoint.serve_websocket(verdict, stream, frames)
 
 
-@attrs.frozen(eq=False)
-class _AppState:
-    """The run and the endpoint of a running application."""
-
-    run: Run
-    endpoint: Endpoint
-
-    @property
-    def limits(self) -> Limits:
-        return self.run.limits
-
-    async def admit(self, scope: Event) -> tuple[HttpRequest, Reply | AdmittedRequest]:
-        target = _target(scope, self.endpoint.paths)
-        request = HttpRequest(scope.get("method", "GET"), target, scope["headers"])
-        if scope["type"] == "websocket" and "Upgrade" not in request.headers:  # HTTP/2 has no Upgrade
-            request = attrs.evolve(request, headers=[*scope["headers"], (b"upgrade", b"websocket")])
-        client = scope.get("client")
-        peer = None if client is None else client[0]
-        return request, await self.endpoint.admit(request, peer, _prefix(scope))
+async def _admit(endpoint: Endpoint, scope: Event) -> tuple[HttpRequest, Reply | AdmittedRequest]:
+    request = HttpRequest(scope.get("method", "GET"), _target(scope, endpoint.paths), scope["headers"])
+    if scope["type"] == "websocket" and "Upgrade" not in request.headers:  # HTTP/2 has no Upgrade
+        request = attrs.evolve(request, headers=[*scope["headers"], (b"upgrade", b"websocket")])
+    client = scope.get("client")
+    return request, await endpoint.admit(request, None if client is None else client[0], _prefix(scope))
 
 
 @block
@@ -273,7 +251,7 @@ async def _running_app(stack: AsyncExitStack, app: AsgiApp, closed: bool) -> Non
             await app._drain(ending, closed)
 
     stack.push_async_exit(drain)
-    app._state = _AppState(run, endpoint)
+    app._endpoint = endpoint
 
 
 def _report(error: BaseException) -> None:

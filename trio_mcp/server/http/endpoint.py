@@ -75,8 +75,9 @@ from trio_mcp.server.http.responses import (
 )
 from trio_mcp.server.http.sessions import HttpSession, LegacyStream, Sessions, SingleRequest
 from trio_mcp.server.run import Rates, Run
-from trio_mcp.server.session import UNFINISHED, ServerSession
+from trio_mcp.server.session import UNFINISHED, ServerSession, converse
 from trio_mcp.transport.nursery import open_nursery
+from trio_mcp.transport.wire import Framing, Tap
 from trio_mcp.transport.workers import RunStopped, called
 
 __all__ = [
@@ -191,7 +192,7 @@ class Endpoint:
             self.paths |= self._resource.paths
         self._event_log = options.get("event_log")
         self._run = run
-        self._limits = run.limits
+        self.limits = run.limits
         self._rates = Rates(run.limits.request_rate)
         self._sessions = Sessions(run.limits.sessions, run.limits.session_idle_seconds)
         self._single_requests: set[ServerSession] = set()
@@ -329,17 +330,37 @@ class Endpoint:
         return resource.protection.granted(principal)
 
     async def _ask(self, name: str, function: Callable[[], Awaitable[T]]) -> T:
-        with trio.move_on_after(self._limits.authenticate_seconds):
+        with trio.move_on_after(self.limits.authenticate_seconds):
             return await self._run.workers.call(function, name)
-        seconds = self._limits.authenticate_seconds
+        seconds = self.limits.authenticate_seconds
         _log.warning("%s took longer than %g seconds (Limits.authenticate_seconds)", name, seconds)
         raise _AuthenticateTimeout
 
     def _too_often(self, wait: float, cors: Fields) -> Reply:
-        why = f"more than {self._limits.request_rate:g} requests a second (Limits.request_rate)"
+        why = f"more than {self.limits.request_rate:g} requests a second (Limits.request_rate)"
         return busy(429, why, cors, math.ceil(wait))
 
     # The body.
+
+    async def serve_websocket(
+        self,
+        admitted: AdmittedRequest,
+        stream: trio.abc.Stream,
+        frames: Framing,
+        *,
+        tap: Tap | None = None,
+        heartbeat: float | None = None,
+    ) -> None:
+        """Serve the messages of a WebSocket until it ends.
+
+        Every message uses the access token of the request, so none may come after it expires.
+        """
+        with trio.move_on_after(seconds_left(admitted.caller)):
+            await converse(
+                self._run, stream, frames,
+                tap=tap, headers=admitted.headers, principal=admitted.caller, heartbeat=heartbeat,
+                account=self.account(admitted.holder),
+            )  # fmt: skip
 
     def account(self, holder: str | None) -> Account:
         """Return an account that counts the bytes of one connection of this holder."""
@@ -420,19 +441,19 @@ class Endpoint:
         if (self._draining or self._run.draining) and opens and not _continues(verdict):
             return busy(503, _SHUTTING_DOWN, verdict.cors)
         if isinstance(verdict, OpenLegacyStream) or (isinstance(verdict, Serve) and verdict.opens_session):
-            why = f"this client has its share of {self._limits.sessions} sessions, all in use (Limits.sessions)"
+            why = f"this client has its share of {self.limits.sessions} sessions, all in use (Limits.sessions)"
             return None if self._sessions.make_room(admitted.holder) else busy(503, why, verdict.cors)
         if verdict.session is None:
             return None  # a single request
         session = self._sessions.get(verdict.session)
-        if opens and isinstance(session, HttpSession) and session.streams >= self._limits.streams:
+        if opens and isinstance(session, HttpSession) and session.streams >= self.limits.streams:
             return self._too_many_streams(verdict.cors)
         if session is not None and session.overrun:
             return busy(429, "this client must first read the stream of its session (Limits.outgoing)", verdict.cors)
         return None
 
     def _too_many_streams(self, cors: Fields) -> Reply:
-        return busy(429, f"{self._limits.streams} streams are open in this session (Limits.streams)", cors)
+        return busy(429, f"{self.limits.streams} streams are open in this session (Limits.streams)", cors)
 
     async def _serve(self, verdict: Serve, admitted: AdmittedRequest) -> OnDisconnect:
         """Serve the requests in a message."""
@@ -456,7 +477,7 @@ class Endpoint:
         holder = admitted.holder
         log: EventLog
         if self._event_log is None:
-            log = MemoryEventLog(self._limits, self.account(holder))
+            log = MemoryEventLog(self.limits, self.account(holder))
         else:
             log = cast("EventLog", _GuardedLog(called(self._event_log, id)))
         changes, account = not self.policy.json_only, self.account(holder)
@@ -477,7 +498,7 @@ class Endpoint:
         server_session.receive(
             message, trio.current_time(),
             wire=stream, principal=admitted.caller, headers=admitted.headers,
-            size=weight(admitted.request.body, self._limits.values, message),
+            size=weight(admitted.request.body, self.limits.values, message),
         )  # fmt: skip
 
     async def _open_stream(self, verdict: OpenStream, admitted: AdmittedRequest) -> OnDisconnect:
@@ -494,7 +515,7 @@ class Endpoint:
         resumed = session.find(replay.stream)
         if resumed is None and not replay.finished:
             return await self._cannot_resume("the stream has failed", verdict, admitted)
-        if resumed is not None and not resumed.attached and session.streams >= self._limits.streams:
+        if resumed is not None and not resumed.attached and session.streams >= self.limits.streams:
             return await _refuse(self._too_many_streams(verdict.cors), admitted)
         missed = b"".join([encode_message(event.data, event.id) for event in replay.events])
         taken = len(missed) if len(missed) > LONG else 0

@@ -15,9 +15,8 @@ from trio_mcp.core.http.h1 import head_bytes
 from trio_mcp.core.http.server_rules import HttpRequest
 from trio_mcp.core.http.websocket import Upgrade, WebSocketFrames, judge_upgrade
 from trio_mcp.core.revisions import Role
-from trio_mcp.server.http.endpoint import log_refusal, seconds_left
+from trio_mcp.server.http.endpoint import log_refusal
 from trio_mcp.server.run import Run
-from trio_mcp.server.session import converse
 from trio_mcp.transport.wire import CLOSING, GONE, Tap
 
 if TYPE_CHECKING:
@@ -65,15 +64,8 @@ async def serve_upgrade(
         with trio.move_on_after(CLOSING):
             await link.stream.aclose()
         return
-    heartbeat = endpoint.keep_alive
     assert admitted is not None
-    headers, principal = admitted.headers, admitted.caller
-    with trio.move_on_after(seconds_left(principal)):  # every message uses the token, so none may come after it expires
-        account = endpoint.account(admitted.holder)
-        await converse(
-            run, link, link.frames,
-            tap=tap, headers=headers, principal=principal, heartbeat=heartbeat, account=account,
-        )  # fmt: skip
+    await endpoint.serve_websocket(admitted, link, link.frames, tap=tap, heartbeat=endpoint.keep_alive)
 
 
 async def _judge(
