@@ -55,7 +55,7 @@ import trio
 from trio_mcp.core.errors import CannotServe, UsageError, check_seconds
 from trio_mcp.server.session import serve_stream
 from trio_mcp.transport.nursery import check_trio, open_nursery
-from trio_mcp.transport.stdio import Stderr, block_signals, own_stdio, owned_stdio, unhindered_stderr
+from trio_mcp.transport.stdio import Stderr, block_signals, owned_stdio, unhindered_stderr
 from trio_mcp.transport.wire import CLOSING, Tap
 from trio_mcp.transport.workers import Worker, WorkerPool, watchdog
 
@@ -97,7 +97,8 @@ async def serve_stdio(server: Server, *, shutdown_timeout: float = 5.0, tap: Tap
     signal handler.  Raises `UsageError` outside of Trio, and `CannotServe` if stdin or stdout cannot be used.
     """
     check_trio()
-    async with own_stdio() as stream:
+    await trio.lowlevel.checkpoint()
+    with owned_stdio() as stream:
         await serve_stream(server, stream, shutdown_timeout=shutdown_timeout, tap=tap)
 
 

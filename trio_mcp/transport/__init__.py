@@ -24,7 +24,7 @@ else:
             "http_pool": "HttpPool HttpReply IDLE_SECONDS ReplyBroken ReplyTooLong",
             "nursery": "Block block check_trio contains_only open_nursery sole",
             "paths": "PathRefused Roots below file_path",
-            "stdio": "Stderr block_signals own_stdio owned_stdio unhindered_stderr",
+            "stdio": "Stderr block_signals owned_stdio unhindered_stderr",
             "wire": ("CLOSING Duplex Framing GONE Lines SessionHandler Tap Wire close_stream keep_alive write_now"),
             "workers": (
                 "HandlerEscape LeftOpen RunStopped Watchdog Work Worker WorkerPool called contained guarded "

@@ -8,7 +8,7 @@ Two surprises.  O_NONBLOCK belongs to the open file description, which the paren
 share, so we open a description of our own if possible.  And epoll refuses files and /dev/null, which are always ready:
 Trio's FdStream never waits for them, because reads and writes succeed at once.
 
-`own_stdio` is for a part of the caller's program: it restores the fds however the block ends.  With a `ProcessLife`,
+`owned_stdio` may be a part of the caller's program: it restores the fds however the block ends.  With a `ProcessLife`,
 the process ends with the wire, and fds 0 and 1 are never restored.  So prints of an abandoned thread, and data that a
 buffer still holds at the end of the interpreter, do not reach the wire either.
 
@@ -39,8 +39,8 @@ import stat
 import sys
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, BinaryIO, TextIO, TypeGuard, cast
 
 import trio
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     from trio_mcp.server.process import ProcessLife
 
-__all__ = ["Stderr", "block_signals", "own_stdio", "owned_stdio", "unhindered_stderr"]
+__all__ = ["Stderr", "block_signals", "owned_stdio", "unhindered_stderr"]
 
 # Bytes of one read: the usual capacity of a pipe, and that of an enlarged one.
 _FEW, _MANY = 64 * 1024, 1024 * 1024
@@ -69,26 +69,15 @@ _owner = threading.Lock()
 
 
 # KeyboardInterrupt waits until all fds are replaced, or all are restored.
-@asynccontextmanager
-@trio.lowlevel.enable_ki_protection
-async def own_stdio() -> AsyncIterator[trio.abc.HalfCloseableStream]:
-    """Give standard input and output as a stream until the end of the block.
-
-    Within the block, fd 0 is /dev/null and fd 1 is stderr; afterwards both are restored, O_NONBLOCK included.  Works
-    with pipes, sockets, terminals and files.  Raises UsageError on Windows, if standard input or output is closed, and
-    while another block owns them.
-    """
-    await trio.lowlevel.checkpoint()
-    with owned_stdio() as stream:
-        yield stream
-
-
 @contextmanager
 @trio.lowlevel.enable_ki_protection
 def owned_stdio(life: ProcessLife | None = None) -> Iterator[trio.abc.HalfCloseableStream]:
-    """Give the wire as a stream, with fds 0 and 1 replaced.
+    """Give standard input and output as a stream until the end of the block.
 
-    With `life`, the process ends with the wire, and the fds stay replaced; without it, they are restored.
+    Within the block, fd 0 is /dev/null and fd 1 is stderr; afterwards both are restored, O_NONBLOCK included.  With
+    `life`, the process ends with the wire, and the fds stay replaced.  Works with pipes, sockets, terminals and files.
+    Raises `CannotServe` on Windows, or if standard input or output is closed, and `UsageError` while another block owns
+    them.
     """
     _check_that_there_is_a_wire()
     give_back = life is None
@@ -102,13 +91,15 @@ def owned_stdio(life: ProcessLife | None = None) -> Iterator[trio.abc.HalfClosea
         kept_in = undo.enter_context(_kept(0, give_back))
         kept_out = undo.enter_context(_kept(1, give_back))
         own_in = _own_description(kept_in, os.O_RDONLY)
-        receiving = _StdinStream(own_in, _ignored if life is None else life.ends)
+        receiving = _StdinStream(own_in, (lambda _: None) if life is None else life.ends)
         undo.callback(receiving.close)
         own_out = _own_description(kept_out, os.O_WRONLY)
         sending = _StdoutStream(own_out)
         undo.callback(sending.close)
         os.dup2(null, 0)
-        prints = _where_prints_go(kept_out, null)
+        # Prints go to stderr, but not if it is closed or is the wire itself, as after `2>&1`; a terminal may be both.
+        at_wire = sys.__stderr__ is None or (os.path.sameopenfile(kept_out, 2) and not os.isatty(kept_out))
+        prints = null if at_wire else 2
         os.dup2(prints, 1)
         # Flush prints of the time before; not earlier, because they would have reached the wire.
         _flush_prints(null)
@@ -117,7 +108,10 @@ def owned_stdio(life: ProcessLife | None = None) -> Iterator[trio.abc.HalfClosea
                 undo.enter_context(life.stderr.redirecting(1, sys.stdout, sys.__stdout__))
             undo.enter_context(_input_watched(own_in, own_out, receiving, life))
         if give_back:
-            undo.callback(_flush_c)
+            import ctypes  # already loaded by Trio
+
+            # Otherwise the buffer of C code would be written when the process exits.
+            undo.callback(ctypes.CDLL(None).fflush, None)
             undo.callback(_flush_prints, null)
         yield trio.StapledStream(sending, receiving)
 
@@ -171,13 +165,6 @@ def _own_description(fd: int, flags: int) -> int:
     return _duplicate(fd)
 
 
-def _where_prints_go(wire: int, null: int) -> int:
-    """Return stderr, or `null` if stderr is closed or is the wire itself, as after `2>&1`; a terminal may be both."""
-    if sys.__stderr__ is None or (os.path.sameopenfile(wire, 2) and not os.isatty(wire)):
-        return null
-    return 2
-
-
 def _flush_prints(null: int) -> None:
     """Flush Python's buffers for fd 1, which is now stderr; drop their text if stderr is full."""
     room = select.poll()
@@ -194,13 +181,6 @@ def _flush_prints(null: int) -> None:
                     # stderr accepts no more data.  The text would stay in the buffer, and be written to the wire later.
                     os.dup2(null, 1)
                     file.flush()
-
-
-def _flush_c() -> None:
-    """Flush the buffer of C code, which would otherwise be written when the process exits."""
-    import ctypes  # already loaded by Trio
-
-    ctypes.CDLL(None).fflush(None)
 
 
 class _StdinStream(trio.abc.ReceiveStream):
@@ -244,10 +224,6 @@ class _StdinStream(trio.abc.ReceiveStream):
 
 
 _END, _GONE = "the end of standard input", "its client had gone"
-
-
-def _ignored(_: str) -> None:
-    """Do nothing: the process continues after the end of its input."""
 
 
 @contextmanager
@@ -385,28 +361,22 @@ class Stderr:
     @contextmanager
     def redirecting(self, fd: int, *files: TextIO | None) -> Iterator[None]:
         """Within the block, these files write here, if they are Python's files for `fd`."""
-        with ExitStack() as undo:
-            for file in dict.fromkeys(files):
-                if _is_file_of(file, fd):
-                    undo.enter_context(self._redirected(file))
-            yield
-
-    @contextmanager
-    def _redirected(self, file: io.TextIOWrapper) -> Iterator[None]:
-        fd = file.fileno()
-        if self._room.poll(0):
-            with suppress(OSError):
-                file.flush()
-        # Lines are written as a whole, so that the lines of two threads do not mix.
-        _reinitialise(file, _NonblockingFile(self, fd), line_buffering=True)
+        found = [file for file in dict.fromkeys(files) if _is_file_of(file, fd)]
+        for file in found:
+            if self._room.poll(0):
+                with suppress(OSError):
+                    file.flush()
+            # Lines are written as a whole, so that the lines of two threads do not mix.
+            _reinitialise(file, _NonblockingFile(self, fd), line_buffering=True)
         try:
             yield
         finally:
-            with suppress(OSError, ValueError):  # the program has closed or detached it
-                file.flush()
-                # Without a buffer: the interpreter would have to flush it at its end, and could not if an abandoned
-                # thread holds its lock.
-                _reinitialise(file, io.FileIO(fd, "w", closefd=False), line_buffering=False)
+            for file in found:
+                with suppress(OSError, ValueError):  # the program has closed or detached it
+                    file.flush()
+                    # Without a buffer: the interpreter would have to flush it at its end, and could not if an abandoned
+                    # thread holds its lock.
+                    _reinitialise(file, io.FileIO(fd, "w", closefd=False), line_buffering=False)
 
     def put(self, data: bytes) -> None:
         """Write `data` now or when there is room; drop it if the queue is full.  May be called from any thread."""
