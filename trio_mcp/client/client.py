@@ -60,7 +60,7 @@ from trio_mcp.core.migration import WithOtherNames
 from trio_mcp.core.opening import Negotiation
 from trio_mcp.core.requests import LinkKind
 from trio_mcp.core.revisions import LOG_LEVELS, REVISIONS, Role, Terms, check_meta
-from trio_mcp.core.rounds import Ask, Rounds, is_complete
+from trio_mcp.core.rounds import Rounds, is_complete
 from trio_mcp.core.session import Offer
 from trio_mcp.core.signatures import show_options
 from trio_mcp.core.subscriptions import ChangeEvent
@@ -312,10 +312,10 @@ class Client(metaclass=WithOtherNames):
                     return result, params
                 revision = self._terms.revision
                 rounds = Rounds(revision, method, params, self._offer.declared(Role.CLIENT, revision))
-            step = rounds.receive(result)
-            if not isinstance(step, Ask):
-                return step.result, params
-            answer = partial(self._answering.answer_all, step.questions, self._terms, rounds.abandon)
+            questions = rounds.receive(result)
+            if questions is None:
+                return result, params
+            answer = partial(self._answering.answer_all, questions, self._terms, rounds.abandon)
             params = rounds.retry(await (answer() if timer is None else timer.run(method, answer, request=False)))
             refused = fields = None
 

@@ -95,8 +95,8 @@ else:
                 "check_extension check_key check_meta declares meta_of missing_capabilities stable_name"
             ),
             "rounds": (
-                "Answers Ask Complete MAX_PARKED MAX_PARKED_EACH MAX_ROUNDS MAX_STATE_CHARS ParkedKeys Question Rounds "
-                "STATE_TTL SealedState StateRefusal StateSealer input_required is_complete read_answers"
+                "Answers MAX_PARKED MAX_PARKED_EACH MAX_ROUNDS MAX_STATE_CHARS ParkedKeys Question Rounds STATE_TTL "
+                "SealedState StateRefusal StateSealer input_required is_complete read_answers"
             ),
             "sampling": "check_sampling",
             "session": "Call Notice Offer Opened ServerProtocol SessionAgreed SessionProtocol",

@@ -169,7 +169,14 @@ class ResponseCache:
         stale_at = now + min(ttl, MAX_TTL_MS) / 1000  # cache-06, 27: counted from its own response
         # cache-17: a result that is not clearly public belongs to one principal.
         owner = _PUBLIC if result.get("cacheScope") == "public" and method != _COMPLETE else private
-        return self._add((method, text, owner), _CacheEntry(body, stale_at, params.get("uri", "")))
+        key, size = (method, text, owner), len(body) + len(text)
+        if size > self._max_bytes:  # it would displace all other entries, and then itself
+            return False
+        while self._entries and (len(self._entries) >= self._max_entries or self._size + size > self._max_bytes):
+            self._drop(next(iter(self._entries)))
+        self._entries[key] = _CacheEntry(body, stale_at, params.get("uri", ""))
+        self._size += size
+        return True
 
     def changed(self, notification: str, params: Mapping[str, Any]) -> None:
         """Process a notification of the server: drop the results that it makes stale, for all principals.
@@ -198,20 +205,10 @@ class ResponseCache:
         # cache-03: a retry "depends on inputs that are not part of the cache key".
         return method in self._methods and "inputResponses" not in params and "requestState" not in params
 
-    def _add(self, key: _Key, entry: _CacheEntry) -> bool:
-        size = _size(key, entry)
-        if size > self._max_bytes:  # it would displace all other entries, and then itself
-            return False
-        while self._entries and (len(self._entries) >= self._max_entries or self._size + size > self._max_bytes):
-            self._drop(next(iter(self._entries)))
-        self._entries[key] = entry
-        self._size += size
-        return True
-
     def _drop(self, key: _Key) -> None:
         entry = self._entries.pop(key, None)
         if entry is not None:
-            self._size -= _size(key, entry)
+            self._size -= len(entry.body) + len(key[1])
 
 
 def _params_key(params: Mapping[str, Any]) -> str:
@@ -220,10 +217,6 @@ def _params_key(params: Mapping[str, Any]) -> str:
     rest = {name: value for name, value in params.items() if name != "_meta"}
     # A value that is not JSON is never sent, so its repr is enough.
     return json.dumps([rest, meta], sort_keys=True, separators=(",", ":"), default=repr)
-
-
-def _size(key: _Key, entry: _CacheEntry) -> int:
-    return len(entry.body) + len(key[1])
 
 
 def _concerns(updated: str, cached: str) -> bool:

@@ -59,7 +59,7 @@ from trio_mcp.core.revisions import Capability, Revision, capability_object, mis
 from trio_mcp.core.shares import Shares
 
 __all__ = [
-    "MAX_PARKED", "MAX_PARKED_EACH", "MAX_ROUNDS", "MAX_STATE_CHARS", "STATE_TTL", "Answers", "Ask", "Complete",
+    "MAX_PARKED", "MAX_PARKED_EACH", "MAX_ROUNDS", "MAX_STATE_CHARS", "STATE_TTL", "Answers",
     "ParkedKeys", "Question", "Rounds", "SealedState", "StateRefusal", "StateSealer", "input_required", "is_complete",
     "read_answers",
 ]  # fmt: skip
@@ -432,20 +432,6 @@ class ParkedKeys:
 # The client
 
 
-@record
-class Complete:
-    """The call has ended with this result."""
-
-    result: JsonObject
-
-
-@record
-class Ask:
-    """The questions to answer, in the server's order, before the call is sent again.  If empty, send it at once."""
-
-    questions: tuple[Question, ...]
-
-
 def is_complete(result: JsonObject) -> bool:
     """Whether a call has ended with this result, in any revision.  `Rounds` processes all other results.
 
@@ -463,10 +449,10 @@ class _Stage(enum.Enum):
 class Rounds:
     """One call of a client, over one or several rounds.
 
-    Pass each result to `receive`.  On `Ask`, gather the answers and send the params that `retry` returns, under a new
-    id; or `abandon` the call.  `params` are the original params, which every retry repeats.  `declared` are the
-    client's capabilities as this call carries them, and `extensions` the result types of the extensions that both sides
-    declared (rtype-02).
+    Pass each result to `receive`.  If it returns questions, gather the answers and send the params that `retry`
+    returns, under a new id; or `abandon` the call.  `params` are the original params, which every retry repeats.
+    `declared` are the client's capabilities as this call carries them, and `extensions` the result types of the
+    extensions that both sides declared (rtype-02).
 
     Questions and state belong to one call (mrtr-21), so each call has its own `Rounds`, which keeps `requestState`
     without reading or showing it (mrtr-02).
@@ -492,21 +478,25 @@ class Rounds:
         self._questions: tuple[Question, ...] = ()
         self._state: str | Absent = ABSENT
 
-    def receive(self, result: JsonObject) -> Complete | Ask:
-        """Process a result.  If it breaks the protocol, raises `RemoteProtocolError`, and the call has ended."""
+    def receive(self, result: JsonObject) -> tuple[Question, ...] | None:
+        """Process a result.  Returns None if the call has ended with it, otherwise the questions to answer.
+
+        The questions are in the server's order; if there are none, send the call again at once.  If the result breaks
+        the protocol, raises `RemoteProtocolError`, and the call has ended.
+        """
         self._expect(_Stage.SENT)
         self._stage = _Stage.ENDED
         # In a revision without result types, a member of that name has no meaning.
         if is_complete(result) or not self._revision.result_type:
-            return Complete(result)
+            return None
         kind = result["resultType"]
         if kind == "input_required":
             self._questions, self._state = self._read(result)
             self._stage = _Stage.ASKED
-            return Ask(self._questions)
+            return self._questions
         if not (isinstance(kind, str) and kind in self._extensions):  # rtype-03
             raise self._violation(f"a result of unknown type {shown(kind)}")
-        return Complete(result)
+        return None
 
     def retry(self, answers: Mapping[str, JsonObject] | None = None) -> JsonObject:
         """Return the params of the next request.  `answers` has one answer per question, by key (mrtr-16, mrtr-26)."""
