@@ -37,16 +37,14 @@ server's.  Issuers are plain strings, compared by `==`.
 from __future__ import annotations
 
 import enum
-import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from types import MappingProxyType
-from typing import NoReturn
 from urllib.parse import parse_qsl, urljoin, urlsplit
 
 from trio_mcp.core.errors import UsageError, shown
-from trio_mcp.core.messages import Json, record
+from trio_mcp.core.messages import Json, UnreadableNumber, parse, record
 from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame
 
 __all__ = [
@@ -394,14 +392,10 @@ def read_object(body: bytes, limit: int) -> dict[str, Json] | None:
     if len(body) > limit:
         return None
     try:
-        value = json.loads(str(body, "utf-8"), parse_constant=_no_constant)
-    except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested too deep
+        value, _ = parse(body)
+    except (ValueError, UnreadableNumber, RecursionError):  # not UTF-8, not JSON, or nested too deep
         return None
     return value if isinstance(value, dict) else None
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
 
 
 def read_seconds(value: Json) -> float | None:

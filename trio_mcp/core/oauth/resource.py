@@ -203,14 +203,16 @@ class ResourceServer:
         """
         query = request.target.partition("?")[2]
         if any(unquote_plus(each.partition("=")[0]) == "access_token" for each in query.split("&")):
-            return self._malformed("a token in the query ends up in logs; send it in the Authorization header", cors)
+            why = "a token in the query ends up in logs; send it in the Authorization header"
+            return self._challenge(400, why, cors, error="invalid_request")
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             got = "a token that is bound to a key (DPoP)" if scheme.lower() == "dpop" else "no access token"
             return self._challenge(401, f"the request has {got}; send one as Authorization: Bearer", cors)
         token = token.strip(" ")
         if not _TOKEN.fullmatch(token):
-            return self._malformed("the Authorization header must be Bearer and one token", cors)
+            why = "the Authorization header must be Bearer and one token"
+            return self._challenge(400, why, cors, error="invalid_request")
         return token
 
     def unauthorized(self, cors: Fields) -> Reply:
@@ -225,9 +227,6 @@ class ResourceServer:
         """
         why = f"the access token lacks a scope; this request needs {' '.join(needed)}"
         return self._challenge(403, why, cors, error="insufficient_scope", scopes=needed, id=id)
-
-    def _malformed(self, why: str, cors: Fields) -> Reply:
-        return self._challenge(400, why, cors, error="invalid_request")
 
     def _challenge(
         self,
