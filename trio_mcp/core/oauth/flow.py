@@ -195,9 +195,8 @@ FlowEvent: TypeAlias = (
 
 # The flow.
 
-_REPLY = (Replied, ForbiddenAddress, RequestFailed)
 _ANSWERS: Final[Mapping[type | None, tuple[type, ...]]] = {
-    SendRequest: _REPLY,
+    SendRequest: (Replied, ForbiddenAddress, RequestFailed),
     OpenReceiver: (ReceiverReady,),
     OpenBrowser: (BrowserReturned,),
     ReturnIgnored: (BrowserReturned,),
@@ -288,8 +287,8 @@ class Flow:
         return True
 
     def abandon(self) -> None:
-        """Report that no further event will come.  Does nothing if the flow is over."""
-        self.abandoned = self.outcome is None
+        """Report that no further event will come, which drops the course.  Does nothing if the flow is over."""
+        self.abandoned, self._running = self.outcome is None, None
         self._authorizer.flow_over(self)
 
     def _advance(self, event: FlowEvent | None, now: float) -> tuple[FlowAction, ...]:
