@@ -208,19 +208,23 @@ def compile_schema(schema: Json) -> CompiledSchema:
     try:
         if _text(schema, _STEP) > _SCHEMA_TEXT:  # the engine stores each path, and copies of some subschemas
             raise InvalidSchema("limit", "the schema has too much text, too deep")
-        document = _Document(schema if isinstance(schema, dict) else {})
-        cost = _Estimate(document).cost()
-        dialect = document.dialect
+        analysis = _Analysis(schema if isinstance(schema, dict) else {})
+        cost, dialect = analysis.cost(), analysis.dialect
         validator = getattr(jsonschema_rs, DIALECTS[dialect])(
             schema,
             validate_formats=False,
             offline=True,  # the engine would fetch; references out of the document have already been refused
             pattern_options=jsonschema_rs.RegexOptions(
-                size_limit=min(_PATTERN_BYTES, _PATTERNS_BYTES // max(document.patterns, 1))
+                size_limit=min(_PATTERN_BYTES, _PATTERNS_BYTES // max(analysis.patterns, 1))
             ),
         )
     except jsonschema_rs.ValidationError as error:
-        raise _refusal(error, dialect) from None
+        where, message = _pointer(error.instance_path), _shortened(error.message, _SHOWN)
+        if error.kind.name == "format":
+            why = "wrong, too large, or needs look-around or back-references, which do not run in linear time"
+            raise InvalidSchema("pattern", f"the pattern at {where} is {why}: {message}") from None
+        why = f"the schema is not valid under {dialect} at {where or 'its root'}: {message}"
+        raise InvalidSchema("invalid", why) from None
     except ValueError as error:
         raise InvalidSchema("invalid", f"the schema is not JSON: {error}") from None
     return CompiledSchema(dialect, schema, validator, cost)
@@ -230,14 +234,6 @@ def check_input_schema(schema: Json) -> None:
     """Raise `InvalidSchema` unless `schema` can be a tool's input schema: an object with ``"type": "object"``."""
     if not isinstance(schema, dict) or schema.get("type") != "object":
         raise InvalidSchema("root", 'an input schema needs "type": "object" at its root: arguments have names')
-
-
-def _refusal(error: jsonschema_rs.ValidationError, dialect: str) -> InvalidSchema:
-    where, message = _pointer(error.instance_path), _shortened(error.message, _SHOWN)
-    if error.kind.name == "format":
-        why = "wrong, too large, or needs look-around or back-references, which do not run in linear time"
-        return InvalidSchema("pattern", f"the pattern at {where} is {why}: {message}")
-    return InvalidSchema("invalid", f"the schema is not valid under {dialect} at {where or 'its root'}: {message}")
 
 
 # Measuring a value, before any recursion into it.
@@ -274,7 +270,9 @@ def _measure(value: Json, max_depth: int, *, text: bool = False) -> _Size | str:
             elif isinstance(item, (list, tuple)):
                 below.extend(item)
             elif isinstance(item, (int, float)) and not -_EXACT_IN_A_DOUBLE <= item <= _EXACT_IN_A_DOUBLE:
-                if not _fits_a_double(item):
+                # 1e400 is JSON, but `json` reads it as infinity, which the engine would take for null.  The engine
+                # compares longer integers slowly.
+                if not (item.bit_length() < _BITS_OF_A_DOUBLE if isinstance(item, int) else math.isfinite(item)):
                     return "has a number outside the range of a double"
                 if isinstance(item, int):
                     by_double[float(item)] = by_double.get(float(item), 0) + 1
@@ -313,12 +311,6 @@ def _text(value: Json, step: int) -> int:
     return text
 
 
-def _fits_a_double(number: float) -> bool:
-    # 1e400 is JSON, but `json` reads it as infinity, which the engine would take for null.  The engine compares longer
-    # integers slowly.
-    return number.bit_length() < _BITS_OF_A_DOUBLE if isinstance(number, int) else math.isfinite(number)
-
-
 # The parts of a schema: its subschemas, their names, and the targets of its references.
 
 _NAMED = frozenset({"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"})
@@ -350,16 +342,20 @@ def _patterns(schema: JsonObject) -> Iterator[str]:
             yield pattern
 
 
-class _Document:
-    """A schema with the names of its subschemas.  If two subschemas have one name, a reference means both."""
+class _Analysis:
+    """The subschemas of a schema: their names, the targets of their references, and their costs.
+
+    If two subschemas have one name, a reference means both.
+    """
 
     def __init__(self, root: JsonObject) -> None:
         self.dialect = _dialect(root)
-        self.root = root
-        self.subschemas: list[JsonObject] = []
+        self._root = root
+        self._subschemas: list[JsonObject] = []
         # By base and fragment.  By None and name: the possible targets of a dynamic reference in any place.
         self._named: dict[tuple[str | None, str], list[Json]] = {("", ""): [root]}
         self._base: dict[int, str] = {}  # by identity
+        self._costs: dict[int, _Cost | None] = {}  # by identity; None during the computation
         self.patterns = 0
         self._pattern_text = 0
         self._lookups = 0
@@ -373,7 +369,7 @@ class _Document:
             if "$schema" in schema and _dialect(schema) != self.dialect:
                 raise InvalidSchema("dialect", "the schema mixes dialects; all parts must have the dialect of the root")
             base = self._enter(schema, base)
-            self.subschemas.append(schema)
+            self._subschemas.append(schema)
             for pattern in _patterns(schema):
                 self.patterns += 1
                 self._pattern_text += len(pattern)
@@ -400,7 +396,7 @@ class _Document:
         self._base[id(schema)] = base
         return base
 
-    def targets(self, schema: JsonObject) -> Iterator[JsonObject]:
+    def _targets(self, schema: JsonObject) -> Iterator[JsonObject]:
         """The targets of the references of `schema`."""
         for keyword in _REFERENCES & schema.keys():
             reference = schema[keyword]
@@ -435,6 +431,47 @@ class _Document:
         self._lookups += number
         if self._lookups > _LOOKUPS:
             raise InvalidSchema("limit", f"it takes more than {_LOOKUPS} steps to resolve the references")
+
+    # The cost, from the costs of the subschemas.
+
+    def cost(self) -> _Cost:
+        cost = self._cost_of(self._root, 1)
+        for schema in self._subschemas:  # the engine compiles unused definitions, too
+            self._cost_of(schema, 1)
+        used = {keyword for schema in self._subschemas for keyword in schema}
+        quoted = max((_quoted(schema) for schema in self._subschemas), default=0)
+        return attrs.evolve(cost, quoted=quoted, compares="uniqueItems" in used, reevaluates=bool(_UNEVALUATED & used))
+
+    def _cost_of(self, schema: JsonObject, level: int) -> _Cost:
+        if id(schema) not in self._costs:
+            self._costs[id(schema)] = None
+            self._costs[id(schema)] = self._compute(schema, level)
+        return self._costs[id(schema)] or _Cost(width=1, loops=1, height=1)
+
+    def _compute(self, schema: JsonObject, level: int) -> _Cost:
+        if level > _HEIGHT:
+            raise InvalidSchema("limit", f"subschemas or references follow one another more than {_HEIGHT} times")
+        again = 3 if _UNEVALUATED & schema.keys() else 1
+        parts = [*_subschemas(schema), *(("$ref", target) for target in self._targets(schema))]
+        width, loops, height = _own_reasons(schema), 0, 0
+        states = sum(map(_states, _patterns(schema))) + len(_COUNTING & schema.keys()) * _COUNTING_COST
+        max_width, max_loops, max_states = 0, 0, 0.0  # among the exclusive parts
+        for keyword, part in parts:
+            if keyword in _DEFINITIONS:
+                continue
+            cost = self._cost_of(part, level + 1)
+            height = max(height, cost.height)
+            if keyword in _EXCLUSIVE:
+                max_width, max_loops = max(max_width, cost.width), max(max_loops, cost.loops)
+                max_states = max(max_states, cost.states)
+            else:
+                times = again if keyword in _EVALUATED_AGAIN else 1
+                width, loops = width + times * cost.width, loops + times * cost.loops
+                states += times * cost.states
+        width, loops, height, states = width + max_width, loops + max_loops, height + 1, states + max_states
+        if width > _WIDTH or height > _HEIGHT:
+            raise InvalidSchema("limit", f"more than {_WIDTH} subschemas can apply to one value, or {_HEIGHT} in a row")
+        return _Cost(width, loops, height, states)
 
 
 def _step(value: Json, step: str) -> list[Json]:
@@ -522,58 +559,6 @@ class _Cost:
         """The number of subschemas that an engine without a cache applies to each value."""
         loops: int = max(self.loops, 1) ** size.depth
         return self.width * loops
-
-
-class _Estimate:
-    """Estimates the cost of a schema from the costs of its subschemas."""
-
-    def __init__(self, document: _Document) -> None:
-        self._document = document
-        self._known: dict[int, _Cost | None] = {}  # by identity; None during the computation
-
-    def cost(self) -> _Cost:
-        cost = self._of(self._document.root, 1)
-        for schema in self._document.subschemas:  # the engine compiles unused definitions, too
-            self._of(schema, 1)
-        used = {keyword for schema in self._document.subschemas for keyword in schema}
-        quoted = max((_quoted(schema) for schema in self._document.subschemas), default=0)
-        return attrs.evolve(cost, quoted=quoted, compares="uniqueItems" in used, reevaluates=bool(_UNEVALUATED & used))
-
-    def _of(self, schema: JsonObject, level: int) -> _Cost:
-        if id(schema) not in self._known:
-            self._known[id(schema)] = None
-            self._known[id(schema)] = self._compute(schema, level)
-        return self._known[id(schema)] or _Cost(width=1, loops=1, height=1)
-
-    def _compute(self, schema: JsonObject, level: int) -> _Cost:
-        if level > _HEIGHT:
-            raise InvalidSchema("limit", f"subschemas or references follow one another more than {_HEIGHT} times")
-        again = 3 if _UNEVALUATED & schema.keys() else 1
-        parts = [*_subschemas(schema), *(("$ref", target) for target in self._document.targets(schema))]
-        width, loops, height, states = _own_reasons(schema), 0, 0, _own_states(schema)
-        max_width, max_loops, max_states = 0, 0, 0.0  # among the exclusive parts
-        for keyword, part in parts:
-            if keyword in _DEFINITIONS:
-                continue
-            cost = self._of(part, level + 1)
-            height = max(height, cost.height)
-            if keyword in _EXCLUSIVE:
-                max_width, max_loops = max(max_width, cost.width), max(max_loops, cost.loops)
-                max_states = max(max_states, cost.states)
-            else:
-                times = again if keyword in _EVALUATED_AGAIN else 1
-                width, loops = width + times * cost.width, loops + times * cost.loops
-                states += times * cost.states
-        width, loops, height, states = width + max_width, loops + max_loops, height + 1, states + max_states
-        if width > _WIDTH or height > _HEIGHT:
-            raise InvalidSchema("limit", f"more than {_WIDTH} subschemas can apply to one value, or {_HEIGHT} in a row")
-        return _Cost(width, loops, height, states)
-
-
-def _own_states(schema: JsonObject) -> float:
-    """The work of a subschema itself for each byte of a text, in pattern states."""
-    counting = _COUNTING & schema.keys()
-    return sum(map(_states, _patterns(schema))) + len(counting) * _COUNTING_COST
 
 
 _COUNTING = frozenset({"maxLength", "minLength"})  # they count the characters of a text
@@ -666,17 +651,16 @@ def _closest(error: jsonschema_rs.ValidationError) -> Iterator[jsonschema_rs.Val
     """The reasons of the one alternative with the right type; the error itself, if there is not exactly one."""
     if error.kind.name in ("anyOf", "oneOf"):
         candidates = [
-            branch for branch in error.kind.value if branch and not any(_wrong_type(each, error) for each in branch)
+            branch
+            for branch in error.kind.value
+            if branch
+            and not any(each.kind.name == "type" and each.instance_path == error.instance_path for each in branch)
         ]
         if len(candidates) == 1:
             for each in candidates[0]:
                 yield from _closest(each)
             return
     yield error
-
-
-def _wrong_type(inner: jsonschema_rs.ValidationError, outer: jsonschema_rs.ValidationError) -> bool:
-    return inner.kind.name == "type" and inner.instance_path == outer.instance_path
 
 
 def _problems(error: jsonschema_rs.ValidationError, schema: Json) -> Iterator[Problem]:
