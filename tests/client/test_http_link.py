@@ -625,6 +625,34 @@ async def test_an_answer_of_ours_waits_as_long_as_the_server_says_and_no_longer_
         assert len(bench.talk.mistakes) == (not through)
 
 
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+async def test_an_answer_is_sent_again_while_a_proxy_says_that_its_server_is_away(
+    status: int, autojump_clock: MockClock
+) -> None:
+    away, at, answered = reply(status), list[float](), trio.Event()
+
+    async def play(asked: Asked, out: Out) -> None:
+        if asked.what == "answer":
+            at.append(trio.current_time())
+            await (away if len(at) < 4 else reply(202))(asked, out)
+            if len(at) == 4:
+                answered.set()
+        elif asked.what == "tools/list":
+            await out.begin()
+            await out.event({"jsonrpc": "2.0", "id": "s", "method": "ping"})
+            await answered.wait()
+            await out.event(asked.answer({"tools": []}))
+            await out.end()
+        else:
+            await legacy(unasked)(asked, out)
+
+    async with script(play) as server, linked(server.connect, [D]) as bench:
+        with trio.fail_after(60):
+            assert await bench.caller.request("tools/list") == {"tools": []}
+        assert [seconds - at[0] for seconds in at] == [0, 0, 1, 3]
+        assert bench.talk.mistakes == []
+
+
 @streamable
 async def test_a_redirect_within_the_origin_is_followed(revision: str) -> None:
     async def play(asked: Asked, out: Out) -> None:
