@@ -166,17 +166,15 @@ async def test_what_is_said_in_the_course_of_a_request_goes_where_it_came_in(
 
 @pytest.mark.parametrize(
     ("revision", "standing"),
-    [*((name, what) for name in REVISION_NAMES for what in ("at work", "waits its turn")), (LATEST, "listens")],
+    [*((name, "at work") for name in REVISION_NAMES), (LATEST, "listens")],
 )
 async def test_a_request_that_ends_without_an_answer_wakes_its_wire(
     revision: str, standing: str, autojump_clock: MockClock
 ) -> None:
-    server = working(limits=Limits(calls=1), capabilities=["tools"])
+    server = working(capabilities=["tools"])
     async with server._joined() as run:
-        own, wire, first = Nowhere(), Nowhere(), Nowhere()
+        own, wire = Nowhere(), Nowhere()
         conversation = conversing(run, revision, own)
-        if standing == "waits its turn":
-            heard(conversation, asked(1, revision, "slow"), wire=first)
         method = "subscriptions/listen" if standing == "listens" else "tools/call"
         heard(conversation, asked(2, revision, "slow", method), wire=wire)
         await wait_all_tasks_blocked()
@@ -363,12 +361,11 @@ async def test_a_server_that_stops_closes_every_wire_that_somebody_waits_at(
 
 @everywhere
 async def test_a_drain_answers_each_request_where_it_came_in(revision: str, autojump_clock: MockClock) -> None:
-    server = working(limits=Limits(calls=1))
+    server = working()
     async with server._joined() as run:
-        wires = {name: Nowhere() for name in ("runs", "waits", "listens", "late")}
+        wires = {name: Nowhere() for name in ("runs", "listens", "late")}
         conversation = conversing(run, revision, Nowhere())
         heard(conversation, asked(1, revision, "slow"), wire=wires["runs"])
-        heard(conversation, asked(2, revision, "slow"), wire=wires["waits"])
         if revision == LATEST:
             heard(conversation, asked(3, revision, "", "subscriptions/listen"), wire=wires["listens"])
         conversation.session.outgoing()
@@ -378,11 +375,10 @@ async def test_a_drain_answers_each_request_where_it_came_in(revision: str, auto
             await wait_all_tasks_blocked()
             heard(conversation, asked(4, revision, "slow"), wire=wires["late"])
             went = conversation.session.outgoing()
-            expected = {(2, Error, wires["waits"]), (4, Error, wires["late"])}
+            expected = {(4, Error, wires["late"])}
             if revision == LATEST:
                 expected |= {(3, Response, wires["listens"])}
             assert {(message.id, type(message), label) for message, label in went} == expected  # type: ignore[union-attr]
-            assert wires["waits"].woken
         (answer,) = sent(conversation, wires["runs"])
         assert isinstance(answer, Response)
 

@@ -102,8 +102,7 @@ class Run:
         self.ended = ended
         """Set when the lifespan has ended, too."""
         self.nursery = nursery
-        self.offer = offer
-        self._quiet: tuple[Offer, Offer] | None = None
+        self._make_offer = offer
         self.limits = limits
         self.connections: dict[RunMember, None] = {}  # ordered, so that runs with one seed end them in the same order
         self.draining = False
@@ -116,7 +115,8 @@ class Run:
         self.running = Shares(limits.calls_in_all)
         """The places of requests that run."""
         self.kinds = catalog.kinds
-        """The capabilities that the entries need; the offer is made again when they have grown."""
+        """The capabilities that the entries need; with more of them than `offered`, call `make_offers`."""
+        self.make_offers()
         self.publisher = Publisher(
             limits, window, watchers[0].listeners(limits, catalog, watchers) if watchers else None
         )
@@ -131,16 +131,15 @@ class Run:
         nursery.start_soon(self.publisher.run, name="publish changes")
         nursery.start_soon(self.parking.run, name="expire parked handlers")
 
-    def quiet_offer(self) -> Offer:
-        """As `offer`, without change notifications; for clients that can only receive answers."""
-        offer = self.offer()
-        if self._quiet is None or self._quiet[0] is not offer:
-            capabilities = {
-                kind: {name: value for name, value in members.items() if name not in _OF_CHANGES}
-                for kind, members in offer.capabilities.items()
-            }
-            self._quiet = offer, attrs.evolve(offer, capabilities=capabilities)
-        return self._quiet[1]
+    def make_offers(self) -> None:
+        """Make the offer to clients, and the one to clients that can only receive answers: without changes."""
+        self.offered = len(self.kinds)
+        self.offer = self._make_offer()
+        capabilities = {
+            kind: {name: value for name, value in members.items() if name not in _OF_CHANGES}
+            for kind, members in self.offer.capabilities.items()
+        }
+        self.quiet_offer = attrs.evolve(self.offer, capabilities=capabilities)
 
     async def drain(self) -> None:
         """Refuse new requests from now on, and return when all connections have closed."""

@@ -214,9 +214,11 @@ class ServerSession:
         terms: Terms | None = None,
         changes: bool = True,
     ) -> None:
-        self._offer = run.offer if changes else run.quiet_offer
-        self._kinds = len(run.kinds)  # of entries, when the offer was made
-        self.session = ServerProtocol(self._offer(), link=link, limits=run.limits, terms=terms)
+        if len(run.kinds) != run.offered:  # entries of a new kind have been added
+            run.make_offers()
+        self._changes = changes
+        offer = run.offer if changes else run.quiet_offer
+        self.session = ServerProtocol(offer, link=link, limits=run.limits, terms=terms)
         self.session.account = self.account = run.bytes.account(None) if account is None else account
         self._run = run
         self._wire = wire
@@ -226,8 +228,8 @@ class ServerSession:
         self._contexts: dict[Id, Context] = {}  # of the requests that run, by their ids
         self._asked: dict[Id, _PendingQuestion] = {}
         # Change notifications that wait for room.  One stands for all of its kind, so listeners bound their number.
-        self._held_changes: dict[tuple[str, str, Id | None], Notification] = {}
-        self._held_reports: dict[Id, _HeldReports] = {}  # reports that wait for room; a few for each call
+        self.held_changes: dict[tuple[str, str, Id | None], Notification] = {}
+        self.held_reports: dict[Id, _HeldReports] = {}  # reports that wait for room; a few for each call
         self._listening: dict[Id, Wire] = {}  # the wires of listen requests, which have no task
         self.roots: Roots | None = None
         """The client's roots, if it has been asked for them and notifies of changes."""
@@ -254,8 +256,10 @@ class ServerSession:
 
         Immediate answers are queued in `session` without a wake-up: the transport sends them after this call.
         """
-        if len(self._run.kinds) != self._kinds:  # entries of a new kind have been added
-            self._kinds, self.session.offer = len(self._run.kinds), self._offer()
+        run = self._run
+        if len(run.kinds) != run.offered:
+            run.make_offers()
+        self.session.offer = run.offer if self._changes else run.quiet_offer
         about = self._wire if wire is None else wire
         received, opens = None, False
         if size > LONG:
@@ -403,7 +407,7 @@ class ServerSession:
             return
         wire = self._listening.pop(id, None)  # no handler will answer a subscription
         self._run.publisher.listeners.forget(ListenerKey(self, id))
-        self._held_changes = {key: held for key, held in self._held_changes.items() if key[2] != id}
+        self.held_changes = {key: held for key, held in self.held_changes.items() if key[2] != id}
         self.session.refuse(id, RequestError(INTERNAL_ERROR, "cancelled"))
         if wire is not None:  # None: the handler was cancelled before, with the server
             wire.wake()
@@ -478,8 +482,8 @@ class ServerSession:
     def _forget(self, ctx: Context) -> None:
         if self._contexts.get(ctx.request.id) is ctx:
             del self._contexts[ctx.request.id]
-        if self._held_reports:
-            self._held_reports.pop(ctx.request.id, None)
+        if self.held_reports:
+            self.held_reports.pop(ctx.request.id, None)
         self._running -= 1
         if self.account.holder is None:
             self._run.running.held -= 1
@@ -501,7 +505,7 @@ class ServerSession:
         Reports may come in quick succession, so they are collected for up to a millisecond.
         """
         wire, id = ctx._wire, ctx.request.id
-        if (wire.full or id in self._held_reports) and await self._hold(ctx, method, *report):
+        if (wire.full or id in self.held_reports) and await self._hold(ctx, method, *report):
             sent = False
         elif method == PROGRESS:
             sent = self.session.progress(id, *report)
@@ -523,14 +527,14 @@ class ServerSession:
         ctx._wire.wake()
         for _ in range(2):  # after two turns the writer has written, if it can, for any order of tasks
             await trio.lowlevel.checkpoint()
-        held = self._held_reports.get(ctx.request.id)
+        held = self.held_reports.get(ctx.request.id)
         if held is not None and ctx._wire.full:
             await trio.sleep_until(held.time + _HELD_INTERVAL)
         id = ctx.request.id
         if self._contexts.get(id) is not ctx:
             return True  # meanwhile the call has ended or moved to another session
         self._send_held(id, lambda wire: not wire.full)  # in order
-        held = self._held_reports.get(id)
+        held = self.held_reports.get(id)
         if held is None and not ctx._wire.full:
             return False
         if method == PROGRESS:
@@ -540,7 +544,7 @@ class ServerSession:
             if not (message is None or isinstance(message, str)):
                 raise UsageError(f"the message of progress must be a string, got {type(message).__name__}")
             prepare(prepared_progress(0, progress, total, message))  # raises if it cannot be written
-            held = self._held_reports.setdefault(id, _HeldReports(ctx))
+            held = self.held_reports.setdefault(id, _HeldReports(ctx))
             if message is not None and len(message) > LONG:
                 message = None  # it may wait long, with those of thousands of calls
             held.progress = progress, total, message
@@ -549,22 +553,22 @@ class ServerSession:
             text = encode(prepare(Notification(method, params)))
             if not ctx._terms.wants_log(params["level"]):
                 return True
-            held = self._held_reports.setdefault(id, _HeldReports(ctx))
+            held = self.held_reports.setdefault(id, _HeldReports(ctx))
             held.add_log(text)
         held.time = trio.current_time()
         return True
 
     def _send_held(self, id: Id, room: Callable[[Wire], bool]) -> None:
         """Send the held reports of this request, as long as its wire has room."""
-        held = self._held_reports.get(id)
+        held = self.held_reports.get(id)
         while held is not None and room(held.ctx._wire):
             if not held.send_next(self.session):
-                del self._held_reports[id]
+                del self.held_reports[id]
                 return
 
     def send_held(self, room: Callable[[Wire], bool]) -> None:
         """Send held reports on wires that have room."""
-        for id in tuple(self._held_reports):
+        for id in tuple(self.held_reports):
             self._send_held(id, room)
 
     async def _flush_reports(self, ctx: Context) -> None:
@@ -573,10 +577,10 @@ class ServerSession:
         Held reports are sent first, as fast as the client reads.  Some clients lose progress that they read in one
         piece with the result.
         """
-        held = self._held_reports.get(ctx.request.id)
+        held = self.held_reports.get(ctx.request.id)
         while held is not None and held.send_next(self.session):
             await ctx._wire.room()
-        self._held_reports.pop(ctx.request.id, None)
+        self.held_reports.pop(ctx.request.id, None)
         if ctx._last_write:
             await ctx._wire.written(ctx._last_write)
 
@@ -727,7 +731,7 @@ class ServerSession:
         if wire is None:
             return  # the subscription has ended since the change was published
         if wire.full:
-            self._held_changes[notification.method, str(notification.params.get("uri")), about] = notification
+            self.held_changes[notification.method, str(notification.params.get("uri")), about] = notification
         else:
             self.session.notify(notification.method, notification.params, about=about)
             wire.wake()
@@ -739,7 +743,7 @@ class ServerSession:
         have no subscriptions on other wires.
         """
         self.send_held(lambda _: self.session.queued < self._run.limits.outgoing)
-        held, self._held_changes = self._held_changes, {}
+        held, self.held_changes = self.held_changes, {}
         for (_, _, about), notification in held.items():
             self.session.notify(notification.method, notification.params, about=about)
 
@@ -813,7 +817,7 @@ async def _work(worker: Worker, ctx: Context) -> None:
             await trio.lowlevel.checkpoint_if_cancelled()  # before the handler starts and a retry is spent
             result = await session._result(worker, ctx)
             session = ctx._link
-            if session is not None and not worker.spoilt and (ctx._last_write or session._held_reports):
+            if session is not None and not worker.spoilt and (ctx._last_write or session.held_reports):
                 await session._flush_reports(ctx)
             outcome = result
         finally:

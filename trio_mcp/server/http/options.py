@@ -68,7 +68,7 @@ def policy_of(run: Run, options: HttpOptions) -> HttpPolicy:
         **given,  # type: ignore[arg-type]  # each option has the type of its annotation
         websocket_path=options.get("websocket_path", "/ws"),
         allowed_hosts=hosts,
-        revisions=run.offer().revisions,
+        revisions=run.offer.revisions,
         limits=run.limits,
     )
 

@@ -197,7 +197,8 @@ class HttpSession(StreamOwner, Wire):
     def pull(self, stream: ResponseStream | None = None) -> None:
         session = self.server_session.session
         woken: set[ResponseStream] = set()
-        self.server_session.send_held(_has_room)
+        if self.server_session.held_reports:
+            self.server_session.send_held(_has_room)
         if session.queued:
             outgoing, unsent = session.outgoing(), session.take_charge()
             for message, wire in outgoing:
@@ -278,7 +279,8 @@ class _OneStream(StreamOwner):
                     unsent -= stream.put(message, charged(message) if unsent else 0)
                 if unsent:
                     self.server_session.account.give(unsent)
-            if not stream.crowded:
+            held = self.server_session.held_reports or self.server_session.held_changes
+            if held and not stream.crowded:
                 self.server_session.release()
             if not session.queued:
                 return
