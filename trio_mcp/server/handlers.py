@@ -83,21 +83,7 @@ def typed(function: Callable[..., Any], *, thread: bool = True, abandon_on_cance
     signature = _signature(function)
     # The parameters that a partial has bound by name.  The signature still shows them, with defaults.
     bound = frozenset(function.keywords) if isinstance(function, functools.partial) else frozenset[str]()
-    found = [
-        parameter
-        for parameter in signature.parameters.values()
-        if parameter.name not in bound and _takes_context(function, parameter)
-    ]
-    name = name_of(function)
-    if len(found) > 1:
-        both = " and ".join(repr(parameter.name) for parameter in found)
-        raise UsageError(f"the parameters {both} of {name} both take the Context; keep one of them")
-    for parameter in found:
-        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise UsageError(
-                f"parameter {parameter.name!r} of {name} is {parameter.kind.description}, but the Context is given by "
-                "name; make it an ordinary parameter"
-            )
+    name, context = name_of(function), None
     first = next(iter(signature.parameters.values()), None)
     if first is not None and first.name in ("self", "cls") and first.annotation is first.empty:
         raise UsageError(
@@ -105,9 +91,20 @@ def typed(function: Callable[..., Any], *, thread: bool = True, abandon_on_cance
             "a method of an object, such as Notes().read"
         )
     for parameter in signature.parameters.values():
-        if parameter not in found and parameter.name not in bound:
+        if parameter.name in bound:
+            continue
+        if not _takes_context(function, parameter):
             _check_no_context(function, parameter)
-    context = found[0].name if found else None
+        elif context is not None:
+            both = f"{context!r} and {parameter.name!r}"
+            raise UsageError(f"the parameters {both} of {name} both take the Context; keep one of them")
+        elif parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise UsageError(
+                f"parameter {parameter.name!r} of {name} is {parameter.kind.description}, but the Context is given by "
+                "name; make it an ordinary parameter"
+            )
+        else:
+            context = parameter.name
     skip = bound if context is None else bound | {context}
     how = _run_mode(function, thread, abandon_on_cancel)
     return Handler(function, how, abandon_on_cancel=abandon_on_cancel, by_name=True, context=context, skip=skip)
