@@ -36,7 +36,6 @@ from trio_mcp.core import (
     JsonObject,
     MalformedContent,
     NotInThisRevision,
-    Peer,
     Question,
     Refused,
     RemoteProtocolError,
