@@ -659,6 +659,7 @@ def test_live_changes_go_up_two_levels() -> None:
     inner.remove("templates", "a://{x}")
     assert names(outer) == ["m_own"]
     assert names(middle) == ["own"]
+    assert outer.find("tools", "m_i_add") is None
     assert outer.find_resource("a://y") is None
     all_three = ["inner", "middle", "outer"]
     assert heard == [

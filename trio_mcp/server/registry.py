@@ -302,7 +302,9 @@ class Catalog:
         self._completers: dict[_Completed, Entry] = {}
         self._mounts: list[Mount] = []
         self._above: weakref.WeakKeyDictionary[Catalog, None] = weakref.WeakKeyDictionary()
-        # Both are dropped when a list changes.  None: the page is not made yet, but a client has got its cursor.
+        # All three are dropped when a list changes: ways that were found, lists with mounted entries, and pages.  None:
+        # the page is not made yet, but a client has got its cursor.
+        self._found: dict[str, dict[str, EntryRoute]] = {kind: {} for kind in KINDS}
         self._routes: dict[str, Sequence[EntryRoute]] = {}
         self._pages: dict[str, dict[_Page, CachedResult | None]] = {kind: {} for kind in KINDS}
 
@@ -310,12 +312,15 @@ class Catalog:
 
     def find(self, kind: str, key: str) -> EntryRoute | None:
         """Return the way to the entry with exactly this name or URI, or None."""
-        found = self._tables[kind].get(key)  # tool-18: names are case-sensitive
-        if found is None:
-            for mount in self._mounts:
-                inner = mount.inner(kind, key)
-                if inner is not None and (route := mount.catalog.find(kind, inner)) is not None:
-                    return EntryRoute(route.entry, max(route.since, mount.since), ((self, key), *route.places))
+        found = self._tables[kind].get(key) or self._found[kind].get(key)  # tool-18: names are case-sensitive
+        if found is None and self._mounts:
+            with _changing:  # no change may come between finding the way and keeping it
+                for mount in self._mounts:
+                    inner = mount.inner(kind, key)
+                    if inner is not None and (route := mount.catalog.find(kind, inner)) is not None:
+                        found = EntryRoute(route.entry, max(route.since, mount.since), ((self, key), *route.places))
+                        self._found[kind][key] = found
+                        break
         return found
 
     def find_resource(self, uri: str) -> tuple[EntryRoute, dict[str, str]] | None:
@@ -585,6 +590,7 @@ class Catalog:
         for catalog in changed:
             catalog.kinds.update(capabilities)
             for kind in kinds:
+                catalog._found[kind].clear()
                 catalog._routes.pop(kind, None)
                 catalog._pages[kind].clear()
         for catalog in changed:
