@@ -370,18 +370,17 @@ class Duplex(Wire):
         while not self._framing.ended:
             try:
                 data, self._received = self._received[:stretch], self._received[stretch or len(self._received) :]
-                data = data or await self._receive(stretch)
+                if not data and self._write_pace.deadline == math.inf:
+                    data = bytes(await self._stream.receive_some(stretch))
+                elif not data:
+                    data = await self._receive_in_time(stretch)
             except GONE:
                 self._gone = True
                 break
             if self._framing.ended:
                 break
             if not data:
-                self._gone = True
-                if self._input_ended is not None:
-                    for message in self._framing.feed(b""):
-                        self._handler.receive(message, self.last_data_at)
-                return True
+                return self._end_input()
             self.last_data_at = trio.current_time()
             if self._tap is not None:
                 self._tap("in", data)
@@ -398,9 +397,16 @@ class Duplex(Wire):
                 await self.room(most)  # also a checkpoint, so that the write begins before the next read
         return False
 
-    async def _receive(self, stretch: int | None) -> bytes:
-        if self._write_pace.deadline == math.inf:
-            return bytes(await self._stream.receive_some(stretch))
+    def _end_input(self) -> bool:
+        """Handle the end of the peer's half of the stream, which may be the end of a message."""
+        self._gone = True
+        if self._input_ended is not None:
+            for message in self._framing.feed(b""):
+                self._handler.receive(message, self.last_data_at)
+        return True
+
+    async def _receive_in_time(self, stretch: int | None) -> bytes:
+        """Read the rest of a message, which must make progress."""
         with trio.CancelScope(deadline=self._write_pace.deadline) as scope:
             return bytes(await self._stream.receive_some(stretch))
         if scope.cancelled_caught:
@@ -503,7 +509,9 @@ class Duplex(Wire):
                 await trio.lowlevel.cancel_shielded_checkpoint()
             data: Sequence[bytes | memoryview] | None = None if self._over else self._take()
             wrote = data is not None
-            if data is not None and (data := self._send_at_once(data)) is not None:
+            if data is not None and self._send_now is not None:
+                data = self._send_at_once(data)
+            if data is not None:
                 with trio.CancelScope(shield=True, deadline=self.deadline) as self._scope:
                     await self._send(data)
                 if self._scope.cancelled_caught:  # at the deadline of `finish`
@@ -516,6 +524,9 @@ class Duplex(Wire):
         finally:
             self._writing = False
             self._writes += 1
+            if self._sending and self._account is not None:
+                self._account.give(self._sending)
+            self._sending = 0
             if self._written:
                 self._written.unpark_all()
             if wrote:
@@ -555,54 +566,42 @@ class Duplex(Wire):
         if self._control:
             pieces, self._control = (*pieces, self._control), b""
         if not pieces:
-            self._return_charge()
             return None
         if self._tap is not None:
             self._tap("out", b"".join(pieces))
         return pieces
 
-    def _return_charge(self) -> None:
-        """Give back the bytes charged for a write that has ended."""
-        if self._sending and self._account is not None:
-            self._account.give(self._sending)
-        self._sending = 0
-
     def _send_at_once(self, pieces: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview] | None:
-        if self._send_now is None:
-            return pieces
+        assert self._send_now is not None
         for at, piece in enumerate(pieces):
             taken = self._send_now(piece)
             if taken < len(piece):
                 return (memoryview(piece)[taken:], *pieces[at + 1 :])
-        self._return_charge()
         return None
 
     async def _send(self, pieces: Sequence[bytes | memoryview]) -> None:
-        try:
-            if self._send_now is not None:  # a stream with `send_now` is not a network, and has no time limit
-                for piece in pieces:
+        if self._send_now is not None:  # a stream with `send_now` is not a network, and has no time limit
+            for piece in pieces:
+                await self._stream.send_all(piece)
+            return
+        if self._network:
+            self._read_pace.begin(trio.current_time())
+        for data in pieces:
+            for start in range(0, len(data), _PIECE):
+                piece = data if len(data) <= _PIECE else memoryview(data)[start : start + _PIECE]
+                with trio.CancelScope(deadline=self._read_pace.deadline) as self._piece:
                     await self._stream.send_all(piece)
-                return
-            if self._network:
-                self._read_pace.begin(trio.current_time())
-            for data in pieces:
-                for start in range(0, len(data), _PIECE):
-                    piece = data if len(data) <= _PIECE else memoryview(data)[start : start + _PIECE]
-                    with trio.CancelScope(deadline=self._read_pace.deadline) as self._piece:
-                        await self._stream.send_all(piece)
-                    if self._piece.cancelled_caught:
-                        limits = self._limits
-                        self._why = (
-                            f"the peer read less than {limits.write_rate:g} bytes a second for "
-                            f"{limits.write_seconds:g} seconds (Limits.write_rate, Limits.write_seconds)"
-                        )
-                        raise trio.BrokenResourceError(self._why)
-                    if self._network:
-                        self._read_pace.move(len(piece), trio.current_time())
-            if self._network:
-                self._read_pace.end(trio.current_time())
-        finally:
-            self._return_charge()
+                if self._piece.cancelled_caught:
+                    limits = self._limits
+                    self._why = (
+                        f"the peer read less than {limits.write_rate:g} bytes a second for "
+                        f"{limits.write_seconds:g} seconds (Limits.write_rate, Limits.write_seconds)"
+                    )
+                    raise trio.BrokenResourceError(self._why)
+                if self._network:
+                    self._read_pace.move(len(piece), trio.current_time())
+        if self._network:
+            self._read_pace.end(trio.current_time())
 
     async def _say_farewell(self) -> None:
         """Send the closing frame, if the framing has one, and give the peer a moment to send its own."""
