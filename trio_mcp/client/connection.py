@@ -203,6 +203,7 @@ class ClientConnection:
                 try:
                     offer = attrs.evolve(self._session_options.offer, revisions=(self.current.terms.revision,))
                     await self._connect(offer)
+                    self._open_error = None
                 except McpError as error:
                     _log.warning("the session was lost, and a new one could not be opened: %s", error)
                     why = f"the server lost the session, and a new one could not be opened: {error}"
@@ -258,8 +259,7 @@ class ClientConnection:
             self._wanted.set()
             await self._attempted.wait()
             if self._current is caller and not self._closing.is_set():
-                assert self._open_error is not None
-                raise repeated(self._open_error)
+                raise repeated(self._open_error or caller.failure)
             reopened = True
 
     async def request(
