@@ -625,10 +625,14 @@ class Client(metaclass=WithOtherNames):
         """``async with client.listen(tools=True, resources=["notes://todo"]) as changes``: iterate over changes.
 
         The subscription ends with the block; see `Subscription`.  ``resources=True`` subscribes to the list of
-        resources; one or more URIs subscribe to the contents of these resources.  With ``undeclared=True`` the block
-        also gets changes that the server does not declare: some servers, such as mcp up to 1.30, send them anyway.
+        resources; one or more URIs subscribe to the contents of these resources; for both, add `RESOURCES_CHANGED`.
+        With ``undeclared=True`` the block also waits for changes that the server does not declare or confirm: some
+        servers, such as mcp up to 1.30, send them anyway, even without `resources/subscribe`.
 
-        Entering raises `SubscriptionUnsupported` if the server supports none of the changes.
+        Raises UsageError if there are no changes, or too many.  The block is entered when the server has confirmed the
+        subscription; `Subscription.missing` has the changes that it did not confirm.  Entering raises `RequestError` if
+        the server refuses, `SubscriptionUnsupported` if it confirms no change, and otherwise the same errors as the
+        iterator.
         """
         self._connection.check_run()
         return self._connection.subscriptions.listen(

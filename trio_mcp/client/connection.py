@@ -311,13 +311,21 @@ class ClientConnection:
         """Return the result of `send`, which is called once for all callers that wait with an equal key."""
         shared = self._shared.get(key)
         if shared is None:
-            shared = self._shared[key] = _SharedRequest()
-            self._nursery.start_soon(shared.run, send, name="a request for several callers")
+            shared = self._shared[key] = _SharedRequest(send)
+            self._nursery.start_soon(shared.run, name="a request for several callers")
+        shared.waiting += 1
         try:
-            return await shared.wait()
+            await shared.done.wait()
         finally:
-            if not shared.wanted and self._shared.get(key) is shared:
+            shared.waiting -= 1
+            if not shared.waiting:
+                shared.scope.cancel(reason="no caller waits for the answer")
+            if (shared.done.is_set() or not shared.waiting) and self._shared.get(key) is shared:
                 del self._shared[key]
+        if isinstance(shared.outcome, McpError):
+            await trio.lowlevel.checkpoint_if_cancelled()  # the cancellation may be the reason why the client is closed
+            raise repeated(shared.outcome)
+        return copy.deepcopy(shared.outcome)
 
     # ServerMessageHandler
 
@@ -386,42 +394,24 @@ class ClientConnection:
             self._nursery.start_soon(self._reopen, name="reopening the session")
 
 
+@attrs.define(eq=False)
 class _SharedRequest:
     """A request that several callers wait for.  It is cancelled when the last of them is cancelled."""
 
-    def __init__(self) -> None:
-        self._waiting = 0
-        self._scope = trio.CancelScope()
-        self._done = trio.Event()
-        self._result: JsonObject | None = None
-        self._failure: McpError = SessionClosed("the client has been closed")
+    send: Callable[[], Awaitable[JsonObject]]
+    waiting: int = 0
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    done: trio.Event = attrs.field(factory=trio.Event)
+    outcome: JsonObject | McpError = attrs.field(factory=lambda: SessionClosed("the client has been closed"))
 
-    @property
-    def wanted(self) -> bool:
-        """True if it has no outcome yet, and a caller waits for it."""
-        return self._waiting > 0 and not self._done.is_set()
-
-    async def run(self, send: Callable[[], Awaitable[JsonObject]]) -> None:
+    async def run(self) -> None:
         try:
-            with self._scope:
-                self._result = await send()
+            with self.scope:
+                self.outcome = await self.send()
         except McpError as error:
-            self._failure = error
+            self.outcome = error
         finally:
-            self._done.set()
-
-    async def wait(self) -> JsonObject:
-        self._waiting += 1
-        try:
-            await self._done.wait()
-        finally:
-            self._waiting -= 1
-            if not self._waiting:
-                self._scope.cancel(reason="no caller waits for the answer")
-        if self._result is None:
-            await trio.lowlevel.checkpoint_if_cancelled()  # the cancellation may be the reason why the client is closed
-            raise repeated(self._failure)
-        return copy.deepcopy(self._result)
+            self.done.set()
 
 
 def _call(callback: Callable[[T], object], argument: T) -> None:

@@ -26,7 +26,6 @@ Errors of a call without a result:
 from __future__ import annotations
 
 import inspect
-import itertools
 import logging
 import math
 from collections import deque
@@ -620,23 +619,15 @@ class ClientSession:
         terms = self.session.terms
         if terms is None or not (terms.revision.handshake or self.session.link is LinkKind.DUPLEX):
             return
-        now = trio.current_time()
-        self._forget_old(now)
-        if len(self._cancelled) < self.session.limits.requests:
-            self._cancelled[id] = now
-        else:
-            self._overflowed_at = now
-
-    def _forget_old(self, now: float) -> None:
-        for id in [*itertools.takewhile(lambda id: self._cancelled[id] + _CANCELLED_SECONDS <= now, self._cancelled)]:
-            del self._cancelled[id]
+        self._cancelled[id] = trio.current_time()
+        if len(self._cancelled) > self.session.limits.requests:
+            del self._cancelled[next(iter(self._cancelled))]
+            self._overflowed_at = trio.current_time()
 
     @property
     def ignored(self) -> bool:
         """True if the server may still work on a recently cancelled request, because it has not answered it."""
-        now = trio.current_time()
-        self._forget_old(now)
-        return bool(self._cancelled) or now < self._overflowed_at + _CANCELLED_SECONDS
+        return trio.current_time() < max((self._overflowed_at, *self._cancelled.values())) + _CANCELLED_SECONDS
 
     def cancel(self, id: Id) -> None:
         """Cancel a request: no task waits for it any more."""

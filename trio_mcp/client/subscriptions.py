@@ -298,26 +298,15 @@ class SubscriptionManager:
         resources: bool | str | Iterable[str] = False,
         undeclared: bool = False,
     ) -> AbstractAsyncContextManager[Subscription]:
-        """``async with manager.listen(...) as changes``: subscribe to these changes until the block ends.
+        """``async with manager.listen(...) as changes``: see `Client.listen`.
 
-        ``resources=True`` is the list of resources, URIs are the contents of resources; for both, add
-        `RESOURCES_CHANGED`.  Raises `UsageError` if there are no changes, or too many.
-
-        With `undeclared` the block also waits for changes that the server does not declare or confirm.  Some servers
-        send them nevertheless, such as mcp up to 1.30, even without `resources/subscribe`.
-
-        The block is entered when the server has confirmed the subscription; `Subscription.missing` has the changes that
-        it did not confirm.  Entering raises `RequestError` if the server refuses, `SubscriptionUnsupported` if it
-        confirms no change, and otherwise the same errors as the iterator.  If there is no session, entering waits for
-        the next one; use a cancel scope to limit this.  The end of the block tells the server and does not wait.
+        If there is no session, entering waits for the next one; use a cancel scope to limit this.  The end of the block
+        tells the server and does not wait.
         """
+        limits = self._limits
         lists = ((TOOLS_CHANGED, tools), (PROMPTS_CHANGED, prompts), (RESOURCES_CHANGED, resources is True))
         uris = () if isinstance(resources, bool) else (resources,) if isinstance(resources, str) else resources
         asked = (*changes, *(each for each, wanted in lists if wanted), *map(resource_updated, uris))
-        return self._block(Subscription(self._check_changes(asked), self, self._limits, undeclared=undeclared))
-
-    def _check_changes(self, asked: tuple[ChangeEvent, ...]) -> tuple[ChangeEvent, ...]:
-        limits = self._limits
         for change in asked:
             if not isinstance(change, ChangeEvent) or not isinstance(change.item, str):
                 raise UsageError(f"expected a ChangeEvent, or the URI of a resource as a string; got {shown(change)}")
@@ -331,7 +320,7 @@ class SubscriptionManager:
             raise UsageError("listen needs at least one change: tools, prompts, resources or a ChangeEvent")
         if (most := limits.listener_changes) < len(asked):
             raise UsageError(f"a listen block may have {most} changes (Limits.listener_changes), got {len(asked)}")
-        return asked
+        return self._block(Subscription(asked, self, limits, undeclared=undeclared))
 
     @asynccontextmanager
     async def _block(self, changes: Subscription) -> AsyncIterator[Subscription]:
