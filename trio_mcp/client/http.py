@@ -48,8 +48,7 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import attrs
 import trio
@@ -152,8 +151,6 @@ _RESERVED = frozenset(
 )
 _CLOSED_HERE = "the connection was closed by this side"
 _AUTH = "use the option auth to get a token by OAuth, or headers to send a token that you have"
-
-OnStream: TypeAlias = "Callable[[rules.Exchange, HttpReply], Awaitable[None]]"
 
 
 class NeedsSse(McpError):
@@ -360,18 +357,13 @@ class HttpLink(ClientSession):
 
     async def _converse(self, exchange: rules.Exchange, flight: _InFlight) -> rules.ReplyVerdict | None:
         """Send a message and return its verdict, or None if the verdict was handled already."""
-        stream: _ResumedStream | None = None
-
-        async def on_stream(exchange: rules.Exchange, reply: HttpReply) -> None:
-            nonlocal stream
-            stream = _ResumedStream(exchange, rules.StreamResumption(exchange.revision), flight)
-            flight.streaming = True
-            self._changed.unpark_all()
-            await self._read_connection(stream, reply)
-
-        verdict = await self._send(exchange, on_stream)
-        if stream is None:
+        verdict, exchange, reply = await self._send(exchange)
+        if not isinstance(verdict, rules.Streaming):
             return verdict
+        stream = _ResumedStream(exchange, rules.StreamResumption(exchange.revision), flight)
+        flight.streaming = True
+        self._changed.unpark_all()
+        await self._read_connection(stream, reply)
         if not stream.done:
             verdict = await self._resume(stream, stream.resumption.ended(stream.seconds_open))
         if stream.done:
@@ -406,15 +398,15 @@ class HttpLink(ClientSession):
     async def _send(
         self,
         exchange: rules.Exchange,
-        on_stream: OnStream | None = None,
         *,
         after: str = "",
         opening: trio.CancelScope | None = None,
-    ) -> rules.ReplyVerdict:
-        """Send an HTTP request, with redirects, retries and better tokens, and return the verdict.
+    ) -> tuple[rules.ReplyVerdict, rules.Exchange, HttpReply]:
+        """Send an HTTP request, with redirects, retries and better tokens.
 
-        `on_stream` reads a stream response.  `opening` is cancelled if an attempt has none after `ENDPOINT` seconds;
-        `on_stream` takes the deadline away.
+        Returns the verdict, and the last request and its reply.  If the verdict is `Streaming`, enter the block of the
+        reply at once and read it.  `opening` is cancelled if a stream does not begin within `ENDPOINT` seconds; its
+        reader takes the deadline away.
         """
         message = exchange.message
         assert not isinstance(message, InvalidMessage)  # messages to send are made here
@@ -428,9 +420,9 @@ class HttpLink(ClientSession):
         while True:
             lost = ""  # why the message must be sent again
             try:
-                status, verdict = await self._attempt(exchange, body, on_stream, after, opening)
-                if answers and status in _BUSY and not isinstance(verdict, rules.RetryAfter):
-                    lost = f"HTTP {status}"
+                verdict, reply = await self._attempt(exchange, body, after, opening)
+                if answers and reply.status in _BUSY and not isinstance(verdict, rules.RetryAfter):
+                    lost = f"HTTP {reply.status}"
             except (ReplyBroken, ConnectionFailed, NoResponse) as error:
                 broken += not isinstance(error, ConnectionFailed)
                 gives_up = not answers and (broken > _INITIALIZED_ATTEMPTS or isinstance(error, NoResponse))
@@ -442,22 +434,24 @@ class HttpLink(ClientSession):
                     self._close(SessionLost(True, f"{_name_of(message)} did not reach the server: {lost}"))
                 await trio.sleep(pause or 0.0)  # at least a checkpoint, at which this may be cancelled
                 continue
-            if answers and broken and status in (400, 404, 409):  # the server has received an earlier attempt
-                return rules.ReplyAccepted()
+            if answers and broken and reply.status in (400, 404, 409):  # the server has received an earlier attempt
+                verdict = rules.ReplyAccepted()
             match verdict:
                 case rules.Redirected(url):
                     redirects += 1
                     if redirects > _MAX_REDIRECTS:
-                        return rules.ReplyLost(f"the server redirects more than {_MAX_REDIRECTS} times")
+                        why = f"the server redirects more than {_MAX_REDIRECTS} times"
+                        return rules.ReplyLost(why), exchange, reply
                     exchange = attrs.evolve(exchange, url=url)
                 case rules.RetryAfter(seconds) if exchange.method == "POST":
                     if seconds > MAX_RETRY_AFTER:
-                        return rules.ReplyLost(f"HTTP {status}: the server is busy for {seconds} seconds", status)
+                        why = f"HTTP {reply.status}: the server is busy for {seconds} seconds"
+                        return rules.ReplyLost(why, reply.status), exchange, reply
                     self._end_abandoned_stream("the server is busy, perhaps with too many connections")
                     await trio.sleep(seconds)
                     exchange = attrs.evolve(exchange, again=True)
                 case _:
-                    return verdict
+                    return verdict, exchange, reply
 
     def _end_abandoned_stream(self, why: str) -> None:
         """End the stream of a cancelled call that was silent for longest, if there is one."""
@@ -466,16 +460,11 @@ class HttpLink(ClientSession):
             self._abandoned_streams.pop(oldest).cancel(reason=why)
 
     async def _attempt(
-        self,
-        exchange: rules.Exchange,
-        body: bytes,
-        on_stream: OnStream | None,
-        after: str,
-        opening: trio.CancelScope | None,
-    ) -> tuple[int, rules.ReplyVerdict]:
+        self, exchange: rules.Exchange, body: bytes, after: str, opening: trio.CancelScope | None
+    ) -> tuple[rules.ReplyVerdict, HttpReply]:
         """Send the request once; with the option `auth` with a token, and again if a better token can be had."""
         if self._authorization is None and exchange.asked:
-            return await self._send_once(exchange, body, on_stream, after, None)
+            return await self._send_once(exchange, body, after, None)
         credentials: Credentials | None = None
         if self._authorization is not None:
             operation = exchange.method  # an operation may need scopes of its own
@@ -489,24 +478,19 @@ class HttpLink(ClientSession):
             if opening is not None:  # not before: the user may need longer to allow access
                 opening.deadline = trio.current_time() + ENDPOINT
             with trio.move_on_after(seconds) as waiting:
-                status, verdict = await self._send_once(exchange, body, on_stream, after, credentials)
+                verdict, reply = await self._send_once(exchange, body, after, credentials)
             if waiting.cancelled_caught:
                 raise NoResponse(f"no answer within {seconds:g} seconds")
-            if opening is not None:
+            if opening is not None and not isinstance(verdict, rules.Streaming):
                 opening.deadline = math.inf
             if credentials is None or not credentials.refused:
-                return status, verdict
+                return verdict, reply
             assert isinstance(verdict, rules.Challenged)
             credentials.refusal = self._refusal(exchange.message, verdict)
 
     async def _send_once(
-        self,
-        exchange: rules.Exchange,
-        body: bytes,
-        on_stream: OnStream | None,
-        after: str,
-        credentials: Credentials | None,
-    ) -> tuple[int, rules.ReplyVerdict]:
+        self, exchange: rules.Exchange, body: bytes, after: str, credentials: Credentials | None
+    ) -> tuple[rules.ReplyVerdict, HttpReply]:
         fields, message = self._fields(exchange, after, credentials), exchange.message
         replayable = not isinstance(message, Request) or message.method in _REPEATABLE
         async with self._pool.request(exchange.method, exchange.url, fields, body, replayable=replayable) as reply:
@@ -525,9 +509,8 @@ class HttpLink(ClientSession):
             if isinstance(verdict, rules.AnswerReceived | rules.Streaming) and verdict.session is not None:
                 self._session_id = verdict.session
             if isinstance(verdict, rules.Streaming):
-                assert on_stream is not None  # only requests have stream responses
-                await on_stream(exchange, reply)
-        return status, verdict
+                reply.leave()  # the block in which it is read is entered before the next checkpoint
+        return verdict, reply
 
     def _fields(self, exchange: rules.Exchange, after: str, credentials: Credentials | None) -> Fields:
         """Return the headers of the protocol and those of the program.
@@ -734,14 +717,7 @@ class HttpLink(ClientSession):
             ready.set()
 
     async def _resume(self, stream: _ResumedStream, plan: rules.Reconnect | rules.ReplyLost) -> rules.ReplyVerdict:
-        """rules.Reconnect the stream until its answer has come, or until it cannot be resumed."""
-
-        async def on_stream(exchange: rules.Exchange, reply: HttpReply) -> None:
-            scope.deadline = math.inf
-            if stream.attempts > 1 and not stream.resumption.last_event_id:
-                self.missed(for_good=False)  # the server has stored no messages since the last connection
-            await self._read_connection(stream, reply)
-
+        """Reconnect the stream until its answer has come, or until it cannot be resumed."""
         while isinstance(plan, rules.Reconnect):
             await trio.sleep(plan.seconds)
             stream.attempts += 1
@@ -751,7 +727,12 @@ class HttpLink(ClientSession):
                     if stream.keep_alives.timeout < math.inf:
                         # Servers without keep-alives may send the response head only with the first event.
                         scope.deadline = trio.current_time() + max(stream.keep_alives.timeout, ACKNOWLEDGE_TIMEOUT)
-                    verdict = await self._send(get, on_stream, after=plan.last_event_id)
+                    verdict, _, reply = await self._send(get, after=plan.last_event_id)
+                    scope.deadline = math.inf
+                    if isinstance(verdict, rules.Streaming):
+                        if stream.attempts > 1 and not stream.resumption.last_event_id:
+                            self.missed(for_good=False)  # the server has stored no messages since the last connection
+                        await self._read_connection(stream, reply)
                 if scope.cancelled_caught:
                     raise ReplyBroken("the server does not answer, but keep-alives came before", sent=True)
             except (ConnectionFailed, ReplyBroken, AuthorizationFailed) as error:
@@ -778,19 +759,20 @@ class HttpLink(ClientSession):
         stream.opened, stream.error = True, None
         stream.requested.set()
         start = trio.current_time()
-        try:
-            await self._read_events(stream, reply)
-            # In a task: the call does not wait for the end of the stream.
-            if stream.done and not reply.done and not self._closed:
-                self._nursery.start_soon(self._read_rest, reply.leave(), name="the end of a stream")
-        except ReplyBroken as error:
-            stream.error = error
-        except trio.Cancelled:
-            abandoned = stream.flight is not None and not stream.flight.answered
-            if abandoned and self.session.opened and self._revision.handshake and not self._closed:
-                name = "the stream of a cancelled call"
-                self._nursery.start_soon(self._read_rest, reply.leave(), stream, name=name)
-            raise
+        async with reply:
+            try:
+                await self._read_events(stream, reply)
+                # In a task: the call does not wait for the end of the stream.
+                if stream.done and not reply.done and not self._closed:
+                    self._nursery.start_soon(self._read_rest, reply.leave(), name="the end of a stream")
+            except ReplyBroken as error:
+                stream.error = error
+            except trio.Cancelled:
+                abandoned = stream.flight is not None and not stream.flight.answered
+                if abandoned and self.session.opened and self._revision.handshake and not self._closed:
+                    name = "the stream of a cancelled call"
+                    self._nursery.start_soon(self._read_rest, reply.leave(), stream, name=name)
+                raise
         stream.seconds_open = trio.current_time() - start
 
     async def _read_events(self, stream: _ResumedStream, reply: HttpReply) -> None:
@@ -878,17 +860,20 @@ class SseLink(HttpLink):
         with self._running() as scope:
             try:
                 get = rules.Exchange(self._url, LEGACY[0], method="GET", sse=True)
-                verdict = await self._send(get, partial(self._read_session, scope, task_status), opening=scope)
+                verdict, get, reply = await self._send(get, opening=scope)
+                if isinstance(verdict, rules.Streaming):
+                    async with reply:
+                        await self._read_session(get.url, reply, scope, task_status)
             except McpError as error:
                 if self._target is None:
                     raise
                 cause = error
         if self._target is None:
+            if self._closed:
+                raise SessionClosed(_CLOSED_HERE)
+            if scope.cancelled_caught:
+                raise RemoteProtocolError(f"no endpoint event came within {ENDPOINT:g} seconds")
             match verdict:
-                case None if self._closed:
-                    raise SessionClosed(_CLOSED_HERE)
-                case None:
-                    raise RemoteProtocolError(f"no endpoint event came within {ENDPOINT:g} seconds")
                 case rules.Streaming():
                     raise RemoteProtocolError("the event stream ended before its endpoint event")
                 case rules.Challenged(status, challenge, why):
@@ -903,17 +888,13 @@ class SseLink(HttpLink):
         self._close(ended)
 
     async def _read_session(
-        self,
-        scope: trio.CancelScope,
-        task_status: trio.TaskStatus[None],
-        exchange: rules.Exchange,
-        reply: HttpReply,
+        self, url: str, reply: HttpReply, scope: trio.CancelScope, task_status: trio.TaskStatus[None]
     ) -> None:
         reader, keep_alives = EventReader(self._limits.message_bytes), rules.KeepAlives()
         while (events := await self._receive_events(reply, reader, keep_alives)) is not None:
             for event in events:
                 if self._target is None:
-                    target = rules.read_endpoint(exchange.url, event)
+                    target = rules.read_endpoint(url, event)
                     if isinstance(target, rules.ReplyLost):
                         raise RemoteProtocolError(target.why)
                     self._target = target
