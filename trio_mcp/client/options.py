@@ -121,11 +121,12 @@ class ClientOptions(TypedDict, total=False):
 
 ANSWERING = ("sampling", "sampling_tools", "elicitation", "elicitation_url", "roots")
 _TIMEOUTS = ("timeout", "max_timeout")
+_MAPPINGS = ("headers", "experimental")  # checked where they are read
 
 
 def check_client_options(given: Mapping[str, Any]) -> None:
     """Check the options of a client.  Raises TypeError for an unknown option, UsageError for a wrong value."""
-    typed = {name: each for name, each in given.items() if each is not None and name != "headers"}
+    typed = {name: each for name, each in given.items() if each is not None and name not in _MAPPINGS}
     check_options(typed, ClientOptions)
     headers, auth = given.get("headers"), given.get("auth")
     if not (headers is None or callable(headers) or isinstance(headers, Mapping)):
