@@ -435,23 +435,20 @@ class Dispatcher:
 
 
 async def _pass(middleware: Middleware, ctx: Context, call_next: _Serve, request: Request) -> JsonObject:
-    return await middleware(ctx, request, functools.partial(_next, call_next, request))
+    def go_on(other: Request | None = None, /) -> Awaitable[JsonObject]:
+        if not isinstance(other, Request | None):
+            raise UsageError(f"call_next takes a Request, got {type(other).__name__}; write await call_next()")
+        return call_next(request if other is None else other)
 
-
-def _next(call_next: _Serve, request: Request, other: Request | None = None, /) -> Awaitable[JsonObject]:
-    if other is None:
-        return call_next(request)
-    if not isinstance(other, Request):
-        raise UsageError(f"call_next takes a Request, got {type(other).__name__}; write await call_next()")
-    return call_next(other)
+    return await middleware(ctx, request, go_on)
 
 
 def _renamed(request: Request, kind: str, key: str) -> Request:
     """The request with the name that the next server uses for the entry; URIs have no prefix."""
     if not KINDS[kind].prefixed:
         return request
-    params = request.params
-    changed = {"ref": {**params["ref"], "name": key}} if "ref" in params else {"name": key}
+    params, completes = request.params, request.method == "completion/complete"
+    changed = {"ref": {**params["ref"], "name": key}} if completes else {"name": key}
     return Request(request.id, request.method, {**params, **changed})
 
 
