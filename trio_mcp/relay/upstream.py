@@ -75,6 +75,10 @@ _LISTS: Mapping[str, Callable[[Client, str | None], Awaitable[Model]]] = {
 }
 FORWARDED = frozenset({*_LISTS, *_QUESTIONS, "completion/complete"})
 """The requests that are sent upstream."""
+_SAMPLING = (
+    "max_tokens", "system_prompt", "temperature", "stop_sequences", "model_preferences", "include_context",
+    "tool_choice", "metadata",
+)  # fmt: skip
 _PRINCIPAL = holder_of("", None)
 
 
@@ -379,7 +383,7 @@ class Upstream:
     def _call_for_message(self, calls: Sequence[RelayedCall]) -> RelayedCall | str:
         """The call to which a question or log message of the upstream server belongs, or the reason why it is unknown.
 
-        See the third table at the head of this file.
+        See the third table in `relay.relay`.
         """
         call = _current_call.get()
         # With a legacy server the context is that of the opening of the session, so it does not name the call.
@@ -411,22 +415,10 @@ class Upstream:
 
     async def _sample(self, asked: SamplingRequest) -> CreateMessageResult:
         params = asked.params
-
-        def make(call: RelayedCall) -> Sample:
-            return Sample(
-                well_formed(params.messages),
-                max_tokens=params.max_tokens,
-                system_prompt=params.system_prompt,
-                temperature=params.temperature,
-                stop_sequences=params.stop_sequences,
-                model_preferences=params.model_preferences,
-                include_context=params.include_context,
-                tools=None if params.tools is None else well_formed(params.tools),
-                tool_choice=params.tool_choice,
-                metadata=params.metadata,
-            )
-
-        result: CreateMessageResult = await self._ask(make)
+        given: dict[str, Any] = {name: getattr(params, name) for name in _SAMPLING}
+        if params.tools is not None:
+            given["tools"] = well_formed(params.tools)
+        result: CreateMessageResult = await self._ask(lambda call: Sample(well_formed(params.messages), **given))
         return result
 
     async def _elicit(self, asked: FormElicitationRequest) -> Any:
