@@ -413,9 +413,8 @@ class ServerProtocol(SessionProtocol):
 
     _ROLE = Role.SERVER
 
-    def _set_up(self) -> None:
-        # A cache: the `_meta` and terms of the latest modern request.  Most requests on one link have the same terms.
-        self._last_terms: tuple[JsonObject, Terms | None] = {}, None
+    # A cache: the `_meta` and terms of the latest modern request.  Most requests on one link have the same terms.
+    _last_terms: tuple[JsonObject, Terms | None] = {}, None
 
     # Messages that we send.
 
