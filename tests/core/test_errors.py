@@ -11,9 +11,7 @@ import pytest
 
 from trio_mcp.core import (
     INVALID_PARAMS,
-    INVALID_REQUEST,
     ConnectionFailed,
-    Error,
     InputUnavailable,
     McpError,
     NotDeclared,
@@ -120,7 +118,7 @@ def errors() -> list[McpError]:
     return [
         failed,
         alone,
-        RemoteProtocolError("bad", Error(None, INVALID_REQUEST, "bad")),
+        RemoteProtocolError("bad"),
         RequestError(INVALID_PARAMS, "wrong", [1]),
         ResourceNotFound("a://b"),
         InputUnavailable("tools/call", "key"),

@@ -22,10 +22,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
-
-if TYPE_CHECKING:
-    from trio_mcp.core.messages import Error
+from typing import Any, TypeVar
 
 __all__ = [
     "HEADER_MISMATCH", "INTERNAL_ERROR", "INVALID_PARAMS", "INVALID_REQUEST", "METHOD_NOT_FOUND",
@@ -100,11 +97,7 @@ class NotDeclared(UsageError):
 
 
 class RemoteProtocolError(McpError):
-    """The peer broke the protocol.  `reply` is the error to answer with, or None if no answer is possible."""
-
-    def __init__(self, why: str, reply: Error | None = None) -> None:
-        super().__init__(why)
-        self.reply = reply
+    """The peer broke the protocol."""
 
 
 class RequestError(McpError):
