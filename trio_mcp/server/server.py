@@ -176,8 +176,6 @@ class Server(metaclass=WithOtherNames):
         if not isinstance(experimental, Mapping | None):
             raise UsageError(f"experimental must be a mapping by name, got {_kind_of(experimental)}")
         self._experimental = {} if experimental is None else {"experimental": dict(experimental)}
-        self._offer: Offer | None = None
-        self._offered = 0  # the number of kinds in the catalog when `_offer` was made
         self._mounted: list[Server] = []
         self._runs: set[Run] = set()  # of this server, and of the servers that it is mounted in
         self._own = Runs()
@@ -446,14 +444,10 @@ class Server(metaclass=WithOtherNames):
 
         A capability is still declared after its last entry was removed, because clients may still use it.
         """
-        kinds = self._catalog.kinds
-        if self._offer is None or len(kinds) != self._offered:  # called for each message; `kinds` only grows
-            self._offered = len(kinds)
-            capabilities: dict[str, Any] = {"logging": {}, **self._experimental}
-            for name in sorted(self._offers | kinds):
-                capabilities[name] = {key: True for key in CAPABILITIES[name] if self._told[key]}
-            self._offer = Offer(self._info, capabilities, self._revisions, self._instructions)
-        return self._offer
+        capabilities: dict[str, Any] = {"logging": {}, **self._experimental}
+        for name in sorted(self._offers | self._catalog.kinds):
+            capabilities[name] = {key: True for key in CAPABILITIES[name] if self._told[key]}
+        return Offer(self._info, capabilities, self._revisions, self._instructions)
 
     def statistics(self) -> Statistics:
         """Return the numbers of connections, requests, parked handlers and listeners, summed over all runs.
