@@ -555,6 +555,7 @@ ENDS = {
     ("session", "serve"): "what it waits for has been cancelled",
     ("wire", "run"): "the write that it waits for has a deadline by then",
     ("listener", "_close"): "to close a listener takes no time",
+    ("connection", "write"): "its pace has a deadline, which moves with what the client reads",
 }
 
 
