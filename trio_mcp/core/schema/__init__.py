@@ -16,8 +16,8 @@ else:
         __name__,
         {
             "hints": (
-                "Description Field Hint Member alternatives_of describe hint_of members_of parameters_of "
-                "resolved_alone substituted unsupported wrapper_of"
+                "Description Field Hint Member alternatives_of attributes_of describe hint_of members_of "
+                "parameters_of resolved_alone substituted unsupported wrapper_of"
             ),
             "shapes": ("Mode Shape Unreadable arguments_shape describes_itself schema_of shape_of to_json_value"),
             "templates": "Matcher Template Value in_ascii",

@@ -25,8 +25,8 @@ from trio_mcp.core.errors import UsageError
 from trio_mcp.core.messages import ABSENT, Absent, record
 
 __all__ = [
-    "Description", "Field", "Hint", "Member", "alternatives_of", "describe", "hint_of", "members_of", "parameters_of",
-    "resolved_alone", "substituted", "unsupported", "wrapper_of",
+    "Description", "Field", "Hint", "Member", "alternatives_of", "attributes_of", "describe", "hint_of", "members_of",
+    "parameters_of", "resolved_alone", "substituted", "unsupported", "wrapper_of",
 ]  # fmt: skip
 
 Hint: TypeAlias = Any  # Python has no type for type hints
@@ -158,41 +158,50 @@ def substituted(hint: Hint, variables: Mapping[Hint, Hint]) -> Hint:
 
 def members_of(kind: type, where: str) -> list[Member] | None:
     """Return the members that `__init__` takes, or None if this module does not know this kind of class."""
-    for recognises, members in _KINDS:
+    for recognises, fields in _KINDS:
         if recognises(kind):
             hints = _resolved(kind, None, f"{where}: a hint in {kind.__name__}")
             result = []
-            for name, hint, default in members(kind, hints):
+            for name, _, hint, default in fields(kind, hints):
                 required = _required(hint, default is ABSENT)
                 result.append(Member(name, hint, required, default, f"{where}, member {name!r} of {kind.__name__}"))
             return result
     return None
 
 
-# Name, hint and default; the default is ABSENT if the member is required, and None if it is optional without a default.
-_Members = Iterator[tuple[str, Hint, Any]]
+def attributes_of(kind: type) -> dict[str, str] | None:
+    """Return the attribute of each member, or None as `members_of`.  It resolves no hints."""
+    for recognises, fields in _KINDS:
+        if recognises(kind):
+            return {name: attribute for name, attribute, _, _ in fields(kind, {})}
+    return None
 
 
-def _of_typed_dict(kind: Any, hints: dict[str, Hint]) -> _Members:
+# Name, attribute, hint and default of each member.  The default is ABSENT if the member is required, and None if it is
+# optional without a default.
+_Fields = Iterator[tuple[str, str, Hint, Any]]
+
+
+def _of_typed_dict(kind: Any, hints: dict[str, Hint]) -> _Fields:
     for name, hint in hints.items():
-        yield name, hint, ABSENT if name in kind.__required_keys__ else None
+        yield name, name, hint, ABSENT if name in kind.__required_keys__ else None
 
 
-def _of_named_tuple(kind: Any, hints: dict[str, Hint]) -> _Members:
+def _of_named_tuple(kind: Any, hints: dict[str, Hint]) -> _Fields:
     for name in kind._fields:
-        yield name, hints.get(name, Any), kind._field_defaults.get(name, ABSENT)
+        yield name, name, hints.get(name, Any), kind._field_defaults.get(name, ABSENT)
 
 
-def _of_attrs(kind: Any, hints: dict[str, Hint]) -> _Members:
+def _of_attrs(kind: Any, hints: dict[str, Hint]) -> _Fields:
     for field in attrs.fields(kind):
         if field.init:
             default = ABSENT if field.default is attrs.NOTHING else field.default
             if field.converter is not None and default is not ABSENT:
                 default = None  # the converted value is not known before the converter is called
-            yield field.alias, hints.get(field.name, field.type or Any), default
+            yield field.alias, field.name, hints.get(field.name, field.type or Any), default
 
 
-def _of_dataclass(kind: Any, hints: dict[str, Hint]) -> _Members:
+def _of_dataclass(kind: Any, hints: dict[str, Hint]) -> _Fields:
     import dataclasses  # a program with dataclasses has already imported it
 
     for field in dataclasses.fields(kind):
@@ -200,10 +209,10 @@ def _of_dataclass(kind: Any, hints: dict[str, Hint]) -> _Members:
             default = field.default
             if default is dataclasses.MISSING:
                 default = ABSENT if field.default_factory is dataclasses.MISSING else None
-            yield field.name, hints[field.name], default
+            yield field.name, field.name, hints.get(field.name), default
 
 
-_KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Any, dict[str, Hint]], _Members]], ...] = (
+_KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Any, dict[str, Hint]], _Fields]], ...] = (
     (lambda kind: hasattr(kind, "__required_keys__"), _of_typed_dict),
     (lambda kind: issubclass(kind, tuple) and hasattr(kind, "_fields"), _of_named_tuple),
     (attrs.has, _of_attrs),

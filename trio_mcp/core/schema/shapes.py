@@ -58,14 +58,13 @@ from contextvars import ContextVar
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
-import attrs
-
 from trio_mcp.core.errors import UsageError
 from trio_mcp.core.messages import ABSENT, Absent, Json, JsonObject
 from trio_mcp.core.schema.hints import (
     Field,
     Hint,
     Member,
+    attributes_of,
     describe,
     members_of,
     parameters_of,
@@ -222,8 +221,8 @@ def _writer_of_class(kind: Any) -> Write:
         raise UsageError(f"{kind.__name__} is an object of the protocol, not data")
     if describes_itself(kind):
         return _write_self_described
-    if (attributes := _attributes(kind)) is not None:
-        return functools.partial(_write_object, [(*each, _write) for each in attributes])
+    if (attributes := attributes_of(kind)) is not None:
+        return functools.partial(_write_object, [(*each, _write) for each in attributes.items()])
     if issubclass(kind, Mapping):
         return _write_mapping
     if issubclass(kind, Sequence | collections.abc.Set):
@@ -232,19 +231,6 @@ def _writer_of_class(kind: Any) -> Write:
         raise UsageError(f"a {kind.__name__} is not a value: await it, and return its result")
     known = "text, a number, a list, a mapping, a dataclass, an attrs or a pydantic object"
     raise UsageError(f"{kind.__name__} has no JSON form here; make it {known}")
-
-
-def _attributes(kind: Any) -> list[tuple[str, str]] | None:
-    """Pairs of member name in JSON and attribute name; None if the class has no known members."""
-    if issubclass(kind, tuple):
-        return [(name, name) for name in kind._fields] if hasattr(kind, "_fields") else None
-    if attrs.has(kind):
-        return [(field.alias, field.name) for field in attrs.fields(kind) if field.init]
-    if not hasattr(kind, "__dataclass_fields__"):
-        return None
-    import dataclasses  # a program with dataclasses has already imported it
-
-    return [(field.name, field.name) for field in dataclasses.fields(kind) if field.init]
 
 
 def _full_name(hint: Hint) -> str:
@@ -1058,7 +1044,7 @@ class _Walk:
             return kind(**members)
 
         read_members = shape.read or dict
-        attributes = [(name, attribute, writers[name]) for name, attribute in _attributes(kind) or ()]
+        attributes = [(name, attribute, writers[name]) for name, attribute in (attributes_of(kind) or {}).items()]
         return shape._replace(
             read=lambda source: _construct(kind, make, read_members(source)),
             write=lambda value: _write_object(attributes, value) if isinstance(value, kind) else _write(value),
