@@ -86,7 +86,7 @@ class Official:
         """As it leaves: the session adds what every result of its method has."""
         whole = self._whole[revision.name]
         key = "$defs" if "$defs" in whole else "definitions"
-        result = {**revision.result_defaults(method), **result}
+        result = {**revision.complete(method in revision.cacheable), **result}
         jsonschema_rs.validator_for({**whole, "$ref": f"#/{key}/{kind}"}, validate_formats=True).validate(result)
         return result
 
