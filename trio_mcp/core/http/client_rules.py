@@ -104,17 +104,18 @@ class Exchange:
     probing: bool = False
     again: bool = False
     sse: bool = False
+    asked: frozenset[Id] = attrs.field(init=False, eq=False, repr=False)
+    """The ids of the requests in the message: usually one."""
+
+    @asked.default
+    def _ids(self) -> frozenset[Id]:
+        if type(self.message) is Request:
+            return frozenset((self.message.id,))
+        return frozenset(each.id for each in _items(self.message) if isinstance(each, Request))
 
     @property
     def opening(self) -> bool:
         return isinstance(self.message, Request) and self.message.method == "initialize"
-
-    @property
-    def asked(self) -> frozenset[Id]:
-        """The ids of the requests in the message: usually one."""
-        if type(self.message) is Request:
-            return frozenset((self.message.id,))
-        return frozenset(each.id for each in _items(self.message) if isinstance(each, Request))
 
     def answered_by(self, message: Message) -> frozenset[Id]:
         """The ids of our requests that this message answers.  Some peers echo an integer id as a string."""
