@@ -624,7 +624,7 @@ class HttpLink(ClientSession):
     def _report_failure(self, message: Message | None, error: McpError) -> None:
         if not isinstance(message, Request):
             # The program may want to report it: the server may be waiting for this message.
-            self.mistake(f"{_name_of(message)} did not reach the server: {error}")
+            self._handler.mistake(f"{_name_of(message)} did not reach the server: {error}")
         elif self.session.terms is not None:
             self.fail(message.id, error)
         elif self.session.phase is Phase.PROBING and isinstance(error, RemoteProtocolError):
@@ -711,7 +711,7 @@ class HttpLink(ClientSession):
                     if self._session_gone:
                         return
                 elif not isinstance(verdict, rules.NoStream):
-                    self.mistake(f"the event stream of the session is lost: {getattr(verdict, 'why', '')}")
+                    self._handler.mistake(f"the event stream of the session is lost: {getattr(verdict, 'why', '')}")
                 self.missed(for_good=True)
         finally:
             ready.set()
@@ -811,7 +811,7 @@ class HttpLink(ClientSession):
         if isinstance(event, Oversized):
             why = f"an event was longer than {event.limit} bytes (Limits.message_bytes)"
             if exchange.message is None:
-                self.mistake(f"{why}; skipped")
+                self._handler.mistake(f"{why}; skipped")
             else:  # It is probably the answer; otherwise the caller might wait forever.
                 stream.done = True
                 self._handle_verdict(exchange.message, rules.ReplyLost(why))

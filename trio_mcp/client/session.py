@@ -413,10 +413,6 @@ class ClientSession:
         self.notifications_lost = for_good
         self._handler.missed(for_good=for_good)
 
-    def mistake(self, why: str) -> None:
-        """Report a harmless violation of the protocol by the server."""
-        self._handler.mistake(why)
-
     def handle_events(self, events: Iterable[Event], failure: McpError | None = None) -> None:
         """Handle events of the session, and wake the transport.  `failure`: the error of requests that end by them."""
         for event in events:

@@ -365,7 +365,7 @@ class SubscriptionManager:
         return bool(events)
 
     def ended(self, outcome: Outcome, failure: McpError | None) -> None:
-        """Process the outcome of a request made by `Caller.begin`.  Ignores outcomes of other requests."""
+        """Process the outcome of a request made by `ClientSession.begin`.  Ignores outcomes of other requests."""
         if self._caller is None or self._caller.session.closed:
             return  # `connection_lost` is about to be called
         resource = self._asking.pop(outcome.id, None)
