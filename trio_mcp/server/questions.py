@@ -203,7 +203,10 @@ class _QuestionForm:
         except RemoteProtocolError as error:
             raise UsageError(f"{error}; {_FLAT}") from None
         self._check = FormCheck(asked)
-        # A valid JSON Schema may make no good form.
+        self._refuse_bad_fields(mandatory)
+
+    def _refuse_bad_fields(self, mandatory: Sequence[str]) -> None:
+        """Raise UsageError for a valid JSON Schema that makes no good form."""
         for name in mandatory:
             if name not in self._fields:
                 raise UsageError(f"the form requires {name!r}, which is not among its properties")

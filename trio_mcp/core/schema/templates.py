@@ -335,34 +335,35 @@ def _regex(text: str, items: list[_Item]) -> Iterator[str]:
     if sum(isinstance(each, _Slot) and each.slashes for each in items) > 1:
         raise _unmatchable(text, "it may have only one of {+x}, {#x} and {/x*}; use {x} for the others")
     for index, item in enumerate(items):
-        after = items[index + 1 :]
-        following = after[0] if after else ""
         if isinstance(item, str):
             yield re.escape(item)
-            continue
-        if isinstance(item, _Group):
+        elif isinstance(item, _Slot):
+            yield _slot_regex(text, item, items, index)
+        else:
+            following = items[index + 1] if index + 1 < len(items) else ""
             if isinstance(following, _Slot) or _first(following) not in item.forbidden:
                 raise _unmatchable(text, f"{{{item.source}}} would include the text after it; put it last")
             yield f"({re.escape(item.first)}[^{re.escape(item.forbidden)}]*)?"
-            continue
-        before = items[index - 1] if index else ""
-        gap = before if isinstance(before, str) else ""  # the literal before the value
-        follows_a_value = index > (1 if gap else 0)
-        if follows_a_value and not _delimiters(gap):
-            raise _unmatchable(
-                text, f"the value before {{{item.source}}} has no delimiter after it; put one of {_RESERVED} there"
-            )
-        if item.slashes:  # it ends where a later part of the URI begins
-            later = "".join(
-                each if isinstance(each, str) else each.first for each in after if not isinstance(each, _Slot)
-            )
-            stops = "".join(char for char in "?#;&" if char in later)
-        else:  # it ends at the delimiters next to it, and at the end of a segment
-            near = _delimiters(following)[:1] if isinstance(following, str) else _first(following)
-            stops = "/?#" + (_delimiters(gap)[-1:] if follows_a_value else "") + near
-        # file:///{+path} refuses a second slash, which would make the path absolute; file://{+path} needs it.
-        guard = "(?!/)" if gap.endswith("/") and not gap.endswith("://") else ""
-        yield rf"{guard}([^\0{re.escape(stops)}]+)"
+
+
+def _slot_regex(text: str, slot: _Slot, items: list[_Item], index: int) -> str:
+    before, after = items[index - 1] if index else "", items[index + 1 :]
+    gap = before if isinstance(before, str) else ""  # the literal before the value
+    follows_a_value = index > (1 if gap else 0)
+    if follows_a_value and not _delimiters(gap):
+        raise _unmatchable(
+            text, f"the value before {{{slot.source}}} has no delimiter after it; put one of {_RESERVED} there"
+        )
+    if slot.slashes:  # it ends where a later part of the URI begins
+        later = "".join(each if isinstance(each, str) else _first(each) for each in after)
+        stops = "".join(char for char in "?#;&" if char in later)
+    else:  # it ends at the delimiters next to it, and at the end of a segment
+        following = after[0] if after else ""
+        near = _delimiters(following)[:1] if isinstance(following, str) else _first(following)
+        stops = "/?#" + (_delimiters(gap)[-1:] if follows_a_value else "") + near
+    # file:///{+path} refuses a second slash, which would make the path absolute; file://{+path} needs it.
+    guard = "(?!/)" if gap.endswith("/") and not gap.endswith("://") else ""
+    return rf"{guard}([^\0{re.escape(stops)}]+)"
 
 
 def _first(item: _Item) -> str:
