@@ -155,6 +155,14 @@ class Revision:
             return self.resource_not_found
         return errors.INTERNAL_ERROR if code in self.forbidden_codes else code
 
+    def meta_fault(self, meta: object) -> str | None:
+        """Return what the `_meta` of a client's request lacks, or None if it has all that this revision requires."""
+        required = self.required_meta.items()
+        if isinstance(meta, Mapping) and all(isinstance(meta.get(name), kind) for name, kind in required):
+            return None
+        needed = [f"{name} ({'a string' if kind is str else 'an object'})" for name, kind in required]
+        return f"params._meta must have {' and '.join(needed)}"
+
     def complete(self, cacheable: bool) -> Mapping[str, Any]:
         """Return the members that every complete result has, of cacheable methods or of others."""
         if not self.result_type:

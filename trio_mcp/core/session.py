@@ -96,12 +96,6 @@ class Opened(Event):
 
 
 _VERSION_SHOWN = 80  # characters of an unsupported version in the error data: the client may send a very long one
-_KINDS: Mapping[type, str] = {str: "a string", dict: "an object"}
-
-
-def _needed_meta(revision: Revision) -> str:
-    needed = [f"{name} ({_KINDS[kind]})" for name, kind in revision.required_meta.items()]
-    return f"params._meta must have {' and '.join(needed)}"
 
 
 def _is_info(info: object) -> TypeGuard[Mapping[str, Any]]:
@@ -482,7 +476,7 @@ class ServerProtocol(SessionProtocol):
         if modern is None or modern.request(Role.CLIENT, request.method) is None:
             return super()._without_terms(request)
         unless = "" if self.offer.legacy is None else ", unless the connection was opened with initialize"
-        return self._refuse_call(request, errors.INVALID_PARAMS, f"{_needed_meta(modern)}{unless}")
+        return self._refuse_call(request, errors.INVALID_PARAMS, f"{modern.meta_fault(None)}{unless}")
 
     def _modern(
         self, request: Request, meta: Mapping[str, Any], principal: Any, headers: Mapping[str, str]
@@ -500,8 +494,8 @@ class ServerProtocol(SessionProtocol):
         revision = self.offer.find(meta[META_VERSION], handshake=False)
         if revision is None:
             return self._unsupported(request, meta[META_VERSION])
-        if not all(isinstance(meta.get(name), kind) for name, kind in revision.required_meta.items()):
-            return self._refuse_call(request, errors.INVALID_PARAMS, _needed_meta(revision))
+        if (fault := revision.meta_fault(meta)) is not None:
+            return self._refuse_call(request, errors.INVALID_PARAMS, fault)
         capabilities, level, info = meta[META_CLIENT_CAPABILITIES], meta.get(META_LOG_LEVEL), meta.get(META_CLIENT_INFO)
         if level is not None and level not in LOG_LEVELS:
             return self._refuse_call(request, errors.INVALID_PARAMS, f"{META_LOG_LEVEL} must be one of {LOG_LEVELS}")

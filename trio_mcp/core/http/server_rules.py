@@ -706,18 +706,9 @@ def _modern_revision(case: _RequestFacts, message: Request | Notification, state
     revision = _served(case, version, handshake=False)
     if revision is None:
         raise _unsupported(case, version, errors.UNSUPPORTED_VERSION)  # http-70, ver-01
-    if isinstance(message, Request):
-        _check_meta(message, revision)
+    if isinstance(message, Request) and (fault := revision.meta_fault(message.params.get("_meta"))) is not None:
+        raise _RuleBroken(400, fault, code=errors.INVALID_PARAMS)  # http-105
     return revision
-
-
-def _check_meta(message: Request, revision: Revision) -> None:
-    """http-105: check the required `_meta` of a modern request, and its types."""
-    meta = message.params.get("_meta")
-    for key, kind in revision.required_meta.items():
-        if not isinstance(meta, dict) or not isinstance(meta.get(key), kind):
-            why = f"params._meta must have {'a string' if kind is str else 'an object'} for {key!r}"
-            raise _RuleBroken(400, why, code=errors.INVALID_PARAMS)
 
 
 def _check_mirrors(case: _RequestFacts, message: Request | Notification, *, required: bool, code: int) -> None:
