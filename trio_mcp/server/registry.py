@@ -696,18 +696,10 @@ def _model(name: str, *arguments: Any, **details: Any) -> Any:
 
 
 def _entry(
-    kind: str,
-    key: str,
-    handler: Handler,
-    describe: Callable[[], Any],
-    options: Mapping[str, Any],
-    arguments: Arguments | None = None,
-    takes: Iterable[str] = (),
-    **more: Any,
+    kind: str, key: str, handler: Handler, describe: Callable[[], Any], options: Mapping[str, Any], **more: Any
 ) -> Entry:
     kept = {name: options[name] for name in ("replay", "mime_type", "cache", "description") if name in options}
-    describe = functools.cache(describe)
-    return Entry(kind, key, handler, describe, arguments=arguments, takes=frozenset(takes), **kept, **more)
+    return Entry(kind, key, handler, functools.cache(describe), **kept, **more)
 
 
 # For each kind: the options of a function, and those beside an object of the protocol.
@@ -869,8 +861,8 @@ def _tool(
                 )
     _check_tool_name(name)
     return _entry(
-        "tools", name, handler, describe, options, arguments,
-        output=output, mirrors=mirrors, scopes=scopes, embeds=embeds,
+        "tools", name, handler, describe, options,
+        arguments=arguments, output=output, mirrors=mirrors, scopes=scopes, embeds=embeds,
     )  # fmt: skip
 
 
@@ -908,9 +900,8 @@ def resource_of(function: _Function, uri: str, **options: Unpack[ResourceOptions
         matcher = _matcher(uri)
         _check_variables(function, matcher, arguments.schema)
         describe = functools.partial(_model, "ResourceTemplate", name, uri, **details)
-        return _entry(
-            "templates", uri, handler, describe, options, arguments, matcher.template.variables, matcher=matcher
-        )
+        takes = frozenset(matcher.template.variables)
+        return _entry("templates", uri, handler, describe, options, arguments=arguments, takes=takes, matcher=matcher)
     _check_uri(uri)
     for parameter in arguments.schema["properties"]:
         raise UsageError(
@@ -962,8 +953,8 @@ def raw_template(
     if "{" not in template.uri_template:
         raise UsageError(f"{template.uri_template!r} has no variables; register it as a resource")
     matcher, more = _matcher(template.uri_template), {"mime_type": template.mime_type, **options}
-    variables = matcher.template.variables
-    return _entry("templates", template.uri_template, handler, lambda: template, more, None, variables, matcher=matcher)
+    takes = frozenset(matcher.template.variables)
+    return _entry("templates", template.uri_template, handler, lambda: template, more, takes=takes, matcher=matcher)
 
 
 # Prompts.
@@ -984,8 +975,8 @@ def prompt_of(function: _Function, **options: Unpack[PromptOptions]) -> Entry:
         ]
         return Prompt(name, listed or None, **details)
 
-    takes = arguments.schema["properties"]
-    return _entry("prompts", name, handler, describe, {**options, **details}, arguments, takes)
+    takes = frozenset(arguments.schema["properties"])
+    return _entry("prompts", name, handler, describe, {**options, **details}, arguments=arguments, takes=takes)
 
 
 def raw_prompt(prompt: Prompt, function: _Function | None, **options: Unpack[HandlerOptions]) -> Entry:
@@ -1003,8 +994,8 @@ def raw_prompt(prompt: Prompt, function: _Function | None, **options: Unpack[Han
             )
         members[each.name] = str if each.required else typing.NotRequired[str]
     shape = shape_of(typing.TypedDict("Arguments", members))  # type: ignore[operator]
-    more = {"description": prompt.description, **options}
-    return _entry("prompts", prompt.name, handler, lambda: prompt, more, Arguments(shape.schema, shape.fits), members)
+    more, arguments = {"description": prompt.description, **options}, Arguments(shape.schema, shape.fits)
+    return _entry("prompts", prompt.name, handler, lambda: prompt, more, arguments=arguments, takes=frozenset(members))
 
 
 # Completion.
