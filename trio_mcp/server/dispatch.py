@@ -435,12 +435,13 @@ class Dispatcher:
 
 
 async def _pass(middleware: Middleware, ctx: Context, call_next: _Serve, request: Request) -> JsonObject:
-    def go_on(other: Request | None = None, /) -> Awaitable[JsonObject]:
-        if not isinstance(other, Request | None):
-            raise UsageError(f"call_next takes a Request, got {type(other).__name__}; write await call_next()")
-        return call_next(request if other is None else other)
+    return await middleware(ctx, request, functools.partial(_next, call_next, request))
 
-    return await middleware(ctx, request, go_on)
+
+def _next(call_next: _Serve, request: Request, other: Request | None = None, /) -> Awaitable[JsonObject]:
+    if not isinstance(other, Request | None):
+        raise UsageError(f"call_next takes a Request, got {type(other).__name__}; write await call_next()")
+    return call_next(request if other is None else other)
 
 
 def _renamed(request: Request, kind: str, key: str) -> Request:
