@@ -230,7 +230,7 @@ async def test_the_wire_of_a_session_makes_nobody_wait(autojump_clock: MockClock
         stream = await door.get(session)
         assert waited == [True] * 3
         assert methods(stream.response.messages) == ["notifications/elicitation/complete"]  # once is enough
-        wire = ctx._link._wire
+        wire = ctx._link.wire
         assert (wire.mark, wire.answers_only, wire.full, wire.hang_up(1)) == (0, False, False, False)
         ctx._link.session.notify(TOOLS)
         for wait in (wire.flush, wire.room, lambda: wire.written(5)):

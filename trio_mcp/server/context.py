@@ -266,7 +266,10 @@ class Context(metaclass=WithOtherNames):
         if self._heard is not None and link.session.notify(_COMPLETED, params, about=self.request.id):
             await link.tell(self)
             return True
-        return await link.tell_apart(_COMPLETED, params)
+        queued = link.session.notify(_COMPLETED, params)  # after the call it belongs to no request
+        link.wire.wake()
+        await link.wire.room()
+        return queued
 
     # Questions to the client.
 

@@ -350,7 +350,7 @@ def watched() -> Iterator[None]:
 
 
 class _WatchdogThread:
-    """The thread of the watchdog, and its wake-up; implements `transport.workers.Watchdog`."""
+    """The thread of the watchdog, and its wake-up; see `transport.workers.watchdog`."""
 
     def __init__(self) -> None:
         self.asleep = False

@@ -221,7 +221,7 @@ class ServerSession:
         self.session = ServerProtocol(offer, link=link, limits=run.limits, terms=terms)
         self.session.account = self.account = run.bytes.account(None) if account is None else account
         self._run = run
-        self._wire = wire
+        self.wire = wire
         self._alone = terms is not None
         self._opening: ChargedMessage | None = None  # the message that opened the session, if it is long
         self._running = 0  # requests that have a place, also those whose answer waits for room on the wire
@@ -260,7 +260,7 @@ class ServerSession:
         if len(run.kinds) != run.offered:
             run.make_offers()
         self.session.offer = run.offer if self._changes else run.quiet_offer
-        about = self._wire if wire is None else wire
+        about = self.wire if wire is None else wire
         received, opens = None, False
         if size > LONG:
             received = ChargedMessage(self.account, size)
@@ -420,7 +420,13 @@ class ServerSession:
             if _is_retry(ctx.request, ctx._terms):
                 back = self._run.parking.retry(ctx)
                 if isinstance(back, ParkedCall):
-                    self._hand_over(ctx, back)
+                    # Give this request, and its place among the running requests, to the parked handler.
+                    ctx._detach(back)
+                    # Each call holds one message until its end.
+                    ctx._received, back.ctx._received = back.ctx._received, ctx._received
+                    back.ctx._attach(self, ctx.request, ctx._terms, ctx._wire)
+                    self._contexts[ctx.request.id] = back.ctx
+                    back.resumed.set()
                     return {}  # not sent: another context has the request now
                 if back is not None:
                     return back
@@ -442,15 +448,6 @@ class ServerSession:
                 raise sole(stopped)
             finally:
                 del stopped, failed  # or they and this frame would hold each other
-
-    def _hand_over(self, ctx: Context, parked: ParkedCall) -> None:
-        """Give this request, and its place among the running requests, to the parked handler."""
-        ctx._detach(parked)
-        # Each call holds one message until its end.
-        ctx._received, parked.ctx._received = parked.ctx._received, ctx._received
-        parked.ctx._attach(self, ctx.request, ctx._terms, ctx._wire)
-        self._contexts[ctx.request.id] = parked.ctx
-        parked.resumed.set()
 
     def _close(self, ctx: Context, outcome: JsonObject | RequestError) -> bool:
         """End the call with this answer; return False if it cannot reach the client."""
@@ -590,13 +587,6 @@ class ServerSession:
         ctx._wire.wake()
         await ctx._wire.room()
 
-    async def tell_apart(self, method: str, params: JsonObject) -> bool:
-        """Send a notification that belongs to no request.  Return False if it cannot reach the client."""
-        queued = self.session.notify(method, params)
-        self._wire.wake()
-        await self._wire.room()
-        return queued
-
     # Questions to the client.
 
     async def ask(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, Any]:
@@ -644,7 +634,7 @@ class ServerSession:
                     if self._asked.pop(each.id, None) is not None:
                         self.session.cancel(each.id, "the call that asked has ended")
                         ctx._wire.wake()
-                        self._wire.wake()  # the notice goes there if no more messages are sent for the call
+                        self.wire.wake()  # the notice goes there if no more messages are sent for the call
 
     async def _ask_by_rounds(
         self, ctx: Context, questions: Mapping[str, Inquiry[Any]]
@@ -727,7 +717,7 @@ class ServerSession:
         return Request(ctx.request.id, ctx.request.method, params)
 
     def tell_change(self, notification: Notification, about: Id | None) -> None:
-        wire = self._wire if about is None else self._listening.get(about)
+        wire = self.wire if about is None else self._listening.get(about)
         if wire is None:
             return  # the subscription has ended since the change was published
         if wire.full:
@@ -767,7 +757,7 @@ class ServerSession:
 
     def stop(self) -> None:
         """Close all wires; the server and its handlers have stopped."""
-        wires = {self._wire, *(ctx._wire for ctx in self._contexts.values())}
+        wires = {self.wire, *(ctx._wire for ctx in self._contexts.values())}
         self.connection_lost("the server has stopped")
         for wire in wires:
             wire.close()

@@ -27,8 +27,7 @@ else:
             "stdio": "Stderr block_signals owned_stdio unhindered_stderr",
             "wire": ("CLOSING Duplex Framing GONE Lines SessionHandler Tap Wire close_stream keep_alive write_now"),
             "workers": (
-                "HandlerEscape LeftOpen RunStopped Watchdog Work Worker WorkerPool called contained "
-                "scope_of stale watchdog"
+                "HandlerEscape LeftOpen RunStopped Work Worker WorkerPool called contained scope_of stale watchdog"
             ),
         },
     )

@@ -35,7 +35,7 @@ from contextvars import Context as Variables
 from contextvars import copy_context
 from functools import partial
 from operator import attrgetter
-from typing import Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
 
 import trio
 from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_rescheduled
@@ -43,7 +43,7 @@ from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_resch
 from trio_mcp.transport.nursery import open_nursery, sole
 
 __all__ = [
-    "HandlerEscape", "LeftOpen", "RunStopped", "Watchdog", "Work", "Worker", "WorkerPool", "called", "contained",
+    "HandlerEscape", "LeftOpen", "RunStopped", "Work", "Worker", "WorkerPool", "called", "contained",
     "guarded", "scope_of", "stale", "watchdog",
 ]  # fmt: skip
 
@@ -106,19 +106,11 @@ class RunStopped(Exception):
     """The run has ended, and has stopped the function that a worker was running."""
 
 
-class Watchdog(Protocol):
-    """Detects that a handler blocks the event loop.  `trio_mcp.server.process` implements it."""
+watchdog: trio.lowlevel.RunVar[Any] = trio.lowlevel.RunVar("the watchdog of the workers", default=None)
+"""Detects that a handler blocks the event loop; see `trio_mcp.server.process`.
 
-    asleep: bool
-
-    def wake(self) -> None:
-        """Start to watch, because a call begins."""
-
-    def watch(self, pool: WorkerPool) -> None:
-        """Watch this pool too."""
-
-
-watchdog: trio.lowlevel.RunVar[Watchdog | None] = trio.lowlevel.RunVar("the watchdog of the workers", default=None)
+`watch(pool)` watches a pool.  While the watchdog is `asleep`, `wake()` tells it that a call begins.
+"""
 
 
 class WorkerPool:
@@ -185,10 +177,6 @@ class WorkerPool:
         call = _WorkerCall(function, name, joins=False)
         await call.run(self)
         return call.outcome()
-
-    def leave(self, worker: Worker) -> None:
-        """Remove an idle worker that was cancelled."""
-        self._idle.remove(worker)
 
     def trim(self) -> None:
         """End all idle workers except `_SPARE`: a connection has ended, so fewer calls are expected."""
@@ -283,7 +271,7 @@ class Worker:
         return True
 
     def _give_up(self, _: Any) -> Abort:
-        self._pool.leave(self)
+        self._pool._idle.remove(self)
         return Abort.SUCCEEDED
 
     # The outcome of a call.
