@@ -56,7 +56,16 @@ class Arguments:
         fits = self._fits
         if (fits is None or not fits(arguments)) and (problems := self._problems(arguments)):
             raise BadArguments([_problem(each.path, each.message) for each in problems])
-        return arguments if self._read is None else self._read(arguments)
+        if self._read is None:
+            return arguments
+        try:
+            return self._read(arguments)
+        except ValueError as error:
+            from trio_mcp.core.schema.shapes import Unreadable  # the reader has loaded it
+
+            if isinstance(error, Unreadable):
+                raise BadArguments([_problem(error.path, error.why)]) from None
+            raise
 
     def fit(self, arguments: JsonObject) -> bool:
         """Whether the arguments fit the schema."""
@@ -79,21 +88,10 @@ def arguments_of(function: Callable[..., Any], handler: Handler, *, untyped: Any
 
     `untyped` is the type of parameters that have none, or Any.
     """
-    from trio_mcp.core.schema.shapes import Unreadable, arguments_shape
+    from trio_mcp.core.schema.shapes import arguments_shape
 
     shape = arguments_shape(function, handler.skip, untyped=untyped)
-    read = shape.read
-    if read is None:
-        return Arguments(shape.schema, shape.fits)
-
-    def convert(arguments: JsonObject) -> JsonObject:
-        try:
-            result: JsonObject = read(arguments)
-        except Unreadable as error:
-            raise BadArguments([_problem(error.path, error.why)]) from None
-        return result
-
-    return Arguments(shape.schema, shape.fits, convert)
+    return Arguments(shape.schema, shape.fits, shape.read)
 
 
 def text_arguments(function: Callable[..., Any], handler: Handler, subject: str) -> Arguments:
