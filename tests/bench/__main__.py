@@ -34,6 +34,7 @@ ROUNDS, AGAINST_ROUNDS, SECONDS = 7, 20, 0.3
 # Processes of each tree: two of the same tree differ by up to 2 % for as long as they run.  Each has an even number of
 # rounds, half of which it begins.
 LIVES = 5
+AGAINST_WARM_UP = 1.0  # in which the collector of cycles has looked through all that was made at the start
 WARM_UP = 3.0  # seconds: by then node has compiled what it calls most, and costs a third of what it did at first
 FILES = 16_384  # 5,000 streams, and what else there is
 PAGES = {"growth": growth.main, "calls": calls.main}
@@ -94,7 +95,7 @@ def against(commit: str, rows: Sequence[Row], rounds: int, seconds: float, limit
     with checked_out(commit):
         print(HEAD_AGAINST, flush=True)
         for row in rows:
-            figures = measured(row, subjects_of(row), rounds, seconds, 0.0, LIVES)
+            figures = measured(row, subjects_of(row), rounds, seconds, AGAINST_WARM_UP, LIVES)
             for each in Comparison.of(row, figures):
                 dearer += each.dearer(limit)
                 print(each.shown(limit), flush=True)
