@@ -25,7 +25,7 @@ from tests.server.checkpoints import Attempt, PipeEnd, anything, cancel_everywhe
 from trio_mcp import Context, Server, UsageError, serve_http, serve_stream
 from trio_mcp.client import Client, HandshakeError, NoResponse, connect_client, open_client
 from trio_mcp.core import McpError
-from trio_mcp.errors import ConnectionFailed
+from trio_mcp.errors import ConnectionFailed, SessionClosed
 from trio_mcp.transport import CLOSING, ServerExited, open_nursery
 from trio_mcp.types import Tool
 
@@ -451,6 +451,29 @@ async def test_a_server_that_dies_in_a_call_ends_all_of_them_with_that() -> None
     assert len({id(error) for error in errors}) == 4
     assert {error.status for error in errors if isinstance(error, ServerExited)} == {9}
     assert "out of bread" in str(errors[0])
+
+
+async def test_a_server_that_has_closed_its_stdout_first_says_later_how_it_ended() -> None:
+    program = """
+import json, os, sys, time
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked["method"] == "initialize":
+        result = {"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": {"name": "s", "version": "1"}}
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+    elif asked["method"] == "ping":
+        os.close(1); time.sleep(0.8); os.write(2, b"out of bread"); os._exit(7)
+"""
+    error: SessionClosed | None = None
+    async with nothing_left(), open_client([sys.executable, "-c", program], revision="2025-11-25") as client:
+        with trio.fail_after(10):
+            while not isinstance(error, ServerExited):
+                with pytest.raises(SessionClosed) as lost:
+                    await client.ping()
+                error = lost.value
+                await trio.sleep(0.05)
+    assert error.status == 7
+    assert "out of bread" in str(error)
 
 
 # What goes to a server by a stream.

@@ -255,7 +255,7 @@ class ClientConnection:
             assert caller.failure is not None
             # http-58: one new session per call, or a server that loses each one is asked forever.
             if reopened or not isinstance(caller.failure, SessionLost):
-                raise repeated(caller.failure)
+                raise caller.loss()
             self._wanted.set()
             await self._attempted.wait()
             if self._current is caller and not self._closing.is_set():

@@ -334,7 +334,7 @@ class ClientSession:
         self._opening_done = trio.Event()  # the opening has succeeded or failed
         self._opening_failure: OpeningFailed | None = None
         self.failure: McpError | None = None
-        """The error of the connection, after it is lost.  Raise a copy (`repeated`)."""
+        """The error of the connection, after it is lost.  Raise `loss()`."""
         self.notifications_lost = False
         """True if no notifications outside of requests can come in this session."""
         self.closed = trio.Event()
@@ -403,6 +403,11 @@ class ClientSession:
             self.closed.set()
             self.handle_events(self.session.connection_lost(why=str(failure)), failure)
             self._handler.connection_lost(failure)
+
+    def loss(self) -> McpError:
+        """Return the error of the lost connection, for one more task to raise."""
+        assert self.failure is not None
+        return repeated(self.failure)
 
     def fail(self, id: Id, failure: McpError) -> None:
         """End one request, because it cannot be answered any more.  The connection continues."""
@@ -504,7 +509,7 @@ class ClientSession:
             return
         negotiation, refused = self._opening_failure.negotiation, self._opening_failure.error
         if self.failure is not None:
-            error = repeated(self.failure)
+            error = self.loss()
             error.__cause__ = error.__cause__ or HandshakeError(negotiation, refused, nested=True)
             raise error
         if within is not None and trio.current_time() >= now + within:
@@ -577,7 +582,7 @@ class ClientSession:
         Wake the transport after this.  With `undeclared`, the server need not have declared the capability.
         """
         if self.failure is not None:
-            raise repeated(self.failure)
+            raise self.loss()
         return self.session.request(method, params, progress=progress, undeclared=undeclared)
 
     async def watch(self, seconds: float) -> None:
@@ -735,3 +740,7 @@ class StreamLink(ClientSession):
             failure = SessionClosed(why)
             failure.__cause__ = self._duplex.failure
         self.lose(failure)
+
+    def loss(self) -> McpError:
+        known = None if self._explain is None else self._explain()  # the process may have exited since
+        return known or super().loss()
