@@ -592,3 +592,17 @@ def test_the_version_that_is_not_served_is_named() -> None:
     reply, _ = as_reply(verdict_on(rule))
     assert reply.error is not None
     assert "'2099'" in reply.error.message
+
+
+def test_fields_that_come_again_are_judged_by_what_they_come_with() -> None:
+    headers, policy = Headers(BASE.items()), HttpPolicy()
+    good = screen(policy, HttpRequest("POST", "/mcp", headers))
+    assert screen(policy, HttpRequest("POST", "/mcp", headers)) is good
+    for asked, method, path, status in (
+        (policy, "PUT", "/mcp", 405),
+        (policy, "POST", "/other", 404),
+        (HttpPolicy(allowed_hosts=["example.com"]), "POST", "/mcp", 421),
+    ):
+        refused = screen(asked, HttpRequest(method, path, headers))
+        assert isinstance(refused, Reply)
+        assert refused.status == status

@@ -65,7 +65,7 @@ class Headers(Mapping[str, str]):
     unknown id, and two hosts one host that is not allowed.  The repr has no values, because some are secrets.
     """
 
-    __slots__ = ("by_name",)
+    __slots__ = ("by_name", "screened")
 
     def __init__(self, fields: RawFields = ()) -> None:
         values: dict[str, str] = {}
@@ -80,6 +80,8 @@ class Headers(Mapping[str, str]):
             values[name] = ", ".join(several)
         self.by_name = values
         """The values by their names in lower case, for code that reads many fields of each request."""
+        self.screened: tuple[Any, ...] | None = None
+        """The last result of `server_rules.screen` for these fields, after its arguments."""
 
     @classmethod
     def of(cls, values: dict[str, str]) -> Headers:
@@ -88,7 +90,7 @@ class Headers(Mapping[str, str]):
         The mapping is not copied, so do not change it afterwards.
         """
         headers = cls.__new__(cls)
-        headers.by_name = values
+        headers.by_name, headers.screened = values, None
         return headers
 
     def __getitem__(self, name: str) -> str:

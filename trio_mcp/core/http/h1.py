@@ -428,6 +428,9 @@ _PLAIN_HEAD = re.compile(
 
 def _parse_plain(raw: bytes) -> RequestHead | None:
     """Read a head that matches `_PLAIN_HEAD`; None if h11 must read it."""
+    known = _known_heads.get(raw)
+    if known is not None:
+        return RequestHead(*known)
     match = _PLAIN_HEAD.fullmatch(raw)
     if match is None:
         return None
@@ -449,15 +452,27 @@ def _parse_plain(raw: bytes) -> RequestHead | None:
         or not (size.isascii() and size.isdigit() and len(size) <= _DIGITS)
     ):
         return None
-    return RequestHead(
-        method.decode(),
-        target.decode(),
-        Headers.of(fields),
-        accepts_chunks=True,
-        keep_alive="connection" not in fields or "close" not in listed(fields["connection"].lower()),
-        length=int(size),
-        expects_continue="expect" in fields and fields["expect"].lower() == "100-continue",
-    )
+    keep_alive = "connection" not in fields or "close" not in listed(fields["connection"].lower())
+    waits = "expect" in fields and fields["expect"].lower() == "100-continue"
+    known = method.decode(), target.decode(), Headers.of(fields), True, keep_alive, int(size), waits
+    if len(raw) <= _USUAL and fields.keys() <= _USUAL_FIELDS:
+        if len(_known_heads) >= _REMEMBERED:
+            _known_heads.clear()
+        _known_heads[raw] = known
+    return RequestHead(*known)
+
+
+# Clients send few different heads, so usual ones are remembered.  None has a field that may be a secret or that names a
+# session.  A client that sends other heads on purpose can take little memory, and costs the others only the time that
+# this saves.
+_known_heads: dict[bytes, tuple[str, str, Headers, bool, bool, int, bool]] = {}
+_REMEMBERED, _USUAL = 256, 1024
+_USUAL_FIELDS = frozenset(
+    {
+        *("accept", "accept-encoding", "accept-language", "connection", "content-length", "content-type", "host"),
+        *("mcp-method", "mcp-name", "mcp-protocol-version", "origin", "sec-fetch-mode", "user-agent"),
+    }
+)
 
 
 # Replies.

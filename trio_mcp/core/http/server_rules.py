@@ -374,8 +374,18 @@ class _RuleBroken(Exception):
 def screen(policy: HttpPolicy, request: HttpRequest, prefix: str = "") -> Reply | Screened:
     """Check the head of a request.  A returned `Reply` is final: send it.
 
-    `prefix` is the path under which the endpoint is mounted.
+    `prefix` is the path under which the endpoint is mounted.  Fields that come again as the same object, as `h1` reads
+    them, are checked once.
     """
+    case, known = (policy, request.method, request.target, prefix), request.headers.screened
+    if known is not None and known[0] is policy and known[1:4] == case[1:]:
+        return known[4]  # type: ignore[no-any-return]
+    result = _screen(policy, request, prefix)
+    request.headers.screened = (*case, result)
+    return result
+
+
+def _screen(policy: HttpPolicy, request: HttpRequest, prefix: str) -> Reply | Screened:
     cors: Fields = ()
     try:
         cors, path = _check_sites(policy, request)
