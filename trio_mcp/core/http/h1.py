@@ -233,11 +233,12 @@ class RequestReader:
     `UnreadableRequest`; after that, nothing more can be read.
     """
 
-    __slots__ = ("_buffer", "_chunks", "_content", "_length", "_limits", "_seen")
+    __slots__ = ("_chunks", "_content", "_length", "_limits", "_seen", "buffer")
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._buffer = bytearray()
+        self.buffer = bytearray()
+        """The received bytes that were not returned yet."""
         self._seen = 0  # bytes of it already searched for the end of the head
         self._length = 0
         self._chunks: ChunkReader | None = None
@@ -246,23 +247,23 @@ class RequestReader:
     @property
     def waiting(self) -> int:
         """The number of received bytes that were not returned yet."""
-        return len(self._buffer)
+        return len(self.buffer)
 
     @property
     def held(self) -> int:
         """The number of bytes in memory: those not returned yet, and the content of an unfinished body in chunks."""
-        return len(self._buffer) + len(self._content)
+        return len(self.buffer) + len(self._content)
 
     def feed(self, data: bytes) -> None:
-        self._buffer += data
+        self.buffer += data
 
     def rest(self) -> bytes:
         """Remove and return all bytes after the last request, for the protocol that follows HTTP."""
-        return take(self._buffer, len(self._buffer))
+        return take(self.buffer, len(self.buffer))
 
     def head(self) -> RequestHead | None:
         """Return the head of the next request once it is complete, else None."""
-        buffer, most = self._buffer, self._limits.header_bytes
+        buffer, most = self.buffer, self._limits.header_bytes
         if buffer and not 0x21 <= buffer[0] <= 0x7E:
             _check_start(buffer)
         seen = self._seen
@@ -325,7 +326,7 @@ class RequestReader:
     @property
     def body_received(self) -> int:
         """The number of received body bytes."""
-        return len(self._buffer) if self._chunks is None else self._chunks.consumed
+        return len(self.buffer) if self._chunks is None else self._chunks.consumed
 
     @property
     def has_more(self) -> bool:
@@ -337,7 +338,7 @@ class RequestReader:
 
         While `has_more` is true, call it again after other tasks had a turn.
         """
-        buffer, chunks, most = self._buffer, self._chunks, self._limits.message_bytes
+        buffer, chunks, most = self.buffer, self._chunks, self._limits.message_bytes
         if chunks is None:
             if self._length > most:
                 raise _unreadable(413, f"the body has {self._length} bytes; {_ALLOWED.format(most)}")

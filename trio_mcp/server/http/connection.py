@@ -115,6 +115,13 @@ class ListenerState:
         self._date = ""
         self._dated = -math.inf
 
+    def ended(self, connection: HttpConnection) -> None:
+        """Take note that a connection has ended."""
+
+    def failed(self, error: Exception) -> None:
+        """Handle the failure of a connection that its client has not caused."""
+        raise error
+
     async def run(self) -> None:
         """Close connections that are idle for too long, until cancelled."""
         while True:
@@ -185,14 +192,17 @@ class HttpConnection:
             begun = self._response is not None and self._response.begun  # one request has one response
             if self._scope.cancelled_caught and not self._closing and self._timeout_message and not begun:
                 await self._refuse(refused(408, self._timeout_message))
-            if (self._discard_rest or self._reader.waiting) and not self._write_closed:
+            if (self._discard_rest or self._reader.buffer) and not self._write_closed:
                 await self._linger()
         except GONE:
             pass
+        except Exception as error:  # noqa: BLE001  # for the owner of the connections
+            self._failure = error
         finally:
             await self._end()
+            self._shared.ended(self)
         if self._failure is not None:
-            raise self._failure
+            self._shared.failed(self._failure)
 
     @property
     def busy(self) -> bool:
@@ -268,7 +278,7 @@ class HttpConnection:
         reader, charge = self._reader, None
         try:
             while True:
-                if reader.waiting and not self._busy:
+                if reader.buffer and not self._busy:
                     self._busy = True
                     limit = self._limits.head_seconds
                     self._timeout_message = (
@@ -381,12 +391,12 @@ class HttpConnection:
     async def _read_ahead(self, response: _H1Response) -> None:
         """Read during the response.  Always passes a checkpoint, at the latest in the wait for the next request."""
         reader = self._reader
-        if response.over and reader.waiting:  # pipelined requests must not block the other tasks
+        if response.over and reader.buffer:  # pipelined requests must not block the other tasks
             await trio.lowlevel.checkpoint()
         self._reading_ahead = True
         try:
             while not response.over and not self._write_closed:
-                if not reader.waiting:
+                if not reader.buffer:
                     # The end of the response need not wake this task: the next bytes are the next request.
                     data = await self._receive(self._read_ahead_limit)
                 else:

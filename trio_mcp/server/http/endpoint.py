@@ -411,10 +411,11 @@ class Endpoint:
         authorize only once.
         """
         dispatcher, message = self._run.dispatcher, getattr(verdict, "message", None)
-        needed = list(dispatcher.scopes)
-        for each in message.items if isinstance(message, Batch) else (message,):
-            if isinstance(each, Request):
-                needed += dispatcher.scopes_for(each, admitted.principal)
+        items = message.items if isinstance(message, Batch) else (message,)
+        requests = [each for each in items if isinstance(each, Request)]
+        needed = [scope for each in requests for scope in dispatcher.scopes_for(each, admitted.principal)]
+        if not requests:
+            needed += dispatcher.scopes
         if not needed:
             return None
         id = message.id if isinstance(message, Request) else None

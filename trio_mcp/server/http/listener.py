@@ -195,7 +195,7 @@ class _HttpServer(ListenerState):
             connection = self._new(stream, address_of(stream))
             if self._run.draining:
                 connection.drain()
-            await self._serve(connection)
+            await connection.serve()
 
     async def _hurry(self) -> None:
         """Wait for cancellation, then call `hurry` on all connections: a write cannot notice the cancellation."""
@@ -233,7 +233,7 @@ class _HttpServer(ListenerState):
     def _accept_connection(self, stream: trio.abc.Stream, nursery: trio.Nursery) -> None:
         peer = address_of(stream)
         if self._make_room(holder_of(None, peer)):
-            nursery.start_soon(self._serve, self._new(stream, peer), name="HTTP: a connection")
+            nursery.start_soon(self._new(stream, peer).serve, name="HTTP: a connection")
         elif self._refusing < _MAX_REFUSING:
             self._refusing += 1
             nursery.start_soon(self._refuse_connection, stream, name="HTTP: one connection too many")
@@ -268,16 +268,14 @@ class _HttpServer(ListenerState):
         if connection in self._connections:
             self._shares.give(self._connections.pop(connection))
 
-    async def _serve(self, connection: HttpConnection) -> None:
-        try:
-            await connection.serve()
-        except Exception:
-            if self.tap is not None:
-                raise  # a program with a tap gets the exceptions of that tap
-            _log.exception("a connection has failed; the others continue")
-        finally:
-            self._forget(connection)
-            self._changed.unpark_all()
+    def ended(self, connection: HttpConnection) -> None:
+        self._forget(connection)
+        self._changed.unpark_all()
+
+    def failed(self, error: Exception) -> None:
+        if self.tap is not None:
+            raise error  # a program with a tap gets the exceptions of that tap
+        _log.error("a connection has failed; the others continue", exc_info=error)
 
     async def _refuse_connection(self, stream: trio.abc.Stream) -> None:
         why = f"{self.limits.connections} connections are open; try again later (Limits.connections)"
