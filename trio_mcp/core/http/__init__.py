@@ -34,7 +34,7 @@ else:
                 "standard_headers without_credentials"
             ),
             "h1": (
-                "CONTINUE ChunkError ChunkReader LAST_CHUNK ReplyHead ReplyReader RequestHead RequestReader "
+                "CONTINUE ChunkError ChunkReader KnownHeads LAST_CHUNK ReplyHead ReplyReader RequestHead RequestReader "
                 "UnreadableRequest chunk date head_bytes refused take"
             ),
             "response": "EncodedPart ResponseEncoder",

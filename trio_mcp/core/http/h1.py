@@ -39,7 +39,7 @@ from __future__ import annotations
 import math
 import re
 from http import HTTPStatus
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import attrs
 
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     pass
 
 __all__ = [
-    "CONTINUE", "LAST_CHUNK", "ChunkError", "ChunkReader", "ReplyHead", "ReplyReader", "RequestHead", "RequestReader",
-    "UnreadableRequest", "chunk", "date", "head_bytes", "refused", "take",
+    "CONTINUE", "LAST_CHUNK", "ChunkError", "ChunkReader", "KnownHeads", "ReplyHead", "ReplyReader", "RequestHead",
+    "RequestReader", "UnreadableRequest", "chunk", "date", "head_bytes", "refused", "take",
 ]  # fmt: skip
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -226,17 +226,27 @@ class RequestHead:
         return path if host is None else path or "/"
 
 
+KnownHeads: TypeAlias = dict[bytes, tuple[Any, ...]]
+"""Plain heads, and the fields of the `RequestHead` of each.
+
+Clients send few different heads, so usual ones are remembered.  None has a field that may be a secret or that names a
+session.  A client that sends other heads on purpose can take little memory, and can cost the others only the time that
+this saves.
+"""
+
+
 class RequestReader:
-    """Read the requests of one connection.
+    """Read the requests of one connection.  The readers of one server can share the heads that they know.
 
     For each request call `head` after each `feed` until it returns a head, then `body` in the same way.  Both raise
     `UnreadableRequest`; after that, nothing more can be read.
     """
 
-    __slots__ = ("_chunks", "_content", "_length", "_limits", "_seen", "buffer")
+    __slots__ = ("_chunks", "_content", "_known", "_length", "_limits", "_seen", "buffer")
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, known: KnownHeads | None = None) -> None:
         self._limits = limits
+        self._known = {} if known is None else known
         self.buffer = bytearray()
         """The received bytes that were not returned yet."""
         self._seen = 0  # bytes of it already searched for the end of the head
@@ -283,10 +293,21 @@ class RequestReader:
         if self._seen or not end:
             return None
         raw = take(buffer, end)
-        head = _parse_plain(raw) or self._parse_by_h11(raw)
+        known = self._known.get(raw)
+        head = self._parse(raw) if known is None else RequestHead(*known)
         self._chunks, self._length = None, head.length or 0
         if head.length is None:
             self._chunks = ChunkReader(most)
+        return head
+
+    def _parse(self, raw: bytes) -> RequestHead:
+        head = _parse_plain(raw)
+        if head is None:
+            return self._parse_by_h11(raw)
+        if len(raw) <= _USUAL and head.headers.by_name.keys() <= _USUAL_FIELDS:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[raw] = attrs.astuple(head, recurse=False)
         return head
 
     def _parse_by_h11(self, raw: bytes) -> RequestHead:
@@ -362,6 +383,13 @@ class RequestReader:
 # Bytes of chunks that one call of `body` reads.  Each chunk may hold a single byte, and other connections wait
 # meanwhile.
 _BYTES_PER_CALL = 8 * 1024
+_REMEMBERED, _USUAL = 256, 1024  # heads, and the bytes of the longest
+_USUAL_FIELDS = frozenset(
+    {
+        *("accept", "accept-encoding", "accept-language", "connection", "content-length", "content-type", "host"),
+        *("mcp-method", "mcp-name", "mcp-protocol-version", "origin", "sec-fetch-mode", "user-agent"),
+    }
+)
 _WRAPPING = 16  # bytes around one byte of content: a chunk of one byte needs 5
 _MAX_FIELDS = 256  # headers of one request: each costs far more than its bytes, and no client sends half as many
 
@@ -429,9 +457,6 @@ _PLAIN_HEAD = re.compile(
 
 def _parse_plain(raw: bytes) -> RequestHead | None:
     """Read a head that matches `_PLAIN_HEAD`; None if h11 must read it."""
-    known = _known_heads.get(raw)
-    if known is not None:
-        return RequestHead(*known)
     match = _PLAIN_HEAD.fullmatch(raw)
     if match is None:
         return None
@@ -453,27 +478,15 @@ def _parse_plain(raw: bytes) -> RequestHead | None:
         or not (size.isascii() and size.isdigit() and len(size) <= _DIGITS)
     ):
         return None
-    keep_alive = "connection" not in fields or "close" not in listed(fields["connection"].lower())
-    waits = "expect" in fields and fields["expect"].lower() == "100-continue"
-    known = method.decode(), target.decode(), Headers.of(fields), True, keep_alive, int(size), waits
-    if len(raw) <= _USUAL and fields.keys() <= _USUAL_FIELDS:
-        if len(_known_heads) >= _REMEMBERED:
-            _known_heads.clear()
-        _known_heads[raw] = known
-    return RequestHead(*known)
-
-
-# Clients send few different heads, so usual ones are remembered.  None has a field that may be a secret or that names a
-# session.  A client that sends other heads on purpose can take little memory, and costs the others only the time that
-# this saves.
-_known_heads: dict[bytes, tuple[str, str, Headers, bool, bool, int, bool]] = {}
-_REMEMBERED, _USUAL = 256, 1024
-_USUAL_FIELDS = frozenset(
-    {
-        *("accept", "accept-encoding", "accept-language", "connection", "content-length", "content-type", "host"),
-        *("mcp-method", "mcp-name", "mcp-protocol-version", "origin", "sec-fetch-mode", "user-agent"),
-    }
-)
+    return RequestHead(
+        method.decode(),
+        target.decode(),
+        Headers.of(fields),
+        accepts_chunks=True,
+        keep_alive="connection" not in fields or "close" not in listed(fields["connection"].lower()),
+        length=int(size),
+        expects_continue="expect" in fields and fields["expect"].lower() == "100-continue",
+    )
 
 
 # Replies.

@@ -48,6 +48,7 @@ from trio_mcp.core.http.fields import Fields, Reply, listed, refusal
 from trio_mcp.core.http.h1 import (
     CONTINUE,
     LAST_CHUNK,
+    KnownHeads,
     RequestHead,
     RequestReader,
     UnreadableRequest,
@@ -112,6 +113,7 @@ class ListenerState:
         self.idle: IdleOrder[HttpConnection] = IdleOrder(limits.idle_seconds)
         """The connections that wait for their first or next request.  A connection that gets one stays here until its
         timeout, and is checked then: to remove and add it with each request would be slower."""
+        self.known_heads: KnownHeads = {}
         self._date = ""
         self._dated = -math.inf
 
@@ -152,7 +154,7 @@ class HttpConnection:
         self._stream = stream
         self._socket = stream.socket if type(stream) is trio.SocketStream and os.name == "posix" else None
         self._peer = peer
-        self._reader = RequestReader(shared.limits)
+        self._reader = RequestReader(shared.limits, shared.known_heads)
         self._read_ahead_limit = min(LONG, shared.limits.header_bytes)  # bytes buffered during a response
         # Encloses all reading.  Its deadline is the time limit of the current wait.  When it is cancelled, this
         # connection reads no more.
