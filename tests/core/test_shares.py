@@ -197,7 +197,7 @@ class Log:
         self.account = budget.account(holder)
         for _ in range(events):
             assert self.account.take(10) is None
-            budget.wrote(holder, self)
+            budget.wrote(holder, self.forget_oldest)
 
     @property
     def events(self) -> int:
@@ -241,7 +241,7 @@ def test_the_accounts_of_a_holder_share_what_it_may_take() -> None:
 def test_logs_of_a_holder_forget_before_it_is_refused_anything_and_others_keep_theirs() -> None:
     bytes = budget()
     other, older, newer = Log(bytes, "b", 3), Log(bytes, "a", 9), Log(bytes, "a", 9)
-    bytes.wrote("a", older)  # it is the newer one now
+    bytes.wrote("a", older.forget_oldest)  # it is the newer one now
     account = bytes.account("a")
     assert account.take(160) is None
     assert (newer.events, older.events) == (2, 9)
@@ -249,16 +249,16 @@ def test_logs_of_a_holder_forget_before_it_is_refused_anything_and_others_keep_t
     assert (newer.events, older.events) == (0, 2)
     assert account.take(100) == "bytes_in_all"  # and all that could be forgotten is
     assert (newer.events, older.events, other.events) == (0, 0, 3)
-    bytes.drop("a", older)
-    bytes.drop("b", other)
-    bytes.drop("b", other)
+    bytes.drop("a", older.forget_oldest)
+    bytes.drop("b", other.forget_oldest)
+    bytes.drop("b", other.forget_oldest)
     assert not bytes._logs
 
 
 def test_a_log_that_is_dropped_is_not_asked_any_more() -> None:
     bytes = budget(100)
     first, second = Log(bytes, None, 5), Log(bytes, None, 5)
-    bytes.drop(None, first)
+    bytes.drop(None, first.forget_oldest)
     assert bytes.account(None).take(50) is None
     assert (first.events, second.events) == (5, 0)
 

@@ -100,7 +100,7 @@ else:
             ),
             "sampling": "check_sampling",
             "session": "Call Notice Offer Opened ServerProtocol SessionAgreed SessionProtocol",
-            "shares": "Account ByteBudget Charge FEW FairQueue LONG Reclaimable Shares holder_of to_make_room weight",
+            "shares": "Account ByteBudget Charge FEW FairQueue LONG Shares holder_of to_make_room weight",
             "signatures": "check_options show_options",
             "subscriptions": (
                 "ACKNOWLEDGED ChangeEvent ChangeKind ChangeReceived Listeners OpenSubscription PROMPTS_CHANGED "

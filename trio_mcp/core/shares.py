@@ -19,14 +19,14 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from types import TracebackType
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from trio_mcp.core.messages import ABSENT, Json, Limits, Message, Response, estimated_values
 
 __all__ = [
-    "FEW", "LONG", "Account", "ByteBudget", "Charge", "FairQueue", "Reclaimable", "Shares", "holder_of", "to_make_room",
+    "FEW", "LONG", "Account", "ByteBudget", "Charge", "FairQueue", "Shares", "holder_of", "to_make_room",
     "weight",
 ]  # fmt: skip
 
@@ -189,13 +189,6 @@ class FairQueue(Generic[T]):
         return None
 
 
-class Reclaimable(Protocol):
-    """Memory that its holder can get back for another use: an event log that is kept for replay."""
-
-    def forget_oldest(self) -> bool:
-        """Give back the oldest part.  False if the log is empty."""
-
-
 class ByteBudget:
     """The bytes that one run of a server holds for its clients: `Limits.bytes_in_all`, shared by holder.
 
@@ -208,7 +201,7 @@ class ByteBudget:
     def __init__(self, limits: Limits) -> None:
         self.shares = Shares(limits.bytes_in_all)
         self.each = limits.bytes_each
-        self._logs: dict[Hashable | None, OrderedDict[Reclaimable, None]] = {}
+        self._logs: dict[Hashable | None, OrderedDict[Callable[[], bool], None]] = {}
 
     def account(self, holder: Hashable | None) -> Account:
         """Return a new account of this holder."""
@@ -221,13 +214,16 @@ class ByteBudget:
                 return False
         return True
 
-    def wrote(self, holder: Hashable | None, log: Reclaimable) -> None:
-        """Register a log that has just been written: it can forget events."""
+    def wrote(self, holder: Hashable | None, log: Callable[[], bool]) -> None:
+        """Register a log that has just been written, by the function that forgets its oldest event.
+
+        The function gives back the bytes of the event.  It returns False if the log is empty.
+        """
         logs = self._logs.setdefault(holder, OrderedDict())
         logs[log] = None
         logs.move_to_end(log)
 
-    def drop(self, holder: Hashable | None, log: Reclaimable) -> None:
+    def drop(self, holder: Hashable | None, log: Callable[[], bool]) -> None:
         """Unregister a log that is empty.  A second call has no effect."""
         logs = self._logs.get(holder)
         if logs is not None:
@@ -238,7 +234,7 @@ class ByteBudget:
     def _forget(self, holder: Hashable | None) -> bool:
         while logs := self._logs.get(holder):
             log = next(iter(logs))
-            if log.forget_oldest():
+            if log():
                 return True
             self.drop(holder, log)
         return False

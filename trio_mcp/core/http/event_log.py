@@ -151,7 +151,7 @@ class MemoryEventLog:
         self._streams.clear()
         if self._account is not None:
             self._account.give(self._bytes + len(self._order) * _EVENT)
-            self._account.budget.drop(self._account.holder, self)
+            self._account.budget.drop(self._account.holder, self.forget_oldest)
         self._order.clear()
         self._bytes = 0
 
@@ -176,7 +176,7 @@ class MemoryEventLog:
         while account.take(size) is not None:
             if not self.forget_oldest():
                 return False
-        account.budget.wrote(account.holder, self)
+        account.budget.wrote(account.holder, self.forget_oldest)
         return True
 
     def forget_oldest(self) -> bool:
