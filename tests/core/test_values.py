@@ -602,6 +602,19 @@ def test_what_cannot_be_read_says_where_and_why_but_never_what(hint: Any, json: 
     assert SECRET not in caught.value.why
 
 
+def test_items_with_the_same_hash_are_refused_before_they_are_compared() -> None:
+    few, many = ([step * (2**61 - 1) for step in range(number)] for number in (100, 20_000))
+    read_set, read_mapping = shape_of(set[int]).read, shape_of(dict[uuid.UUID, int]).read
+    assert read_set is not None
+    assert read_mapping is not None
+    assert read_set(few) == set(few)
+    assert len(read_mapping({str(uuid.UUID(int=each)): 1 for each in few})) == len(few)
+    with pytest.raises(Unreadable, match="has too many items with the same hash"):
+        read_set(many)
+    with pytest.raises(Unreadable, match="has too many items with the same hash"):
+        read_mapping({str(uuid.UUID(int=each)): 1 for each in many})
+
+
 def test_what_a_class_says_itself_is_the_cause_wherever_it_stands() -> None:
     read = shape_of(dict[str, list[Even]]).read
     assert read is not None

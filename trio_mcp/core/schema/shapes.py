@@ -93,6 +93,8 @@ _NAME_SHOWN = 64
 # Larger integers have no exact double.
 _EXACT = 2**53
 _BITS_OF_A_DOUBLE = 1024
+# Items of a set, or keys of a mapping, that may have the same hash as others.
+_COLLISIONS = 100
 
 
 class Unreadable(ValueError):
@@ -621,12 +623,22 @@ _has_no_duplicates = _Verdict(lambda: {"uniqueItems": True})
 
 def _made_set(make: Callable[[Iterable[Any]], Any], items: list[Any]) -> Any:
     try:
+        _check_hashes(items)
         result = make(items)
     except TypeError:
         raise Unreadable("must have no items that are arrays or objects") from None  # they cannot be in a set
     if len(result) != len(items):  # two texts can be the same date
         raise Unreadable("must not have the same item twice")
     return result
+
+
+def _check_hashes(items: Collection[Any]) -> None:
+    """Raise `Unreadable` for many items with one hash, which Python compares in pairs.
+
+    A peer can choose integers and UUIDs with the same hash: those that differ by a multiple of 2**61 - 1.
+    """
+    if len(items) - len(set(map(hash, items))) > _COLLISIONS:
+        raise Unreadable("has too many items with the same hash")
 
 
 def _read_items(read: Read, source: list[Json]) -> list[Any]:
@@ -691,12 +703,16 @@ def _mapping(origin: Any, key: Shape, value: Shape) -> Shape:
     read_key, read_value, write_value = key.read or _same, value.read or _same, value.write
 
     def read(source: JsonObject) -> dict[Any, Any]:
-        result, name = {}, ""
+        keys, values, name = [], [], ""
         try:
             for name, item in source.items():
-                result[read_key(name)] = read_value(item)
+                keys.append(read_key(name))
+                values.append(read_value(item))
         except Unreadable as error:
             raise error.within(name) from error.__cause__
+        if key.read is not None:
+            _check_hashes(keys)
+        result = dict(zip(keys, values, strict=True))
         if len(result) != len(source):
             raise Unreadable("must not have the same key twice")
         return result
