@@ -52,7 +52,7 @@ _PIECE = 16 * 1024  # bytes of one write: progress is measured by writes, becaus
 class Wire(ABC):
     """The destination of messages.  A wire is equal only to itself.
 
-    A subclass defines `wake`, and if it has a queue and a writer, also `flush`, `full` and `room`.
+    A subclass defines `wake` and `close`, and if it has a queue and a writer, also `flush`, `full` and `room`.
     """
 
     __slots__ = ()
