@@ -1486,3 +1486,25 @@ async def test_a_socket_that_is_closed_under_its_connection_is_the_end_of_it() -
         with trio.fail_after(60):
             while "gone /wait" not in script.log:
                 await trio.lowlevel.checkpoint()
+
+
+async def test_what_is_written_at_once_is_sent_before_all_else_and_fails_quietly() -> None:
+    client, server = trio.socket.socketpair()
+    connection = HttpConnection(ListenerState(Script(), Limits()), trio.SocketStream(server))  # type: ignore[arg-type]
+    assert connection.write_at_once(b"first")
+    sent = len(b"first")
+    while connection.write_at_once(bytes(100_000)):
+        sent += 100_000
+    heard = bytearray()
+
+    async def listen() -> None:
+        while len(heard) < sent + len(b"last"):
+            heard.extend(await client.recv(100_000))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(listen)
+        await connection.write(b"last")
+    assert bytes(heard) == b"first" + bytes(sent - 5) + b"last"
+    client.close()
+    assert not connection.write_at_once(b"to nobody")
+    server.close()

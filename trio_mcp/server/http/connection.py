@@ -497,15 +497,14 @@ class HttpConnection:
 
     def write_at_once(self, data: bytes) -> bool:
         """Send all bytes without waiting.  False: that is not possible now, and none is sent."""
-        if self._write_closed or self._writing is not None or self._unsent:
+        if self._write_closed or self._writing is not None or self._unsent or self._shared.tap is not None:
             return False
-        taken = self._write_now(data)
-        if not taken:
-            return False
-        self._unsent = data[taken:]
-        if self._shared.tap is not None:
-            self._shared.tap("out", data)
-        return True
+        try:
+            taken = self._write_now(data)
+        except trio.BrokenResourceError:
+            return False  # the next write finds out too, and handles it
+        self._unsent = data[taken:] if taken else b""
+        return taken > 0
 
     def _write_now(self, data: bytes | memoryview) -> int:
         """Write without waiting.  Returns the number of bytes that the socket buffer took."""

@@ -52,9 +52,6 @@ class HttpOptions(TypedDict, total=False):
     longer."""
 
 
-_OF_THE_POLICY = ("path", "sse_path", "message_path", "allowed_origins", "sessions", "json_only")
-
-
 def policy_of(run: Run, options: HttpOptions) -> HttpPolicy:
     """Make the policy of an endpoint.  Raises `UsageError` for an invalid option and `TypeError` for an unknown one."""
     public, protection = public_url_of(options), run.dispatcher.protection()
@@ -63,11 +60,9 @@ def policy_of(run: Run, options: HttpOptions) -> HttpPolicy:
     more = [None if public is None else split_target(public)[0], None if protection is None else protection.host]
     if not isinstance(hosts, str):  # a string is refused by the policy
         hosts = (*hosts, *(each for each in more if each is not None))
-    given = {name: value for name, value in options.items() if name in _OF_THE_POLICY}
+    given = {name: value for name, value in options.items() if name in HttpPolicy.__annotations__}
     return HttpPolicy(
-        **given,  # type: ignore[arg-type]  # each option has the type of its annotation
-        websocket_path=options.get("websocket_path", "/ws"),
-        allowed_hosts=hosts,
+        **{"websocket_path": "/ws", **given, "allowed_hosts": hosts},  # type: ignore[arg-type]  # checked above
         revisions=run.offer.revisions,
         limits=run.limits,
     )
