@@ -39,6 +39,7 @@ from trio_mcp.core import (
     Tool,
     UnknownContent,
     UsageError,
+    codec,
     content,
     forms,
     from_json,
@@ -848,3 +849,57 @@ def test_the_codec_needs_no_other_packages() -> None:
     """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["[]", "[]"]
+
+
+_LONE = {"type": "text", "text": "t"}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"content": [_LONE]},
+        {"content": [{"text": "", "type": "text"}], "resultType": "complete"},
+        {"_meta": {}, "content": [_LONE]},
+        {"_meta": {"a": 1}, "resultType": "complete", "content": [_LONE]},
+        {"content": [_LONE], "_meta": None},
+        {"content": [_LONE], "_meta": 1},
+        {"content": [_LONE], "resultType": None},
+        {"content": [_LONE], "resultType": "another"},
+        {"content": [_LONE], "isError": True},
+        {"content": [_LONE], "structuredContent": None},
+        {"content": [_LONE], "unknown": 1},
+        {"content": [_LONE], "unknown": 1, "resultType": "complete", "_meta": {}},
+        {"content": [{**_LONE, "_meta": {"a": 1}}]},
+        {"content": [{**_LONE, "annotations": {"priority": 1}}]},
+        {"content": [{"type": "text", "text": 1}]},
+        {"content": [{"type": "text", "tex": "t"}]},
+        {"content": [{"type": "another", "text": "t"}]},
+        {"content": [{"type": ["text"], "text": "t"}]},
+        {"content": [_LONE, _LONE]},
+        {"content": [1]},
+        {"content": []},
+        {"content": {}},
+        {},
+        [_LONE],
+        None,
+    ],
+)
+def test_a_result_that_is_one_text_is_read_as_any_other(
+    data: Any, strict: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def outcome() -> Any:
+        try:
+            read = from_json(CallToolResult, data, strict=strict)
+        except RemoteProtocolError as error:
+            return str(error)
+        for each in (read, *read.content):
+            assert type(each).__name__ != "MalformedContent" or not strict
+            with pytest.raises(attrs.exceptions.FrozenInstanceError):
+                each.raw = None  # type: ignore[misc, union-attr]
+        fields = attrs.fields(CallToolResult)
+        return type(read), [getattr(read, field.name) for field in fields], [(type(c), c.raw) for c in read.content]
+
+    quickly = outcome()
+    monkeypatch.setattr(codec, "_one_text", lambda data: None)
+    assert outcome() == quickly

@@ -208,9 +208,11 @@ class _Readers(dict[Any, Callable[..., Any]]):
 
     def __missing__(self, shape: Any) -> Callable[..., Any]:
         if isinstance(shape, type):
-            self[shape] = self.model(shape)
+            read = self.model(shape)
         else:
-            self[shape] = partial(self.read_one, *self.by_type(_members(shape)))
+            readers, expected = self.by_type(_members(shape))
+            read = partial(self.read_one, readers, expected)
+        self[shape] = read if shape is not models.CallToolResult else lambda data: _one_text(data) or read(data)
         return self[shape]
 
     @staticmethod
@@ -349,6 +351,39 @@ class _Readers(dict[Any, Callable[..., Any]]):
             raise _Mismatch(fits_none)
 
         return pick
+
+
+def _mutable(cls: type) -> Any:
+    """Return a subclass whose objects can be changed, and start without fields."""
+    methods = {name: getattr(object, name) for name in ("__init__", "__setattr__")}
+    return type(cls.__name__, (cls,), {"__slots__": (), **methods})
+
+
+_MutableText, _MutableResult = _mutable(TextContent), _mutable(models.CallToolResult)
+
+
+def _one_text(data: Json) -> Any:
+    """Read a tool result that is one text, the most common kind; None for any other result.
+
+    The general way takes five times as long, and that is a sixth of the client's cost of a call on a stream.
+    """
+    content = data.get("content") if type(data) is dict else None
+    if type(content) is not list or len(content) != 1:
+        return None
+    (block,) = content
+    if type(block) is not dict or len(block) != 2 or block.get("type") != "text" or type(block.get("text")) is not str:
+        return None
+    kind, meta = data.get("resultType"), data.get("_meta")
+    if len(data) != 1 + (kind == "complete") + (type(meta) is dict):  # there are other members
+        return None
+    text = _MutableText()
+    text.raw, text.annotations, text.meta, text.text = block, None, None, block["text"]
+    text.__class__ = TextContent
+    result = _MutableResult()
+    result.raw, result.meta, result.result_type, result.content = data, meta, "complete", [text]
+    result._structured_content, result._is_error = ABSENT, None
+    result.__class__ = models.CallToolResult
+    return result
 
 
 def _wrong_type(expected: str, value: Json) -> str:
