@@ -144,7 +144,7 @@ SERVER: dict[str, tuple[Callable[[Server], object], str]] = {
     ),
     "host and port of a server": (
         lambda server: Server("x", host="0.0.0.0", port=8000),  # type: ignore[arg-type]
-        "Server has no option 'host'; write server.run(http=\"127.0.0.1:8000\")",
+        "Server has no option 'host'; write server.run(http=\"127.0.0.1:3000\")",
     ),
     "the log level of a server": (
         lambda server: Server("x", log_level="DEBUG"),  # type: ignore[arg-type]
@@ -160,11 +160,11 @@ SERVER: dict[str, tuple[Callable[[Server], object], str]] = {
     ),
     "host and port of a run": (
         lambda server: server.run(host="0.0.0.0", port=8000),  # type: ignore[call-arg]
-        "run has no option 'host'; write server.run(http=\"127.0.0.1:8000\")",
+        "run has no option 'host'; write server.run(http=\"127.0.0.1:3000\")",
     ),
     "a name of the official SDK for an option of a run": (
         lambda server: server.run(http="127.0.0.1:0", stateless_http=True),  # type: ignore[call-arg]
-        "run has no option 'stateless_http'; write server.run(http=\"127.0.0.1:8000\", sessions=False)",
+        "run has no option 'stateless_http'; write server.run(http=\"127.0.0.1:3000\", sessions=False)",
     ),
     "a transport by its name": (
         lambda server: server.run(transport="stdio"),  # type: ignore[call-arg]

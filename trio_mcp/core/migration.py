@@ -11,7 +11,7 @@ from typing import Any, Never
 
 __all__ = ["OPTIONS", "WithOtherNames", "option_error"]
 
-_RUN = 'server.run(http="127.0.0.1:8000")'
+_RUN = 'server.run(http="127.0.0.1:3000")'
 _SERVE = 'await serve_stdio(server), or await serve_http(server, "127.0.0.1", 3000)'
 _RAW = "@server.tool, or server.add_tool(Tool(...), handler) for a schema of your own"
 _PROTECT = "server.protect(verify=..., authorization_servers=[...])"
@@ -20,9 +20,9 @@ _CHANGED = "server.notify_list_changed({})".format
 OPTIONS: Mapping[str, str] = {
     **dict.fromkeys(("host", "port"), _RUN),
     **dict.fromkeys(("debug", "log_level"), 'logging.basicConfig(level="DEBUG")'),
-    "stateless_http": 'server.run(http="127.0.0.1:8000", sessions=False)',
-    "json_response": 'server.run(http="127.0.0.1:8000", json_only=True)',
-    "streamable_http_path": 'server.run(http="127.0.0.1:8000", path="/mcp")',
+    "stateless_http": 'server.run(http="127.0.0.1:3000", sessions=False)',
+    "json_response": 'server.run(http="127.0.0.1:3000", json_only=True)',
+    "streamable_http_path": 'server.run(http="127.0.0.1:3000", path="/mcp")',
     "mount_path": "a framework that mounts trio_mcp.asgi.AsgiApp(server)",
     **dict.fromkeys(("sse_path", "message_path"), 'server.run(http=..., sse_path="/sse", message_path="/messages")'),
     "transport_security": "server.run(http=..., allowed_hosts=[...], allowed_origins=[...])",
