@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import logging
 import math
@@ -338,6 +339,23 @@ async def test_a_failure_is_told_to_the_log_and_not_to_the_client(
     assert (record.name, record.levelno) == ("trio_mcp", logging.ERROR)
     assert record.exc_info or "failed: " in record.getMessage()
     assert SECRET not in record.getMessage()
+
+
+async def test_the_log_says_that_handlers_run_on_trio(
+    caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    async def sleep(ctx: Context) -> None:
+        await asyncio.sleep(1)
+
+    acting = Acting()
+    acting.does = sleep
+    async with connected(acting.server, LATEST) as wire:
+        assert text_of(await ask(wire, "tool")) == f"tools/call 'act' {GENERIC}"
+    (record,) = caplog.records
+    assert record.exc_info is not None
+    failed = record.exc_info[1]
+    assert type(failed) is RuntimeError
+    assert failed.__notes__ == ["handlers run on Trio: use `await trio.sleep(1)`, or asyncio.run in a def handler"]
 
 
 async def test_what_is_no_result_is_one_line_of_the_log(

@@ -157,6 +157,8 @@ class Dispatcher:
         """Log `error`, and make a generic answer that does not show it."""
         # log-06: the text of the exception may be a secret, so it goes only to the server's own log.
         name = _described(ctx)
+        if type(error) is RuntimeError and error.args == ("no running event loop",):  # asyncio raises it
+            error.add_note("handlers run on Trio: use `await trio.sleep(1)`, or asyncio.run in a def handler")
         if isinstance(error, BadResult) and isinstance(error.__cause__, McpError):
             _log.error("%s failed: %s", name, error)  # no frame of the traceback is the author's
         else:
