@@ -355,7 +355,7 @@ class _Readers(dict[Any, Callable[..., Any]]):
 
 def _mutable(cls: type) -> Any:
     """Return a subclass whose objects can be changed, and start without fields."""
-    # With `__delattr__` of the frozen class, Python would call `__setattr__` by its name, which takes ten times as long.
+    # With `__delattr__` of the frozen class, Python would call `__setattr__` by its name, ten times slower.
     methods = {name: getattr(object, name) for name in ("__init__", "__setattr__", "__delattr__")}
     return type(cls.__name__, (cls,), {"__slots__": (), **methods})
 
