@@ -102,7 +102,7 @@ def test_an_option_of_another_sdk_is_refused_with_the_line_to_write() -> None:
     error = option_error("Server", "json_response", ["name", "version"])
     assert type(error) is TypeError
     assert str(error) == (
-        "Server has no option 'json_response'; write server.run(http=\"127.0.0.1:8000\", json_only=True)"
+        "Server has no option 'json_response'; write server.run(http=\"127.0.0.1:3000\", json_only=True)"
     )
     for name, equivalent in OPTIONS.items():
         assert str(option_error("Server", name, ())) == f"Server has no option {name!r}; write {equivalent}"

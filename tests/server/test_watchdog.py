@@ -85,7 +85,7 @@ server = Server("slow")
 
 @server.tool
 async def block() -> list[str]:
-    time.sleep(1.0)
+    time.sleep(1.2)
     return [thread.name for thread in threading.enumerate()]
 
 server.run()

@@ -79,7 +79,7 @@ _FULL, _PYTHONS_FULL = 50, 10
 
 # The watchdog.
 _LOOK = 0.25  # seconds between two looks
-_ANSWER = 0.75  # seconds for an answer: so a handler that blocks the loop for a second is found
+_ANSWER = 0.65  # seconds for an answer: both are less than a second, so a handler that blocks for a second is found
 _REPORTED = 1_000  # names of calls that are remembered: clients choose the URIs in them, so they are bounded
 _OURS = str(Path(__file__).parent)
 
