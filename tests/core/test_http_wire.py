@@ -7,6 +7,7 @@ import json
 import time
 import tracemalloc
 from itertools import combinations, pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -293,6 +294,17 @@ def test_heads_that_are_remembered_are_read_like_new_ones() -> None:
     *again, _ = read(*heads, *heads[-9:], *heads)
     assert again == [*first, *first[-9:], *first]
     assert [target for _, target, *_ in first] == [f"/{number}" for number in range(300)]
+
+
+def test_no_head_with_a_query_is_remembered() -> None:
+    """That of HTTP+SSE names the session, and most queries come once."""
+    known: dict[bytes, Any] = {}
+    for target in (b"/mcp", b"/messages?session=secret"):
+        reader = RequestReader(Limits(), known)
+        reader.feed(b"GET " + target + b" HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert reader.head() is not None
+    assert len(known) == 1
+    assert b"secret" not in b"".join(known)
 
 
 # Who reads a head: what is plain is read at once, and only what h11 would understand in the same way.

@@ -622,3 +622,33 @@ async def test_a_mistake_of_a_callback_costs_its_own_question_only(
             assert await client.call_tool("ask", returns=str) == "Accepted"
             gate.set()
     assert waited == ["waited"]
+
+
+async def test_a_stream_that_cannot_be_closed_costs_its_connection_only(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = 0
+
+    def streams() -> tuple[trio.abc.Stream, trio.abc.Stream]:
+        ours, theirs = trio.testing.memory_stream_pair()
+        close = theirs.aclose
+
+        async def aclose() -> None:
+            nonlocal closed
+            closed += 1
+            await close()
+            if closed == 1:
+                raise OSError("the stream cannot be closed")
+
+        monkeypatch.setattr(theirs, "aclose", aclose)
+        return ours, theirs
+
+    async with served(Server("s"), streams=streams) as web:
+        for _ in range(2):
+            link = await web.link()
+            await link.stream.send_all(b"GET /mcp HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            assert bytes(await link.stream.receive_some()).startswith(b"HTTP/1.1 4")
+            await link.aclose()
+            await wait_all_tasks_blocked()
+    assert closed == 2
+    assert "the stream cannot be closed" in caplog.text

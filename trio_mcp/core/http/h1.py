@@ -304,7 +304,8 @@ class RequestReader:
         head = _parse_plain(raw)
         if head is None:
             return self._parse_by_h11(raw)
-        if len(raw) <= _USUAL and head.headers.by_name.keys() <= _USUAL_FIELDS:
+        # A query differs from client to client: that of HTTP+SSE names the session.
+        if len(raw) <= _USUAL and "?" not in head.target and head.headers.by_name.keys() <= _USUAL_FIELDS:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
             self._known[raw] = attrs.astuple(head, recurse=False)

@@ -201,8 +201,12 @@ class HttpConnection:
         except Exception as error:  # noqa: BLE001  # for the owner of the connections
             self._failure = error
         finally:
-            await self._end()
-            self._shared.ended(self)
+            try:
+                await self._end()
+            except Exception as error:  # noqa: BLE001  # as above: a stream of the program may raise any exception
+                self._failure = error
+            finally:
+                self._shared.ended(self)
         if self._failure is not None:
             self._shared.failed(self._failure)
 
