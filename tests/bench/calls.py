@@ -94,6 +94,14 @@ async def settled() -> None:
     await trio.testing.wait_all_tasks_blocked(0.01)
 
 
+async def answered(stream: trio.abc.ReceiveStream, end: bytes) -> None:
+    """Read an answer up to its last byte."""
+    heard = b""
+    while not heard.endswith(end):
+        heard += await stream.receive_some()
+    assert b'"text":"x"' in heard, heard
+
+
 async def on_a_stream(walk: Walk) -> None:
     """A server of 2026-07-28 on a stream in memory."""
     ours, theirs = trio.testing.memory_stream_pair()
@@ -102,10 +110,7 @@ async def on_a_stream(walk: Walk) -> None:
         nursery.start_soon(serve_stream, served(), theirs)
         async for _ in turns(walk):
             await ours.send_all(template.take())
-            heard = b""
-            while not heard.endswith(b"\n"):
-                heard += await ours.receive_some()
-            assert b'"text":"x"' in heard, heard
+            await answered(ours, b"\n")
         nursery.cancel_scope.cancel()
 
 
@@ -129,10 +134,7 @@ async def over_http(walk: Walk) -> None:
         stream = await trio.open_tcp_stream("127.0.0.1", port)
         async for _ in turns(walk):
             await stream.send_all(template.take())
-            heard = b""
-            while not heard.endswith(b"}"):
-                heard += await stream.receive_some()
-            assert b'"text":"x"' in heard, heard
+            await answered(stream, b"}")
         nursery.cancel_scope.cancel()
 
 
