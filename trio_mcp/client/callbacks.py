@@ -36,10 +36,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import json
 import logging
 import math
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeGuard, TypeVar
 from urllib.parse import SplitResult, urlsplit
@@ -96,6 +98,9 @@ _QUESTIONS = 100
 
 # Characters of an exception that are repeated in another error; the exception itself is chained.
 _REASON_LENGTH = 200
+
+# The longest JSON text of a form that stays compiled for the next question with the same form.
+_FORM_LENGTH = 8192
 
 # The most pages whose end was not reported.  Most servers never report it; the oldest page is forgotten.
 _PAGES = 100
@@ -281,17 +286,22 @@ class Answering:
             raise RemoteProtocolError(why)
         answers: dict[str, JsonObject] = {}
         failures: list[tuple[Question, Exception]] = []
+        scope = trio.CancelScope()
 
         async def answer(question: Question) -> None:
             try:
                 answers[question.key] = await self.answer(question.method, question.params, terms)
             except Exception as error:  # noqa: BLE001  # a callback may raise anything; it is raised below
                 failures.append((question, error))
-                nursery.cancel_scope.cancel(reason="another question of this round has no answer")
+                scope.cancel(reason="another question of this round has no answer")
 
-        async with open_nursery(wait=True) as nursery:
-            for each in questions:
-                nursery.start_soon(answer, each, name=f"the server asks: {each.method}")
+        if len(questions) == 1:  # as usual: it needs no task of its own
+            await answer(questions[0])
+        else:
+            with scope:
+                async with open_nursery(wait=True) as nursery:
+                    for each in questions:
+                        nursery.start_soon(answer, each, name=f"the server asks: {each.method}")
         if not failures:
             return answers
         (question, error), *later = failures
@@ -357,9 +367,12 @@ class Answering:
             return await self._visit(params, terms)
         with _as_invalid_params("elicitation/create"):
             request = codec.from_json(forms.ElicitFormParams, params)  # elic-15: also without a mode
-            form = _Form(params["requestedSchema"])
+            schema: JsonObject = params["requestedSchema"]
+            text = json.dumps(schema)
+            form = _form(text) if len(text) <= _FORM_LENGTH else _form.__wrapped__(text)
         assert self._elicitation is not None  # its capability was declared
-        answer = await _call(self._elicitation, FormElicitationRequest(request, _server_info(terms), form.defaults))
+        asked = FormElicitationRequest(request, _server_info(terms), dict(form.defaults))
+        answer = await _call(self._elicitation, asked)
         if answer is None or isinstance(answer, Dismissed):
             return forms.ElicitResult("cancel")
         if isinstance(answer, Declined):
@@ -451,54 +464,54 @@ def _server_info(terms: Terms) -> models.Implementation | None:
 # Forms
 
 
+@attrs.frozen(eq=False)
 class _Form:
-    """The schema of a form.  It checks the values of the user.
+    """The compiled schema of a form."""
 
-    Raises `RemoteProtocolError` if the schema is invalid or takes too much work to check.
-    """
-
-    __slots__ = ("_check", "_names", "defaults")
+    check: FormCheck
+    names: tuple[str, ...]
     defaults: dict[str, forms.ElicitValue]
-
-    def __init__(self, schema: JsonObject) -> None:
-        properties = schema["properties"]
-        self._names = tuple(properties)
-        defaults = {name: each.get("default") for name, each in properties.items() if isinstance(each, dict)}
-        self.defaults = {name: value for name, value in defaults.items() if _is_plain(value)}
-        try:
-            self._check = FormCheck(schema)
-        except UsageError as error:  # it blames this side, but the schema is the server's
-            raise RemoteProtocolError(f"requestedSchema: {error}") from None
-        fields = self._check.fields
-        if not fields.can_check(self.defaults):  # the check of each is cheap, but of all together may not be
-            self.defaults = {}
-        # A default that does not fit the schema of its own field is ignored.
-        self.defaults = {name: value for name, value in self.defaults.items() if fields.fits({name: value})}
 
     def fill_in(self, values: Mapping[str, Any]) -> dict[str, forms.ElicitValue]:
         """Return the content of the answer (elic-44): the values, with defaults for the missing fields."""
         for name in values:
-            if name not in self._names:
-                raise UsageError(f"the form has no field {shown(name)}; its fields are {shown(self._names)}")
-        given = {**self.defaults, **values}
-        content = {name: _plain(name, value) for name, value in given.items() if value is not None}
-        if problems := self._check.errors(content):
+            if name not in self.names:
+                raise UsageError(f"the form has no field {shown(name)}; its fields are {shown(self.names)}")
+        content: dict[str, forms.ElicitValue] = {}
+        for name, value in {**self.defaults, **values}.items():
+            if value is not None:
+                if not _is_plain(value):
+                    expected = "a str, a finite number, a bool or a list of str"
+                    raise UsageError(f"the form field {shown(name)} must be {expected}, got {type(value).__name__}")
+                content[name] = list(value) if isinstance(value, tuple) else value
+        if problems := self.check.errors(content):
             why = "; ".join(f"content{each.path} {each.message}" for each in problems)
             raise UsageError(f"the values of the elicitation callback do not fit the form: {why}")
         return content
+
+
+@lru_cache(maxsize=32)  # to compile a form costs more than all other work for its question
+def _form(text: str) -> _Form:
+    """Compile the schema of a form, given as JSON.  Raises `RemoteProtocolError` if it is invalid or too costly."""
+    schema = json.loads(text)
+    properties: JsonObject = schema["properties"]
+    try:
+        check = FormCheck(schema)
+    except UsageError as error:  # it blames this side, but the schema is the server's
+        raise RemoteProtocolError(f"requestedSchema: {error}") from None
+    defaults = {name: each.get("default") for name, each in properties.items() if isinstance(each, dict)}
+    plain = {name: value for name, value in defaults.items() if _is_plain(value)}
+    if not check.fields.can_check(plain):  # the check of each is cheap, but of all together may not be
+        plain = {}
+    # A default that does not fit the schema of its own field is ignored.
+    fitting = {name: value for name, value in plain.items() if check.fields.fits({name: value})}
+    return _Form(check, tuple(properties), fitting)
 
 
 def _is_plain(value: object) -> TypeGuard[forms.ElicitValue]:
     if isinstance(value, list | tuple):
         return all(type(each) is str for each in value)
     return type(value) in (str, int, bool) or (type(value) is float and math.isfinite(value))
-
-
-def _plain(name: str, value: Any) -> forms.ElicitValue:
-    if not _is_plain(value):
-        expected = "a str, a finite number, a bool or a list of str"
-        raise UsageError(f"the form field {shown(name)} must be {expected}, got {type(value).__name__}")
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _form_values(answer: object) -> Mapping[str, Any]:
