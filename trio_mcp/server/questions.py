@@ -167,11 +167,7 @@ class Elicit(Inquiry[ElicitationOutcome[T]]):
             raise _clickable("message")
 
     def _params_in(self, revision: Revision) -> JsonObject:
-        from trio_mcp.core import codec, forms
-
-        # elic-53, elic-54: for older revisions the codec leaves out or rewrites unknown fields.  It refuses a choice of
-        # several strings, which cannot be left out.
-        return codec.to_json(forms.ElicitFormParams(self._message, self._form.asked, "form"), revision)
+        return {**self._form.params_in(revision), "message": self._message}
 
     def read(self, answer: JsonObject) -> ElicitationOutcome[T]:
         return _outcome(answer, lambda: self._form.read(answer.get("content")))
@@ -180,7 +176,7 @@ class Elicit(Inquiry[ElicitationOutcome[T]]):
 class _QuestionForm:
     """A checked form: the schema to send, and the reader of its answer."""
 
-    __slots__ = ("_check", "_fields", "_may_be_none", "_value", "asked")
+    __slots__ = ("_asked", "_check", "_fields", "_may_be_none", "_value", "_written")
 
     def __init__(
         self, schema: Mapping[str, Any], hints: Mapping[str, Any] = NOTHING, value: Callable[[Any], Any] | None = None
@@ -199,10 +195,11 @@ class _QuestionForm:
         if mandatory := [name for name in required if name not in self._may_be_none]:
             asked["required"] = mandatory
         try:
-            self.asked = codec.from_json(forms.RequestedSchema, asked, strict=True)
+            self._asked = codec.from_json(forms.RequestedSchema, asked, strict=True)
         except RemoteProtocolError as error:
             raise UsageError(f"{error}; {_FLAT}") from None
         self._check = FormCheck(asked)
+        self._written: dict[Revision, JsonObject] = {}
         self._refuse_bad_fields(mandatory)
 
     def _refuse_bad_fields(self, mandatory: Sequence[str]) -> None:
@@ -219,6 +216,17 @@ class _QuestionForm:
         defaults = {name: field["default"] for name, field in self._fields.items() if "default" in field}
         for problem in self._check.fields.errors(defaults):
             raise UsageError(f"the default of {problem.path[1:]!r} {problem.message}")
+
+    def params_in(self, revision: Revision) -> JsonObject:
+        """Return the params of the question, with a message to be replaced; they are written once for each revision."""
+        if (written := self._written.get(revision)) is None:
+            from trio_mcp.core import codec, forms
+
+            # elic-53, elic-54: for older revisions the codec leaves out or rewrites unknown fields.  It refuses a
+            # choice of several strings, which cannot be left out.
+            written = codec.to_json(forms.ElicitFormParams("", self._asked, "form"), revision)
+            self._written[revision] = written
+        return written
 
     def read(self, content: Json) -> Any:
         if content is None:
