@@ -12,7 +12,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from trio_mcp.core.opening import OPENING
 from trio_mcp.core.requests import CALLING, SERVING, LinkKind
 
 PAGE = Path(__file__).with_name("architecture.md")
@@ -21,7 +20,6 @@ Cells = Mapping[Any, Mapping[Any, Any]]
 TABLES: Mapping[str, Cells] = {
     **{f"calling {kind.name}": CALLING[kind] for kind in LinkKind},
     **{f"serving {kind.name}": SERVING[kind] for kind in LinkKind},
-    "opening": OPENING,
 }
 
 

@@ -81,7 +81,7 @@ else:
                 "SamplingCapability SamplingMessage ServerCapabilities SetLevelParams SubscribeParams "
                 "SubscriptionFilter Tool ToolAnnotations ToolChoice ToolExecution"
             ),
-            "opening": "Attempt ClientProtocol Negotiation OPENING OpeningAction OpeningEvent OpeningFailed Phase",
+            "opening": "Attempt ClientProtocol Negotiation OpeningFailed Phase",
             "pace": "Pace",
             "requests": (
                 "ANSWER Action Answered CALLING CANCELLED ConnectionLost GONE InvalidAnswer LinkKind NOTE Outcome "

@@ -1,8 +1,9 @@
 """The client's end of a link: find out the revision of the server, then use it.
 
 A modern server answers the request `server/discover`, the probe.  A legacy server answers it with an error, with a
-malformed message or not at all, and expects `initialize`.  So a client with a modern revision probes first, and the
-table `OPENING` decides the next step:
+malformed message or not at all, and expects `initialize`.  So a client with a modern revision probes first.  Each
+answer means one of three steps: adopt a revision, try a revision, or give up.  A modern revision is tried with the
+probe, and a legacy one with `initialize`.  These rules hold:
 
 - "The fallback MUST NOT be keyed to one specific error code": every answer that is not a known modern answer means that
   the server is a legacy one.
@@ -69,9 +70,7 @@ from trio_mcp.core.revisions import (
 from trio_mcp.core.rounds import is_complete
 from trio_mcp.core.session import Opened, SessionProtocol
 
-__all__ = [
-    "OPENING", "Attempt", "ClientProtocol", "Negotiation", "OpeningAction", "OpeningEvent", "OpeningFailed", "Phase",
-]  # fmt: skip
+__all__ = ["Attempt", "ClientProtocol", "Negotiation", "OpeningFailed", "Phase"]
 
 # life-20: the lifecycle pages of the legacy era use -32602 for an unsupported version.
 _ABOUT_VERSIONS: Final = frozenset({UNSUPPORTED_VERSION, INVALID_PARAMS})
@@ -87,49 +86,6 @@ class Phase(enum.Enum):
     FAILED = enum.auto()
 
 
-class OpeningEvent(enum.Enum):
-    """The meaning of one answer of the server."""
-
-    AGREED = enum.auto()  # both sides support the revision of the request
-    OTHER_MODERN = enum.auto()  # the server does not support that revision, but another modern one of ours
-    OTHER_LEGACY = enum.auto()  # the server does not support that revision, but a legacy one of ours
-    SHARES_NONE = enum.auto()  # the two sides have no revision in common
-    NOT_MODERN = enum.auto()  # the probe got any other error, a malformed answer, or no answer
-    REFUSED = enum.auto()  # for another reason than the version
-    REFUSED_LATE = enum.auto()  # as REFUSED, by a server that did not answer the probe in time
-    LOST = enum.auto()
-
-
-class OpeningAction(enum.Enum):
-    """The next step of the opening."""
-
-    ADOPT = enum.auto()
-    PROBE = enum.auto()
-    INITIALIZE = enum.auto()
-    GIVE_UP = enum.auto()
-
-
-OPENING: dict[Phase, dict[OpeningEvent, tuple[Phase, OpeningAction]]] = {
-    Phase.PROBING: {
-        OpeningEvent.AGREED: (Phase.OPEN, OpeningAction.ADOPT),
-        OpeningEvent.OTHER_MODERN: (Phase.PROBING, OpeningAction.PROBE),
-        OpeningEvent.OTHER_LEGACY: (Phase.INITIALIZING, OpeningAction.INITIALIZE),
-        OpeningEvent.SHARES_NONE: (Phase.FAILED, OpeningAction.GIVE_UP),
-        OpeningEvent.NOT_MODERN: (Phase.INITIALIZING, OpeningAction.INITIALIZE),
-        # ver-14: only a modern server refuses with these codes, so `initialize` is not tried.
-        OpeningEvent.REFUSED: (Phase.FAILED, OpeningAction.GIVE_UP),
-        OpeningEvent.LOST: (Phase.FAILED, OpeningAction.GIVE_UP),
-    },
-    Phase.INITIALIZING: {
-        OpeningEvent.AGREED: (Phase.OPEN, OpeningAction.ADOPT),
-        OpeningEvent.OTHER_MODERN: (Phase.PROBING, OpeningAction.PROBE),
-        OpeningEvent.OTHER_LEGACY: (Phase.INITIALIZING, OpeningAction.INITIALIZE),
-        OpeningEvent.SHARES_NONE: (Phase.FAILED, OpeningAction.GIVE_UP),
-        OpeningEvent.REFUSED: (Phase.FAILED, OpeningAction.GIVE_UP),
-        OpeningEvent.REFUSED_LATE: (Phase.PROBING, OpeningAction.PROBE),
-        OpeningEvent.LOST: (Phase.FAILED, OpeningAction.GIVE_UP),
-    },
-}
 _ONLY_BY_OPEN = frozenset({"initialize", "notifications/initialized"})
 
 
@@ -159,13 +115,16 @@ class OpeningFailed(Event):
 
 
 @record
-class _AnswerMeaning:
-    """The meaning of one answer: the event for the table, its description, and the data for the next step."""
+class _Step:
+    """The step that an answer of the server leads to, and the reason in words.
 
-    event: OpeningEvent
+    With a `result` of the server the `revision` is adopted; without one it is tried next.  Without a revision the
+    opening fails; `error` is then the error of the server, if it refused with one.
+    """
+
     why: str
     revision: Revision | None = None
-    result: JsonObject = attrs.field(factory=dict)
+    result: JsonObject | None = None
     error: RequestError | None = None
 
 
@@ -199,7 +158,7 @@ class ClientProtocol(SessionProtocol):
         self._deadline: float | None = None
         self._last = False  # the probe may use all the time until the deadline
         self._late_probe: Revision | None = None  # the revision of the probe that was not answered in time
-        self._refusal: _AnswerMeaning | None = None  # the refusal of `initialize` after that probe
+        self._refusal: _Step | None = None  # the refusal of `initialize` after that probe
         self._complained_at = 0  # the value of `_next_id` when we last sent an error without an id
 
     def open(self, *, probe_until: float | None = None, deadline: float | None = None) -> None:
@@ -211,14 +170,10 @@ class ClientProtocol(SessionProtocol):
         if self.phase is not Phase.NEW:
             raise UsageError("open must be called only once")
         self._deadline = deadline
-        if (modern := self.offer.modern) is not None:
-            may_fall_back = any(each.handshake for each in self.offer.revisions)
-            until = (each for each in (probe_until if may_fall_back else None, deadline) if each is not None)
-            self._probe(modern, min(until, default=None))
-            self.phase = Phase.PROBING
-        else:
-            self._initialize(self.offer.legacy)
-            self.phase = Phase.INITIALIZING
+        first = self.offer.modern or self.offer.legacy
+        assert first is not None  # an offer has at least one revision
+        ends = (probe_until if self.offer.legacy is not None else None, deadline)
+        self._try(first, min((each for each in ends if each is not None), default=None))
 
     def put_off(self, probe_until: float) -> None:
         """Give the server more time for the probe, until `probe_until`.
@@ -242,7 +197,7 @@ class ClientProtocol(SessionProtocol):
             raise UsageError("fall_back must be called only while the server is being probed")
         assert self._opening_id is not None
         self.cancel(self._opening_id)
-        return self._next_step(self._not_modern(why))
+        return self._take(self._not_modern(why))
 
     # Messages that we send.
 
@@ -299,20 +254,20 @@ class ClientProtocol(SessionProtocol):
             by_stream = revision.http is not None and revision.http.disconnect_cancels
             self.link = LinkKind.EXCHANGE if by_stream else LinkKind.SESSION
 
-    def _probe(self, revision: Revision, until: float | None) -> None:
+    def _try(self, revision: Revision, until: float | None) -> None:
+        """Send the request that opens a link of this revision.  A probe waits for its answer until `until`."""
         self._set_link(revision)
-        self._opening_id = self._send_request("server/discover", {}, self._meta_of_terms(revision), until)
-        self._trying, self._last = revision, until == self._deadline
-
-    def _initialize(self, revision: Revision | None) -> None:
-        assert revision is not None  # the table leads here only if a legacy revision is offered
-        self._set_link(revision)
-        params = {
-            "protocolVersion": revision.name,
-            "capabilities": self.declared(revision),
-            "clientInfo": self.offer.infos[revision],
-        }
-        self._opening_id = self._send_request("initialize", params, None, self._deadline)
+        if revision.handshake:
+            params = {
+                "protocolVersion": revision.name,
+                "capabilities": self.declared(revision),
+                "clientInfo": self.offer.infos[revision],
+            }
+            self._opening_id = self._send_request("initialize", params, None, self._deadline)
+            self.phase = Phase.INITIALIZING
+        else:
+            self._opening_id = self._send_request("server/discover", {}, self._meta_of_terms(revision), until)
+            self.phase, self._last = Phase.PROBING, until == self._deadline
         self._trying = revision
 
     # Messages that the server sends.
@@ -348,34 +303,28 @@ class ClientProtocol(SessionProtocol):
         for event in events:
             if not isinstance(event, Outcome) or event.id != self._opening_id:
                 checked.append(event)
-            elif self.phase is Phase.PROBING:
-                checked += self._next_step(self._read_probe(event))
             else:
-                checked += self._next_step(self._read_initialize(event))
+                read = self._read_probe if self.phase is Phase.PROBING else self._read_initialize
+                checked += self._take(read(event))
         return checked
 
-    def _next_step(self, found: _AnswerMeaning) -> list[Event]:
-        """Record the answer and take the next step of the opening."""
+    def _take(self, step: _Step) -> list[Event]:
+        """Record the answer, and take the step that it leads to."""
         assert self._trying is not None
         request = "initialize with" if self._trying.handshake else "server/discover in"
-        self._attempts.append(Attempt(f"{request} {self._trying}", found.why))
+        self._attempts.append(Attempt(f"{request} {self._trying}", step.why))
         self._opening_id = None
-        self.phase, action = OPENING[self.phase][found.event]
-        if action is OpeningAction.ADOPT:
-            return self._adopt(found)
-        if action is OpeningAction.GIVE_UP:
-            self.negotiation = Negotiation(tuple(self._attempts), None, found.why)
-            return [*super().connection_lost(why=found.why), OpeningFailed(self.negotiation, found.error)]
-        if action is OpeningAction.PROBE and found.revision is not None:
-            self._probe(found.revision, self._deadline)
-        else:
-            self._initialize(found.revision)
+        if step.revision is None:
+            self.phase = Phase.FAILED
+            self.negotiation = Negotiation(tuple(self._attempts), None, step.why)
+            return [*super().connection_lost(why=step.why), OpeningFailed(self.negotiation, step.error)]
+        if step.result is not None:
+            return self._adopt(step.revision, step.result, step.why)
+        self._try(step.revision, self._deadline)
         return []
 
-    def _adopt(self, found: _AnswerMeaning) -> list[Event]:
+    def _adopt(self, revision: Revision, result: JsonObject, why: str) -> list[Event]:
         """Open the link with the agreed revision."""
-        result, revision = found.result, found.revision
-        assert revision is not None  # every answer that leads to OpeningAction.ADOPT has a revision
         self._set_link(revision)
         capabilities, instructions = result.get("capabilities"), result.get("instructions")
         identity = _member(result, "_meta", META_SERVER_INFO) if not revision.handshake else result.get("serverInfo")
@@ -385,60 +334,58 @@ class ClientProtocol(SessionProtocol):
             capabilities if isinstance(capabilities, dict) else {},
             identity if isinstance(identity, dict) else None,
         )
-        self.opened = True
-        self.negotiation = Negotiation(tuple(self._attempts), revision, found.why)
+        self.opened, self.phase = True, Phase.OPEN
+        self.negotiation = Negotiation(tuple(self._attempts), revision, why)
         if revision.handshake:
             self._queue(prepare(Notification("notifications/initialized")), None)
         return [Opened(self.terms)]
 
-    def _read_probe(self, outcome: Outcome) -> _AnswerMeaning:
-        """Return the meaning of the answer to the probe."""
+    def _read_probe(self, outcome: Outcome) -> _Step:
+        """Return the step for the answer to the probe."""
         match outcome:
             # rtype-03: only a complete result is an answer to the probe.
             case Answered(result={"supportedVersions": [*versions]} as result) if (
                 result.get("resultType", "complete") == "complete"
             ):
-                found = self._compare(versions, f"the server supports {_listed(versions)}")
-                event = OpeningEvent.AGREED if found.event is OpeningEvent.OTHER_MODERN else found.event
-                return attrs.evolve(found, event=event, result=result)
+                step = self._compare(versions, f"the server supports {_listed(versions)}")
+                modern = step.revision is not None and not step.revision.handshake
+                return attrs.evolve(step, result=result) if modern else step
             case Refused(error=Error(code=code)) if code in MODERN_ERRORS:
                 return self._read_refusal(outcome.error)
             case ConnectionLost(why=why):
-                return _AnswerMeaning(OpeningEvent.LOST, why)
+                return _Step(why)
             case TimedOut() if self._last and self._refusal is None:
-                return _AnswerMeaning(OpeningEvent.REFUSED, _describe(outcome))
+                return _Step(_describe(outcome))
             case _:
                 self._late_probe = self._trying if isinstance(outcome, TimedOut) else None
                 return self._not_modern(_describe(outcome))
 
-    def _read_initialize(self, outcome: Outcome) -> _AnswerMeaning:
-        """Return the meaning of the answer to `initialize`."""
+    def _read_initialize(self, outcome: Outcome) -> _Step:
+        """Return the step for the answer to `initialize`."""
         match outcome:
             case Answered(result={"protocolVersion": str(version)} as result):
                 revision = self.offer.find(version, handshake=True)
                 if revision is not None:
-                    return _AnswerMeaning(OpeningEvent.AGREED, f"the server chose {version}", revision, result)
+                    return _Step(f"the server chose {version}", revision, result)
                 # life-13: a client that does not support the version closes the connection.
-                why = f"the server chose {shown(version, 24)}; we support {_listed(self.offer.versions)}"
-                return _AnswerMeaning(OpeningEvent.SHARES_NONE, why)
+                return _Step(f"the server chose {shown(version, 24)}; we support {_listed(self.offer.versions)}")
             case Refused(error=error):
-                found = self._read_refusal(error)
-                if found.event is OpeningEvent.REFUSED and self._late_probe is not None:
-                    self._refusal = found
-                    found = attrs.evolve(found, event=OpeningEvent.REFUSED_LATE, revision=self._late_probe)
-                    self._late_probe = None
-                return found
+                step = self._read_refusal(error)
+                if self._late_probe is None or _versions_in(error) is not None:
+                    return step
+                self._refusal, probe, self._late_probe = step, self._late_probe, None
+                return attrs.evolve(step, revision=probe)
             case ConnectionLost(why=why):
-                return _AnswerMeaning(OpeningEvent.LOST, why)
+                return _Step(why)
             case _:
-                return _AnswerMeaning(OpeningEvent.REFUSED, _describe(outcome))
+                return _Step(_describe(outcome))
 
-    def _read_refusal(self, error: Error) -> _AnswerMeaning:
-        """Return the meaning of an error that answers the probe or `initialize`."""
-        why, versions = _describe_error(error), _member(error.data, "supported")
+    def _read_refusal(self, error: Error) -> _Step:
+        """Return the step for an error that answers the probe or `initialize`."""
+        why, versions = _describe_error(error), _versions_in(error)
         raised = RequestError(error.code, error.message, None if error.data is ABSENT else error.data)
-        if error.code not in _ABOUT_VERSIONS or not isinstance(versions, list):
-            return _AnswerMeaning(OpeningEvent.REFUSED, why, error=raised)
+        if versions is None:
+            return _Step(why, error=raised)
         # ver-02: the list may have the version that was just refused, for example while the servers behind one name are
         # being replaced.  That version is tried a second time, but not a third.
         if str(self._trying) in versions and self._trying not in self._denied:
@@ -447,25 +394,21 @@ class ClientProtocol(SessionProtocol):
             self._refused.add(self._trying)
         return attrs.evolve(self._compare(versions, f"{why}; the server supports {_listed(versions)}"), error=raised)
 
-    def _compare(self, versions: list[Any], why: str) -> _AnswerMeaning:
+    def _compare(self, versions: list[Any], why: str) -> _Step:
         """Choose the newest version that both sides support."""
         shared = [each for each in self.offer.revisions if each.name in versions and each not in self._refused]
         if not shared:
-            return _AnswerMeaning(OpeningEvent.SHARES_NONE, f"{why}; we support {_listed(self.offer.versions)}")
-        revision = max(shared, key=str)
-        return _AnswerMeaning(
-            OpeningEvent.OTHER_LEGACY if revision.handshake else OpeningEvent.OTHER_MODERN, why, revision
-        )
+            return _Step(f"{why}; we support {_listed(self.offer.versions)}")
+        return _Step(why, max(shared, key=str))
 
-    def _not_modern(self, why: str) -> _AnswerMeaning:
+    def _not_modern(self, why: str) -> _Step:
         """Choose the newest legacy revision, if there is one to try."""
         if self._refusal is not None:  # the server has refused `initialize` already
             return attrs.evolve(self._refusal, why=f"{why}; {self._refusal.why}")
         older = [each for each in self.offer.revisions if each.handshake and each not in self._refused]
         if older:
-            return _AnswerMeaning(OpeningEvent.NOT_MODERN, why, max(older, key=str))
-        why = f"not a server of {self.offer.modern}, and no older revision may be used: {why}"
-        return _AnswerMeaning(OpeningEvent.SHARES_NONE, why)
+            return _Step(why, max(older, key=str))
+        return _Step(f"not a server of {self.offer.modern}, and no older revision may be used: {why}")
 
 
 def _member(value: Any, *path: str) -> Any:
@@ -473,6 +416,12 @@ def _member(value: Any, *path: str) -> Any:
     for step in path:
         value = value.get(step) if isinstance(value, dict) else None
     return value
+
+
+def _versions_in(error: Error) -> list[Any] | None:
+    """Return the versions that the server supports, if the error is about versions."""
+    versions = _member(error.data, "supported")
+    return versions if error.code in _ABOUT_VERSIONS and isinstance(versions, list) else None
 
 
 def _listed(versions: list[Any]) -> str:
