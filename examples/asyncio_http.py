@@ -15,7 +15,7 @@ from asyncio_stdio import Handlers
 from asyncio_tools import OFFER
 
 from trio_mcp.core.http import server_rules
-from trio_mcp.core.http.fields import Fields, Reply
+from trio_mcp.core.http.fields import Fields, HttpRequest, Reply
 from trio_mcp.core.http.response import ResponseEncoder
 from trio_mcp.core.http.server_rules import judge
 from trio_mcp.core.messages import Message
@@ -96,9 +96,7 @@ class HttpConnection(asyncio.Protocol):  # a request, its response, the next req
             self.transport.abort()  # it sends requests, and does not read the responses
 
     def serve(self, head: h11.Request) -> None:
-        request = server_rules.HttpRequest(
-            head.method.decode(), head.target.decode(), list(head.headers), bytes(self.body)
-        )
+        request = HttpRequest(head.method.decode(), head.target.decode(), list(head.headers), bytes(self.body))
         match judge(POLICY, request, find_session=lambda id: SESSIONS[id].facts if id in SESSIONS else None):
             case server_rules.Serve(session=id) as verdict:
                 session = Session(verdict.new_session(OFFER)) if id is None else SESSIONS[id]

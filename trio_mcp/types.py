@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.content import ToolUseContent as ToolUseContent
     from trio_mcp.core.content import UnknownContent as UnknownContent
     from trio_mcp.core.http.event_log import EventLog as EventLog
-    from trio_mcp.core.http.server_rules import HttpRequest as HttpRequest
+    from trio_mcp.core.http.fields import HttpRequest as HttpRequest
     from trio_mcp.core.messages import Json as Json
     from trio_mcp.core.messages import JsonObject as JsonObject
     from trio_mcp.core.messages import Request as Request
@@ -97,7 +97,7 @@ else:
                 "UnknownContent"
             ),
             "core.http.event_log": "EventLog",
-            "core.http.server_rules": "HttpRequest",
+            "core.http.fields": "HttpRequest",
             "core.messages": "Json JsonObject Request",
             "core.models": (
                 "CallToolResult Completion CreateMessageResult GetPromptResult ListPromptsResult "

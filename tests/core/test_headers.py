@@ -74,6 +74,16 @@ def test_values_are_not_shown() -> None:
     assert repr(Headers([("Authorization", "Bearer hunter2"), ("Host", "h")])) == "<Headers authorization, host>"
 
 
+def test_headers_cannot_be_changed() -> None:
+    """Requests with equal heads share them."""
+    headers = Headers({"Host": "h"})
+    with pytest.raises(TypeError):
+        headers.by_name["host"] = "evil"  # type: ignore[index]
+    with pytest.raises(AttributeError, match="cannot be changed"):
+        headers.by_name = {}
+    assert dict(Headers.of({"a": "b"})) == {"a": "b"}
+
+
 def test_headers_can_be_passed_on_without_one() -> None:
     headers = Headers([("Authorization", "Bearer hunter2"), ("Host", "h")])
     assert dict(headers.without("AUTHORIZATION")) == {"host": "h"}

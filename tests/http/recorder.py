@@ -195,11 +195,11 @@ class Door:
         kept = Headers([(name, value) for name, value in fields.items() if value is not None])
         body = b"" if message is None else json.dumps(message).encode()
         response = response or Recorder()
-        admitted = await self.endpoint.admit(HttpRequest(method, path, kept), peer)
+        admitted = await self.endpoint.admit(HttpRequest(method, path, kept), peer, prefix)
         if isinstance(admitted, Reply):
             await send_reply(response, admitted)
             return Visit(response, _nothing)
-        gone = await self.endpoint.serve(admitted, HttpRequest(method, path, kept, body), response, prefix)
+        gone = await self.endpoint.serve(admitted, HttpRequest(method, path, kept, body), response)
         return Visit(response, gone)
 
     async def post(self, message: Any, session: str | None = None, **how: Any) -> Visit:

@@ -13,6 +13,7 @@ from trio.testing import MockClock
 from tests.http.served import bearer, by_token, served
 from tests.http.stage import OLD, E, Stage
 from trio_mcp import Server, UsageError
+from trio_mcp.errors import CannotVerify
 from trio_mcp.server.http import Endpoint
 from trio_mcp.types import HttpRequest
 
@@ -92,6 +93,17 @@ async def test_an_authenticate_that_fails_costs_its_request_only(
     first = caplog.records[0]
     assert first.message == "authenticate has failed"
     assert said in str(first.exc_info)
+
+
+async def test_an_authenticate_that_cannot_verify_now_asks_for_another_try(autojump_clock: MockClock) -> None:
+    async def authenticate(request: HttpRequest) -> str | None:
+        raise CannotVerify("no database")
+
+    async with served(Stage().server, authenticate=authenticate) as web:
+        answer = await web.call("server/discover")
+    assert (answer.status, answer.code) == (503, -32603)
+    assert answer.headers["Retry-After"]
+    assert "no database" not in answer.body.decode()
 
 
 async def test_what_is_refused_is_told_without_secrets(

@@ -27,11 +27,11 @@ else:
             ),
             "event_log": "EventLog LoggedEvent MemoryEventLog NotReplayable Replay Replayed",
             "fields": (
-                "AllowList DRAFT_HEADER_MISMATCH EVENT_STREAM Fields Headers JSON LAST_EVENT_ID LOOPBACK_HOSTS METHOD "
-                "Mirror Mirrors NAME NAMED_BY PARAM_PREFIX PROTOCOL_VERSION RawFields Reply SESSION_ID TOKEN "
-                "cors_headers decode_value empty encode_value find_mirrors is_json is_session_id listed media_type "
-                "mirror_fault mirrored preflight_headers quality refusal reply_headers split_target standard_fault "
-                "standard_headers without_credentials"
+                "AllowList DRAFT_HEADER_MISMATCH EVENT_STREAM Fields Headers HttpRequest JSON LAST_EVENT_ID "
+                "LOOPBACK_HOSTS METHOD Mirror Mirrors NAME NAMED_BY PARAM_PREFIX PROTOCOL_VERSION RawFields Reply "
+                "SESSION_ID TOKEN cors_headers decode_value empty encode_value find_mirrors is_json is_session_id "
+                "listed media_type mirror_fault mirrored preflight_headers quality refusal reply_headers split_target "
+                "standard_fault standard_headers without_credentials"
             ),
             "h1": (
                 "CONTINUE ChunkError ChunkReader KnownHeads LAST_CHUNK ReplyHead ReplyReader RequestHead RequestReader "
@@ -39,7 +39,7 @@ else:
             ),
             "response": "EncodedPart ResponseEncoder",
             "server_rules": (
-                "Answer Deliver EndSession HttpPolicy HttpRequest LOOPBACK_ORIGINS OpenLegacyStream OpenStream "
+                "Answer Deliver EndSession HttpPolicy LOOPBACK_ORIGINS OpenLegacyStream OpenStream "
                 "PathKind SESSION_PARAMETER Screened Serve SessionFacts Verdict check_session endpoint_uri judge "
                 "screen session_id status_for websocket_hint"
             ),

@@ -20,7 +20,7 @@ from binascii import Error as Base64Error
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias, TypeVar, overload
+from typing import Any, NamedTuple, NoReturn, TypeAlias, TypeVar, overload
 
 import attrs
 
@@ -29,10 +29,10 @@ from trio_mcp.core.messages import Error, Json, Notification, Request, encode, p
 
 __all__ = [
     "DRAFT_HEADER_MISMATCH", "EVENT_STREAM", "JSON", "LAST_EVENT_ID", "LOOPBACK_HOSTS", "METHOD", "NAME", "NAMED_BY",
-    "PARAM_PREFIX", "PROTOCOL_VERSION", "SESSION_ID", "TOKEN", "AllowList", "Fields", "Headers", "Mirror", "Mirrors",
-    "RawFields", "Reply", "cors_headers", "decode_value", "empty", "encode_value", "find_mirrors", "is_json",
-    "is_session_id", "listed", "media_type", "mirror_fault", "mirrored", "preflight_headers", "quality", "refusal",
-    "reply_headers", "split_target", "standard_fault", "standard_headers", "without_credentials",
+    "PARAM_PREFIX", "PROTOCOL_VERSION", "SESSION_ID", "TOKEN", "AllowList", "Fields", "Headers", "HttpRequest",
+    "Mirror", "Mirrors", "RawFields", "Reply", "cors_headers", "decode_value", "empty", "encode_value", "find_mirrors",
+    "is_json", "is_session_id", "listed", "media_type", "mirror_fault", "mirrored", "preflight_headers", "quality",
+    "refusal", "reply_headers", "split_target", "standard_fault", "standard_headers", "without_credentials",
 ]  # fmt: skip
 
 JSON = "application/json"
@@ -62,10 +62,14 @@ class Headers(Mapping[str, str]):
     """Received header fields by name, in any case.  Made from bytes (h11, ASGI) or strings (WSGI).
 
     A repeated field reads as one comma-separated list, as HTTP defines it.  So two different session ids become one
-    unknown id, and two hosts one host that is not allowed.  The repr has no values, because some are secrets.
+    unknown id, and two hosts one host that is not allowed.  Immutable.  The repr has no values, because some are
+    secrets.
     """
 
-    __slots__ = ("by_name", "screened")
+    __slots__ = ("by_name",)
+
+    by_name: Mapping[str, str]
+    """The values by their names in lower case, for code that reads many fields of each request."""
 
     def __init__(self, fields: RawFields = ()) -> None:
         values: dict[str, str] = {}
@@ -78,10 +82,7 @@ class Headers(Mapping[str, str]):
                 repeated.setdefault(name, [values[name]]).append(value)
         for name, several in repeated.items():
             values[name] = ", ".join(several)
-        self.by_name = values
-        """The values by their names in lower case, for code that reads many fields of each request."""
-        self.screened: tuple[Any, ...] | None = None
-        """The last result of `server_rules.screen` for these fields, after its arguments."""
+        object.__setattr__(self, "by_name", MappingProxyType(values))
 
     @classmethod
     def of(cls, values: dict[str, str]) -> Headers:
@@ -90,8 +91,11 @@ class Headers(Mapping[str, str]):
         The mapping is not copied, so do not change it afterwards.
         """
         headers = cls.__new__(cls)
-        headers.by_name, headers.screened = values, None
+        object.__setattr__(headers, "by_name", MappingProxyType(values))
         return headers
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError("headers cannot be changed: requests with equal heads share them")
 
     def __getitem__(self, name: str) -> str:
         return self.by_name[name.lower()]
@@ -273,7 +277,21 @@ def _pattern(setting: str, pattern: str, scheme: bool) -> _Site:
     return _Site(site.scheme, site.host, None if anywhere else site.port)
 
 
-# Replies.
+# Requests and replies.
+
+
+def _headers(fields: RawFields) -> Headers:
+    return fields if isinstance(fields, Headers) else Headers(fields)
+
+
+@attrs.frozen(eq=False)
+class HttpRequest:
+    """One HTTP request.  `target` is the path and query as received (or the absolute URI, if sent to a proxy)."""
+
+    method: str
+    target: str = attrs.field(repr=False)  # contains the session id of an HTTP+SSE client
+    headers: Headers = attrs.field(converter=_headers)  # from pairs or a mapping, of bytes or strings
+    body: bytes = attrs.field(default=b"", repr=False)
 
 
 @record

@@ -39,16 +39,13 @@ from __future__ import annotations
 import math
 import re
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import attrs
 
 from trio_mcp.core.errors import INVALID_REQUEST, RemoteProtocolError, UsageError, shown
-from trio_mcp.core.http.fields import TOKEN, Fields, Headers, Reply, listed, refusal, split_target
+from trio_mcp.core.http.fields import TOKEN, Fields, Headers, HttpRequest, Reply, listed, refusal, split_target
 from trio_mcp.core.messages import Error, Limits
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = [
     "CONTINUE", "LAST_CHUNK", "ChunkError", "ChunkReader", "KnownHeads", "ReplyHead", "ReplyReader", "RequestHead",
@@ -203,17 +200,15 @@ def _unreadable(status: int, why: str) -> UnreadableRequest:
     return UnreadableRequest(refused(status, why))
 
 
-@attrs.define(eq=False)
-class RequestHead:
-    """The head of a request, and its consequences for the connection."""
+@attrs.frozen(eq=False, kw_only=True)
+class RequestHead(HttpRequest):
+    """A request before its body, and the consequences of its head for the connection."""
 
-    method: str
-    target: str = attrs.field(repr=False)  # may contain a session id
-    headers: Headers
     accepts_chunks: bool  # True if the client reads chunks: HTTP/1.1
     keep_alive: bool  # True if the client wants to keep the connection open
     length: int | None  # of the body; None if it comes in chunks
     expects_continue: bool  # True if the client may wait for 100 before it sends the body
+    usual: bool = False  # True: equal heads are this same object, so a server can remember its verdict
 
     @property
     def has_body(self) -> bool:
@@ -226,8 +221,8 @@ class RequestHead:
         return path if host is None else path or "/"
 
 
-KnownHeads: TypeAlias = dict[bytes, tuple[Any, ...]]
-"""Plain heads, and the fields of the `RequestHead` of each.
+KnownHeads: TypeAlias = dict[bytes, RequestHead]
+"""Plain heads as they came, and as they were read.
 
 Clients send few different heads, so usual ones are remembered.  None has a field that may be a secret or that names a
 session.  A client that sends other heads on purpose can take little memory, and can cost the others only the time that
@@ -293,8 +288,7 @@ class RequestReader:
         if self._seen or not end:
             return None
         raw = take(buffer, end)
-        known = self._known.get(raw)
-        head = self._parse(raw) if known is None else RequestHead(*known)
+        head = self._known.get(raw) or self._parse(raw)
         self._chunks, self._length = None, head.length or 0
         if head.length is None:
             self._chunks = ChunkReader(most)
@@ -308,7 +302,7 @@ class RequestReader:
         if len(raw) <= _USUAL and "?" not in head.target and head.headers.by_name.keys() <= _USUAL_FIELDS:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
-            self._known[raw] = attrs.astuple(head, recurse=False)
+            self._known[raw] = head = attrs.evolve(head, usual=True)
         return head
 
     def _parse_by_h11(self, raw: bytes) -> RequestHead:

@@ -52,9 +52,8 @@ from trio_mcp.core.http.fields import (
     SESSION_ID,
     AllowList,
     Fields,
-    Headers,
+    HttpRequest,
     Mirror,
-    RawFields,
     Reply,
     cors_headers,
     empty,
@@ -86,7 +85,7 @@ from trio_mcp.core.revisions import META_VERSION, REVISIONS, Revision, Terms
 from trio_mcp.core.session import Offer, ServerProtocol
 
 __all__ = [
-    "LOOPBACK_ORIGINS", "SESSION_PARAMETER", "Answer", "Deliver", "EndSession", "HttpPolicy", "HttpRequest",
+    "LOOPBACK_ORIGINS", "SESSION_PARAMETER", "Answer", "Deliver", "EndSession", "HttpPolicy",
     "OpenLegacyStream", "OpenStream", "PathKind", "Screened", "Serve", "SessionFacts", "Verdict", "check_session",
     "endpoint_uri", "judge", "screen", "session_id", "status_for", "websocket_hint",
 ]  # fmt: skip
@@ -161,20 +160,6 @@ class HttpPolicy:
     def serves(self, *, handshake: bool) -> bool:
         """Return whether any legacy revision (with a handshake), or any modern one, is served."""
         return handshake in self._eras
-
-
-def _headers(fields: RawFields) -> Headers:
-    return fields if isinstance(fields, Headers) else Headers(fields)
-
-
-@record
-class HttpRequest:
-    """One HTTP request.  `target` is the path and query as received (or the absolute URI, if sent to a proxy)."""
-
-    method: str
-    target: str = attrs.field(repr=False)  # contains the session id of an HTTP+SSE client
-    headers: Headers = attrs.field(converter=_headers)  # from pairs or a mapping, of bytes or strings
-    body: bytes = attrs.field(default=b"", repr=False)
 
 
 @record
@@ -374,18 +359,8 @@ class _RuleBroken(Exception):
 def screen(policy: HttpPolicy, request: HttpRequest, prefix: str = "") -> Reply | Screened:
     """Check the head of a request.  A returned `Reply` is final: send it.
 
-    `prefix` is the path under which the endpoint is mounted.  Fields that come again as the same object, as `h1` reads
-    them, are checked once.
+    `prefix` is the path under which the endpoint is mounted.
     """
-    case, known = (policy, request.method, request.target, prefix), request.headers.screened
-    if known is not None and known[0] is policy and known[1:4] == case[1:]:
-        return known[4]  # type: ignore[no-any-return]
-    result = _screen(policy, request, prefix)
-    request.headers.screened = (*case, result)
-    return result
-
-
-def _screen(policy: HttpPolicy, request: HttpRequest, prefix: str) -> Reply | Screened:
     cors: Fields = ()
     try:
         cors, path = _check_sites(policy, request)

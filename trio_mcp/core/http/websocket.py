@@ -38,9 +38,8 @@ from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import generate_accept_token
 
 from trio_mcp.core.errors import INVALID_REQUEST, shown
-from trio_mcp.core.http.fields import Fields, Reply, listed, refusal
+from trio_mcp.core.http.fields import Fields, HttpRequest, Reply, listed, refusal
 from trio_mcp.core.http.h1 import head_bytes
-from trio_mcp.core.http.server_rules import HttpRequest
 from trio_mcp.core.messages import Error, InvalidMessage, Limits, Message, decode, record
 from trio_mcp.core.revisions import Role
 from trio_mcp.core.shares import weight

@@ -31,8 +31,7 @@ from urllib.parse import unquote_plus
 import attrs
 
 from trio_mcp.core.errors import INVALID_REQUEST, McpError, UsageError
-from trio_mcp.core.http.fields import JSON, Fields, Reply, refusal
-from trio_mcp.core.http.server_rules import HttpRequest
+from trio_mcp.core.http.fields import JSON, Fields, HttpRequest, Reply, refusal
 from trio_mcp.core.messages import Error, Id, record
 from trio_mcp.core.oauth.discovery import is_loopback, scopes_of
 from trio_mcp.core.oauth.principals import Principal, declared_scopes

@@ -34,8 +34,8 @@ import attrs
 import trio
 
 from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST, UsageError, check_seconds, shown
-from trio_mcp.core.http.fields import Fields, Reply, refusal
-from trio_mcp.core.http.server_rules import HttpRequest, websocket_hint
+from trio_mcp.core.http.fields import Fields, HttpRequest, Reply, refusal
+from trio_mcp.core.http.server_rules import websocket_hint
 from trio_mcp.core.messages import Error, InvalidMessage, Limits, Message, decode
 from trio_mcp.core.pace import Pace
 from trio_mcp.core.shares import Account, Charge, weight
@@ -195,7 +195,7 @@ class AsgiApp:
                 await _reply(response, body)
             elif body is not None:
                 request = attrs.evolve(request, body=body)
-                await response.run(receive, endpoint.serve(admitted, request, response, _prefix(scope)))
+                await response.run(receive, endpoint.serve(admitted, request, response))
         except Exception:  # noqa: BLE001  # for example from an author's event log
             _log.exception("a request failed in the server itself, and not in a handler")
             if not response.begun:

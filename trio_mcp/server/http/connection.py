@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import trio
 
 from trio_mcp.core.errors import INTERNAL_ERROR
-from trio_mcp.core.http.fields import Fields, Reply, listed, refusal
+from trio_mcp.core.http.fields import Fields, HttpRequest, Reply, listed, refusal
 from trio_mcp.core.http.h1 import (
     CONTINUE,
     LAST_CHUNK,
@@ -57,7 +57,6 @@ from trio_mcp.core.http.h1 import (
     head_bytes,
     refused,
 )
-from trio_mcp.core.http.server_rules import HttpRequest
 from trio_mcp.core.messages import Error, Limits
 from trio_mcp.core.pace import Pace
 from trio_mcp.core.shares import LONG, Charge, holder_of
@@ -256,8 +255,7 @@ class HttpConnection:
                 self._close_after = self._close_after or not head.keep_alive
                 if head.method == "GET" and self._upgrades(head):
                     assert self._shared.upgraded is not None
-                    request = HttpRequest(head.method, head.target, head.headers)
-                    await self._shared.upgraded(self._stream, request, self._reader.rest(), self._peer)
+                    await self._shared.upgraded(self._stream, head, self._reader.rest(), self._peer)
                     self._write_closed = True
                     return
                 self._on_disconnect, self._response = None, _H1Response(self, head)
@@ -317,15 +315,15 @@ class HttpConnection:
     async def _answer(self, head: RequestHead, response: _H1Response) -> Callable[[], None] | None:
         """Pass the request to the endpoint.  Returns a function to call if the client disconnects before the end."""
         endpoint = self._shared.endpoint
-        request = HttpRequest(head.method, head.target, head.headers)
+        request: HttpRequest = head
         try:
-            admitted = await endpoint.admit(request, self._peer)
+            admitted = await endpoint.admit(head, self._peer)
             if isinstance(admitted, Reply):
                 await self._refuse_before_body(head, response, admitted)
                 return None
             response.cors = admitted.head.cors
             if head.length != 0:
-                response.pending_request = request
+                response.pending_request = head
                 body = await self._body(head, admitted.holder)
                 response.pending_request = None
                 if body is None:

@@ -46,11 +46,11 @@ import trio
 
 from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST, UsageError, shown
 from trio_mcp.core.http.event_log import EventLog, MemoryEventLog, NotReplayable
-from trio_mcp.core.http.fields import Fields, Headers, Reply, refusal, reply_headers
+from trio_mcp.core.http.fields import Fields, Headers, HttpRequest, Reply, refusal, reply_headers
+from trio_mcp.core.http.h1 import RequestHead
 from trio_mcp.core.http.server_rules import (
     Deliver,
     EndSession,
-    HttpRequest,
     OpenLegacyStream,
     OpenStream,
     Screened,
@@ -65,7 +65,7 @@ from trio_mcp.core.messages import Batch, Error, Id, Message, Request
 from trio_mcp.core.oauth.principals import Principal, has_scopes
 from trio_mcp.core.oauth.resource import CannotVerify, ResourceServer
 from trio_mcp.core.revisions import stable_name
-from trio_mcp.core.shares import LONG, Account, holder_of, weight
+from trio_mcp.core.shares import FEW, LONG, Account, holder_of, weight
 from trio_mcp.server.http.options import HttpOptions, keep_alive_of, policy_of, public_url_of
 from trio_mcp.server.http.responses import (
     EndpointStreams,
@@ -97,13 +97,14 @@ _BUSY = 30  # seconds in Retry-After if the server is full or shuts down
 _KEEP_ALIVES = 32  # comments that go out together
 _RETRY = 1.0  # seconds that clients should wait before they reconnect, when the server ends their streams
 _TOKEN_CHECK_INTERVAL = 10.0  # seconds by which a stream may outlive its access token
+_REMEMBERED = 256  # admitted requests
 _SHUTTING_DOWN = "the server is shutting down"
 _LATER = (("Retry-After", "5"),)  # an authorization server is often back within seconds
 
 
-@attrs.define(eq=False, repr=False)  # one for each request; frozen classes are slower to make
+@attrs.frozen(eq=False, repr=False)
 class AdmittedRequest:
-    """A request with an accepted head: read its body and call `serve`."""
+    """A request with an accepted head: read its body and call `serve`.  Equal requests of a client may share one."""
 
     head: Screened
     caller: Caller
@@ -115,8 +116,8 @@ class AdmittedRequest:
     headers: Headers
     """The headers of the request, without those that handlers must not see."""
     request: HttpRequest
-    prefix: str = ""
-    response: HttpResponse = attrs.field(init=False)
+    """The request, without its body."""
+    prefix: str
 
 
 async def send_reply(response: HttpResponse, reply: Reply) -> None:
@@ -135,13 +136,6 @@ def name_of(caller: Caller) -> str | None:
 
 class _AuthenticateTimeout(Exception):
     """A function of the author did not return in time."""
-
-
-async def _identified(authenticate: Callable[[HttpRequest], Awaitable[str | None]], request: HttpRequest) -> str | None:
-    answer = authenticate(request)
-    if not isinstance(answer, Awaitable):
-        raise UsageError(f"authenticate must be an async function, but it returned {type(answer).__name__}")
-    return stable_name(await answer)
 
 
 async def _awaited(found: Awaitable[T]) -> T:
@@ -194,6 +188,9 @@ class Endpoint:
         self._run = run
         self.limits = run.limits
         self._rates = Rates(run.limits.request_rate)
+        # The admitted requests of usual heads by head and client, if nothing else decides.
+        self._usual: dict[tuple[HttpRequest, str | None], AdmittedRequest] = {}
+        self._remembers = self._resource is None and self._authenticate is None and not self._rates.limited
         self._sessions = Sessions(run.limits.sessions, run.limits.session_idle_seconds)
         self._single_requests: set[ServerSession] = set()
         # These flags are for this endpoint alone.  The run has its own, because it may outlive the endpoint.
@@ -250,9 +247,16 @@ class Endpoint:
 
         `peer` is the client's address, or None.  `prefix` is the path under which the application is mounted.
         """
+        known = self._usual.get((request, peer))
+        if known is not None:
+            return known
         admitted = await self._admit(request, peer, prefix)
         if isinstance(admitted, Reply):
             log_refusal(admitted, request, peer)
+        elif self._remembers and isinstance(request, RequestHead) and request.usual:
+            if len(self._usual) >= _REMEMBERED:
+                self._usual.clear()
+            self._usual[request, peer] = admitted
         return admitted
 
     async def _admit(self, request: HttpRequest, peer: str | None, prefix: str) -> Reply | AdmittedRequest:
@@ -288,7 +292,7 @@ class Endpoint:
             return refused
         # auth-50: handlers do not see the token, so that they cannot send it elsewhere.
         headers = request.headers if resource is None else request.headers.without("Authorization")
-        return AdmittedRequest(head, caller, name, holder, peer, headers, request)
+        return AdmittedRequest(head, caller, name, holder, peer, headers, request, prefix)
 
     async def _identify(self, request: HttpRequest, cors: Fields) -> Reply | Caller:
         """Authenticate the request, before any other work for it (auth-19, auth-47).
@@ -302,20 +306,23 @@ class Endpoint:
         if isinstance(token, Reply):
             return token
         try:
+            found: Any
             if authenticate is not None:
-                name = await self._ask("authenticate", partial(_identified, authenticate, request))
+                found = called(authenticate, request)
+                if not isinstance(found, Awaitable):
+                    raise UsageError(f"authenticate must be an async function, but it returned {type(found).__name__}")
+                name = stable_name(await self._ask("authenticate", found))
                 return _not_authenticated(request, cors) if name is None else name
             assert resource is not None
             found = called(resource.protection.verify, token)
-            principal = await self._ask("verify", partial(_awaited, found)) if isinstance(found, Awaitable) else found
+            principal = await self._ask("verify", found) if isinstance(found, Awaitable) else found
             if not isinstance(principal, Principal | None):
                 raise UsageError(f"verify must return a Principal or None, got {type(principal).__name__}")
-        except CannotVerify as error:
-            _log.warning("access tokens cannot be verified: %s", _without(token, str(error)))
-            why = "the access token cannot be verified now; try again later"
-            return refusal(503, Error(None, INTERNAL_ERROR, why), cors, _LATER)
-        except (_AuthenticateTimeout, RunStopped):
+        except (CannotVerify, _AuthenticateTimeout, RunStopped) as error:
             why = "authentication is not available; try again later"
+            if isinstance(error, CannotVerify):
+                _log.warning("access tokens cannot be verified: %s", _without(token, str(error)))
+                why = "the access token cannot be verified now; try again later"
             return refusal(503, Error(None, INTERNAL_ERROR, why), cors, _LATER)
         except Exception as error:  # noqa: BLE001  # an author's function may raise any exception; only this request fails
             if resource is None:
@@ -329,9 +336,9 @@ class Endpoint:
             return resource.unauthorized(cors)
         return resource.protection.granted(principal)
 
-    async def _ask(self, name: str, function: Callable[[], Awaitable[T]]) -> T:
+    async def _ask(self, name: str, found: Awaitable[T]) -> T:
         with trio.move_on_after(self.limits.authenticate_seconds):
-            return await self._run.workers.call(function, name)
+            return await self._run.workers.call(partial(_awaited, found), name)
         seconds = self.limits.authenticate_seconds
         _log.warning("%s took longer than %g seconds (Limits.authenticate_seconds)", name, seconds)
         raise _AuthenticateTimeout
@@ -366,40 +373,33 @@ class Endpoint:
         """Return an account that counts the bytes of one connection of this holder."""
         return self._run.bytes.account(holder)
 
-    async def serve(
-        self, admitted: AdmittedRequest, request: HttpRequest, response: HttpResponse, prefix: str = ""
-    ) -> OnDisconnect:
-        """Carry out an admitted request.  `prefix` is as for `admit`.
+    async def serve(self, admitted: AdmittedRequest, request: HttpRequest, response: HttpResponse) -> OnDisconnect:
+        """Carry out an admitted request, now with its body.
 
         Returns when all parts of the response that are ready have been written.  The tasks that produce the later parts
         write them.  If the client disconnects before the response has ended, the caller must call the returned
         function.  Raises `BrokenResourceError` if the client has already disconnected.
         """
-        admitted.request, admitted.response, admitted.prefix = request, response, prefix
         verdict = judge(
             self.policy, request,
             find_session=self._sessions.facts, find_mirrors=self._run.dispatcher.catalog.mirrors,
-            principal=admitted.principal, screened=admitted.head, prefix=prefix,
+            principal=admitted.principal, screened=admitted.head, prefix=admitted.prefix,
         )  # fmt: skip
-        refused = (
-            verdict
-            if isinstance(verdict, Reply)
-            else self._forbidden(verdict, admitted) or self._refused(verdict, admitted)
-        )
-        if refused is not None:
-            return await _refuse(refused, admitted)
+        if isinstance(verdict, Reply):
+            return await _refuse(verdict, admitted, response)
+        if (refused := self._forbidden(verdict, admitted) or self._refused(verdict, admitted)) is not None:
+            return await _refuse(refused, admitted, response)
         if isinstance(verdict, Serve):
-            return await self._serve(verdict, admitted)
+            return await self._serve(verdict, admitted, response, request.body)
         if isinstance(verdict, OpenStream):
-            return await self._open_stream(verdict, admitted)
+            return await self._open_stream(verdict, admitted, response)
         if isinstance(verdict, OpenLegacyStream):
-            return await self._open_legacy_stream(verdict, admitted)
-        assert isinstance(verdict, Deliver | EndSession)
+            return await self._open_legacy_stream(verdict, admitted, response)
         if isinstance(verdict, EndSession):
             self._sessions.end(verdict.session, "the client has ended the session")
         elif verdict.session is not None and (session := self._sessions.get(verdict.session)) is not None:
             self._sessions.touch(verdict.session)
-            self._receive(session.server_session, verdict.message, admitted, None)
+            self._receive(session.server_session, verdict.message, admitted, None, request.body)
             session.wake()
         await send_reply(response, verdict.reply)
         return _ignore_disconnect
@@ -411,11 +411,13 @@ class Endpoint:
         authorize only once.
         """
         dispatcher, message = self._run.dispatcher, getattr(verdict, "message", None)
-        items = message.items if isinstance(message, Batch) else (message,)
-        requests = [each for each in items if isinstance(each, Request)]
-        needed = [scope for each in requests for scope in dispatcher.scopes_for(each, admitted.principal)]
-        if not requests:
-            needed += dispatcher.scopes
+        if isinstance(message, Request):
+            needed = dispatcher.scopes_for(message, admitted.principal)
+        else:
+            items = message.items if isinstance(message, Batch) else ()
+            requests = [each for each in items if isinstance(each, Request)]
+            each_needs = [dispatcher.scopes_for(each, admitted.principal) for each in requests]
+            needed = [scope for scopes in each_needs or [dispatcher.scopes] for scope in scopes]
         if not needed:
             return None
         id = message.id if isinstance(message, Request) else None
@@ -456,10 +458,12 @@ class Endpoint:
     def _too_many_streams(self, cors: Fields) -> Reply:
         return busy(429, f"{self.limits.streams} streams are open in this session (Limits.streams)", cors)
 
-    async def _serve(self, verdict: Serve, admitted: AdmittedRequest) -> OnDisconnect:
+    async def _serve(
+        self, verdict: Serve, admitted: AdmittedRequest, response: HttpResponse, body: bytes
+    ) -> OnDisconnect:
         """Serve the requests in a message."""
         if verdict.opens_session:
-            return await self._open_session(verdict, admitted)
+            return await self._open_session(verdict, admitted, response, body)
         if verdict.session is not None:
             session = self._session(verdict.session)
             server_session, stream = session.server_session, session.answer(verdict.answer, verdict.ids)
@@ -469,11 +473,13 @@ class Endpoint:
             server_session, stream = single.server_session, single.stream
         if getattr(verdict.message, "method", None) == "subscriptions/listen":  # it has no other end
             self._close_with_token(stream, admitted)
-        on_disconnect = stream.attach(admitted.response, verdict.cors)
-        self._receive(server_session, verdict.message, admitted, stream)
+        on_disconnect = stream.attach(response, verdict.cors)
+        self._receive(server_session, verdict.message, admitted, stream, body)
         return await _begin(stream, on_disconnect)
 
-    async def _open_session(self, verdict: Serve, admitted: AdmittedRequest) -> OnDisconnect:
+    async def _open_session(
+        self, verdict: Serve, admitted: AdmittedRequest, response: HttpResponse, body: bytes
+    ) -> OnDisconnect:
         id = self._sessions.new_id()
         holder = admitted.holder
         log: EventLog
@@ -486,62 +492,68 @@ class Endpoint:
             self._run, self._streams, self._sessions, id, admitted.principal, log, account=account, changes=changes
         )
         stream = session.answer(verdict.answer, verdict.ids)
-        on_disconnect = stream.attach(admitted.response, verdict.cors)
-        self._receive(session.server_session, verdict.message, admitted, stream)
+        on_disconnect = stream.attach(response, verdict.cors)
+        self._receive(session.server_session, verdict.message, admitted, stream, body)
         if session.server_session.session.terms is not None:  # otherwise `initialize` was refused
             self._sessions.add(id, session)
             stream.session_id = id
         return await _begin(stream, on_disconnect)
 
     def _receive(
-        self, server_session: ServerSession, message: Message, admitted: AdmittedRequest, stream: ResponseStream | None
+        self,
+        server_session: ServerSession,
+        message: Message,
+        admitted: AdmittedRequest,
+        stream: ResponseStream | None,
+        body: bytes,
     ) -> None:
+        size = len(body)
+        if size > FEW:
+            size = weight(body, self.limits.values, message)
         server_session.receive(
             message, trio.current_time(),
-            wire=stream, principal=admitted.caller, headers=admitted.headers,
-            size=weight(admitted.request.body, self.limits.values, message),
+            wire=stream, principal=admitted.caller, headers=admitted.headers, size=size,
         )  # fmt: skip
 
-    async def _open_stream(self, verdict: OpenStream, admitted: AdmittedRequest) -> OnDisconnect:
+    async def _open_stream(
+        self, verdict: OpenStream, admitted: AdmittedRequest, response: HttpResponse
+    ) -> OnDisconnect:
         session = self._session(verdict.session)
         if verdict.after is None:
             stream = session.open_standalone()
             self._close_with_token(stream, admitted)
-            return await _begin(stream, stream.attach(admitted.response, verdict.cors))
+            return await _begin(stream, stream.attach(response, verdict.cors))
         replay = session.log.replay(verdict.after)
-        if not isinstance(replay, NotReplayable):
-            session.stream_resumed(replay.stream)
         if isinstance(replay, NotReplayable):
-            return await self._cannot_resume(replay.why, verdict, admitted)
+            return await _refuse(_cannot_resume(replay.why, verdict.cors), admitted, response)
+        session.stream_resumed(replay.stream)
         resumed = session.find(replay.stream)
         if resumed is None and not replay.finished:
-            return await self._cannot_resume("the stream has failed", verdict, admitted)
+            return await _refuse(_cannot_resume("the stream has failed", verdict.cors), admitted, response)
         if resumed is not None and not resumed.attached and session.streams >= self.limits.streams:
-            return await _refuse(self._too_many_streams(verdict.cors), admitted)
+            return await _refuse(self._too_many_streams(verdict.cors), admitted, response)
         missed = b"".join([encode_message(event.data, event.id) for event in replay.events])
         taken = len(missed) if len(missed) > LONG else 0
         account = session.server_session.account
         if (limit := account.take(taken)) is not None:
             why = f"this client has too many unread bytes; try again later (Limits.{limit})"
-            return await _refuse(busy(503, why, verdict.cors), admitted)
+            return await _refuse(busy(503, why, verdict.cors), admitted, response)
         if resumed is None:  # the stream has ended, so no event follows the logged events
             try:
-                await admitted.response.begin(200, reply_headers(verdict.cors, stream=True), missed, more=False)
+                await response.begin(200, reply_headers(verdict.cors, stream=True), missed, more=False)
             finally:
                 account.give(taken)
             return _ignore_disconnect
         if resumed in self._token_deadlines:
             self._close_with_token(resumed, admitted)
-        return await _begin(resumed, resumed.attach(admitted.response, verdict.cors, missed, taken))
+        return await _begin(resumed, resumed.attach(response, verdict.cors, missed, taken))
 
     def _close_with_token(self, stream: ResponseStream, admitted: AdmittedRequest) -> None:
         self._token_deadlines[stream] = trio.current_time() + seconds_left(admitted.caller)
 
-    async def _cannot_resume(self, why: str, verdict: OpenStream, admitted: AdmittedRequest) -> OnDisconnect:
-        error = Error(None, INVALID_REQUEST, f"{why}; open a new stream, without Last-Event-ID")
-        return await _refuse(refusal(400, error, verdict.cors), admitted)
-
-    async def _open_legacy_stream(self, verdict: OpenLegacyStream, admitted: AdmittedRequest) -> OnDisconnect:
+    async def _open_legacy_stream(
+        self, verdict: OpenLegacyStream, admitted: AdmittedRequest, response: HttpResponse
+    ) -> OnDisconnect:
         id = self._sessions.new_id()
         uri = endpoint_uri(self.policy, id, admitted.prefix if self.public_url is None else self.public_url)
         opening = encode_event(SseEvent(uri.encode(), event="endpoint"))  # sse-05
@@ -551,7 +563,7 @@ class Endpoint:
         )
         self._sessions.add(id, legacy)
         self._close_with_token(legacy.stream, admitted)
-        return await _begin(legacy.stream, legacy.stream.attach(admitted.response, verdict.cors))
+        return await _begin(legacy.stream, legacy.stream.attach(response, verdict.cors))
 
     def _session(self, id: str) -> HttpSession:
         """Return the session that a verdict names, and count this as activity of its client.
@@ -603,10 +615,14 @@ class Endpoint:
             stream.close()
 
 
-async def _refuse(reply: Reply, admitted: AdmittedRequest) -> OnDisconnect:
+async def _refuse(reply: Reply, admitted: AdmittedRequest, response: HttpResponse) -> OnDisconnect:
     log_refusal(reply, admitted.request, admitted.peer)
-    await send_reply(admitted.response, reply)
+    await send_reply(response, reply)
     return _ignore_disconnect
+
+
+def _cannot_resume(why: str, cors: Fields) -> Reply:
+    return refusal(400, Error(None, INVALID_REQUEST, f"{why}; open a new stream, without Last-Event-ID"), cors)
 
 
 def log_refusal(reply: Reply, request: HttpRequest | None, peer: str | None) -> None:

@@ -30,7 +30,7 @@ import attrs
 import trio
 
 from trio_mcp.core.errors import CannotServe, UsageError
-from trio_mcp.core.http.server_rules import HttpRequest
+from trio_mcp.core.http.fields import HttpRequest
 from trio_mcp.core.shares import Shares, holder_of, to_make_room
 from trio_mcp.core.signatures import show_options
 from trio_mcp.server.http.connection import HttpConnection, ListenerState

@@ -8,8 +8,8 @@ from typing import TypedDict
 
 from trio_mcp.core.errors import UsageError
 from trio_mcp.core.http.event_log import EventLog
-from trio_mcp.core.http.fields import LOOPBACK_HOSTS, split_target
-from trio_mcp.core.http.server_rules import HttpPolicy, HttpRequest
+from trio_mcp.core.http.fields import LOOPBACK_HOSTS, HttpRequest, split_target
+from trio_mcp.core.http.server_rules import HttpPolicy
 from trio_mcp.core.signatures import check_options
 from trio_mcp.server.run import Run
 
@@ -46,7 +46,7 @@ class HttpOptions(TypedDict, total=False):
     memory.  The log is called in the event loop, so it must not block for long."""
     authenticate: Callable[[HttpRequest], Awaitable[str | None]]
     """Returns a stable name for the sender of a request; a request for which it returns None is refused with 401.
-    Without this option requests are not authenticated."""
+    If it raises `CannotVerify`, the answer is 503.  Without this option requests are not authenticated."""
     keep_alive: float
     """Seconds after which an idle stream gets a comment, 15 by default.  Proxies close streams that are idle for
     longer."""

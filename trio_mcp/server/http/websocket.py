@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from trio_mcp.core.http.fields import Reply
+from trio_mcp.core.http.fields import HttpRequest, Reply
 from trio_mcp.core.http.h1 import head_bytes
-from trio_mcp.core.http.server_rules import HttpRequest
 from trio_mcp.core.http.websocket import Upgrade, WebSocketFrames, judge_upgrade
 from trio_mcp.core.revisions import Role
 from trio_mcp.server.http.endpoint import log_refusal
