@@ -36,7 +36,6 @@ from trio_mcp.core import (
     McpError,
     Notice,
     Offer,
-    Outcome,
     RequestError,
 )
 from trio_mcp.transport import Lines
@@ -55,7 +54,6 @@ class Recorder:
         self.answers = dict(answers or {})
         self.calls: list[Call] = []
         self.notices: list[Notice] = []
-        self.outcomes: list[Outcome] = []
         self.mistakes: list[str] = []
         self.missed_for_good: list[bool] = []
         self.failure: McpError | None = None  # why the link is gone
@@ -69,9 +67,6 @@ class Recorder:
 
     def notice(self, notice: Notice) -> None:
         self.notices.append(notice)
-
-    def ended(self, outcome: Outcome, failure: McpError | None) -> None:
-        self.outcomes.append(outcome)
 
     def missed(self, *, for_good: bool) -> None:
         self.missed_for_good.append(for_good)

@@ -25,7 +25,6 @@ from trio_mcp.core import (
     ChangeKind,
     McpError,
     Notice,
-    Outcome,
     RemoteProtocolError,
     RequestError,
     SessionClosed,
@@ -53,10 +52,6 @@ class Ear(Recorder):
     def notice(self, notice: Notice) -> None:
         super().notice(notice)
         self.listening.receive(notice)  # or nobody does
-
-    def ended(self, outcome: Outcome, failure: McpError | None) -> None:
-        super().ended(outcome, failure)
-        self.listening.ended(outcome, failure)
 
     def connection_lost(self, failure: McpError) -> None:
         super().connection_lost(failure)
@@ -1102,17 +1097,11 @@ async def test_a_cancelled_wait_loses_no_change(autojump_clock: MockClock) -> No
         assert await anext(changes) == TOOLS_CHANGED
 
 
-async def test_notices_of_other_things_and_outcomes_of_other_requests_are_for_others(
-    autojump_clock: MockClock,
-) -> None:
+async def test_notices_of_other_things_are_for_others(autojump_clock: MockClock) -> None:
     async with scripted(OLD, {**EVERYTHING, "logging": {}}) as (link, peer):
         listening = SubscriptionManager(Limits())
         listening.attach(link.caller)
         await peer.tell("notifications/message", {"level": "info", "data": "hello"})
-        link.caller.begin("tools/list")
-        link.caller.handle_events(())
-        await peer.answer(await peer.take("tools/list"), {"tools": []})
         await wait_all_tasks_blocked()
-        [notice], [outcome] = link.talk.notices, link.talk.outcomes
+        [notice] = link.talk.notices
         assert not listening.receive(notice)
-        listening.ended(outcome, None)

@@ -172,7 +172,8 @@ class ClientConnection:
         if caller.failure is not None or self._log_level is None or not caller.terms.declares("logging"):
             self._log_level_set.set()
         elif revision.handshake:
-            caller.begin(_SET_LEVEL, {"level": self._log_level})  # before other requests use up the limit of requests
+            # Before other requests use up the limit of requests.
+            caller.begin(_SET_LEVEL, {"level": self._log_level}, on_end=self._log_level_answered)
             caller.handle_events(())  # wakes the transport, which sends the request
         else:
             caller.session.log_level = self._log_level  # each later request has the level
@@ -356,10 +357,7 @@ class ClientConnection:
             if (callback := self._options.get("on_notification")) is not None:
                 _call(lambda params: callback(method, params), params)
 
-    def ended(self, outcome: Outcome, failure: McpError | None) -> None:
-        if outcome.method != _SET_LEVEL:
-            self.subscriptions.ended(outcome, failure)
-            return
+    def _log_level_answered(self, outcome: Outcome, failure: McpError | None) -> None:
         self._log_level_set.set()
         if not isinstance(outcome, Answered) and self.current.failure is None:
             self.mistake(f"it declares logging, but refused the log level: {failure_of(outcome, failure)}")

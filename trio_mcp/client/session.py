@@ -88,6 +88,9 @@ OnProgress: TypeAlias = Callable[[float, float | None, str | None], object]
 """Called with progress, total and message; total and message may be None.  If it returns an awaitable, that is awaited.
 """
 
+OnEnd: TypeAlias = Callable[[Outcome, McpError | None], object]
+"""Called with the outcome of a request, and the error of the transport if the request ended by it."""
+
 _PING = "ping"
 _CHECK_INTERVAL = 0.5  # seconds between two checks if the server has begun to read
 _SILENCE = 10.0  # seconds of opening after which a warning is logged
@@ -193,9 +196,6 @@ class ServerMessageHandler(Protocol):
 
     def notice(self, notice: Notice) -> None:
         """Handle a notification that belongs to no request."""
-
-    def ended(self, outcome: Outcome, failure: McpError | None) -> None:
-        """Handle the outcome of a request made by `begin`; see `failure_of`."""
 
     def missed(self, *, for_good: bool) -> None:
         """Handle a gap: notifications were not received.  `for_good`: no more will come in this session."""
@@ -326,6 +326,7 @@ class ClientSession:
         self._handler = handler
         self._nursery = nursery
         self._pending: dict[Id, _PendingRequest] = {}
+        self._begun: dict[Id, OnEnd] = {}  # requests without a task that waits
         self._timers: set[Timer] = set()  # timers of the pending requests
         self._cancelled: dict[Id, float] = {}  # cancelled requests without an answer, and their time of cancellation
         self._overflowed_at = -math.inf  # the last time when there were too many to store
@@ -448,7 +449,8 @@ class ClientSession:
     def _finish(self, outcome: Outcome, failure: McpError | None) -> None:
         pending = self._pending.pop(outcome.id, None)
         if pending is None:
-            self._handler.ended(outcome, failure)
+            if (on_end := self._begun.pop(outcome.id, None)) is not None:
+                on_end(outcome, failure)
             return
         pending.outcome, pending.failure = outcome, failure
         if pending.timer is not None:
@@ -575,15 +577,25 @@ class ClientSession:
         raise repeated(failure_of(pending.outcome, pending.failure))
 
     def begin(
-        self, method: str, params: JsonObject | None = None, *, progress: bool = False, undeclared: bool = False
+        self,
+        method: str,
+        params: JsonObject | None = None,
+        *,
+        progress: bool = False,
+        undeclared: bool = False,
+        on_end: OnEnd | None = None,
     ) -> int:
-        """Queue a request whose outcome goes to `ServerMessageHandler.ended`.  Raises the same errors as `request`.
+        """Queue a request without a task that waits.  Raises the same errors as `request`.
 
-        Wake the transport after this.  With `undeclared`, the server need not have declared the capability.
+        `on_end` is called with the outcome and the error of the transport; see `failure_of`.  Wake the transport after
+        this.  With `undeclared`, the server need not have declared the capability.
         """
         if self.failure is not None:
             raise self.loss()
-        return self.session.request(method, params, progress=progress, undeclared=undeclared)
+        id = self.session.request(method, params, progress=progress, undeclared=undeclared)
+        if on_end is not None:
+            self._begun[id] = on_end
+        return id
 
     async def watch(self, seconds: float) -> None:
         """Ping the server at this interval; if no message comes within the same time, close the connection.
@@ -631,7 +643,8 @@ class ClientSession:
         return trio.current_time() < max((self._overflowed_at, *self._cancelled.values())) + _CANCELLED_SECONDS
 
     def cancel(self, id: Id) -> None:
-        """Cancel a request: no task waits for it any more."""
+        """Cancel a request: its outcome is of no use any more."""
+        self._begun.pop(id, None)
         if self.session.cancel(id):
             self.request_abandoned(id)
             self.wake()

@@ -15,9 +15,10 @@ A block is a `Subscription`; the `SubscriptionManager` of a client owns all of t
   or unsubscribe of a URI is in flight at a time, because over HTTP a later one could overtake it; when it is answered,
   the next one is sent if it is still needed.
 
-There are no background tasks.  Messages of the server come in through `receive` and `ended`, which do all their work at
-once, and requests are only queued.  So a block can be left at any point without waiting, cancelled or not, and leaves
-no state behind.  Only a new attempt after a pause is made by the task that waits in the block.
+There are no background tasks.  Messages of the server come in through `receive`, and outcomes of requests through the
+callbacks that were given with them.  Both do all their work at once, and requests are only queued.  So a block can be
+left at any point without waiting, cancelled or not, and leaves no state behind.  Only a new attempt after a pause is
+made by the task that waits in the block.
 
 | The subscription ends because | The block |
 |---|---|
@@ -33,9 +34,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial
 
-import attrs
 import trio
 
 from trio_mcp.client.session import ClientSession, Unauthorized, failure_of
@@ -83,9 +84,6 @@ _STABLE = 8.0
 
 # Errors that a new attempt does not fix.  They are raised at once, because the program has to act.
 _FINAL = (Unauthorized, UsageError)
-
-_WAITING = (SubscriptionState.ASKED, SubscriptionState.BROKEN)
-_LIVING = (*_WAITING, SubscriptionState.OPEN)
 
 
 class SubscriptionUnsupported(McpError):
@@ -136,13 +134,14 @@ class Subscription:
         self._limits = limits
         self._unread: dict[ChangeEvent, None] = {}  # in order of arrival
         self._changed = trio.Event()
-        self._state = SubscriptionState.BROKEN
         self._subscription: OpenSubscription | None = None  # None if the session does not know it
         self._unconfirmed: set[str] = set()  # URIs whose `resources/subscribe` is not answered
+        self._open = False  # the server has confirmed the subscription, which lives
+        self._over = False  # with `_failure`, or else normally
         self._failure: McpError | None = None
         self._opened_at: float | None = None  # None: not yet
         self._breaks = 0  # in a row
-        self._retry_at: float | None = None  # time of the next attempt; None: on the next session
+        self._retry_at = math.inf  # time of the next attempt on this session
         self._being_read = False  # a task iterates
 
     def __aiter__(self) -> Subscription:
@@ -155,7 +154,7 @@ class Subscription:
         try:
             await trio.lowlevel.checkpoint()
             while not self._unread:
-                if self._state is SubscriptionState.ENDED:
+                if self._over and self._failure is None:
                     raise StopAsyncIteration
                 await self._wait()
         finally:
@@ -166,11 +165,11 @@ class Subscription:
 
     async def _wait_until_open(self) -> None:
         """Wait until the server has confirmed the subscription."""
-        while self._state in _WAITING:
+        while not (self._open or self._over):
             await self._wait()
         failure = self._failure
-        if self._opened_at is None and failure is None and self._manager._closed is not None:
-            failure = repeated(self._manager._closed)  # otherwise the server ended it normally
+        if self._opened_at is None and failure is None and self._manager._ended is not None:
+            failure = repeated(self._manager._ended)  # otherwise the server ended it normally
         if failure is not None:
             await trio.lowlevel.checkpoint_if_cancelled()  # the cancellation may be the reason why the client is closed
             raise failure
@@ -180,11 +179,11 @@ class Subscription:
         if self._failure is not None:
             await trio.lowlevel.checkpoint_if_cancelled()
             raise self._failure
-        with trio.CancelScope(deadline=math.inf if self._retry_at is None else self._retry_at):
+        with trio.CancelScope(deadline=self._retry_at):
             await self._changed.wait()
         if self._changed.is_set():
             self._changed = trio.Event()
-        elif self._retry_at is not None:
+        elif self._retry_at < math.inf:
             self._manager._subscribe(self)
 
     # Changes of state, called by the manager
@@ -200,14 +199,16 @@ class Subscription:
         self._unread.update(dict.fromkeys(added))
         self._changed.set()
 
-    def _mark_asked(self, subscription: OpenSubscription) -> None:
-        self._subscription = subscription
-        self._retry_at = None
-        self._state = SubscriptionState.ASKED
+    def _begin(self, subscription: OpenSubscription) -> None:
+        self._subscription, self._retry_at, self._open = subscription, math.inf, False
 
-    def _mark_open(self, subscription: OpenSubscription) -> None:
-        self.missing = subscription.missing
-        self._state = SubscriptionState.OPEN
+    def _confirm(self, uri: str | None = None) -> None:
+        """Open the block when the server has confirmed the subscription, and in the legacy era each resource."""
+        self._unconfirmed.discard(uri or "")
+        if self._subscription is None or self._unconfirmed:
+            return
+        self.missing = self._subscription.missing
+        self._open = True
         if self._opened_at is not None:
             self._mark_missed()
         self._opened_at = trio.current_time()
@@ -217,24 +218,19 @@ class Subscription:
         """Add all changes.  sub-10: the server keeps no changes for a client that is not connected, so any may be
         missed.
         """
-        if self._state is SubscriptionState.OPEN and self._subscription is not None:
+        if self._open and self._subscription is not None:
             self._unread.update(dict.fromkeys(self._subscription.expected))
             self._changed.set()
 
     def _close(self, failure: McpError | None = None) -> None:
         """End the subscription; without `failure`, normally."""
-        if self._state in _LIVING:
-            self._state = SubscriptionState.ENDED if failure is None else SubscriptionState.REFUSED
-            self._failure = failure
+        if not self._over:
+            self._over, self._failure = True, failure
             self._changed.set()
 
     def _session_lost(self) -> None:
         """Wait for the next session."""
-        if self._state in _LIVING:
-            self._subscription = None
-            self._state = SubscriptionState.BROKEN
-            self._retry_at = None
-            self._breaks = 0
+        self._subscription, self._open, self._retry_at, self._breaks = None, False, math.inf, 0
 
     def _stream_lost(self, failure: McpError, method: str) -> None:
         """Plan the next attempt on the same session."""
@@ -242,7 +238,7 @@ class Subscription:
             self._close(failure)
             return
         now = trio.current_time()
-        if self._state is SubscriptionState.OPEN and self._opened_at is not None and now >= self._opened_at + _STABLE:
+        if self._open and self._opened_at is not None and now >= self._opened_at + _STABLE:
             self._breaks = 0
         if self._breaks == len(_PAUSES):
             error = failure
@@ -252,40 +248,29 @@ class Subscription:
                 error.__cause__ = failure
             self._close(error)
             return
-        self._state = SubscriptionState.BROKEN
+        self._open = False
         self._retry_at = now + _PAUSES[self._breaks]
         self._breaks += 1
         self._changed.set()
 
 
-@attrs.define(eq=False)
-class _WatchedResource:
-    """The state of `resources/subscribe` for one URI at a legacy server."""
-
-    uri: str
-    subscribed: bool = False  # it is, or may be, subscribed
-    asking: Id | None = None  # the subscribe or unsubscribe in flight
-
-
 class SubscriptionManager:
     """All subscriptions of one client, across its sessions.
 
-    There is a session between `attach` and `connection_lost`.  A session must be lost before the next is attached,
-    because the outcomes that come to `ended` do not say which session they belong to.
+    There is a session between `attach` and `connection_lost`.  A session must be lost before the next is attached.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._caller: ClientSession | None = None
-        self._closed: McpError | None = None
+        self._ended: McpError | None = None  # the client is closed
         self._no_session: McpError | None = None  # set if no other session is expected
         self._blocks: dict[Subscription, None] = {}  # the open blocks, in order
         # State of the current session:
         self._subscriptions = Subscriptions()
         self._listeners: dict[Id, Subscription] = {}  # by id of their subscription
-        self._resources: dict[str, _WatchedResource] = {}
-        self._asking: dict[Id, _WatchedResource] = {}
-        self._wanted: frozenset[str] = frozenset()  # URIs
+        # The resources that a legacy server knows of: whether it has answered, so that the next request may be sent.
+        self._resources: dict[str, bool] = {}
         self._last_block_id = 0
 
     # Blocks
@@ -325,8 +310,8 @@ class SubscriptionManager:
     @asynccontextmanager
     async def _block(self, changes: Subscription) -> AsyncIterator[Subscription]:
         await trio.lowlevel.checkpoint()
-        if self._closed is not None:
-            raise repeated(self._closed)
+        if self._ended is not None:
+            raise repeated(self._ended)
         self._blocks[changes] = None
         try:
             self._subscribe(changes)
@@ -345,7 +330,7 @@ class SubscriptionManager:
         self.connection_lost()
         self._caller = caller
         for changes in list(self._blocks):
-            if changes._state is SubscriptionState.BROKEN:
+            if changes._subscription is None and not changes._over:
                 self._subscribe(changes)
 
     def receive(self, notice: Notice) -> bool:
@@ -359,30 +344,10 @@ class SubscriptionManager:
             if not isinstance(event, SubscriptionAcknowledged):
                 changes._add(event.change)
             elif event.subscription.expected:
-                changes._mark_open(event.subscription)
+                changes._confirm()
             else:
                 self._close_unsupported(changes)
         return bool(events)
-
-    def ended(self, outcome: Outcome, failure: McpError | None) -> None:
-        """Process the outcome of a request made by `ClientSession.begin`.  Ignores outcomes of other requests."""
-        if self._caller is None or self._caller.session.closed:
-            return  # `connection_lost` is about to be called
-        resource = self._asking.pop(outcome.id, None)
-        if resource is not None:
-            self._resource_answered(resource, outcome, failure_of(outcome, failure))
-        elif (subscription := self._subscriptions.finish(outcome)) is not None:
-            changes = self._listeners.pop(subscription.id)
-            changes._subscription = None  # the next session may reuse the id
-            if subscription.state is SubscriptionState.ENDED:
-                changes._close()
-            elif isinstance(outcome, Refused) and outcome.error.code == METHOD_NOT_FOUND:
-                # Servers whose lists never change do not implement the request: they send no changes.
-                self._close_unsupported(changes, failure_of(outcome, failure))
-            elif subscription.state is SubscriptionState.REFUSED:
-                changes._close(failure_of(outcome, failure))
-            else:
-                changes._stream_lost(failure_of(outcome, failure), outcome.method)
 
     def missed(self, *, for_good: bool) -> None:
         """Process a gap: a legacy server sent notifications that were not received.
@@ -403,34 +368,38 @@ class SubscriptionManager:
         self._subscriptions.connection_lost()
         self._listeners.clear()
         self._resources.clear()
-        self._asking.clear()
         for changes in self._blocks:
             changes._session_lost() if failure is None else changes._close(repeated(failure))
 
     def closed(self, failure: McpError | None = None) -> None:
         """The client is closed: every block ends, with this error if there is one."""
-        if self._closed is None:
-            self._closed = failure or SessionClosed("the client is closed")
+        if self._ended is None:
+            self._ended = failure or SessionClosed("the client is closed")
             self.connection_lost()
             for changes in self._blocks:
                 changes._close(None if failure is None else repeated(failure))
 
     # Internal
 
+    def _uses(self, caller: ClientSession) -> bool:
+        """Whether this is the present session.  If it is closed, `connection_lost` is about to be called."""
+        return caller is self._caller and not caller.session.closed
+
     def _subscribe(self, changes: Subscription) -> None:
         """Subscribe a block, if there is a session; otherwise `attach` does it later."""
         caller = self._caller
-        if caller is None or caller.session.closed:
+        if caller is None or not self._uses(caller):
             changes._session_lost() if self._no_session is None else changes._close(repeated(self._no_session))
             return
         terms = caller.terms
         if terms.revision.request(Role.CLIENT, _LISTEN) is not None:
+            on_end = partial(self._listen_ended, caller, changes)
             try:
-                id: Id = caller.begin(_LISTEN, listen_params(changes._asked))
+                id: Id = caller.begin(_LISTEN, listen_params(changes._asked), on_end=on_end)
             except McpError as error:  # such as too many requests
                 changes._close(error)
                 return
-            changes._mark_asked(self._subscriptions.ask(id, changes._asked, undeclared=changes._undeclared))
+            changes._begin(self._subscriptions.ask(id, changes._asked, undeclared=changes._undeclared))
             self._listeners[id] = changes
             caller.handle_events(())  # wakes the transport, which sends the request
             return
@@ -439,17 +408,34 @@ class SubscriptionManager:
         id = f"block {self._last_block_id}"  # our requests have numbers as ids, so a string is unique
         capabilities = terms.capabilities
         subscription = self._subscriptions.attach(id, changes._asked, capabilities, undeclared=changes._undeclared)
-        changes._mark_asked(subscription)
+        changes._begin(subscription)
         self._listeners[id] = changes
         if not subscription.expected or caller.notifications_lost:
             self._close_unsupported(changes)
             return
-        changes._unconfirmed = {each.item for each in subscription.expected if each.kind is ChangeKind.RESOURCE}
-        changes._unconfirmed -= {
-            each.uri for each in self._resources.values() if each.subscribed and each.asking is None
-        }
-        self._update_resources()
-        self._open_if_confirmed(changes)
+        uris = {each.item for each in subscription.expected if each.kind is ChangeKind.RESOURCE}
+        changes._unconfirmed = {uri for uri in uris if not self._resources.get(uri)}
+        if changes._unconfirmed:
+            self._update_resources()
+        else:
+            changes._confirm()
+
+    def _listen_ended(
+        self, caller: ClientSession, changes: Subscription, outcome: Outcome, failure: McpError | None
+    ) -> None:
+        if not self._uses(caller) or (subscription := self._subscriptions.finish(outcome)) is None:
+            return
+        del self._listeners[subscription.id]
+        changes._subscription = None  # the next session may reuse the id
+        if subscription.state is SubscriptionState.ENDED:
+            changes._close()
+        elif isinstance(outcome, Refused) and outcome.error.code == METHOD_NOT_FOUND:
+            # Servers whose lists never change do not implement the request: they send no changes.
+            self._close_unsupported(changes, failure_of(outcome, failure))
+        elif subscription.state is SubscriptionState.REFUSED:
+            changes._close(failure_of(outcome, failure))
+        else:
+            changes._stream_lost(failure_of(outcome, failure), outcome.method)
 
     def _close_unsupported(self, changes: Subscription, cause: McpError | None = None) -> None:
         self._unsubscribe(changes)
@@ -457,11 +443,6 @@ class SubscriptionManager:
         error = SubscriptionUnsupported(changes.missing)
         error.__cause__ = cause
         changes._close(error)
-
-    def _open_if_confirmed(self, changes: Subscription) -> None:
-        """Open a legacy block if all its `resources/subscribe` requests are answered."""
-        if changes._state is SubscriptionState.ASKED and not changes._unconfirmed and changes._subscription is not None:
-            changes._mark_open(changes._subscription)
 
     def _unsubscribe(self, changes: Subscription) -> None:
         """End the subscription of a block, and tell the server."""
@@ -476,60 +457,61 @@ class SubscriptionManager:
             self._caller.cancel(subscription.id)  # sub-12
 
     def _update_resources(self) -> None:
-        """Subscribe and unsubscribe resources at a legacy server until they are those that the blocks need."""
-        if self._caller is None or self._caller.session.closed:
-            return
-        self._wanted = self._subscriptions.uris
-        for uri in sorted(self._wanted - self._resources.keys()):  # sorted: every run sends the same
-            self._resources[uri] = _WatchedResource(uri)
-        for resource in list(self._resources.values()):
-            self._update_resource(self._caller, resource)
-        self._caller.handle_events(())
+        """Subscribe and unsubscribe resources at a legacy server until they are those that the blocks need.
 
-    def _update_resource(self, caller: ClientSession, resource: _WatchedResource) -> None:
-        """Send the next subscribe or unsubscribe for one resource, unless one is in flight."""
-        wanted = resource.uri in self._wanted
-        if resource.asking is not None:
+        res-27: an unsubscribe is sent only after the answer to the subscribe, and a subscribe after that to the
+        unsubscribe.
+        """
+        caller = self._caller
+        if caller is None or not self._uses(caller):
             return
-        if wanted is resource.subscribed:
-            if not wanted:
-                self._resources.pop(resource.uri, None)
-            return
-        try:
-            # res-27: an unsubscribe is sent only after the answer to the subscribe.
-            method = _SUBSCRIBE if wanted else _UNSUBSCRIBE
-            # A block may wait for undeclared changes.
-            resource.asking = caller.begin(method, {"uri": resource.uri}, undeclared=True)
-        except McpError as error:  # such as too many requests; an unsubscribe is tried again later
-            if wanted:
-                for changes in [each for each in self._blocks if resource.uri in each._unconfirmed]:
-                    self._unsubscribe(changes)
-                    changes._close(error)
-            return
-        self._asking[resource.asking] = resource
+        wanted, failed = self._subscriptions.uris, []
+        for uri in sorted(wanted - self._resources.keys()):  # sorted: every run sends the same
+            try:  # a block may wait for undeclared changes
+                on_end = partial(self._subscribe_answered, caller, uri)
+                caller.begin(_SUBSCRIBE, {"uri": uri}, undeclared=True, on_end=on_end)
+                self._resources[uri] = False
+            except McpError as error:  # such as too many requests
+                failed.append((uri, error))
+        for uri in [each for each, answered in self._resources.items() if answered and each not in wanted]:
+            with suppress(McpError):  # such as too many requests: tried again later
+                on_end = partial(self._unsubscribe_answered, caller, uri)
+                caller.begin(_UNSUBSCRIBE, {"uri": uri}, undeclared=True, on_end=on_end)
+                self._resources[uri] = False
+        caller.handle_events(())
+        for uri, failure in failed:
+            for changes in self._waiting_for(uri):
+                self._unsubscribe(changes)
+                changes._close(failure)
 
-    def _resource_answered(self, resource: _WatchedResource, outcome: Outcome, failure: McpError) -> None:
-        """Process the outcome of a `resources/subscribe` or `resources/unsubscribe`."""
-        resource.asking = None
-        waiting = [each for each in self._blocks if resource.uri in each._unconfirmed]
-        refused = isinstance(outcome, Refused)
+    def _waiting_for(self, uri: str) -> list[Subscription]:
+        return [each for each in self._blocks if uri in each._unconfirmed]
+
+    def _subscribe_answered(self, caller: ClientSession, uri: str, outcome: Outcome, failure: McpError | None) -> None:
+        if not self._uses(caller):
+            return
+        waiting, refused = self._waiting_for(uri), isinstance(outcome, Refused)
         unknown = isinstance(outcome, Refused) and outcome.error.code == METHOD_NOT_FOUND
-        if resource.subscribed:
-            resource.subscribed = False  # with any answer: an unsubscribe is not repeated
-            waiting = []
+        # Without an answer it may be subscribed nevertheless, so an unsubscribe is sent before the next subscribe.
+        # If a block waits although the server does not know the request, that is not sent again.
+        if not refused or (unknown and any(each._undeclared for each in waiting)):
+            self._resources[uri] = True
         else:
-            # Without an answer it may be subscribed nevertheless, so an unsubscribe is sent before the next subscribe.
-            # If a block waits although the server does not know the request, that is not sent again.
-            resource.subscribed = not refused or (unknown and any(each._undeclared for each in waiting))
+            del self._resources[uri]
         for changes in waiting:
             if isinstance(outcome, Answered) or (unknown and changes._undeclared):
-                changes._unconfirmed.discard(resource.uri)
-                self._open_if_confirmed(changes)
+                changes._confirm(uri)
                 continue
             self._unsubscribe(changes)
             if refused:
-                changes._close(failure)
+                changes._close(failure_of(outcome, failure))
             else:
-                changes._stream_lost(failure, _SUBSCRIBE)
-        if self._caller is not None:
-            self._update_resource(self._caller, resource)  # the caller of `ended` wakes the transport
+                changes._stream_lost(failure_of(outcome, failure), _SUBSCRIBE)
+        self._update_resources()
+
+    def _unsubscribe_answered(
+        self, caller: ClientSession, uri: str, outcome: Outcome, failure: McpError | None
+    ) -> None:
+        if self._uses(caller):
+            del self._resources[uri]  # with any answer: an unsubscribe is not repeated
+            self._update_resources()
