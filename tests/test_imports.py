@@ -39,7 +39,7 @@ TRANSPORTS = {
 }
 SELDOM = {
     *(f"trio_mcp.core.{name}" for name in ("http.fields", "migration", "oauth.resource", "revisions")),
-    *(f"trio_mcp.server.{name}" for name in ("context", "questions", "results")),
+    *(f"trio_mcp.server.{name}" for name in ("context", "questions")),
     "trio_mcp.oauth.client",
     "trio_mcp.transport.paths",
 }

@@ -50,6 +50,9 @@ if TYPE_CHECKING:
     from trio_mcp.server.context import Context as Context
     from trio_mcp.server.http.listener import serve_http as serve_http
     from trio_mcp.server.http.listener import serve_http_stream as serve_http_stream
+    from trio_mcp.server.media import audio as audio
+    from trio_mcp.server.media import file as file
+    from trio_mcp.server.media import image as image
     from trio_mcp.server.process import serve_stdio as serve_stdio
     from trio_mcp.server.questions import Elicit as Elicit
     from trio_mcp.server.questions import ElicitUrl as ElicitUrl
@@ -57,9 +60,6 @@ if TYPE_CHECKING:
     from trio_mcp.server.questions import Sample as Sample
     from trio_mcp.server.results import InputRequired as InputRequired
     from trio_mcp.server.results import ToolError as ToolError
-    from trio_mcp.server.results import audio as audio
-    from trio_mcp.server.results import file as file
-    from trio_mcp.server.results import image as image
     from trio_mcp.server.server import Server as Server
     from trio_mcp.server.session import serve_stream as serve_stream
     from trio_mcp.transport.paths import below as below
@@ -82,7 +82,8 @@ else:
             "server.session": "serve_stream",
             "server.http.listener": "serve_http serve_http_stream",
             "server.questions": "Elicit ElicitUrl ListRoots Sample",
-            "server.results": "InputRequired ToolError audio file image",
+            "server.media": "audio file image",
+            "server.results": "InputRequired ToolError",
             "server.process": "serve_stdio",
             "server.server": "Server",
             "transport.paths": "below file_path",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import random
@@ -57,10 +58,7 @@ from trio_mcp.server import (
     Server,
     completer_of,
     prompt_of,
-    raw_prompt,
-    raw_resource,
-    raw_template,
-    raw_tool,
+    raw_entry,
     resource_of,
     tool_of,
 )
@@ -72,6 +70,10 @@ LISTS = {
     "resources/list": "resources",
     "resources/templates/list": "resourceTemplates",
 }
+raw_tool = functools.partial(raw_entry, "tools")
+raw_prompt = functools.partial(raw_entry, "prompts")
+raw_resource = functools.partial(raw_entry, "resources")
+raw_template = functools.partial(raw_entry, "templates")
 CTX: Any = object()
 
 
@@ -925,7 +927,7 @@ def test_mounting_brings_completions() -> None:
 def test_a_server_that_is_called_loads_neither_models_nor_the_engine() -> None:
     program = """
 import sys
-from trio_mcp.server.registry import Catalog, prompt_of, resource_of, tool_of
+from trio_mcp.server import Catalog, prompt_of, tool_of
 def add(a: int, b: float = 0.5, *, names: list[str] | None = None) -> str: return "sum"
 catalog = Catalog()
 catalog.add(tool_of(add))

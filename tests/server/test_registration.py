@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from tests.requirements import req
+from trio_mcp import server as entries
 from trio_mcp.core import (
     LATEST,
     Annotations,
@@ -25,9 +26,12 @@ from trio_mcp.core import (
 )
 from trio_mcp.core.http import Mirror
 from trio_mcp.core.schema import Field, InvalidSchema
-from trio_mcp.server import BadArguments, Catalog, Context, RunMode
-from trio_mcp.server import registry as entries
+from trio_mcp.server import BadArguments, Catalog, Context, RunMode, raw_entry
 
+raw_tool = functools.partial(raw_entry, "tools")
+raw_prompt = functools.partial(raw_entry, "prompts")
+raw_resource = functools.partial(raw_entry, "resources")
+raw_template = functools.partial(raw_entry, "templates")
 CTX: Any = object()
 ICONS = [Icon("https://example.com/icon.png")]
 META = {"com.example/owner": "weather"}
@@ -140,14 +144,14 @@ def test_a_partial_has_the_name_of_its_function() -> None:
 @req("tool-06", "tool-16")
 def test_a_raw_tool_is_what_it_says_and_checked_just_the_same() -> None:
     said = Tool("forecast", SCHEMA, description="The forecast.", output_schema={"type": "object"})
-    tool = entries.raw_tool(said, given, replay=True, thread=False)
+    tool = raw_tool(said, given, replay=True, thread=False)
     assert (tool.key, tool.model, tool.replay, tool.handler.how) == ("forecast", said, True, RunMode.INLINE)
     assert tool.output is not None
     assert tool.output.schema == {"type": "object"}
     assert tool.prepare(CTX, {"city": "Oslo", "more": 1})() == (CTX, {"city": "Oslo", "more": 1})
     with pytest.raises(BadArguments, match=r'^arguments: lacks the member "city"$'):
         tool.prepare(CTX, {})
-    assert entries.raw_tool(Tool("a", SCHEMA), given).output is None
+    assert raw_tool(Tool("a", SCHEMA), given).output is None
 
 
 def test_marked_arguments_are_mirrored_and_others_load_no_headers() -> None:
@@ -155,7 +159,7 @@ def test_marked_arguments_are_mirrored_and_others_load_no_headers() -> None:
 
     assert entries.tool_of(query).mirrors == (Mirror("Mcp-Param-Region", ("region",)),)
     marked = {"type": "object", "properties": {"a": {"type": "string", "x-mcp-header": "A"}}}
-    assert entries.raw_tool(Tool("q", marked), given).mirrors == (Mirror("Mcp-Param-A", ("a",)),)
+    assert raw_tool(Tool("q", marked), given).mirrors == (Mirror("Mcp-Param-A", ("a",)),)
 
 
 def test_a_resource_with_one_uri() -> None:
@@ -177,7 +181,7 @@ def test_a_resource_with_one_uri() -> None:
 def test_a_raw_resource() -> None:
     said = Resource("today", "weather://today", "text/plain")
     hints = CacheHints(1)
-    entry = entries.raw_resource(said, given, cache=hints)
+    entry = raw_resource(said, given, cache=hints)
     assert (entry.model, entry.mime_type, entry.cache) == (said, "text/plain", hints)
     assert entry.prepare(CTX, {}, "weather://today")() == (CTX, "weather://today")
 
@@ -231,12 +235,12 @@ def test_a_template_refuses_variables_that_did_not_match() -> None:
 @req("res-22")
 def test_a_raw_template() -> None:
     said = ResourceTemplate("files", "file:///{+path}", "text/plain")
-    entry = entries.raw_template(said, given, cache=CacheHints(1))
+    entry = raw_template(said, given, cache=CacheHints(1))
     assert (entry.model, entry.mime_type, entry.cache, entry.takes) == (said, "text/plain", CacheHints(1), {"path"})
     variables = entry.match("file:///a/b")
     assert variables == {"path": "a/b"}
     assert entry.prepare(CTX, variables, "file:///a/b")() == (CTX, "file:///a/b", {"path": "a/b"})
-    everything = entries.raw_template(ResourceTemplate("all", "{+uri}"), given)
+    everything = raw_template(ResourceTemplate("all", "{+uri}"), given)
     assert everything.match("any://thing") == {"uri": "any://thing"}
 
 
@@ -270,7 +274,7 @@ def test_a_prompt_is_what_its_function_says() -> None:
 )
 def test_the_arguments_of_a_prompt_are_checked(arguments: Any, problem: str) -> None:
     said = Prompt("review", [PromptArgument("code", required=True), PromptArgument("size")], description="D")
-    by_hand = entries.raw_prompt(said, given)
+    by_hand = raw_prompt(said, given)
     assert by_hand.prepare(CTX, {"code": "x"})() == (CTX, {"code": "x"})
     assert (by_hand.model, by_hand.description, by_hand.takes) == (said, "D", {"code", "size"})
     for prompt in (by_hand, entries.prompt_of(review)):
@@ -280,7 +284,7 @@ def test_the_arguments_of_a_prompt_are_checked(arguments: Any, problem: str) -> 
 
 
 def test_a_raw_prompt_without_arguments_takes_none() -> None:
-    prompt = entries.raw_prompt(Prompt("hello"), given)
+    prompt = raw_prompt(Prompt("hello"), given)
     assert prompt.prepare(CTX, {})() == (CTX, {})
     with pytest.raises(BadArguments, match=r"^/a: is not allowed; no members are allowed$"):
         prompt.prepare(CTX, {"a": "b"})
@@ -309,7 +313,7 @@ class Nameless:
 def test_names_that_a_tool_may_have(name: str) -> None:
     assert entries.tool_of(today, name=name).key == name
     assert entries.tool_of(untitled(name)).key == name
-    assert entries.raw_tool(Tool(name, SCHEMA), given).key == name
+    assert raw_tool(Tool(name, SCHEMA), given).key == name
 
 
 @req("tool-17")
@@ -318,7 +322,7 @@ def test_names_that_no_tool_may_have(name: str) -> None:
     for make in (
         lambda: entries.tool_of(today, name=name),
         lambda: entries.tool_of(untitled(name)),
-        lambda: entries.raw_tool(Tool(name, SCHEMA), given),
+        lambda: raw_tool(Tool(name, SCHEMA), given),
     ):
         with pytest.raises(
             UsageError,
@@ -339,7 +343,7 @@ NAMES: dict[str, tuple[Make, str]] = {
         "an object of Nameless has no name; give name=... for the resource",
     ),
     "empty, raw": (
-        lambda: entries.raw_prompt(Prompt(""), given),
+        lambda: raw_prompt(Prompt(""), given),
         "the name of a Prompt must be a str and not empty, got ''",
     ),
 }
@@ -354,7 +358,7 @@ DETAILS: dict[str, tuple[Make, str]] = {
         "the mime_type of the resource 'today' must be like text/plain, not 'text'",
     ),
     "mime type, raw": (
-        lambda: entries.raw_resource(Resource("n", "a:b", "text/"), given),
+        lambda: raw_resource(Resource("n", "a:b", "text/"), given),
         "the mime_type of the Resource 'n' must be like text/plain, not 'text/'",
     ),
     "size": (
@@ -362,7 +366,7 @@ DETAILS: dict[str, tuple[Make, str]] = {
         "the size of the resource 'today' must be a number of bytes, got -1",
     ),
     "size, no number": (
-        lambda: entries.raw_resource(Resource("n", "a:b", size=True), given),
+        lambda: raw_resource(Resource("n", "a:b", size=True), given),
         "the size of the Resource 'n' must be a number of bytes, got True",
     ),
     "size of many": (
@@ -386,7 +390,7 @@ DETAILS: dict[str, tuple[Make, str]] = {
         "the annotations of the resource 'today' must be Annotations, not ToolAnnotations",
     ),
     "annotations, raw": (
-        lambda: entries.raw_tool(Tool("t", SCHEMA, annotations=Annotations()), given),  # type: ignore[arg-type]
+        lambda: raw_tool(Tool("t", SCHEMA, annotations=Annotations()), given),  # type: ignore[arg-type]
         "the annotations of the Tool 't' must be ToolAnnotations, not Annotations",
     ),
     "meta": (
@@ -398,7 +402,7 @@ DETAILS: dict[str, tuple[Make, str]] = {
         "'io.modelcontextprotocol/x' in _meta has a prefix reserved by 2026-07-28; use your own: com.example/name",
     ),
     "meta key, raw": (
-        lambda: entries.raw_template(ResourceTemplate("n", "a:{b}", meta={"a b": 1}), given),
+        lambda: raw_template(ResourceTemplate("n", "a:{b}", meta={"a b": 1}), given),
         "'a b' must end with letters, digits, hyphens, underscores and dots, or with the slash",
     ),
     "cache": (
@@ -406,19 +410,19 @@ DETAILS: dict[str, tuple[Make, str]] = {
         "the cache of the resource 'today' must be CacheHints, not int",
     ),
     "cache, raw": (
-        lambda: entries.raw_resource(Resource("n", "a:b"), given, cache={}),  # type: ignore[arg-type]
+        lambda: raw_resource(Resource("n", "a:b"), given, cache={}),  # type: ignore[arg-type]
         "the cache of the Resource 'n' must be CacheHints, not dict",
     ),
     "cache of a raw template": (
-        lambda: entries.raw_template(ResourceTemplate("n", "a:{b}"), given, cache={}),  # type: ignore[arg-type]
+        lambda: raw_template(ResourceTemplate("n", "a:{b}"), given, cache={}),  # type: ignore[arg-type]
         "the cache of the ResourceTemplate 'n' must be CacheHints, not dict",
     ),
     "object": (
-        lambda: entries.raw_tool({"name": "x"}, given),  # type: ignore[arg-type]
+        lambda: raw_tool({"name": "x"}, given),  # type: ignore[arg-type]
         "expected a Tool object, got dict",
     ),
     "other object": (
-        lambda: entries.raw_template(Resource("n", "a:b"), given),  # type: ignore[arg-type]
+        lambda: raw_template(Resource("n", "a:b"), given),  # type: ignore[arg-type]
         "expected a ResourceTemplate object, got Resource",
     ),
 }
@@ -432,19 +436,19 @@ SIGNATURES: dict[str, tuple[Make, str]] = {
         "parameter 'everything' of given is variadic positional; declare each argument as a named parameter",
     ),
     "raw": (
-        lambda: entries.raw_tool(Tool("t", SCHEMA), today),
+        lambda: raw_tool(Tool("t", SCHEMA), today),
         "today is called by position, with (ctx, arguments), but takes () -> 'str': too many positional arguments",
     ),
     "raw resource": (
-        lambda: entries.raw_resource(Resource("n", "a:b"), today),
+        lambda: raw_resource(Resource("n", "a:b"), today),
         "today is called by position, with (ctx, uri), but takes () -> 'str': too many positional arguments",
     ),
     "raw template": (
-        lambda: entries.raw_template(ResourceTemplate("n", "a:{b}"), today),
+        lambda: raw_template(ResourceTemplate("n", "a:{b}"), today),
         "today is called by position, with (ctx, uri, variables), but takes () -> 'str': too many positional arguments",
     ),
     "raw prompt": (
-        lambda: entries.raw_prompt(Prompt("n"), today),
+        lambda: raw_prompt(Prompt("n"), today),
         "today is called by position, with (ctx, arguments), but takes () -> 'str': too many positional arguments",
     ),
     "completion": (
@@ -496,49 +500,49 @@ URIS: dict[str, tuple[Make, str]] = {
         "the URI template 'notes/{name}/{more}' must begin with a scheme, such as notes://{name}",
     ),
     "no scheme, raw": (
-        lambda: entries.raw_template(ResourceTemplate("n", "/{name}"), given),
+        lambda: raw_template(ResourceTemplate("n", "/{name}"), given),
         "the URI template '/{name}' must begin with a scheme, such as notes://{name}",
     ),
     "no variables": (
-        lambda: entries.raw_template(ResourceTemplate("n", "notes://all"), given),
+        lambda: raw_template(ResourceTemplate("n", "notes://all"), given),
         "'notes://all' has no variables; register it as a resource",
     ),
 }
 SCHEMAS: dict[str, tuple[Make, str]] = {
     "root": (
-        lambda: entries.raw_tool(Tool("t", {}, raw={}), given),
+        lambda: raw_tool(Tool("t", {}, raw={}), given),
         'the input schema of the tool \'t\': an input schema needs "type": "object" at its root',
     ),
     "input": (
-        lambda: entries.raw_tool(Tool("t", {"type": "object", "required": 1}), given),
+        lambda: raw_tool(Tool("t", {"type": "object", "required": 1}), given),
         "the input schema of the tool 't': the schema is not valid under https://json-schema.org/draft/2020-12/schema "
         'at /required: 1 is not of type "array"',
     ),
     "reference": (
-        lambda: entries.raw_tool(Tool("t", {"type": "object", "$ref": "https://example.com/s"}), given),
+        lambda: raw_tool(Tool("t", {"type": "object", "$ref": "https://example.com/s"}), given),
         "the input schema of the tool 't': ",
     ),
     "output": (
-        lambda: entries.raw_tool(Tool("t", SCHEMA, output_schema={"type": "objekt"}), given),
+        lambda: raw_tool(Tool("t", SCHEMA, output_schema={"type": "objekt"}), given),
         "the output schema of the tool 't': the schema is not valid under https://json-schema.org/draft/2020-12/schema",
     ),
     "header": (
-        lambda: entries.raw_tool(
+        lambda: raw_tool(
             Tool("t", {"type": "object", "properties": {"a": {"type": "array", "x-mcp-header": "A"}}}), given
         ),
         "the tool 't' cannot have its arguments in headers: x-mcp-header at /properties/a: a property of type 'array' "
         "cannot be mirrored, only string, integer, boolean",
     ),
     "prompt argument": (
-        lambda: entries.raw_prompt(Prompt("p", [{"name": "a"}]), given),  # type: ignore[list-item]
+        lambda: raw_prompt(Prompt("p", [{"name": "a"}]), given),  # type: ignore[list-item]
         "the arguments of the prompt 'p' must be PromptArgument objects, each with a name of its own",
     ),
     "prompt argument twice": (
-        lambda: entries.raw_prompt(Prompt("p", [PromptArgument("a"), PromptArgument("a")]), given),
+        lambda: raw_prompt(Prompt("p", [PromptArgument("a"), PromptArgument("a")]), given),
         "the arguments of the prompt 'p' must be PromptArgument objects, each with a name of its own",
     ),
     "prompt argument without a name": (
-        lambda: entries.raw_prompt(Prompt("p", [PromptArgument("")]), given),
+        lambda: raw_prompt(Prompt("p", [PromptArgument("")]), given),
         "the arguments of the prompt 'p' must be PromptArgument objects, each with a name of its own",
     ),
 }
@@ -574,7 +578,7 @@ def test_a_return_hint_that_cannot_be_promised_is_refused_and_left_out_on_demand
 
 def test_a_bad_schema_keeps_its_reason() -> None:
     with pytest.raises(InvalidSchema) as caught:
-        entries.raw_tool(Tool("t", {"type": "object", "$schema": "urn:mine"}), given)
+        raw_tool(Tool("t", {"type": "object", "$schema": "urn:mine"}), given)
     assert caught.value.reason == "dialect"
 
 
@@ -601,7 +605,7 @@ def test_annotations_of_resources_are_checked(annotations: Annotations, why: str
         entries.resource_of(today, "a:b", annotations=annotations)
     assert str(caught.value) == why
     with pytest.raises(UsageError):
-        entries.raw_template(ResourceTemplate("n", "a:{b}", annotations=annotations), given)
+        raw_template(ResourceTemplate("n", "a:{b}", annotations=annotations), given)
 
 
 @req("res-25")
@@ -622,7 +626,7 @@ def test_annotations_that_are_in_order_pass(moment: str | None) -> None:
 )  # fmt: skip
 def test_uris_as_rfc_3986_has_them_are_taken(uri: str) -> None:
     assert entries.resource_of(today, uri).key == uri
-    assert entries.raw_resource(Resource("n", uri), given).key == uri
+    assert raw_resource(Resource("n", uri), given).key == uri
 
 
 @req("res-13")
@@ -635,7 +639,7 @@ def test_uris_as_rfc_3986_has_them_are_taken(uri: str) -> None:
     ],
 )  # fmt: skip
 def test_other_uris_are_refused(uri: str) -> None:
-    for make in (lambda: entries.resource_of(today, uri), lambda: entries.raw_resource(Resource("n", uri), given)):
+    for make in (lambda: entries.resource_of(today, uri), lambda: raw_resource(Resource("n", uri), given)):
         with pytest.raises(UsageError, match=r"is not an absolute URI \(RFC 3986\): it needs a scheme, such"):
             make()
 

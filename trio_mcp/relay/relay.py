@@ -75,8 +75,9 @@ from trio_mcp.core.shares import Shares
 from trio_mcp.core.subscriptions import ChangeEvent, ChangeKind, Listeners, resource_updated
 from trio_mcp.relay.upstream import FORWARDED, RelayedCall, Upstream, WatchedChange, owner_of
 from trio_mcp.server.context import Context
+from trio_mcp.server.entries import Entry
 from trio_mcp.server.publishing import ListenerKey
-from trio_mcp.server.registry import CAPABILITIES, Catalog, Entry
+from trio_mcp.server.registry import CAPABILITIES, Catalog
 from trio_mcp.server.server import Server, check_names
 from trio_mcp.transport.nursery import Block, check_trio, open_nursery
 

@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING
 from trio_mcp._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from trio_mcp.server.arguments import *
     from trio_mcp.server.context import *
     from trio_mcp.server.dispatch import *
+    from trio_mcp.server.entries import *
     from trio_mcp.server.handlers import *
+    from trio_mcp.server.media import *
     from trio_mcp.server.parking import *
     from trio_mcp.server.process import *
+    from trio_mcp.server.prompts import *
     from trio_mcp.server.publishing import *
     from trio_mcp.server.questions import *
+    from trio_mcp.server.raw_entries import *
     from trio_mcp.server.registry import *
+    from trio_mcp.server.resources import *
     from trio_mcp.server.results import *
     from trio_mcp.server.run import *
     from trio_mcp.server.server import *
@@ -24,23 +28,23 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "arguments": "Arguments BadArguments arguments_of text_arguments",
             "context": "ClientError ClientGone Context LOG",
             "dispatch": "CallNext Dispatcher Middleware",
-            "handlers": "Handler RunMode raw typed",
+            "entries": (
+                "CompletionOptions Entry HandlerOptions KINDS Kind LISTS PromptOptions RawResourceOptions "
+                "RawToolOptions ResourceOptions ToolOptions tool_of"
+            ),
+            "handlers": "Arguments BadArguments Handler RunMode arguments_of raw typed",
+            "media": "audio file image",
             "parking": "ParkedCall Parking next_round read_answer write_questions",
             "process": "ProcessLife live parse_address run_stdio serve_stdio watched",
+            "prompts": "completer_of completion_result prompt_of prompt_result text_arguments",
             "publishing": "ListenerKey ListeningConnection Publisher Watcher",
             "questions": "Elicit ElicitUrl Inquiry ListRoots Sample UrlElicitationRequired",
-            "registry": (
-                "CAPABILITIES CHANGES Catalog CompletionOptions Entry EntryRoute Filter HandlerOptions KINDS Kind "
-                "LISTS Mount PromptOptions RawResourceOptions RawToolOptions ResourceOptions ToolOptions completer_of "
-                "prompt_of raw_prompt raw_resource raw_template raw_tool resource_of tool_of"
-            ),
-            "results": (
-                "BadResult InputRequired OutputSchema ToolError audio completion_result file image prompt_result "
-                "resource_result tool_failure tool_result"
-            ),
+            "raw_entries": "raw_entry",
+            "registry": "CAPABILITIES CHANGES Catalog EntryRoute Filter Mount",
+            "resources": "resource_of resource_result",
+            "results": "BadResult InputRequired OutputSchema ToolError tool_failure tool_result",
             "run": "Rates Run RunMember Runs Statistics Threads drained no_threads",
             "server": "Server check_names",
             "session": ("ChargedMessage ServerSession UNFINISHED address_of converse serve_stream socket_of"),

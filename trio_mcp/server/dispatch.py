@@ -48,22 +48,13 @@ from trio_mcp.core.errors import (
 from trio_mcp.core.messages import CachedResult, JsonObject, Request, parse, to_text
 from trio_mcp.core.oauth.principals import Principal, has_scopes
 from trio_mcp.core.revisions import NOTHING, capability_object
-from trio_mcp.server.arguments import BadArguments
 from trio_mcp.server.context import ClientError, ClientGone, Context
-from trio_mcp.server.handlers import Handler, RunMode
+from trio_mcp.server.entries import KINDS, LISTS, Entry
+from trio_mcp.server.handlers import BadArguments, Handler, RunMode
 from trio_mcp.server.parking import Parking, next_round, write_questions
 from trio_mcp.server.publishing import ListenerKey, Publisher
-from trio_mcp.server.registry import KINDS, LISTS, Catalog, Entry, EntryRoute
-from trio_mcp.server.results import (
-    BadResult,
-    InputRequired,
-    ToolError,
-    completion_result,
-    prompt_result,
-    resource_result,
-    tool_failure,
-    tool_result,
-)
+from trio_mcp.server.registry import Catalog, EntryRoute
+from trio_mcp.server.results import BadResult, InputRequired, ToolError, tool_failure
 from trio_mcp.transport.nursery import sole
 from trio_mcp.transport.paths import PathRefused
 
@@ -311,13 +302,11 @@ class Dispatcher:
             if kind == "tools" and revision.invalid_arguments_are_results:  # tool-33: the model can correct them
                 return tool_failure(str(bad), revision)
             raise RequestError(INVALID_PARAMS, str(bad)) from None  # tool-32, prm-08, prm-09, prm-17
-        if kind == "tools":
-            return await self._run_handler(ctx, entry, call, tool_result, entry.output, key, revision)
-        if kind == "prompts":
-            return await self._run_handler(ctx, entry, call, prompt_result, entry.description, revision)
-        result = await self._run_handler(ctx, entry, call, resource_result, uri, entry.mime_type, revision)
+        result = await self._run_handler(ctx, entry, call, key)
+        if entry.cache is None:
+            return result
         complete = result.get("resultType", "complete") == "complete"
-        if entry.cache is not None and complete and request.method in revision.cacheable:
+        if complete and request.method in revision.cacheable:
             return {**entry.cache.members(), **result}
         return result
 
@@ -348,10 +337,8 @@ class Dispatcher:
                     raise
         raise missing
 
-    async def _run_handler(
-        self, ctx: Context, entry: Entry, call: Callable[[], Any], finish: Callable[..., JsonObject], *options: Any
-    ) -> JsonObject:
-        """Run a handler, again after each `InputRequired`, and make the result of its value with `finish`."""
+    async def _run_handler(self, ctx: Context, entry: Entry, call: Callable[[], Any], key: str) -> JsonObject:
+        """Run a handler, again after each `InputRequired`, and make the result of its value."""
         ctx._replay = entry.replay
         if ctx._refusal is not None and not entry.replay:
             raise ctx._refusal
@@ -363,7 +350,7 @@ class Dispatcher:
                 if value is None:
                     raise
             if not isinstance(value, InputRequired):
-                return finish(value, *options)
+                return entry.finish(entry, value, key, ctx._terms.revision)
             if not ctx._terms.revision.handshake:
                 return self._parking.ask_again(ctx, value.questions, value.state)
             ctx._rounds = next_round(ctx)
@@ -390,7 +377,7 @@ class Dispatcher:
             return await self._relayed(server, ctx, request, of, name, f"there is no {label} {shown(name)}")
         found = server.completer(route, argument)
         if found is None:
-            return completion_result([])
+            return {"completion": {"values": [], "total": 0, "hasMore": False}}
         completer, at = found
         if at:
             return await self._serve_mounted(route, ctx, request)
@@ -400,7 +387,8 @@ class Dispatcher:
 
             given["ref"] = ResourceReference(name) if kind == "ref/resource" else PromptReference(name)
         call = completer.prepare(ctx, {each: given[each] for each in completer.takes})
-        return completion_result(await self._run(completer.handler, call, ctx))
+        value = await self._run(completer.handler, call, ctx)
+        return completer.finish(completer, value, argument, ctx._terms.revision)
 
     # Legacy subscriptions.  Modern ones do not come here, because no handler runs for them.
 

@@ -1,5 +1,7 @@
 """Turn the values that handlers return into results: JSON objects in the revision of the request.
 
+Here are the results of tools, and the writing of content for all results; `prompts` and `resources` make the others.
+
 | A tool returns | The result has |
 |---|---|
 | None | no content |
@@ -17,7 +19,6 @@ Surprises:
 
 - A list of only text, `["a", "b"]`, is data and not content.
 - With an output schema the text is always JSON: a string is in quotes, so that text and structured content agree.
-- An empty list that a resource returns is data, `[]`.  A missing resource is `ResourceNotFound`.
 
 In 2025-06-18 and 2025-11-25 structured content must be an object.  There, data whose schema does not have
 `"type": "object"` at its root is put into `{"result": ...}`, and so is its schema, because clients of the official SDKs
@@ -30,7 +31,6 @@ imported where they are used, and a value is compared with the models only if th
 from __future__ import annotations
 
 import functools
-import os
 import re
 import sys
 import types
@@ -46,28 +46,15 @@ from trio_mcp.core.errors import (
     shown,
 )
 from trio_mcp.core.messages import ABSENT, Json, JsonObject, to_readable
-from trio_mcp.core.revisions import LATEST, REVISIONS, Revision
+from trio_mcp.core.revisions import REVISIONS, Revision
 
 if TYPE_CHECKING:
-    from trio_mcp.core.content import Annotations, AudioContent, ContentBlock, EmbeddedResource, ImageContent
+    from trio_mcp.core.content import ContentBlock
     from trio_mcp.core.schema.shapes import Shape
     from trio_mcp.core.schema.validation import CompiledSchema
     from trio_mcp.server.questions import Inquiry
 
-__all__ = [
-    "BadResult",
-    "InputRequired",
-    "OutputSchema",
-    "ToolError",
-    "audio",
-    "completion_result",
-    "file",
-    "image",
-    "prompt_result",
-    "resource_result",
-    "tool_failure",
-    "tool_result",
-]
+__all__ = ["BadResult", "InputRequired", "OutputSchema", "ToolError", "tool_failure", "tool_result"]
 
 _2024_11, _2025_03, _2025_06, _2025_11, _2026_07 = REVISIONS  # their names, oldest first
 
@@ -112,123 +99,13 @@ class BadResult(McpError):
     """A handler returned a value that makes no valid result.  The message goes to the log and quotes no values."""
 
 
-# Images, audio and files.
-
-
-def image(
-    source: bytes | str | os.PathLike[str], *, mime_type: str | None = None, annotations: Annotations | None = None
-) -> ImageContent:
-    """Make image content from bytes or a path.
-
-    The suffix of a path gives the MIME type; for bytes, give `mime_type`.  Raises `UsageError` if the type is unknown
-    or is not an image, and `OSError` if the file cannot be read.
-    """
-    from trio_mcp.core.content import ImageContent
-
-    return ImageContent(*_media(source, mime_type, "image"), annotations=annotations)
-
-
-def audio(
-    source: bytes | str | os.PathLike[str], *, mime_type: str | None = None, annotations: Annotations | None = None
-) -> AudioContent:
-    """Make audio content from bytes or a path, as `image` does.  Clients of 2024-11-05 have no audio."""
-    from trio_mcp.core.content import AudioContent
-
-    return AudioContent(*_media(source, mime_type, "audio"), annotations=annotations)
-
-
-def file(
-    source: bytes | str | os.PathLike[str], *, uri: str | None = None, mime_type: str | None = None
-) -> EmbeddedResource:
-    """Make an embedded resource from bytes or a path.  The default `uri` of a path is its file: URI.
-
-    Raises `UsageError` if the MIME type is unknown or bytes have no `uri`, and `OSError` if the file cannot be read.
-    """
-    import pathlib
-
-    from trio_mcp.core.content import BlobResourceContents, EmbeddedResource, TextResourceContents
-
-    data, mime_type = _loaded(source, mime_type)
-    if uri is None:
-        if isinstance(source, bytes):
-            raise UsageError("a file from bytes needs a uri; give uri=...")
-        uri = pathlib.Path(source).absolute().as_uri()
-    text = _real_text(data, mime_type)
-    if text is None:
-        return EmbeddedResource(BlobResourceContents(uri, data, mime_type=mime_type))
-    return EmbeddedResource(TextResourceContents(uri, text, mime_type=mime_type))
-
-
-def _media(source: bytes | str | os.PathLike[str], mime_type: str | None, kind: str) -> tuple[bytes, str]:
-    data, mime_type = _loaded(source, mime_type)
-    if not mime_type.lower().startswith(f"{kind}/"):
-        raise UsageError(f"{mime_type} is not a type of {kind}; give mime_type={kind + '/...'!r}, or use file()")
-    return data, mime_type
-
-
-def _loaded(source: bytes | str | os.PathLike[str], mime_type: str | None) -> tuple[bytes, str]:
-    mime_type = mime_type or (None if isinstance(source, bytes) else _type_of(os.fspath(source)))
-    if mime_type is None:
-        which = "from bytes" if isinstance(source, bytes) else f"with the suffix {os.path.splitext(source)[1]!r}"
-        raise UsageError(f"the MIME type of a file {which} is unknown; give mime_type=...")
-    if not _is_mime_type(mime_type):
-        raise UsageError(f"mime_type must be a MIME type such as image/png, got {mime_type!r}")
-    if isinstance(source, bytes):
-        return source, mime_type
-    with open(source, "rb") as opened:
-        return opened.read(), mime_type
-
-
-# Types that the standard library calls unofficial, or does not know before Python 3.13.
-_TYPES = {
-    ".flac": "audio/flac",
-    ".gz": "application/gzip",
-    ".m4a": "audio/mp4",
-    ".md": "text/markdown",
-    ".ogg": "audio/ogg",
-    ".toml": "application/toml",
-    ".webp": "image/webp",
-    ".yaml": "application/yaml",
-    ".yml": "application/yaml",
-}
-
-
-def _type_of(path: str) -> str | None:
-    import mimetypes
-
-    suffix = os.path.splitext(path)[1].lower()
-    # Not `guess_type`, which reads the system's tables: the same file would have another type on another machine.
-    return _TYPES.get(suffix) or mimetypes.MimeTypes().types_map[True].get(suffix)
-
-
-_TEXTUAL = frozenset({"application/json", "application/toml", "application/xml", "application/yaml"})
-_TEXTUAL |= {"application/javascript", "application/sql", "application/x-sh"}
-
-
-def _real_text(data: bytes, mime_type: str) -> str | None:
-    """res-23: "this must only be set if the item can actually be represented as text"."""
-    mime_type = mime_type.lower().partition(";")[0].strip()
-    if not (mime_type.startswith("text/") or mime_type.endswith(("+json", "+xml")) or mime_type in _TEXTUAL):
-        return None
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        return None
-    return None if "\0" in text else text
-
-
-def _is_mime_type(text: object) -> bool:
-    token = r"[\w!#$&^.+-]+"
-    return isinstance(text, str) and re.fullmatch(rf"{token}/{token}(\s*;.*)?", text, re.ASCII) is not None
-
-
 # Writing.
 
-
+SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*:"
 _FOUND: dict[str, Any] = {}
 
 
-def _class(name: str) -> Any:
+def model_class(name: str) -> Any:
     """A class or union of the protocol.  It is () if its module was never imported, so that no object can exist."""
     if name not in _FOUND:
         for module in ("trio_mcp.core.content", "trio_mcp.core.models"):
@@ -244,9 +121,10 @@ def _codec() -> Any:
     return codec
 
 
-def _written(value: Any, revision: Revision) -> JsonObject:
-    if isinstance(value, _class("UnknownContent")):  # content of a known kind must not pass unchecked
-        _codec().from_json(_class("ContentBlock"), value.raw, strict=True)
+def written(value: Any, revision: Revision) -> JsonObject:
+    """Write an object of the protocol."""
+    if isinstance(value, model_class("UnknownContent")):  # content of a known kind must not pass unchecked
+        _codec().from_json(model_class("ContentBlock"), value.raw, strict=True)
     written: JsonObject = _codec().to_json(value, revision)
     return written
 
@@ -255,43 +133,51 @@ def _text(text: str) -> JsonObject:
     return {"type": "text", "text": str.__str__(text)}  # str() of a subclass may return another text
 
 
-def _block(value: Any, revision: Revision) -> JsonObject:
+def block_of(value: Any, revision: Revision) -> JsonObject:
     """Write a content block, or text as a content block."""
     if isinstance(value, str):
         return _text(value)
-    if not isinstance(value, _class("ContentBlock")):
+    if not isinstance(value, model_class("ContentBlock")):
         raise UsageError(f"{type(value).__name__} is not content")
-    return _with_type(_checked(_written(value, revision)))
+    return with_type(written(value, revision))
 
 
-def _checked(block: JsonObject) -> JsonObject:
+def checked(block: JsonObject) -> JsonObject:
     """prm-05, prm-06, prm-07: invalid MIME types and URIs are not sent."""
     kind = block.get("type")
-    if kind in ("image", "audio") and not _is_mime_type(block["mimeType"]):
+    if kind in ("image", "audio") and not is_mime_type(block["mimeType"]):
         raise UsageError(f"the mime_type of {kind.capitalize()}Content must be a MIME type such as {kind}/...")
     if kind == "resource":
-        _with_uri(block["resource"])
+        with_uri(block["resource"])
     if kind == "resource_link":
-        _with_uri(block, "a ResourceLink")
+        with_uri(block, "a ResourceLink")
     return block
 
 
-def _with_uri(block: JsonObject, subject: str = "a resource") -> JsonObject:
-    if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", block["uri"]):
+def with_uri(block: JsonObject, subject: str = "a resource") -> JsonObject:
+    """Check the URI of contents."""
+    if not re.match(SCHEME, block["uri"]):
         raise UsageError(f"the uri of {subject} must begin with a scheme, such as file:")
     return block
 
 
-def _with_type(block: JsonObject) -> JsonObject:
-    """Add the MIME type to an embedded resource without one (prm-07)."""
-    if block.get("type") != "resource":
+def with_type(block: JsonObject) -> JsonObject:
+    """Check a block, and add the MIME type to an embedded resource without one (prm-07)."""
+    if checked(block).get("type") != "resource":
         return block
     contents = block["resource"]
     mime_type = "text/plain" if "text" in contents else "application/octet-stream"
     return {**block, "resource": {"mimeType": mime_type, **contents}}
 
 
-def _blob(data: bytes, uri: str, mime_type: str | None) -> JsonObject:
+def is_mime_type(text: object) -> bool:
+    """Whether it is text such as "image/png", possibly with parameters."""
+    token = r"[\w!#$&^.+-]+"
+    return isinstance(text, str) and re.fullmatch(rf"{token}/{token}(\s*;.*)?", text, re.ASCII) is not None
+
+
+def blob(data: bytes, uri: str, mime_type: str | None) -> JsonObject:
+    """Write the contents of a resource that are bytes."""
     import base64
 
     return {"uri": uri, "mimeType": mime_type or "application/octet-stream", "blob": base64.b64encode(data).decode()}
@@ -310,7 +196,12 @@ def _as_text(value: Json) -> str:
         raise UsageError(f"it cannot be written as JSON: {error}") from None
 
 
-class _HandlerFault:
+def json_text(value: Any) -> str:
+    """Write any value as the text of its JSON."""
+    return _as_text(_as_json(value))
+
+
+class HandlerFault:
     """A block that writes the value of a handler: its errors become BadResult, which names the subject."""
 
     __slots__ = ("_name", "_subject")
@@ -417,7 +308,7 @@ _NO_DATA: tuple[Any, ...] = (ABSENT, None, types.NoneType, str, bytes, typing.No
 
 def _is_result(hint: Any) -> bool:
     """Whether it is no part of the output schema: questions are not checked, CallToolResult is checked separately."""
-    return hint is InputRequired or hint is _class("CallToolResult")
+    return hint is InputRequired or hint is model_class("CallToolResult")
 
 
 def _may_be_content(hint: Any) -> bool:
@@ -426,7 +317,7 @@ def _may_be_content(hint: Any) -> bool:
     hints = [hint]
     if (typing.get_origin(hint) or hint) in (list, tuple, Sequence):  # a list without an item type may hold any value
         hints = [each for member in typing.get_args(hint) or (Any,) for each in alternatives_of(member)]
-    models = (_class("Model"), _class("UnknownContent"))
+    models = (model_class("Model"), model_class("UnknownContent"))
     return any(each in (Any, object) or (isinstance(each, type) and issubclass(each, models)) for each in hints)
 
 
@@ -436,15 +327,15 @@ def tool_result(value: Any, output: OutputSchema | None, name: str, revision: Re
         output = None
     if type(value) is str and output is None:
         return {"content": [{"type": "text", "text": value}]}
-    with _HandlerFault("the result of the tool", name):
-        if isinstance(value, _class("CallToolResult")):
+    with HandlerFault("the result of the tool", name):
+        if isinstance(value, model_class("CallToolResult")):
             return _explicit_result(value, output, revision)
         if output is not None:
             structured = output(value)
             result: JsonObject = {"content": [_text(_as_text(structured))]}  # tool-13
             _add_structured(result, structured, output, revision)
             return result
-        block = _class("ContentBlock")
+        block = model_class("ContentBlock")
         if isinstance(value, list | tuple) and any(isinstance(each, block) for each in value):
             return {"content": [_item(each, name, f"/{index}", revision) for index, each in enumerate(value)]}
         return {"content": [] if value is None else [_item(value, name, "", revision)]}
@@ -462,18 +353,18 @@ def _explicit_result(value: Any, output: OutputSchema | None, revision: Revision
     if not value.has_structured_content:
         if output is not None and not value.is_error:  # tool-14
             raise UsageError("it has no structured_content, but the tool has an output schema")
-        result = _written(value, revision)
+        result = written(value, revision)
     else:
         import attrs
 
         data = value.structured_content
         structured = _as_json(data) if output is None else output(data, error=value.is_error)
-        result = _written(attrs.evolve(value, structured_content=ABSENT), revision)
+        result = written(attrs.evolve(value, structured_content=ABSENT), revision)
         if not any(block.get("type") == "text" for block in result["content"]):  # tool-13
             result["content"].append(_text(_as_text(structured)))
         _add_structured(result, structured, output, revision)
     for block in result["content"]:
-        _checked(block)
+        checked(block)
     return result
 
 
@@ -481,10 +372,10 @@ def _item(value: Any, name: str, index: str, revision: Revision) -> JsonObject:
     if isinstance(value, bytes):
         from urllib.parse import quote
 
-        return {"type": "resource", "resource": _blob(value, f"tool://{quote(name, safe='')}/result{index}", None)}
-    if isinstance(value, (str, _class("ContentBlock"))):
-        return _block(value, revision)
-    return _text(_as_text(_as_json(value)))
+        return {"type": "resource", "resource": blob(value, f"tool://{quote(name, safe='')}/result{index}", None)}
+    if isinstance(value, (str, model_class("ContentBlock"))):
+        return block_of(value, revision)
+    return _text(json_text(value))
 
 
 def tool_failure(error: ToolError | str, revision: Revision) -> JsonObject:
@@ -495,85 +386,5 @@ def tool_failure(error: ToolError | str, revision: Revision) -> JsonObject:
     content = error if isinstance(error, str) else error.content
     if isinstance(content, str):
         return {"content": [_text(content)], "isError": True}
-    with _HandlerFault("ToolError"):
-        return {"content": [_block(each, revision) for each in content], "isError": True}
-
-
-# Prompts, resources, completions.
-
-
-def prompt_result(value: Any, description: str | None, revision: Revision) -> JsonObject:
-    """Make a result from text, a content block, a message, a list of these, or `GetPromptResult`.
-
-    Raises as `tool_result`.
-    """
-    more = {} if description is None else {"description": description}
-    if type(value) is str:
-        return {**more, "messages": [{"role": "user", "content": {"type": "text", "text": value}}]}
-    with _HandlerFault("the result of the prompt"):
-        if not isinstance(value, _class("GetPromptResult")):
-            values = value if isinstance(value, list | tuple) else [value]
-            return {**more, "messages": [_message(each, revision) for each in values]}
-        result = _written(value, revision)
-        for message in result["messages"]:
-            message["content"] = _with_type(_checked(message["content"]))
-        return result
-
-
-def _message(value: Any, revision: Revision) -> JsonObject:
-    if not isinstance(value, _class("PromptMessage")):
-        if isinstance(value, (str, _class("ContentBlock"))):
-            return {"role": "user", "content": _block(value, revision)}
-        raise UsageError(f"{type(value).__name__} is not a message; return text, content or PromptMessage")
-    if value.role not in ("user", "assistant"):  # prm-17
-        raise UsageError("the role of a message must be user or assistant")
-    written = _written(value, revision)
-    return {**written, "content": _with_type(_checked(written["content"]))}
-
-
-def resource_result(value: Any, uri: str, mime_type: str | None, revision: Revision) -> JsonObject:
-    """Make a result from text, bytes, contents, a list of contents, `ReadResourceResult`, or data.
-
-    Raises as `tool_result`.
-    """
-    if type(value) is str:
-        return {"contents": [{"uri": uri, "mimeType": mime_type or "text/plain", "text": value}]}
-    with _HandlerFault("the result of the resource", uri):
-        if value is None:
-            raise UsageError("it is None; raise ResourceNotFound if there is no such resource")
-        if isinstance(value, _class("ReadResourceResult")):
-            if not value.contents:  # res-09
-                raise UsageError("it has no contents; raise ResourceNotFound if there is no such resource")
-            result = _written(value, revision)
-            return {**result, "contents": [_with_uri(each) for each in result["contents"]]}
-        if isinstance(value, bytes):
-            return {"contents": [_blob(value, uri, mime_type)]}  # res-12
-        kind = _class("ResourceContents")
-        values = value if isinstance(value, list | tuple) else [value]
-        if any(isinstance(each, kind) for each in values):
-            if not all(isinstance(each, kind) for each in values):
-                raise UsageError("it mixes contents with other values; return a list of contents only")
-            return {"contents": [_with_uri(_written(each, revision)) for each in values]}
-        if isinstance(value, str):
-            text, default = str.__str__(value), "text/plain"
-        else:
-            text, default = _as_text(_as_json(value)), "application/json"
-        return {"contents": [{"uri": uri, "mimeType": mime_type or default, "text": text}]}
-
-
-_COMPLETIONS = 100
-
-
-def completion_result(value: Any) -> JsonObject:
-    """Make a result from a list of strings, best first, or `Completion`.  Raises `BadResult`."""
-    with _HandlerFault("the result of a completion"):
-        if isinstance(value, _class("Completion")):
-            return {"completion": _written(value, LATEST)}
-        texts = (
-            isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(each, str) for each in value)
-        )
-        if not texts:
-            raise UsageError(f"it must be a list of strings or a Completion, got {type(value).__name__}")
-        # cmpl-01: the order is kept.  cmpl-07: "must not exceed 100 items".
-        first = [str.__str__(each) for each in list(value)[:_COMPLETIONS]]
-        return {"completion": {"values": first, "total": len(value), "hasMore": len(value) > _COMPLETIONS}}
+    with HandlerFault("ToolError"):
+        return {"content": [block_of(each, revision) for each in content], "isError": True}

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Never, TypeAlias, TypeVar, Unpac
 import attrs
 import trio
 
+import trio_mcp.server as makers  # the room loads the module of a maker when that is first used
 from trio_mcp.core.errors import UsageError, check_seconds, shown
 from trio_mcp.core.messages import JsonObject, Limits
 from trio_mcp.core.migration import WithOtherNames
@@ -27,29 +28,19 @@ from trio_mcp.core.rounds import StateSealer
 from trio_mcp.core.session import Offer
 from trio_mcp.core.signatures import check_options, show_options
 from trio_mcp.core.subscriptions import ChangeEvent, resource_updated
-from trio_mcp.server.process import live, parse_address, run_stdio
-from trio_mcp.server.registry import (
-    CAPABILITIES,
-    CHANGES,
+from trio_mcp.server.entries import (
     LISTS,
-    Catalog,
     CompletionOptions,
-    Filter,
+    Entry,
     HandlerOptions,
     PromptOptions,
     RawResourceOptions,
     RawToolOptions,
     ResourceOptions,
     ToolOptions,
-    completer_of,
-    prompt_of,
-    raw_prompt,
-    raw_resource,
-    raw_template,
-    raw_tool,
-    resource_of,
-    tool_of,
 )
+from trio_mcp.server.process import live, parse_address, run_stdio
+from trio_mcp.server.registry import CAPABILITIES, CHANGES, Catalog, Filter
 from trio_mcp.server.run import Run, Runs, Statistics, drained
 from trio_mcp.server.session import serve_stream
 from trio_mcp.transport.nursery import block, check_trio, open_nursery
@@ -212,7 +203,7 @@ class Server(metaclass=WithOtherNames):
         Raises `UsageError` for a name that is taken or not allowed, or a signature or annotation that has no schema.
         Use `add_tool` to write the schema by hand, and `remove_tool` to remove the tool.
         """
-        return self._decorate("tool", tool_of, function, options)
+        return self._decorate("tool", function, options)
 
     def add_tool(
         self, tool: Tool, handler: Callable[..., Any] | None = None, **options: Unpack[RawToolOptions]
@@ -223,7 +214,7 @@ class Server(metaclass=WithOtherNames):
         are those of `tool`.  Raises `UsageError` for a name that is taken or not allowed, an invalid schema or a
         handler with other parameters.
         """
-        self._catalog.add(raw_tool(tool, handler, **options))
+        self._catalog.add(makers.raw_entry("tools", tool, handler, **options))
 
     def remove_tool(self, name: str) -> None:
         """Remove a tool and notify clients.
@@ -247,7 +238,7 @@ class Server(metaclass=WithOtherNames):
             raise UsageError('a resource needs a URI; write @server.resource("notes://{name}")')
 
         def register(function: F) -> F:
-            self._catalog.add(resource_of(function, uri, **options))
+            self._catalog.add(makers.resource_of(function, uri, **options))
             return function
 
         return register
@@ -259,7 +250,7 @@ class Server(metaclass=WithOtherNames):
 
         Raises `UsageError` for a URI that is taken or invalid, or a handler with other parameters.
         """
-        self._catalog.add(raw_resource(resource, handler, **options))
+        self._catalog.add(makers.raw_entry("resources", resource, handler, **options))
 
     def add_template(
         self,
@@ -272,7 +263,7 @@ class Server(metaclass=WithOtherNames):
         `variables` is a dict of strings.  Raises `UsageError` for a template that is taken or invalid, or a handler
         with other parameters.
         """
-        self._catalog.add(raw_template(template, handler, **options))
+        self._catalog.add(makers.raw_entry("templates", template, handler, **options))
 
     def remove_resource(self, uri: str) -> None:
         """Remove a resource and notify clients.  Raises `UsageError` as `remove_tool` does."""
@@ -294,7 +285,7 @@ class Server(metaclass=WithOtherNames):
 
         Raises `UsageError` for a name that is taken, or a parameter that is not text.
         """
-        return self._decorate("prompt", prompt_of, function, options)
+        return self._decorate("prompt", function, options)
 
     def add_prompt(
         self, prompt: Prompt, handler: Callable[..., Any] | None = None, **options: Unpack[HandlerOptions]
@@ -304,7 +295,7 @@ class Server(metaclass=WithOtherNames):
         `handler(ctx, arguments)` gets a dict of strings with all required arguments.  Raises `UsageError` for a name
         that is taken, or a handler with other parameters.
         """
-        self._catalog.add(raw_prompt(prompt, handler, **options))
+        self._catalog.add(makers.raw_entry("prompts", prompt, handler, **options))
 
     def remove_prompt(self, name: str) -> None:
         """Remove a prompt and its completions, and notify clients.  Raises `UsageError` as `remove_tool` does."""
@@ -333,17 +324,18 @@ class Server(metaclass=WithOtherNames):
             return self.completion(**options)(ref)
 
         def register(function: F) -> F:
-            self._catalog.add_completer(completer_of(function, **options), ref, argument)
+            self._catalog.add_completer(makers.completer_of(function, **options), ref, argument)
             return function
 
         return register
 
-    def _decorate(self, kind: str, make: Callable[..., Any], function: Any, options: dict[str, Any]) -> Any:
+    def _decorate(self, kind: str, function: Any, options: dict[str, Any]) -> Any:
         if function is None:
-            return lambda function: self._decorate(kind, make, function, options)
+            return lambda function: self._decorate(kind, function, options)
         if not callable(function):
             how = f"give options by name: @server.{kind}(name={function!r})"
             raise UsageError(f"a decorator takes a function, got {function!r}; {how}")
+        make: Callable[..., Entry] = makers.tool_of if kind == "tool" else makers.prompt_of
         self._catalog.add(make(function, **options))
         return function
 
