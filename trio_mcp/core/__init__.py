@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.shares import *
     from trio_mcp.core.signatures import *
     from trio_mcp.core.subscriptions import *
+    from trio_mcp.core.tasks import *
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -106,6 +107,12 @@ else:
                 "ACKNOWLEDGED ChangeEvent ChangeKind ChangeReceived Listeners OpenSubscription PROMPTS_CHANGED "
                 "RESOURCES_CHANGED SubscriptionAcknowledged SubscriptionState Subscriptions TOOLS_CHANGED change_of "
                 "listen_params resource_updated"
+            ),
+            "tasks": (
+                "CORE_TASKS EXTENSION_TASKS IMMEDIATE_RESPONSE MAX_MESSAGE POLL_MS RELATED_TASK TASKS TASKS_EXTENSION "
+                "TERMINAL TaskDeed TaskEvent TaskForm TaskRecord TaskState TaskStatus TaskStep cursor_of "
+                "missing_extension poll_seconds read_created read_cursor read_task read_task_id related requested_ttl "
+                "unknown_task"
             ),
         },
     )
