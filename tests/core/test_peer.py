@@ -292,12 +292,12 @@ def test_a_token_of_ones_own_choice_is_refused_and_nothing_is_sent() -> None:
     assert (peer.waiting, sent(peer), peer.request("ping")) == (0, [], 1)
 
 
-def test_ids_start_where_one_says() -> None:
-    peer = Peer(CLIENT, first_id=100)
-    assert [peer.request("ping"), peer.request("ping")] == [100, 101]
-    assert peer.receive(Response(101, {}), 0) == [Answered(101, "ping", {})]
-    assert mistakes(peer.receive(Response(99, {}), 0)) == ["no request of ours has the id 99"]
-    assert mistakes(peer.receive(Response(102, {}), 0)) == ["no request of ours has the id 102"]
+def test_ids_grow_by_one_and_others_are_unknown() -> None:
+    peer = Peer(CLIENT)
+    assert [peer.request("ping"), peer.request("ping")] == [1, 2]
+    assert peer.receive(Response(2, {}), 0) == [Answered(2, "ping", {})]
+    assert mistakes(peer.receive(Response(0, {}), 0)) == ["no request of ours has the id 0"]
+    assert mistakes(peer.receive(Response(3, {}), 0)) == ["no request of ours has the id 3"]
 
 
 def test_what_goes_on_between_two_sides_under_equal_ids_is_kept_apart() -> None:
@@ -1027,26 +1027,26 @@ def test_where_streams_come_and_go_input_has_no_end(link: LinkKind) -> None:
 
 
 @pytest.mark.parametrize("role", Role)
-@pytest.mark.parametrize("about", [7, 8])
+@pytest.mark.parametrize("about", [1, 2])
 def test_where_there_is_one_stream_it_is_lost_as_a_whole(role: Role, about: int) -> None:
-    peer = serving(Peer(role, first_id=7))
+    peer = serving(Peer(role), 1)
     peer.request("a")
     with pytest.raises(UsageError, match="this link is a single stream"):
         peer.connection_lost(about=about)
-    assert (peer.closed, peer.waiting, peer.serves(7)) == (False, 1, True)
+    assert (peer.closed, peer.waiting, peer.serves(1)) == (False, 1, True)
 
 
 @pytest.mark.parametrize("role", Role)
 @pytest.mark.parametrize("method", ["tools/call", "initialize", LISTEN])
 def test_a_session_does_not_mind_a_lost_stream(role: Role, method: str) -> None:
-    peer = serving(Peer(role, link=SESSION, first_id=7), method=method, token="t")
+    peer = serving(Peer(role, link=SESSION), 1, method=method, token="t")
     peer.request(method, progress=True)
     before = pickle.dumps(peer)
-    assert peer.connection_lost(about=7) == peer.connection_lost(about=8) == []
+    assert peer.connection_lost(about=1) == peer.connection_lost(about=2) == []
     assert pickle.dumps(peer) == before
-    assert peer.progress(7, 1)
-    assert peer.answer(7, {})
-    assert peer.receive(Response(7, {}), 0) == [Answered(7, method, {})]
+    assert peer.progress(1, 1)
+    assert peer.answer(1, {})
+    assert peer.receive(Response(1, {}), 0) == [Answered(1, method, {})]
 
 
 @pytest.mark.parametrize("method", ["tools/call", "server/discover", LISTEN])

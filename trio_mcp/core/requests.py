@@ -398,14 +398,14 @@ class _OutgoingRequest:
 
 @attrs.define(eq=False, repr=False)
 class _BatchReply:
-    """The answers to a batch.  They are sent together, after all members were received and no answer is missing."""
+    """The answers to a batch.  They are sent together, after all members were received and no answer is missing.
+
+    `waiting`: the ids of the requests without an answer, and None while the batch is being received.
+    """
 
     label: Hashable | None = None
-    receiving: bool = True
-    waiting: set[Id] = attrs.field(factory=set)
+    waiting: set[Id | None] = attrs.field(factory=lambda: {None})
     answers: list[Response | Error] = attrs.field(factory=list)
-    charged: int = 0
-    """The bytes that `account` was charged for the answers.  `take_charge` returns them when the batch is sent."""
 
 
 @attrs.define(eq=False, repr=False)
@@ -441,15 +441,13 @@ class Peer:
     """If set, it counts the bytes of the queued messages that are not short.  See `take_charge`."""
     _charged = 0
 
-    def __init__(
-        self, role: Role, *, link: LinkKind = LinkKind.DUPLEX, limits: Limits | None = None, first_id: int = 1
-    ) -> None:
+    def __init__(self, role: Role, *, link: LinkKind = LinkKind.DUPLEX, limits: Limits | None = None) -> None:
         self.role = role
         self.link = link
         self.limits = limits if limits is not None else _LIMITS
         self.terms: Terms | None = None
         self.closed = False
-        self._first_id = self._next_id = first_id
+        self._next_id = 1
         self._calling: dict[Id, _OutgoingRequest] = {}
         self._serving: dict[Id, _IncomingRequest] = {}
         self._deadlines: list[tuple[float, int]] = []
@@ -647,26 +645,21 @@ class Peer:
         stream, so the request goes on; call `fail` if no other stream is expected.  A second loss of the link has
         no effect.  Raises `UsageError` for a lost stream if the link has no streams.
         """
+        events: list[Event] = []
         if about is not None:
-            return self._check_outcomes(self._lose_stream(about, why))
+            if RequestEvent.STREAM_LOST not in CALLING[self.link][State.OPEN]:
+                raise UsageError("this link is a single stream: call connection_lost without `about`")
+            if self.role is Role.CLIENT:
+                self._end(self._calling.get(about), RequestEvent.STREAM_LOST, events, ConnectionLost, why)
+            elif (serving := self._serving.get(about)) is not None:
+                self._stop(about, serving, RequestEvent.STREAM_LOST, why, events)
+            return self._check_outcomes(events)
         self.closed = True
-        events = self._end_all(RequestEvent.LINK_LOST, why)
+        self._end_all(RequestEvent.LINK_LOST, why, events)
         self.queue.clear()
         if self._charged and self.account is not None:
             self.account.give(self.take_charge())
         return self._check_outcomes(events)
-
-    def _lose_stream(self, about: Id, why: str) -> list[Event]:
-        """Apply the loss of the stream of a client's request: ours on a client, theirs on a server."""
-        if RequestEvent.STREAM_LOST not in CALLING[self.link][State.OPEN]:
-            raise UsageError("this link is a single stream: call connection_lost without `about`")
-        events: list[Event] = []
-        if self.role is Role.SERVER:
-            if (serving := self._serving.get(about)) is not None:
-                self._stop(about, serving, RequestEvent.STREAM_LOST, why, events)
-        elif (calling := self._calling.get(about)) is not None and self._call_step(calling, RequestEvent.STREAM_LOST):
-            events.append(ConnectionLost(calling.id, calling.method, why))
-        return events
 
     def input_ended(self, why: str = "the other side of the link was closed") -> list[Event]:
         """Report that the other side has closed its half of the link.  It sends no more messages, but may still read.
@@ -677,18 +670,16 @@ class Peer:
         if RequestEvent.INPUT_ENDED not in CALLING[self.link][State.OPEN]:
             raise UsageError("only a link with a single stream has an end of input (LinkKind.DUPLEX)")
         self.half_closed = True
-        return self._check_outcomes(self._end_all(RequestEvent.INPUT_ENDED, why))
+        events: list[Event] = []
+        self._end_all(RequestEvent.INPUT_ENDED, why, events)
+        return self._check_outcomes(events)
 
-    def _end_all(self, event: RequestEvent, why: str) -> list[Event]:
+    def _end_all(self, event: RequestEvent, why: str, events: list[Event]) -> None:
         """Apply the end of the link, or of half of it, to all requests of both sides."""
-        events: list[Event] = [
-            ConnectionLost(calling.id, calling.method, why)
-            for calling in list(self._calling.values())
-            if self._call_step(calling, event)
-        ]
+        for calling in list(self._calling.values()):
+            self._end(calling, event, events, ConnectionLost, why)
         for id, serving in list(self._serving.items()):
             self._stop(id, serving, event, why, events)
-        return events
 
     def fail(self, id: Id, why: str) -> list[Event]:
         """Report that a request of ours can never be answered: its POST was refused, or its stream is given up.
@@ -696,10 +687,9 @@ class Peer:
         The request ends with `ConnectionLost` on every kind of link.  No cancellation is sent, and other requests go
         on.  Returns no event if the request had already ended.
         """
-        calling = self._calling.get(id)
-        if calling is None or not self._call_step(calling, RequestEvent.FAILED):
-            return []
-        return self._check_outcomes([ConnectionLost(calling.id, calling.method, why)])
+        events: list[Event] = []
+        self._end(self._calling.get(id), RequestEvent.FAILED, events, ConnectionLost, why)
+        return self._check_outcomes(events)
 
     def _check_outcomes(self, events: list[Event]) -> list[Event]:
         """Return events; a client that opens its session replaces the outcomes of its opening requests."""
@@ -707,8 +697,7 @@ class Peer:
 
     def serves(self, id: Id) -> bool:
         """Return whether a request of theirs still waits for its answer."""
-        serving = self._serving.get(id)
-        return serving is not None and serving.state is not CANCELLED
+        return self.label_of(id) is not None
 
     def label_of(self, id: Id | None) -> Hashable | None:
         """Return the label of a request of theirs that still waits for its answer, otherwise None."""
@@ -776,8 +765,7 @@ class Peer:
         events: list[Event] = []
         while self._deadlines and self._deadlines[0][0] <= now:
             calling = self._calling.get(heapq.heappop(self._deadlines)[1])
-            if calling is not None and self._call_step(calling, RequestEvent.EXPIRE, "timed out"):
-                events.append(TimedOut(calling.id, calling.method))
+            self._end(calling, RequestEvent.EXPIRE, events, TimedOut, reason="timed out")
         return self._check_outcomes(events)
 
     def _schedule(self, deadline: float, id: int) -> None:
@@ -845,22 +833,21 @@ class Peer:
         id = self._only_possible_request() if message.id is None else message.id
         if id is None:
             events.append(PeerComplaint(message))
-        elif (calling := self._find_request(id, events)) is not None and self._call_step(calling, RequestEvent.ERROR):
-            events.append(Refused(calling.id, calling.method, message))
+        else:
+            self._end(self._find_request(id, events), RequestEvent.ERROR, events, Refused, message)
 
     def _receive_invalid(
         self, message: InvalidMessage, events: list[Event], about: Hashable | None, batch: _BatchReply | None
     ) -> None:
         id = message.answers
-        if message.reply is not None:
-            self._refuse_at_once(message.reply, events, about, batch, message.why)
-            return
         if id is None and message.response:
             id = self._only_possible_request()
-        if id is None:
+        if message.reply is not None:
+            self._refuse_at_once(message.reply, events, about, batch, message.why)
+        elif id is None:
             events.append(PeerMistake(message.why))
         else:
-            self._fail_garbled(id, message.why, events)
+            self._end(self._find_request(id, events), RequestEvent.GARBLED, events, InvalidAnswer, message.why)
 
     def _receive_batch(
         self, message: Batch, events: list[Event], about: Hashable | None, batch: _BatchReply | None
@@ -874,15 +861,14 @@ class Peer:
         if why:
             self._refuse_at_once(Error(None, errors.INVALID_REQUEST, why), events, about, None)
             for item in message.items:
-                id = item.answers if isinstance(item, InvalidMessage) else None
-                id = item.id if isinstance(item, Response | Error) else id
+                id = item.id if isinstance(item, Response | Error) else getattr(item, "answers", None)
                 if id is not None:  # otherwise its caller would wait for ever
-                    self._fail_garbled(id, why, events)
+                    self._end(self._find_request(id, events), RequestEvent.GARBLED, events, InvalidAnswer, why)
             return
         reply = _BatchReply()
         for item in message.items:
             self._RECEIVERS[type(item)](self, item, events, about, reply)
-        reply.receiving = False
+        reply.waiting.discard(None)
         self._send_if_complete(reply)
 
     _RECEIVERS: ClassVar[dict[type, Callable[[Peer, Any, list[Event], Hashable, _BatchReply | None], None]]] = {
@@ -903,8 +889,8 @@ class Peer:
             events.append(PeerMistake("notifications/cancelled without a valid requestId"))
         elif (serving := self._serving.get(id)) is not None:
             self._stop(id, serving, RequestEvent.CANCEL, reason, events)
-        elif (calling := self._calling.get(id)) is not None and self._call_step(calling, RequestEvent.TEARDOWN):
-            events.append(SubscriptionEnded(calling.id, calling.method, reason))
+        else:
+            self._end(self._calling.get(id), RequestEvent.TEARDOWN, events, SubscriptionEnded, reason)
 
     def _progressed(self, params: JsonObject, events: list[Event]) -> None:
         token, progress = params.get("progressToken"), _number(params.get("progress"))
@@ -944,18 +930,25 @@ class Peer:
         number = id
         if isinstance(id, str) and id.isascii() and id.isdecimal() and len(id) < 20:
             number = int(id)  # some peers send our integer back as a string; this is accepted and reported
-        if isinstance(number, str) or not self._first_id <= number < self._next_id:
+        if isinstance(number, str) or not 1 <= number < self._next_id:
             events.append(PeerMistake(f"no request of ours has the id {shown(id)}"))
             return None
         if number != id:
             events.append(PeerMistake(f"id {number} came back as the string {shown(id)}"))
         return self._calling.get(number)
 
-    def _fail_garbled(self, id: Id, why: str, events: list[Event]) -> None:
-        """End our request whose answer is not a valid message."""
-        calling = self._find_request(id, events)
-        if calling is not None and self._call_step(calling, RequestEvent.GARBLED):
-            events.append(InvalidAnswer(calling.id, calling.method, why))
+    def _end(
+        self,
+        calling: _OutgoingRequest | None,
+        event: RequestEvent,
+        events: list[Event],
+        outcome: Callable[..., Outcome],
+        *details: object,
+        reason: str = "",
+    ) -> None:
+        """Apply an event that may end a request of ours, and report the outcome.  None: it has ended already."""
+        if calling is not None and self._call_step(calling, event, reason):
+            events.append(outcome(calling.id, calling.method, *details))
 
     def _call_step(self, calling: _OutgoingRequest, event: RequestEvent, reason: str = "") -> bool:
         """Apply an event to a request of ours.  Returns whether the caller must report the event."""
@@ -1029,9 +1022,7 @@ class Peer:
             self._queue(message, serving.label)
         else:
             if self.account is not None:
-                size = charged(message)
-                batch.charged += size
-                self._charged -= size
+                self._charged -= charged(message)  # until the batch is sent
             batch.answers.append(message)
             batch.waiting.discard(id)
             self._send_if_complete(batch)
@@ -1040,9 +1031,11 @@ class Peer:
         return True
 
     def _send_if_complete(self, batch: _BatchReply) -> None:
-        if batch.answers and not batch.waiting and not batch.receiving:
-            self._charged += batch.charged
-            self._queue(Batch(tuple(batch.answers)), batch.label)
+        if batch.answers and not batch.waiting:
+            reply = Batch(tuple(batch.answers))
+            if self.account is not None:
+                self._charged += charged(reply)
+            self._queue(reply, batch.label)
 
     def _refuse_at_once(
         self, error: Error, events: list[Event], about: Hashable | None, batch: _BatchReply | None, why: str = ""

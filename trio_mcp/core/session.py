@@ -217,12 +217,11 @@ class SessionProtocol(Peer):
         *,
         link: LinkKind = LinkKind.DUPLEX,
         limits: Limits | None = None,
-        first_id: int = 1,
         terms: Terms | None = None,
     ) -> None:
         if terms is not None and terms.revision not in offer.revisions:
             raise UsageError(f"the terms have the revision {terms.revision}, which is not offered")
-        super().__init__(self._ROLE, link=link, limits=limits, first_id=first_id)
+        super().__init__(self._ROLE, link=link, limits=limits)
         self.offer = offer
         self.terms = terms
         self.opened = terms is not None
