@@ -38,8 +38,8 @@ TRANSPORTS = {
     "trio_mcp.core.http.websocket",
 }
 SELDOM = {
-    *(f"trio_mcp.core.{name}" for name in ("http.fields", "migration", "oauth.resource", "revisions")),
-    *(f"trio_mcp.server.{name}" for name in ("context", "questions")),
+    *(f"trio_mcp.core.{name}" for name in ("http.fields", "migration", "oauth.resource", "revisions", "rounds")),
+    *(f"trio_mcp.server.{name}" for name in ("context", "parking", "questions")),
     "trio_mcp.oauth.client",
     "trio_mcp.transport.paths",
 }

@@ -8,8 +8,6 @@ import hashlib
 import hmac
 import json
 import math
-from collections.abc import Iterator
-from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +23,14 @@ from trio_mcp.core import (
     INVALID_PARAMS,
     LATEST,
     LEGACY,
-    MAX_PARKED,
-    MAX_PARKED_EACH,
     MAX_ROUNDS,
     MAX_STATE_CHARS,
     MISSING_CLIENT_CAPABILITY,
     MODERN,
     REVISIONS,
-    STATE_TTL,
     Answered,
     InputUnavailable,
     NotInThisRevision,
-    ParkedKeys,
     Peer,
     Question,
     RemoteProtocolError,
@@ -415,16 +409,13 @@ def test_one_key_in_place_of_the_sequence_is_told_what_to_pass(keys: Any) -> Non
 @pytest.mark.parametrize("principal", [("ann", "example.com"), 7, b"ann", {"sub": "ann"}, object()])
 def test_a_principal_without_a_stable_name_is_refused_before_it_locks_itself_out(principal: Any) -> None:
     """A tuple comes back from JSON as a list: its state would be sealed, and never opened again."""
-    parked = ParkedKeys("i")
     for use in (
         lambda: SEALER.seal(STATE, *CALL, principal),
         lambda: opened(TEXT, principal=principal),
         lambda: opened("no state at all", principal=principal),
-        lambda: parked.park(principal, 0.0),
     ):
         with pytest.raises(UsageError, match="principal must be a str or None, got "):
             use()
-    assert len(parked) == 0
 
 
 @req("mrtr-10")
@@ -511,123 +502,6 @@ def test_a_state_may_be_as_large_as_the_limit_and_no_larger() -> None:
 def test_only_json_is_carried(carried: Any) -> None:
     with pytest.raises(UsageError, match="must be JSON"):
         SEALER.seal(SealedState(1, 1600.0, carried=carried), *CALL, "ann")
-
-
-# Parked handlers
-
-
-@req("mrtr-11")
-def test_a_parked_handler_is_taken_exactly_once() -> None:
-    parked = ParkedKeys("here")
-    first, second = parked.park("ann", 0), parked.park("ann", 0)
-    assert first != second
-    assert parked.take(first) is None
-    assert [parked.take(first), parked.take(first), parked.take(second)] == [
-        StateRefusal.SPENT,
-        StateRefusal.SPENT,
-        None,
-    ]
-    assert len(parked) == 0
-
-
-@pytest.mark.parametrize("handle", ["there.1", "", "here", "hereafter.1"])
-def test_a_handle_of_another_instance_is_told_from_one_that_is_spent(handle: str) -> None:
-    parked = ParkedKeys("here")
-    parked.park("ann", 0)
-    assert parked.take(handle) is StateRefusal.ELSEWHERE
-
-
-@req("mrtr-14")
-def test_a_handler_whose_client_never_comes_back_is_let_go_at_its_very_moment() -> None:
-    parked = ParkedKeys("here", ttl=10)
-    assert (parked.next_deadline(), parked.expire(0)) == (None, [])
-    first, second, third = parked.park("ann", 0), parked.park(None, 1), parked.park("bob", 5)
-    assert parked.next_deadline() == 10
-    assert parked.expire(math.nextafter(10, 0)) == []
-    assert parked.expire(10) == [first]
-    assert (parked.next_deadline(), parked.take(first)) == (11, StateRefusal.SPENT)
-    assert parked.expire(99) == [second, third]
-    assert (len(parked), parked.next_deadline(), parked.expire(99)) == (0, None, [])
-
-
-def test_a_state_and_its_handler_wait_equally_long_by_default() -> None:
-    parked = ParkedKeys("here")
-    parked.park(None, 100)
-    assert parked.next_deadline() == 100 + STATE_TTL
-
-
-@req("mrtr-14")
-def test_a_full_table_refuses_one_more_until_there_is_room() -> None:
-    parked = ParkedKeys("here", ttl=10, limit=2, each=2)
-    first = parked.park("ann", 0)
-    parked.park("bob", 1)
-    with pytest.raises(RequestError, match="Too many calls are waiting") as caught:
-        parked.park("eve", 2)
-    assert caught.value.code == INTERNAL_ERROR
-    parked.take(first)
-    parked.park("eve", 3)
-    assert len(parked) == 2
-    parked.expire(11)
-    parked.park("ann", 12)
-
-
-def test_one_principal_cannot_fill_the_table_for_everybody() -> None:
-    parked = ParkedKeys("here", limit=4, each=2)
-    handles = [parked.park("ann", 0), parked.park("ann", 0)]
-    with pytest.raises(RequestError):
-        parked.park("ann", 0)
-    parked.park("bob", 0)
-    parked.take(handles[0])
-    parked.park("ann", 0)
-    with pytest.raises(RequestError):
-        parked.park("ann", 0)
-
-
-def test_without_authentication_only_the_table_is_the_bound() -> None:
-    parked = ParkedKeys("here")
-    for _ in range(MAX_PARKED):
-        parked.park(None, 0)
-    with pytest.raises(RequestError):
-        parked.park(None, 0)
-    assert MAX_PARKED_EACH < MAX_PARKED
-
-
-@req("mrtr-11")
-@pytest.mark.parametrize("order", list(permutations(["retry", "retry", "expire"])), ids="-".join)
-def test_whoever_comes_first_has_the_handler(order: tuple[str, ...]) -> None:
-    parked = ParkedKeys("here", ttl=10)
-    handle = parked.park("ann", 0)
-    had = [
-        step for step in order if (parked.expire(10) == [handle] if step == "expire" else parked.take(handle) is None)
-    ]
-    assert had == [order[0]]
-
-
-@settings(max_examples=60)
-@given(st.lists(st.tuples(st.sampled_from("pte"), st.integers(0, 5), st.sampled_from(["ann", "bob", None]))))
-def test_the_table_agrees_with_a_simple_list_of_who_waits(moves: list[tuple[str, int, str | None]]) -> None:
-    parked, waiting, issued, now = ParkedKeys("here", ttl=7, limit=5, each=2), [], [], 0
-    for move, number, principal in moves:
-        now += number
-        if move == "p":
-            mine = [each for each in waiting if each[2] == principal]
-            free = 5 - len(waiting) - 1
-            has_its_share = principal is not None and mine and len(mine) + 1 > 3 * free
-            if free < 0 or has_its_share or (principal and len(mine) == 2):
-                with pytest.raises(RequestError):
-                    parked.park(principal, now)
-            else:
-                issued.append(parked.park(principal, now))
-                waiting.append((issued[-1], now + 7, principal))
-        elif move == "t" and issued:
-            handle = issued[number % len(issued)]
-            assert (parked.take(handle) is None) == any(each[0] == handle for each in waiting)
-            waiting = [each for each in waiting if each[0] != handle]
-        elif move == "e":
-            assert parked.expire(now) == [each[0] for each in waiting if each[1] <= now]
-            waiting = [each for each in waiting if each[1] > now]
-        assert len(parked) == len(waiting)
-        assert parked.next_deadline() == min((each[1] for each in waiting), default=None)
 
 
 # The client's rounds
@@ -970,20 +844,3 @@ def test_every_retry_is_a_new_request_with_a_new_id() -> None:
         questions = call.receive(answered.result)
         params = {} if questions is None else call.retry({each.key: ANSWERS[each.key] for each in questions})
     assert len(set(ids)) == 3
-
-
-@req("mrtr-11", "state-05")
-def test_a_parked_handler_goes_on_under_the_retry_and_its_state_is_spent() -> None:
-    parked, call = ParkedKeys("here", ttl=60), rounds()
-    text = SEALER.seal(SealedState(1, 1060.0, parked.park("ann", 5.0)), *CALL, "ann")
-    call.receive(ask(FORM, state=text))
-    retry = call.retry({"who": ACCEPTED})
-
-    def arrive() -> Iterator[StateRefusal | None]:
-        state = opened(retry["requestState"], params=retry, now=1059.0)
-        assert isinstance(state, SealedState)
-        assert state.handle is not None
-        yield parked.take(state.handle)
-
-    assert [*arrive(), *arrive()] == [None, StateRefusal.SPENT]
-    assert parked.expire(65.0) == []

@@ -17,10 +17,9 @@ from tests.server.wire import CANCELLED, MESSAGE, PROGRESS, Wire, connected, eve
 from trio_mcp import Context, Limits, Server, serve_stream
 from trio_mcp.core import ConnectionLost
 from trio_mcp.errors import SessionClosed
-from trio_mcp.server import ClientGone
+from trio_mcp.server import ClientGone, PendingQuestion
 
 # A question without an outcome ends only under a shield, which no server can bring about.
-from trio_mcp.server.session import _PendingQuestion
 
 Body = Callable[[Context], Awaitable[Any]]
 CALL = {"name": "work"}
@@ -515,7 +514,7 @@ async def test_a_question_that_is_lost_while_its_call_goes_on_says_so(
     cancelled: bool, autojump_clock: MockClock
 ) -> None:
     """As where each call has a stream of its own; when it is cancelled at the same moment, that says it better."""
-    asked, ends = _PendingQuestion(1), []
+    asked, ends = PendingQuestion(1), []
 
     async def ask() -> None:
         try:

@@ -40,7 +40,7 @@ from trio_mcp import (
     ToolError,
     UsageError,
 )
-from trio_mcp.core import MAX_PARKED, MAX_PARKED_EACH, MAX_ROUNDS, REVISIONS, STATE_TTL, Request, StateSealer, Terms
+from trio_mcp.core import MAX_ROUNDS, REVISIONS, Request, StateSealer, Terms
 from trio_mcp.errors import SessionClosed, UrlElicitationRequired
 from trio_mcp.server import Inquiry, ParkedCall, Parking, converse
 from trio_mcp.transport import Lines
@@ -467,11 +467,11 @@ async def test_a_state_is_good_for_some_minutes_whatever_the_clock_of_the_loop_s
     parking = Parking(StateSealer([KEY]), Limits(), wall=lambda: now)
     place, asking = parking.park(context(IT), FORM)
     returned = parking.ask_again(context(IT), FORM, None)
-    now += STATE_TTL
+    now += Limits().parked_seconds
     for asked in (asking, returned):
         with pytest.raises(RequestError, match=EXPIRED):
             parking.retry(context(again(asked)))
-    assert len(parking) == 1
+    assert len(parking.calls) == 1
     now -= 1
     assert parking.retry(context(again(asking))) is place
     assert parking.retry(context(again(returned))) is None
@@ -481,14 +481,14 @@ async def test_a_principal_is_known_by_a_name(autojump_clock: MockClock) -> None
     parking = Parking(StateSealer([KEY]), Limits())
     with pytest.raises(UsageError, match="stable, unique name"):
         parking.park(context(IT, principal=object()), FORM)
-    assert len(parking) == 0
+    assert len(parking.calls) == 0
 
 
 # Once.
 
 
 @pytest.mark.contract(connections=(2,))
-@req("mrtr-11")
+@req("mrtr-11", "state-05")
 @pytest.mark.parametrize("replay", [False, True])
 @pytest.mark.parametrize("connections", [1, 2])
 async def test_a_state_is_spent_once(connections: int, replay: bool, autojump_clock: MockClock) -> None:
@@ -660,17 +660,17 @@ async def test_who_does_not_come_back_in_time_finds_nobody(
     async with server.running(), to(server) as wire:
         start = trio.current_time()
         asked = [await ask(wire)]
-        await trio.sleep(STATE_TTL / 2)
+        await trio.sleep(Limits().parked_seconds / 2)
         asked.append(await ask(wire))
-        await trio.sleep(STATE_TTL / 2 - 1)
+        await trio.sleep(Limits().parked_seconds / 2 - 1)
         assert server.statistics().parked == 2
         await trio.sleep(2)
         assert server.statistics().parked == 1
-        assert ended == [start + STATE_TTL]
+        assert ended == [start + Limits().parked_seconds]
         assert await refused(wire, again(asked[0])) == USED
         # Nobody is asked more for being asked again.
         rest = await ask(wire, again(asked[1], {}))
-        await trio.sleep(STATE_TTL / 2)
+        await trio.sleep(Limits().parked_seconds / 2)
         assert await refused(wire, again(rest)) == USED
         assert len(ended) == 2
         assert await done(wire, again(await ask(wire))) == "size 3"
@@ -678,7 +678,7 @@ async def test_who_does_not_come_back_in_time_finds_nobody(
 
 
 @req("mrtr-14")
-@pytest.mark.parametrize(("principal", "limit"), [(None, MAX_PARKED), ("ada", MAX_PARKED_EACH)])
+@pytest.mark.parametrize(("principal", "limit"), [(None, Limits().parked), ("ada", Limits().parked_each)])
 async def test_only_so_many_handlers_wait(principal: str | None, limit: int, autojump_clock: MockClock) -> None:
     server = serving(one)
     async with server.running(), to(server, serve=_As(principal)) as wire:
@@ -709,9 +709,9 @@ async def test_bounds_may_be_others(autojump_clock: MockClock) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(parking.run)
         await trio.sleep(4.9)
-        assert len(parking) == 2
+        assert len(parking.calls) == 2
         await trio.sleep(0.2)
-        assert len(parking) == 0
+        assert len(parking.calls) == 0
         nursery.cancel_scope.cancel()
 
 
@@ -731,7 +731,7 @@ async def test_what_fails_before_it_is_asked_leaves_nothing_behind(autojump_cloc
             question(ctx, FORM)
     with pytest.raises(UsageError, match="a request state must be JSON"):
         parking.ask_again(context(IT), FORM, cast(Any, object()))
-    assert (len(parking), ctx._rounds) == (0, 0)
+    assert (len(parking.calls), ctx._rounds) == (0, 0)
 
 
 async def test_a_parked_handler_holds_no_place_among_the_running_ones(autojump_clock: MockClock) -> None:
@@ -1001,7 +1001,7 @@ async def test_a_result_that_nobody_fetches_is_thrown_away(autojump_clock: MockC
     server = serving(it)
     async with server.running(), to(server) as wire:
         asked = await ask(wire)
-        await trio.sleep(STATE_TTL - 1)
+        await trio.sleep(Limits().parked_seconds - 1)
         assert server.statistics().parked == 1
         await trio.sleep(2)
         assert server.statistics().parked == 0
@@ -1043,7 +1043,7 @@ async def test_an_expiry_reaches_who_waits_under_a_shield_or_in_a_thread() -> No
     with trio.fail_after(60):
         async with server.running(), to(server) as wire:
             (run,) = server._runs
-            run.parking = parking  # its time is real here, because threads do not know of any other
+            run._parking = parking  # its time is real here, because threads do not know of any other
             run.nursery.start_soon(parking.run)
             await ask(wire)
             await ask(wire, {"name": "thread"})
@@ -1233,10 +1233,10 @@ async def test_a_place_is_told_what_became_of_it(autojump_clock: MockClock) -> N
     parking = Parking(StateSealer([KEY]), Limits())
     place, asking = parking.park(context(IT), FORM)
     assert isinstance(place, ParkedCall)
-    assert (len(parking), [each.key for each in place.open]) == (1, ["form"])
+    assert (len(parking.calls), [each.key for each in place.open]) == (1, ["form"])
     parking.give_up(place)
     parking.give_up(place)
-    assert len(parking) == 0
+    assert len(parking.calls) == 0
     with pytest.raises(RequestError, match="has been used"):
         parking.retry(context(again(asking)))
     assert not place.resumed.is_set()

@@ -96,7 +96,7 @@ else:
                 "check_extension check_key check_meta declares meta_of missing_capabilities stable_name"
             ),
             "rounds": (
-                "Answers MAX_PARKED MAX_PARKED_EACH MAX_ROUNDS MAX_STATE_CHARS ParkedKeys Question Rounds STATE_TTL "
+                "Answers MAX_ROUNDS MAX_STATE_CHARS Question Rounds "
                 "SealedState StateRefusal StateSealer input_required is_complete read_answers"
             ),
             "sampling": "check_sampling",

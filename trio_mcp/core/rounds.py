@@ -5,21 +5,21 @@ In the modern revision a server cannot send requests.  When it needs input from 
 with the answers and the state.  Each round is an ordinary request; only the client's retry connects the rounds, and it
 may never come.
 
-The server's side has three independent parts:
+The server's side has two independent parts:
 
 - `input_required` builds that result, and `read_answers` reads the retry.  Both take the `Question`s.
 - `StateSealer` writes and reads `requestState`.  The state travels through the client, so a returned state is the input
   of an attacker until its seal, owner, age and request have been checked.
-- `ParkedKeys` counts the handlers that wait in this process for a retry, by handle; the caller keeps the handlers.  A
-  state with a handle continues its handler where it stopped, once.  A state without a handle carries the recorded
-  answers, so that any instance with the same key can run the handler again from the start.
+  A state with a handle continues a handler that waits in the process of the caller, once; the caller keeps the
+  handlers.  A state without a handle carries the recorded answers, so that any instance with the same key can run the
+  handler again from the start.
 
 The client's side is `Rounds`: the state machine of one call, from its original params to a complete result.
 
 Two things surprise:
 
-- *Two clocks.*  A sealed state can outlive the process that sealed it, so `StateSealer` takes the time in seconds since
-  the epoch.  `ParkedKeys` ends with its process and takes the event loop's clock.
+- *The clock.*  A sealed state can outlive the process that sealed it, so `StateSealer` takes the time in seconds since
+  the epoch.
 - *Sealed is not secret.*  The holder of a state can read it, but not change it.  The standard library has no
   authenticated encryption, and the contents of a state need none: the answers come from the client that holds it, and
   the principal is that client.  A handler must not carry data in it that its client may not see.
@@ -38,7 +38,7 @@ import hashlib
 import hmac
 import json
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -54,19 +54,13 @@ from trio_mcp.core.errors import (
     UsageError,
     shown,
 )
-from trio_mcp.core.messages import ABSENT, Absent, Json, JsonObject, Limits, record
+from trio_mcp.core.messages import ABSENT, Absent, Json, JsonObject, record
 from trio_mcp.core.revisions import Capability, Revision, capability_object, missing_capabilities, stable_name
-from trio_mcp.core.shares import Shares
 
 __all__ = [
-    "MAX_PARKED", "MAX_PARKED_EACH", "MAX_ROUNDS", "MAX_STATE_CHARS", "STATE_TTL", "Answers",
-    "ParkedKeys", "Question", "Rounds", "SealedState", "StateRefusal", "StateSealer", "input_required", "is_complete",
-    "read_answers",
+    "MAX_ROUNDS", "MAX_STATE_CHARS", "Answers", "Question", "Rounds", "SealedState", "StateRefusal", "StateSealer",
+    "input_required", "is_complete", "read_answers",
 ]  # fmt: skip
-
-_LIMITS = Limits()
-STATE_TTL = _LIMITS.parked_seconds
-MAX_PARKED, MAX_PARKED_EACH = _LIMITS.parked, _LIMITS.parked_each
 
 MAX_STATE_CHARS = 1024 * 1024
 """Recorded forms are a few KiB; a sampled image may take most of this.  A state travels twice in every round and is
@@ -153,7 +147,7 @@ def read_answers(questions: Iterable[Question], params: Mapping[str, Any]) -> An
 
     A missing answer is no error (mrtr-25: the question is asked again), and answers without a question are ignored
     (mrtr-24).  Raises `RequestError` (-32602), to be sent as the answer, for responses of the wrong shape (mrtr-22,
-    mrtr-23).  Read the answers before you call `ParkedKeys.take`, so that the client can correct its retry.
+    mrtr-23).  Read the answers before you continue a handler, so that the client can correct its retry.
     """
     responses = params.get("inputResponses", {})
     if not isinstance(responses, dict):
@@ -258,7 +252,7 @@ class SealedState:
     |---|---|
     | `round` | the number of results sent for the call, so that each of its states is different |
     | `expires` | in seconds since the epoch |
-    | `handle` | a waiting handler in `ParkedKeys`, or None |
+    | `handle` | a waiting handler of the caller, or None |
     | `answers` | the recorded answers, for a handler that runs again from the start |
     | `carried` | any JSON that a handler with its own rounds needs back |
     """
@@ -366,67 +360,6 @@ def _canonical(value: Json) -> bytes:
 def _digest(params: Mapping[str, Any]) -> str:
     compared = {name: value for name, value in params.items() if name not in _NOT_DIGESTED}
     return hashlib.sha256(_canonical(compared)).hexdigest()
-
-
-class ParkedKeys:
-    """The handles of the handlers that wait in this process for a retry, with their deadlines and holders.
-
-    mrtr-14: "Servers MUST NOT assume that clients will ... retry": the number of waiting handlers, in all and for each
-    principal, and their time are limited.  `instance` is random text that no other process has.  A handle that begins
-    with it was issued here, so if it is not in the table any more, it is spent (mrtr-11): the table need not remember
-    spent handles.  A handle is not a secret; the server trusts it because it comes from a sealed state.  `now` must
-    never decrease, so the table is in the order of its deadlines.
-    """
-
-    def __init__(
-        self, instance: str, *, ttl: float = STATE_TTL, limit: int = MAX_PARKED, each: int = MAX_PARKED_EACH
-    ) -> None:
-        self._prefix = f"{instance}."
-        self._ttl = ttl
-        self._shares = Shares(limit)
-        self._each = each
-        self._last = 0
-        self._waiting: dict[str, tuple[float, Hashable | None]] = {}  # handle -> deadline, holder
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def park(self, principal: str | None, now: float, holder: Hashable | None = None) -> str:
-        """Return a handle for one more handler.  Raises `RequestError`, to be sent as the answer, at the limit.
-
-        `holder` is counted in `core.shares`; without it, the principal is.
-        """
-        owner = stable_name(principal)
-        holder = owner if holder is None else holder
-        # `each` limits one authenticated user; one address without authentication can have many users.
-        if (owner is not None and self._shares.of(holder) >= self._each) or not self._shares.take(holder):
-            raise RequestError(INTERNAL_ERROR, "Too many calls are waiting for input: try again later")
-        self._last += 1
-        handle = f"{self._prefix}{self._last}"
-        self._waiting[handle] = (now + self._ttl, holder)
-        return handle
-
-    def take(self, handle: str) -> StateRefusal | None:
-        """Remove a parked handler for the caller to continue; its state is spent.  Returns None, or the refusal."""
-        if (entry := self._waiting.pop(handle, None)) is not None:
-            self._shares.give(entry[1])
-            return None
-        return StateRefusal.SPENT if handle.startswith(self._prefix) else StateRefusal.ELSEWHERE
-
-    def next_deadline(self) -> float | None:
-        """The time for the next call of `expire`, or None if no handler waits."""
-        return next((deadline for deadline, _ in self._waiting.values()), None)
-
-    def expire(self, now: float) -> list[str]:
-        """Remove the expired handles and return them, oldest first.  The caller cancels their handlers."""
-        due: list[str] = []
-        for handle, (deadline, _) in self._waiting.items():
-            if now < deadline:
-                break
-            due.append(handle)
-        for handle in due:
-            self.take(handle)
-        return due
 
 
 # The client

@@ -36,7 +36,7 @@ else:
             ),
             "handlers": "Arguments BadArguments Handler RunMode arguments_of raw typed",
             "media": "audio file image",
-            "parking": "ParkedCall Parking next_round read_answer write_questions",
+            "parking": "ParkedCall Parking PendingQuestion",
             "process": "ProcessLife live parse_address run_stdio serve_stdio watched",
             "prompts": "completer_of completion_result prompt_of prompt_result text_arguments",
             "publishing": "ListenerKey ListeningConnection Publisher Watcher",

@@ -287,7 +287,7 @@ class Context(metaclass=WithOtherNames):
         """
         from trio_mcp.server.questions import Elicit
 
-        return await self._ask_one("form", Elicit(message, form))
+        return (await self.ask(form=Elicit(message, form)))["form"]  # type: ignore[no-any-return]
 
     async def elicit_url(self, message: str, url: str) -> Accepted[None] | Declined | Dismissed:
         """Ask the user to open a web page, for input that the client must not see; see `ElicitUrl`.
@@ -298,7 +298,7 @@ class Context(metaclass=WithOtherNames):
         """
         from trio_mcp.server.questions import ElicitUrl
 
-        return await self._ask_one("url", ElicitUrl(message, url))
+        return (await self.ask(url=ElicitUrl(message, url)))["url"]  # type: ignore[no-any-return]
 
     async def sample(
         self, messages: str | SamplingMessage | Sequence[SamplingMessage], *, max_tokens: int, **options: Any
@@ -310,7 +310,8 @@ class Context(metaclass=WithOtherNames):
         """
         from trio_mcp.server.questions import Sample
 
-        return await self._ask_one("sample", Sample(messages, max_tokens=max_tokens, **options))
+        question = Sample(messages, max_tokens=max_tokens, **options)
+        return (await self.ask(sample=question))["sample"]  # type: ignore[no-any-return]
 
     async def roots(self) -> Roots:
         """Return the directories that the client exposes.
@@ -356,12 +357,8 @@ class Context(metaclass=WithOtherNames):
                 key = f"{name}-{number}"
             keys[name] = key
             self._keys = (*self._keys, key)
-        answers = await link.ask(self, {keys[name]: question for name, question in questions.items()})
+        answers = await link._run.parking.ask(self, {keys[name]: question for name, question in questions.items()})
         return {name: answers[key] for name, key in keys.items()}
-
-    async def _ask_one(self, name: str, question: Inquiry[T]) -> T:
-        answer: T = (await self.ask(**{name: question}))[name]
-        return answer
 
     async def _opened(self, subject: str) -> ServerSession:
         """Return the session; after a question that was given up, wait for the next request first."""
@@ -384,10 +381,6 @@ class Context(metaclass=WithOtherNames):
     def _holder(self) -> Any:
         """The client that is charged for the shared resources of this call."""
         return None if self._link is None else self._link.account.holder
-
-    def _detach(self, parked: ParkedCall) -> None:
-        """The request was answered with a question: there is no connection until the next request."""
-        self._link, self._parked = None, parked
 
     def _attach(self, link: ServerSession, request: Request, terms: Terms, wire: Wire) -> None:
         self._link, self._parked, self.request, self._terms = link, None, request, terms

@@ -51,8 +51,7 @@ from trio_mcp.core.revisions import NOTHING, capability_object
 from trio_mcp.server.context import ClientError, ClientGone, Context
 from trio_mcp.server.entries import KINDS, LISTS, Entry
 from trio_mcp.server.handlers import BadArguments, Handler, RunMode
-from trio_mcp.server.parking import Parking, next_round, write_questions
-from trio_mcp.server.publishing import ListenerKey, Publisher
+from trio_mcp.server.publishing import ListenerKey
 from trio_mcp.server.registry import Catalog, EntryRoute
 from trio_mcp.server.results import BadResult, InputRequired, ToolError, tool_failure
 from trio_mcp.transport.nursery import sole
@@ -60,7 +59,7 @@ from trio_mcp.transport.paths import PathRefused
 
 if TYPE_CHECKING:
     from trio_mcp.core.oauth.resource import Protection
-    from trio_mcp.server.run import Threads
+    from trio_mcp.server.run import Run
 
 __all__ = ["CallNext", "Dispatcher", "Middleware"]
 
@@ -86,20 +85,10 @@ _log = logging.getLogger("trio_mcp")
 class Dispatcher:
     """Serves the requests of one running server.  `lifespans` are the values of its lifespan and of those mounted."""
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        lifespans: Mapping[Catalog, Any],
-        *,
-        parking: Parking,
-        publisher: Publisher,
-        threads: Threads,
-    ) -> None:
+    def __init__(self, run: Run, catalog: Catalog, lifespans: Mapping[Catalog, Any]) -> None:
+        self._run = run
         self.catalog = catalog
         self._lifespans = lifespans
-        self._parking = parking
-        self._publisher = publisher
-        self._threads = threads
 
     def protection(self) -> Protection | None:
         """The protection of the running server.  Clients with access to it have access to all mounted servers.
@@ -344,25 +333,22 @@ class Dispatcher:
             raise ctx._refusal
         while True:
             try:
-                value = await (call() if entry.handler.how is RunMode.ASYNC else self._run(entry.handler, call, ctx))
+                value = await (call() if entry.handler.how is RunMode.ASYNC else self._call(entry.handler, call, ctx))
             except RequestError as error:
-                value = _url_questions(ctx, error)
+                value = None if error.code != URL_ELICITATION_REQUIRED else self._run.parking.pages_of(ctx, error)
                 if value is None:
                     raise
             if not isinstance(value, InputRequired):
                 return entry.finish(entry, value, key, ctx._terms.revision)
-            if not ctx._terms.revision.handshake:
-                return self._parking.ask_again(ctx, value.questions, value.state)
-            ctx._rounds = next_round(ctx)
-            assert ctx._link is not None  # only modern calls are without a connection at times
-            ctx.answers = {**ctx.answers, **await ctx._link.ask_raw(ctx, value.questions)}
-            ctx.state = value.state
+            asking = await self._run.parking.answers_to(ctx, value)
+            if asking is not None:
+                return asking
 
-    async def _run(self, handler: Handler, call: Callable[[], Any], ctx: Context) -> Any:
+    async def _call(self, handler: Handler, call: Callable[[], Any], ctx: Context) -> Any:
         if handler.how is RunMode.ASYNC:
             return await call()
         if handler.how is RunMode.THREAD:
-            return await self._threads.run(call, ctx._holder, abandon_on_cancel=handler.abandon_on_cancel)
+            return await self._run.threads.run(call, ctx._holder, abandon_on_cancel=handler.abandon_on_cancel)
         return call()
 
     # Completion.
@@ -387,13 +373,13 @@ class Dispatcher:
 
             given["ref"] = ResourceReference(name) if kind == "ref/resource" else PromptReference(name)
         call = completer.prepare(ctx, {each: given[each] for each in completer.takes})
-        value = await self._run(completer.handler, call, ctx)
+        value = await self._call(completer.handler, call, ctx)
         return completer.finish(completer, value, argument, ctx._terms.revision)
 
     # Legacy subscriptions.  Modern ones do not come here, because no handler runs for them.
 
     async def _subscribe(self, server: Catalog, ctx: Context, request: Request) -> JsonObject:
-        uri, listeners = request.params.get("uri"), self._publisher.listeners
+        uri, listeners = request.params.get("uri"), self._run.publisher.listeners
         key = ListenerKey(ctx._link, None)  # type: ignore[arg-type]  # a legacy request has a connection
         if ctx.request.method == "resources/unsubscribe":
             return listeners.unsubscribe(key, ctx.request.params) if key in listeners else {}
@@ -453,27 +439,6 @@ def _error_answer(ctx: Context, text: str) -> JsonObject | RequestError:
     """Make the answer of a failed call: a result with isError for a tool, or else an error."""
     tool = ctx.method == "tools/call"
     return tool_failure(text, ctx._terms.revision) if tool else RequestError(INTERNAL_ERROR, text)
-
-
-def _url_questions(ctx: Context, error: RequestError) -> InputRequired | None:
-    """Turn `UrlElicitationRequired` into questions, for revisions without this error code (elic-56).
-
-    Returns None in revisions that have the code, and for other errors.  Raises as `ctx.elicit_url`, for a client that
-    cannot be asked.
-    """
-    if error.code != URL_ELICITATION_REQUIRED:
-        return None
-    from trio_mcp.server.questions import UrlElicitationRequired
-
-    if not isinstance(error, UrlElicitationRequired):
-        return None
-    pages = {f"url-{number}": question for number, question in enumerate(error.questions, 1)}
-    write_questions(ctx, pages)  # elic-12
-    if ctx._terms.revision.handshake:
-        return None
-    if any(ctx.answers.get(key, NOTHING).get("action") in ("decline", "cancel") for key in pages):
-        raise RequestError(INTERNAL_ERROR, error.message)  # elic-50: the user has said no already
-    return InputRequired(pages, ctx.state)
 
 
 # Params.

@@ -1,10 +1,11 @@
-"""Parking: keep handlers that wait for a retry, so that `ctx.ask` works in revisions without server requests.
+"""Questions of handlers to their clients: requests on the wire of the call, or parked handlers that wait for a retry.
 
-A parked handler is a handler that waits for answers and has no request.  When a handler asks a question, the server
-answers the current request with `input_required` and parks the handler.  The client sends the answers in a new request,
-the retry, on this connection or another one.  The server first checks the retry (seal, age, principal, method, params
-and answers); a refused retry changes no state.  Then the handler continues, and its result answers the retry.  The
-middleware still wraps the handler as it did at the first request, so it is not called for the retry.
+With a session a question is a request of the server, and the handler waits for the response.  In 2026-07-28 servers
+send no requests.  When a handler asks a question there, the server answers the current request with `input_required`
+and parks the handler.  The client sends the answers in a new request, the retry, on this connection or another one.
+The server first checks the retry (seal, age, principal, method, params and answers); a refused retry changes no state.
+Then the handler continues, and its result answers the retry.  The middleware still wraps the handler as it did at the
+first request, so it is not called for the retry.
 
 A handler may stop waiting because of its own timeout or a failure.  It then continues without a request, and the next
 retry gets its result instead of another question.
@@ -13,32 +14,34 @@ After a restart or on another replica, the handler of a retry is not in this pro
 started again with the answers of the sealed state and of the retry.  A handler that returned `InputRequired` is always
 started again from the beginning.
 
-The number of parked handlers and their time are limited (`core.rounds`).  They do not count as running requests.
+mrtr-14: "Servers MUST NOT assume that clients will ... retry": the number of parked handlers, in all and for each
+principal, and their time are limited.  They do not count as running requests.
 """
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import trio
 
 from trio_mcp.core.errors import (
+    INTERNAL_ERROR,
     INVALID_PARAMS,
-    McpError,
     NotDeclared,
     RemoteProtocolError,
     RequestError,
     UsageError,
 )
-from trio_mcp.core.messages import Json, JsonObject, Limits
-from trio_mcp.core.revisions import NOTHING, Role, missing_capabilities
+from trio_mcp.core.messages import ABSENT, Id, Json, JsonObject, Limits
+from trio_mcp.core.requests import Answered, ConnectionLost, InvalidAnswer, Outcome, Refused
+from trio_mcp.core.revisions import NOTHING, Role, missing_capabilities, stable_name
 from trio_mcp.core.rounds import (
     MAX_ROUNDS,
-    ParkedKeys,
     Question,
     SealedState,
     StateRefusal,
@@ -46,56 +49,54 @@ from trio_mcp.core.rounds import (
     input_required,
     read_answers,
 )
-from trio_mcp.server.context import Context
+from trio_mcp.core.shares import Shares
+from trio_mcp.server.context import ClientError, ClientGone, Context
+from trio_mcp.server.questions import ElicitUrl, Inquiry, UrlElicitationRequired
+from trio_mcp.server.results import InputRequired
 
 if TYPE_CHECKING:
-    from trio_mcp.server.questions import Inquiry
     from trio_mcp.server.session import ServerSession
+    from trio_mcp.transport.wire import Wire
 
-__all__ = ["ParkedCall", "Parking", "next_round", "read_answer", "write_questions"]
+__all__ = ["ParkedCall", "Parking", "PendingQuestion"]
 
+_log = logging.getLogger("trio_mcp")
 T = TypeVar("T")
 
-
-def write_questions(ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> list[Question]:
-    """Write questions for the client of `ctx`.
-
-    Raises `NotInThisRevision` or `NotDeclared` if the client does not support one of them; then none is sent.
-    """
-    from trio_mcp.server.questions import ElicitUrl, Inquiry
-
-    terms, wire = ctx._terms, []
-    for key, question in questions.items():
-        if not isinstance(question, Inquiry):
-            kinds = "Elicit(...), ElicitUrl(...), Sample(...) or ListRoots()"
-            raise UsageError(f"{key!r} must be a question, got {type(question).__name__}; write {kinds}")
-        params = question.params(terms.revision)
-        method = terms.revision.request(Role.SERVER, question.method)
-        method = method or terms.revision.input_requests[question.method]
-        # The error names the last missing capability, which is the most specific: for a client without elicitation it
-        # names the url mode.
-        lacking = missing_capabilities(terms.revision, method, params, terms.capabilities)
-        lacking += [need for need in question.needs(terms.revision) if not terms.declares(*need)]
-        if lacking:
-            raise NotDeclared(question.method, "client", lacking[-1])
-        wire.append(Question(key, question.method, params))
-    ctx._pages += tuple(question for question in questions.values() if isinstance(question, ElicitUrl))
-    return wire
+_NOT_ASKED = "the question was not asked: the client has closed its side of the connection"
+_JSON_ALONE = (
+    "its response is plain JSON, which cannot carry questions: "
+    "the server is set to json_only=True, or the request's Accept lacks text/event-stream"
+)
+_NO_SESSION = (
+    "its answer could not come back: the request belongs to no session, because the server is set to sessions=False"
+)
 
 
-def read_answer(key: str, question: Inquiry[T], answer: JsonObject) -> T:
-    """Read an answer of a retry.  If it does not fit the question, raise the RequestError for the retry (mrtr-23)."""
-    try:
-        return question.read(answer)
-    except RemoteProtocolError as error:
-        raise RequestError(INVALID_PARAMS, f"inputResponses[{key!r}]: {error}") from None
+@attrs.define(eq=False)
+class PendingQuestion:
+    """A request of the server that waits for the client's answer."""
 
+    id: Id
+    wire: Wire | None = None
+    done: trio.Event = attrs.field(factory=trio.Event)
+    outcome: Outcome | None = None
 
-def next_round(ctx: Context) -> int:
-    """Return the number of the next round.  Raises UsageError after `MAX_ROUNDS`."""
-    if ctx._rounds >= MAX_ROUNDS:
-        raise UsageError(f"{ctx.method} has asked {MAX_ROUNDS} times; clients stop after as many rounds")
-    return ctx._rounds + 1
+    async def result(self) -> JsonObject:
+        await self.done.wait()
+        outcome = self.outcome
+        if isinstance(outcome, Answered):
+            return outcome.result
+        if isinstance(outcome, Refused):
+            error = outcome.error
+            data = None if error.data is ABSENT else error.data
+            raise ClientError(outcome.method, error.code, error.message, data)
+        if isinstance(outcome, InvalidAnswer):
+            raise RemoteProtocolError(f"the client's answer to {outcome.method} is invalid: {outcome.why}")
+        # The call was cancelled with its client, and this raises the cancellation, except under a shield.
+        await trio.lowlevel.checkpoint_if_cancelled()
+        why = outcome.why if isinstance(outcome, ConnectionLost) else "the client went away"
+        raise ClientGone(f"the question had no answer: {why}")
 
 
 @attrs.define(eq=False)
@@ -104,9 +105,12 @@ class ParkedCall:
 
     ctx: Context
     handle: str
+    holder: Hashable | None
+    """The client that is charged for the place."""
+    deadline: float
     asked: Mapping[str, Inquiry[Any]]
-    questions: list[Question]
-    """The questions of `asked`, as they were sent."""
+    open: Sequence[Question]
+    """The questions without an answer, as they were sent."""
     link: ServerSession | None
     answers: dict[str, JsonObject] = attrs.field(factory=dict)
     values: dict[str, Any] = attrs.field(factory=dict)
@@ -116,56 +120,201 @@ class ParkedCall:
     resumed: trio.Event = attrs.field(factory=trio.Event)
     """Set when a retry has given the call a request again, or when it can get no more retries."""
 
-    @property
-    def open(self) -> list[Question]:
-        """The questions without an answer."""
-        return [each for each in self.questions if each.key not in self.answers]
-
 
 class Parking:
-    """All handlers of one server that wait for a retry."""
+    """Asks the questions of the handlers of one run, and keeps the handlers that wait for a retry."""
 
     def __init__(self, sealer: StateSealer, limits: Limits, *, wall: Callable[[], float] | None = None) -> None:
         self._sealer = sealer
         self._ttl = limits.parked_seconds
-        self._parked = ParkedKeys(
-            secrets.token_urlsafe(12), ttl=self._ttl, limit=limits.parked, each=limits.parked_each
-        )
-        self._calls: dict[str, ParkedCall] = {}
+        self._each = limits.parked_each
+        self._shares = Shares(limits.parked)
+        # A handle with this prefix was made here, so a spent one is known without a list of them.  It is not a secret:
+        # it comes back in a sealed state.
+        self._prefix = f"{secrets.token_urlsafe(12)}."
+        self._last = 0
+        self.calls: dict[str, ParkedCall] = {}
+        """The parked handlers by their handles, in the order of their deadlines."""
         # A sealed state may outlive the process, so its age is measured by the wall clock.
         self._wall = wall or time.time
         self._more = trio.Event()
 
-    def __len__(self) -> int:
-        return len(self._calls)
-
     # Asking.
+
+    async def ask(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, Any]:
+        """Return the client's answers, read, by the keys of `questions`."""
+        await trio.lowlevel.checkpoint_if_cancelled()  # first, because a request that is over raises another error
+        if ctx._terms.revision.handshake:
+            answers = await self.ask_raw(ctx, questions)
+            return {key: question.read(answers[key]) for key, question in questions.items()}
+        with ctx._waiting():
+            given = ctx.request.params.get("inputResponses")
+            if not ctx._rounds and isinstance(given, dict):
+                # The first request of the call may have answers already, which saves a round.  It is safe, because the
+                # client could give the same answers to the questions.
+                early = {key for key, each in questions.items() if each.early and isinstance(given.get(key), dict)}
+                ctx._recorded = {**ctx._recorded, **{key: given[key] for key in early}}
+            known, values = ctx._recorded, NOTHING
+            # Answers are known if the handler is run again, or the client sent them early.
+            if unknown := {key: each for key, each in questions.items() if key not in known}:
+                parked = await self._wait_for_retry(ctx, unknown)
+                known, values = {**known, **parked.answers}, parked.values
+                if ctx._replay:
+                    ctx._recorded = known
+            else:
+                await trio.lowlevel.checkpoint()
+        return {
+            key: values[key] if key in values else _read_answer(key, question, known[key])
+            for key, question in questions.items()
+        }
+
+    async def _wait_for_retry(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> ParkedCall:
+        """Answer the current request with the questions, and wait for the request that brings the answers."""
+        session = ctx._open_link("a question")
+        # The answer may come on another connection of the run, or to another process.  Otherwise it cannot come.
+        if session.session.half_closed and not (session._run.held or ctx._replay):
+            raise ClientGone(_NOT_ASKED)
+        if ctx._last_write:
+            await session._flush_reports(ctx)
+        # Meanwhile the call may have been cancelled, or another of its tasks has asked and moved it to another session.
+        await trio.lowlevel.checkpoint_if_cancelled()
+        session = ctx._open_link("a question")
+        parked, asking = self.park(ctx, questions)
+        try:
+            session.session.answer(ctx.request.id, asking)
+        except Exception:  # the questions cannot be written, as in `ServerSession._answer`
+            self.give_up(parked)
+            raise
+        session._forget(ctx)
+        ctx._link, ctx._parked = None, parked  # the request is answered: there is no connection until the next one
+        ctx._wire.wake()
+        try:
+            await parked.resumed.wait()
+        except trio.Cancelled:
+            parked.abandoned = True
+            raise
+        return parked
+
+    async def ask_raw(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, JsonObject]:
+        """Ask as legacy revisions do: send requests, all at once, on the wire of the call.  Return the answers."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        session = ctx._link
+        assert session is not None  # only modern calls are without a connection at times
+        with ctx._waiting():
+            asked: dict[str, PendingQuestion] = {}
+            try:
+                asking = self.write(ctx, questions)
+            except NotDeclared as error:
+                if session.alone:  # without sessions the server forgets `initialize`; the client may have it declared
+                    error.args = (f"{ctx.method} has a question, and {_NO_SESSION}",)
+                raise
+            if ctx._wire.answers_only or session.alone:
+                why = f"{ctx.method} has a question, and {_NO_SESSION if session.alone else _JSON_ALONE}"
+                _log.warning("%s", why)
+                raise RequestError(INTERNAL_ERROR, why)
+            protocol = session.session
+            if protocol.half_closed:
+                raise ClientGone(_NOT_ASKED)
+            if not protocol.opened:
+                raise RemoteProtocolError("nothing can be asked before the client has sent notifications/initialized")
+            if any("tools" in question.params for question in asking):
+                ctx._rounds = _next_round(ctx)  # samp-19; in 2026-07-28 the client counts all questions
+            try:
+                for question in asking:
+                    id = protocol.request(question.method, question.params, about=ctx.request.id)
+                    asked[question.key] = session._asked[id] = PendingQuestion(id, ctx._wire)
+                await session.tell(ctx)
+                return {key: await each.result() for key, each in asked.items()}
+            finally:
+                for each in asked.values():
+                    if session._asked.pop(each.id, None) is not None:
+                        protocol.cancel(each.id, "the call that asked has ended")
+                        ctx._wire.wake()
+                        session.wire.wake()  # the notice goes there if no more messages are sent for the call
+
+    async def answers_to(self, ctx: Context, returned: InputRequired) -> JsonObject | None:
+        """Ask the questions that a handler returned.
+
+        Returns the `input_required` result for the client, or None if the handler is to be started again now: the
+        context has the answers.
+        """
+        if not ctx._terms.revision.handshake:
+            return self.ask_again(ctx, returned.questions, returned.state)
+        ctx._rounds = _next_round(ctx)
+        ctx.answers = {**ctx.answers, **await self.ask_raw(ctx, returned.questions)}
+        ctx.state = returned.state
+        return None
+
+    def pages_of(self, ctx: Context, error: RequestError) -> InputRequired | None:
+        """Turn `UrlElicitationRequired` into questions, for revisions without this error code (elic-56).
+
+        Returns None in revisions that have the code, and for other errors.  Raises as `ctx.elicit_url`, for a client
+        that cannot be asked.
+        """
+        if not isinstance(error, UrlElicitationRequired):
+            return None
+        pages = {f"url-{number}": question for number, question in enumerate(error.questions, 1)}
+        self.write(ctx, pages)  # elic-12
+        if ctx._terms.revision.handshake:
+            return None
+        if any(ctx.answers.get(key, NOTHING).get("action") in ("decline", "cancel") for key in pages):
+            raise RequestError(INTERNAL_ERROR, error.message)  # elic-50: the user has said no already
+        return InputRequired(pages, ctx.state)
+
+    def ask_again(self, ctx: Context, questions: Mapping[str, Inquiry[Any]], carried: Json) -> JsonObject:
+        """Return the `input_required` result for a handler that will be started again with the answers."""
+        round, asked = _next_round(ctx), self.write(ctx, questions)
+        asking = input_required(ctx._terms.revision, ctx.request.method, None, asked, "")
+        again = [list(questions), dict(ctx.answers), carried]
+        asking["requestState"] = self._seal(ctx, round, None, ctx._recorded, again)
+        ctx._rounds = round
+        return asking
 
     def park(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> tuple[ParkedCall, JsonObject]:
         """Park the call of `ctx`.  Return the parked call and the `input_required` result for its client.
 
-        Raises the errors of `write_questions`, and RequestError if too many calls are parked.  After an error the call
-        is not parked.
+        Raises the errors of `write`, and RequestError if too many calls are parked, or the state is too large.  After
+        an error the call is not parked.
         """
-        round, asked = next_round(ctx), write_questions(ctx, questions)
-        # Before the call is parked, because this may raise.  The questions are checked.
+        round, asked = _next_round(ctx), self.write(ctx, questions)
         asking = input_required(ctx._terms.revision, ctx.request.method, None, asked, "")
-        handle = self._parked.park(ctx.principal, trio.current_time(), ctx._holder)
-        parked = self._calls[handle] = ParkedCall(ctx, handle, questions, asked, ctx._link)
+        owner = stable_name(ctx.principal)
+        holder = owner if (holder := ctx._holder) is None else holder
+        self._last += 1
+        handle = f"{self._prefix}{self._last}"
+        deadline = trio.current_time() + self._ttl
+        parked = ParkedCall(ctx, handle, holder, deadline, questions, asked, ctx._link)
+        asking["requestState"] = self._state_of(parked, round)
+        # `each` limits one authenticated user; one address without authentication can have many users.
+        if (owner is not None and self._shares.of(holder) >= self._each) or not self._shares.take(holder):
+            raise RequestError(INTERNAL_ERROR, "Too many calls are waiting for input: try again later")
+        ctx._rounds = round
+        self.calls[handle] = parked
         self._more.set()
-        try:
-            asking["requestState"] = self._state_of(parked, round)
-        except McpError:  # the state is too large
-            self.give_up(parked)
-            raise
         return parked, asking
 
-    def ask_again(self, ctx: Context, questions: Mapping[str, Inquiry[Any]], carried: Json) -> JsonObject:
-        """Return the `input_required` result for a handler that will be started again with the answers."""
-        round, asked = next_round(ctx), write_questions(ctx, questions)
-        asking = input_required(ctx._terms.revision, ctx.request.method, None, asked, "")
-        again = [list(questions), dict(ctx.answers), carried]
-        return {**asking, "requestState": self._seal(ctx, round, None, ctx._recorded, again)}
+    def write(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> list[Question]:
+        """Write questions for the client of `ctx`.
+
+        Raises `NotInThisRevision` or `NotDeclared` if the client does not support one of them; then none is sent.
+        """
+        terms, wire = ctx._terms, []
+        for key, question in questions.items():
+            if not isinstance(question, Inquiry):
+                kinds = "Elicit(...), ElicitUrl(...), Sample(...) or ListRoots()"
+                raise UsageError(f"{key!r} must be a question, got {type(question).__name__}; write {kinds}")
+            params = question.params(terms.revision)
+            method = terms.revision.request(Role.SERVER, question.method)
+            method = method or terms.revision.input_requests[question.method]
+            # The error names the last missing capability, which is the most specific: for a client without elicitation
+            # it names the url mode.
+            lacking = missing_capabilities(terms.revision, method, params, terms.capabilities)
+            lacking += [need for need in question.needs(terms.revision) if not terms.declares(*need)]
+            if lacking:
+                raise NotDeclared(question.method, "client", lacking[-1])
+            wire.append(Question(key, question.method, params))
+        ctx._pages += tuple([question for question in questions.values() if isinstance(question, ElicitUrl)])
+        return wire
 
     def _state_of(self, parked: ParkedCall, round: int) -> str:
         ctx = parked.ctx
@@ -183,9 +332,7 @@ class Parking:
         these keys are accepted (mrtr-24), and the `answers` and the `state` of the context.
         """
         state = SealedState(round, self._wall() + self._ttl, handle, recorded, again)
-        sealed = self._sealer.seal(state, ctx.request.method, ctx.request.params, ctx.principal)
-        ctx._rounds = round
-        return sealed
+        return self._sealer.seal(state, ctx.request.method, ctx.request.params, ctx.principal)
 
     # Retries.
 
@@ -201,58 +348,38 @@ class Parking:
         state = self._sealer.open(params["requestState"], ctx.method, params, ctx.principal, self._wall())
         if isinstance(state, StateRefusal):
             raise state.error
-        parked = None if state.handle is None else self._calls.get(state.handle)
+        parked = None if state.handle is None else self.calls.get(state.handle)
         if parked is None:
             if state.handle is not None:
-                refusal = self._parked.take(state.handle)
-                assert refusal is not None  # `_parked` and `_calls` have the same handles
-                if refusal is not StateRefusal.ELSEWHERE or state.carried is None:
-                    raise refusal.error
-                ctx._refusal = refusal.error
-            self._start_again(ctx, state)
+                if state.handle.startswith(self._prefix):  # mrtr-11
+                    raise StateRefusal.SPENT.error
+                if state.carried is None:
+                    raise StateRefusal.ELSEWHERE.error
+                ctx._refusal = StateRefusal.ELSEWHERE.error
+            _start_again(ctx, state)
             return None
         if not parked.abandoned:
             answers = read_answers(parked.open, params)
             # Each answer is read here, so that an invalid answer is refused and the client can send it again.
-            values = {key: read_answer(key, parked.asked[key], answer) for key, answer in answers.given.items()}
+            values = {key: _read_answer(key, parked.asked[key], answer) for key, answer in answers.given.items()}
             parked.answers.update(answers.given)
             parked.values.update(values)
-            if answers.missing:  # ask for them, under the terms of this retry; the other answers are kept (mrtr-25)
+            parked.open = answers.missing
+            if parked.open:  # ask for them, under the terms of this retry; the other answers are kept (mrtr-25)
                 if parked.ctx._rounds >= MAX_ROUNDS:
                     why = f"answers are missing from inputResponses after {MAX_ROUNDS} rounds"
                     raise RequestError(INVALID_PARAMS, why)
                 asking = input_required(ctx._terms.revision, ctx.method, ctx._terms.capabilities, parked.open, "")
-                return {**asking, "requestState": self._state_of(parked, next_round(parked.ctx))}
+                asking["requestState"] = self._state_of(parked, parked.ctx._rounds + 1)
+                parked.ctx._rounds += 1
+                return asking
         self.give_up(parked)
         return parked
 
-    @staticmethod
-    def _start_again(ctx: Context, state: SealedState) -> None:
-        asked, answers, carried = state.carried
-        responses = ctx.request.params.get("inputResponses", {})
-        given = {key: responses[key] for key in asked if key in responses} if isinstance(responses, dict) else None
-        # Only the JSON types are checked here (mrtr-22), because the handler reads the answers.
-        if given is None or not all(isinstance(answer, dict) for answer in given.values()):
-            raise RequestError(INVALID_PARAMS, "inputResponses must be an object of objects")
-        ctx._rounds, ctx.state = state.round, carried
-        if state.handle is None:
-            ctx.answers, ctx._recorded = {**answers, **given}, dict(state.answers)
-        else:
-            ctx.answers, ctx._recorded = answers, {**state.answers, **given}
-
     def give_up(self, parked: ParkedCall) -> None:
         """Remove a parked call.  Later retries of it are refused."""
-        if self._calls.pop(parked.handle, None) is not None:
-            self._parked.take(parked.handle)
-
-    async def wait_for_all(self) -> None:
-        """Wait until every call that is parked now has been resumed or given up."""
-        for parked in list(self._calls.values()):
-            await parked.resumed.wait()
-
-    def parked_by(self, link: ServerSession) -> list[ParkedCall]:
-        """Return the parked calls whose questions were sent on this connection."""
-        return [parked for parked in self._calls.values() if parked.link is link]
+        if self.calls.pop(parked.handle, None) is not None:
+            self._shares.give(parked.holder)
 
     # Time.
 
@@ -260,25 +387,54 @@ class Parking:
         """Cancel handlers whose client does not retry in time (mrtr-14).  At the end, cancel all parked handlers."""
         try:
             while True:
-                deadline = self._parked.next_deadline()
-                if deadline is None:
+                first = next(iter(self.calls.values()), None)
+                if first is None:
                     self._more = trio.Event()
                     await self._more.wait()
+                elif first.deadline > trio.current_time():
+                    await trio.sleep_until(first.deadline)
                 else:
-                    await trio.sleep_until(deadline)
-                    due = self._parked.expire(trio.current_time())
-                    self._cancel(due, "the client did not send its answers in time (Limits.parked_seconds)")
+                    self._cancel(first, "the client did not send its answers in time (Limits.parked_seconds)")
         finally:
             # The tasks are cancelled at the same time, but a shielded task would continue to wait for its answer.
             self.stop()
 
     def stop(self) -> None:
         """Cancel all parked handlers, because the server accepts no more retries."""
-        self._cancel(list(self._calls), "the server has stopped")
+        for parked in tuple(self.calls.values()):
+            self._cancel(parked, "the server has stopped")
 
-    def _cancel(self, handles: Collection[str], reason: str) -> None:
-        for handle in handles:
-            parked = self._calls.pop(handle)
-            self._parked.take(handle)
-            parked.ctx._cancel(reason)
-            parked.resumed.set()
+    def _cancel(self, parked: ParkedCall, reason: str) -> None:
+        self.give_up(parked)
+        parked.ctx._cancel(reason)
+        parked.resumed.set()
+
+
+def _next_round(ctx: Context) -> int:
+    """Return the number of the next round.  Raises UsageError after `MAX_ROUNDS`."""
+    if ctx._rounds >= MAX_ROUNDS:
+        raise UsageError(f"{ctx.method} has asked {MAX_ROUNDS} times; clients stop after as many rounds")
+    return ctx._rounds + 1
+
+
+def _read_answer(key: str, question: Inquiry[T], answer: JsonObject) -> T:
+    """Read an answer of a retry.  If it does not fit the question, raise the RequestError for the retry (mrtr-23)."""
+    try:
+        return question.read(answer)
+    except RemoteProtocolError as error:
+        raise RequestError(INVALID_PARAMS, f"inputResponses[{key!r}]: {error}") from None
+
+
+def _start_again(ctx: Context, state: SealedState) -> None:
+    """Give the context of a handler that is started again the answers of the state and of the retry."""
+    asked, answers, carried = state.carried
+    responses = ctx.request.params.get("inputResponses", {})
+    given = {key: responses[key] for key in asked if key in responses} if isinstance(responses, dict) else None
+    # Only the JSON types are checked here (mrtr-22), because the handler reads the answers.
+    if given is None or not all(isinstance(answer, dict) for answer in given.values()):
+        raise RequestError(INVALID_PARAMS, "inputResponses must be an object of objects")
+    ctx._rounds, ctx.state = state.round, carried
+    if state.handle is None:
+        ctx.answers, ctx._recorded = {**answers, **given}, dict(state.answers)
+    else:
+        ctx.answers, ctx._recorded = answers, {**state.answers, **given}

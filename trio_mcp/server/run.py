@@ -17,20 +17,18 @@ import attrs
 import trio
 
 from trio_mcp.core.errors import UsageError
-from trio_mcp.core.messages import Limits
-from trio_mcp.core.rounds import StateSealer
 from trio_mcp.core.shares import ByteBudget, FairQueue, Shares
 from trio_mcp.server.dispatch import Dispatcher
-from trio_mcp.server.parking import Parking
 from trio_mcp.server.publishing import Publisher
 from trio_mcp.transport.nursery import block, open_nursery
 from trio_mcp.transport.wire import CLOSING
 from trio_mcp.transport.workers import WorkerPool
 
 if TYPE_CHECKING:
-    from trio_mcp.core.session import Offer
+    from trio_mcp.server.parking import ParkedCall, Parking
     from trio_mcp.server.publishing import Watcher
     from trio_mcp.server.registry import Catalog
+    from trio_mcp.server.server import Server
 
 __all__ = [
     "Rates", "Run", "RunMember", "Runs", "Statistics", "Threads", "drained", "no_threads",
@@ -84,25 +82,21 @@ class Run:
 
     def __init__(
         self,
-        catalog: Catalog,
+        server: Server,
         lifespans: Mapping[Catalog, Any],
         nursery: trio.Nursery,
         *,
-        offer: Callable[[], Offer],
-        limits: Limits,
-        window: float,
-        sealer: StateSealer,
-        threads: int,
         ended: trio.Event,
         held: bool,
         watchers: Sequence[Watcher] = (),
     ) -> None:
+        catalog, limits = server._catalog, server._limits
+        self.server = server
         self.held = held
         """True: the run ends explicitly, not with its last connection."""
         self.ended = ended
         """Set when the lifespan has ended, too."""
         self.nursery = nursery
-        self._make_offer = offer
         self.limits = limits
         self.connections: dict[RunMember, None] = {}  # ordered, so that runs with one seed end them in the same order
         self.draining = False
@@ -117,24 +111,38 @@ class Run:
         self.kinds = catalog.kinds
         """The capabilities that the entries need; with more of them than `offered`, call `make_offers`."""
         self.make_offers()
-        self.publisher = Publisher(
-            limits, window, watchers[0].listeners(limits, catalog, watchers) if watchers else None
-        )
-        self.parking = Parking(sealer, limits)
-        self.dispatcher = Dispatcher(
-            catalog,
-            lifespans,
-            parking=self.parking,
-            publisher=self.publisher,
-            threads=Threads(threads),
-        )
+        self.threads = Threads(server._threads)
+        listeners = watchers[0].listeners(limits, catalog, watchers) if watchers else None
+        self.publisher = Publisher(limits, server._change_debounce, listeners)
+        self._parking: Parking | None = None
+        self._asked = trio.Event()
+        self.dispatcher = Dispatcher(self, catalog, lifespans)
         nursery.start_soon(self.publisher.run, name="publish changes")
-        nursery.start_soon(self.parking.run, name="expire parked handlers")
+        nursery.start_soon(self._expire_parked, name="expire parked handlers")
+
+    @property
+    def parking(self) -> Parking:
+        """Asks the questions of handlers; made with the first question or retry, because most servers ask nothing."""
+        if self._parking is None:
+            from trio_mcp.server.parking import Parking
+
+            self._parking = Parking(self.server._sealer, self.limits)
+            self._asked.set()
+        return self._parking
+
+    async def _expire_parked(self) -> None:  # starts with the run, so that it has no variables of a handler
+        await self._asked.wait()
+        await self.parking.run()
+
+    @property
+    def parked(self) -> Sequence[ParkedCall]:
+        """The handlers that wait for a retry."""
+        return () if self._parking is None else tuple(self._parking.calls.values())
 
     def make_offers(self) -> None:
         """Make the offer to clients, and the one to clients that can only receive answers: without changes."""
         self.offered = len(self.kinds)
-        self.offer = self._make_offer()
+        self.offer = self.server._current_offer()
         capabilities = {
             kind: {name: value for name, value in members.items() if name not in _OF_CHANGES}
             for kind, members in self.offer.capabilities.items()
@@ -162,20 +170,22 @@ class Run:
         self.dismissed = True
         for connection in self.connections:
             connection.abort_pending()
-        self.parking.stop()
+        if self._parking is not None:
+            self._parking.stop()
 
     def stop(self) -> None:
         """End all connections, before the lifespan that their handlers use."""
         for connection in tuple(self.connections):
             connection.stop()
-        self.parking.stop()
+        if self._parking is not None:
+            self._parking.stop()
         self.workers.end()
 
     def statistics(self) -> Statistics:
         return Statistics(
             sum(connection.clients for connection in self.connections),
             self.running.held,
-            len(self.parking),
+            len(self.parked),
             len(self.publisher.listeners),
             self.bytes.shares.held,
         )

@@ -7,6 +7,7 @@ any time, also while the server runs.  It may run several times at once, because
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import logging
 import math
@@ -24,7 +25,6 @@ from trio_mcp.core.errors import UsageError, check_seconds, shown
 from trio_mcp.core.messages import JsonObject, Limits
 from trio_mcp.core.migration import WithOtherNames
 from trio_mcp.core.revisions import REVISIONS
-from trio_mcp.core.rounds import StateSealer
 from trio_mcp.core.session import Offer
 from trio_mcp.core.signatures import check_options, show_options
 from trio_mcp.core.subscriptions import ChangeEvent, resource_updated
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.content import Icon, Resource
     from trio_mcp.core.models import Prompt, ResourceTemplate, Tool
     from trio_mcp.core.oauth.resource import Verify
+    from trio_mcp.core.rounds import StateSealer
     from trio_mcp.server.dispatch import Middleware
     from trio_mcp.server.http.listener import HttpAddress
     from trio_mcp.server.http.options import HttpOptions
@@ -160,7 +161,9 @@ class Server(metaclass=WithOtherNames):
         self._change_debounce = change_debounce
         self._threads = threads
         self._limits = limits if limits is not None else Limits()
-        self._sealer = StateSealer(state_keys if state_keys is not None else [os.urandom(32)])
+        self._state_keys = state_keys if state_keys is not None else [os.urandom(32)]
+        if state_keys is not None:
+            self._sealer  # noqa: B018  # so that wrong keys raise now
         check_names("capabilities", capabilities, CAPABILITIES, "capability")
         self._offers = frozenset(capabilities)
         self._told = {"subscribe": subscribe, "listChanged": list_changed}
@@ -431,6 +434,12 @@ class Server(metaclass=WithOtherNames):
 
     # Identity and statistics.
 
+    @functools.cached_property
+    def _sealer(self) -> StateSealer:
+        from trio_mcp.core.rounds import StateSealer  # most servers ask no questions
+
+        return StateSealer(self._state_keys)
+
     def _current_offer(self) -> Offer:
         """Return the identity and capabilities to declare to clients.
 
@@ -609,19 +618,8 @@ async def _running(stack: contextlib.AsyncExitStack, server: Server, *, shared: 
             lifespan = _LifespanGuard(begun, part._info["name"])
             lifespans[part._catalog] = await stack.enter_async_context(lifespan)
     nursery = await stack.enter_async_context(open_nursery())
-    run = Run(
-        server._catalog,
-        lifespans,
-        nursery,
-        offer=server._current_offer,
-        limits=server._limits,
-        window=server._change_debounce,
-        sealer=server._sealer,
-        threads=server._threads,
-        ended=ended,
-        held=shared,
-        watchers=[part._watcher for part in parts if part._watcher is not None],
-    )
+    watchers = [part._watcher for part in parts if part._watcher is not None]
+    run = Run(server, lifespans, nursery, ended=ended, held=shared, watchers=watchers)
     server._own.add(run)
     stack.callback(server._own.discard, run)
     for part in parts:

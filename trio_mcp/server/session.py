@@ -36,15 +36,12 @@ import trio
 
 from trio_mcp.core.errors import (
     INTERNAL_ERROR,
-    NotDeclared,
-    RemoteProtocolError,
     RequestError,
     UsageError,
     check_seconds,
     shown,
 )
 from trio_mcp.core.messages import (
-    ABSENT,
     PROGRESS,
     Error,
     Event,
@@ -58,13 +55,12 @@ from trio_mcp.core.messages import (
     prepare,
     prepared_progress,
 )
-from trio_mcp.core.requests import Answered, ConnectionLost, InvalidAnswer, LinkKind, Outcome, Refused, RequestCancelled
+from trio_mcp.core.requests import LinkKind, Outcome, RequestCancelled
 from trio_mcp.core.revisions import NOTHING, Terms
 from trio_mcp.core.session import Call, Notice, ServerProtocol, SessionAgreed
 from trio_mcp.core.shares import LONG, Account, holder_of
 from trio_mcp.core.subscriptions import ChangeKind
-from trio_mcp.server.context import LOG, ClientError, ClientGone, Context
-from trio_mcp.server.parking import ParkedCall, next_round, read_answer, write_questions
+from trio_mcp.server.context import LOG, Context
 from trio_mcp.server.publishing import ListenerKey
 from trio_mcp.server.run import Run
 from trio_mcp.transport.nursery import open_nursery, sole
@@ -72,7 +68,7 @@ from trio_mcp.transport.wire import CLOSING, Duplex, Framing, Lines, Tap, Wire, 
 from trio_mcp.transport.workers import Work, Worker, guarded, scope_of
 
 if TYPE_CHECKING:
-    from trio_mcp.server.questions import Inquiry
+    from trio_mcp.server.parking import ParkedCall, PendingQuestion
     from trio_mcp.server.server import Server
     from trio_mcp.transport.paths import Roots
 
@@ -97,44 +93,8 @@ _SHUTTING_DOWN = "the server is shutting down"
 UNFINISHED = "the server has shut down before this call had finished"
 """The error message of calls that have not finished when the time for draining is over."""
 _HALF_CLOSED = "the client has closed its side of the connection"
-_NOT_ASKED = f"the question was not asked: {_HALF_CLOSED}"
-_JSON_ALONE = (
-    "its response is plain JSON, which cannot carry questions: "
-    "the server is set to json_only=True, or the request's Accept lacks text/event-stream"
-)
-_NO_SESSION = (
-    "its answer could not come back: the request belongs to no session, because the server is set to sessions=False"
-)
 _CANCELLED = RequestError(INTERNAL_ERROR, "cancelled")
 _IN_TURN = frozenset({"resources/subscribe", "resources/unsubscribe"})
-
-
-class _PendingQuestion:
-    """A request of the server that waits for the client's answer."""
-
-    __slots__ = ("done", "id", "outcome", "wire")
-
-    def __init__(self, id: Id, wire: Wire | None = None) -> None:
-        self.id = id
-        self.wire = wire
-        self.done = trio.Event()
-        self.outcome: Outcome | None = None
-
-    async def result(self) -> JsonObject:
-        await self.done.wait()
-        outcome = self.outcome
-        if isinstance(outcome, Answered):
-            return outcome.result
-        if isinstance(outcome, Refused):
-            error = outcome.error
-            data = None if error.data is ABSENT else error.data
-            raise ClientError(outcome.method, error.code, error.message, data)
-        if isinstance(outcome, InvalidAnswer):
-            raise RemoteProtocolError(f"the client's answer to {outcome.method} is invalid: {outcome.why}")
-        # The call was cancelled with its client, and this raises the cancellation, except under a shield.
-        await trio.lowlevel.checkpoint_if_cancelled()
-        why = outcome.why if isinstance(outcome, ConnectionLost) else "the client went away"
-        raise ClientGone(f"the question had no answer: {why}")
 
 
 class _HeldReports:
@@ -226,7 +186,7 @@ class ServerSession:
         self._opening: ChargedMessage | None = None  # the message that opened the session, if it is long
         self._running = 0  # requests that have a place, also those whose answer waits for room on the wire
         self._contexts: dict[Id, Context] = {}  # of the requests that run, by their ids
-        self._asked: dict[Id, _PendingQuestion] = {}
+        self._asked: dict[Id, PendingQuestion] = {}
         # Change notifications that wait for room.  One stands for all of its kind, so listeners bound their number.
         self.held_changes: dict[tuple[str, str, Id | None], Notification] = {}
         self.held_reports: dict[Id, _HeldReports] = {}  # reports that wait for room; a few for each call
@@ -419,17 +379,17 @@ class ServerSession:
         try:
             if _is_retry(ctx.request, ctx._terms):
                 back = self._run.parking.retry(ctx)
-                if isinstance(back, ParkedCall):
+                if isinstance(back, dict):
+                    return back
+                if back is not None:
                     # Give this request, and its place among the running requests, to the parked handler.
-                    ctx._detach(back)
+                    ctx._link, ctx._parked = None, back
                     # Each call holds one message until its end.
                     ctx._received, back.ctx._received = back.ctx._received, ctx._received
                     back.ctx._attach(self, ctx.request, ctx._terms, ctx._wire)
                     self._contexts[ctx.request.id] = back.ctx
                     back.resumed.set()
                     return {}  # not sent: another context has the request now
-                if back is not None:
-                    return back
             work = self._run.dispatcher(ctx)
             result = await (work if guarded is None else guarded(work))
             if scope_of(worker.task) is not worker.inside:  # compared here, because a call of `check` is slower
@@ -587,102 +547,6 @@ class ServerSession:
         ctx._wire.wake()
         await ctx._wire.room()
 
-    # Questions to the client.
-
-    async def ask(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, Any]:
-        """Return the client's answers, read, by the keys of `questions`."""
-        await trio.lowlevel.checkpoint_if_cancelled()  # first, because a request that is over raises another error
-        if ctx._terms.revision.handshake:
-            answers = await self.ask_raw(ctx, questions)
-            return {key: question.read(answers[key]) for key, question in questions.items()}
-        with ctx._waiting():
-            answers, read = await self._ask_by_rounds(ctx, questions)
-        return {
-            key: read[key] if key in read else read_answer(key, question, answers[key])
-            for key, question in questions.items()
-        }
-
-    async def ask_raw(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, JsonObject]:
-        """Ask as legacy revisions do: send requests, all at once, on the wire of the call.  Return the answers."""
-        await trio.lowlevel.checkpoint_if_cancelled()
-        with ctx._waiting():
-            asked: dict[str, _PendingQuestion] = {}
-            try:
-                asking = write_questions(ctx, questions)
-            except NotDeclared as error:
-                if self._alone:  # without sessions the server forgets `initialize`; the client may have the capability
-                    error.args = (f"{ctx.method} has a question, and {_NO_SESSION}",)
-                raise
-            if ctx._wire.answers_only or self._alone:
-                why = f"{ctx.method} has a question, and {_NO_SESSION if self._alone else _JSON_ALONE}"
-                _log.warning("%s", why)
-                raise RequestError(INTERNAL_ERROR, why)
-            if self.session.half_closed:
-                raise ClientGone(_NOT_ASKED)
-            if not self.session.opened:
-                raise RemoteProtocolError("nothing can be asked before the client has sent notifications/initialized")
-            if any("tools" in question.params for question in asking):
-                ctx._rounds = next_round(ctx)  # samp-19; in 2026-07-28 the client counts all questions
-            try:
-                for question in asking:
-                    id = self.session.request(question.method, question.params, about=ctx.request.id)
-                    asked[question.key] = self._asked[id] = _PendingQuestion(id, ctx._wire)
-                await self.tell(ctx)
-                return {key: await each.result() for key, each in asked.items()}
-            finally:
-                for each in asked.values():
-                    if self._asked.pop(each.id, None) is not None:
-                        self.session.cancel(each.id, "the call that asked has ended")
-                        ctx._wire.wake()
-                        self.wire.wake()  # the notice goes there if no more messages are sent for the call
-
-    async def _ask_by_rounds(
-        self, ctx: Context, questions: Mapping[str, Inquiry[Any]]
-    ) -> tuple[Mapping[str, JsonObject], Mapping[str, Any]]:
-        """Ask as the modern revision does: answer the current request; the next request brings the answers.
-
-        Returns the answers, and the values of those that are read already.
-        """
-        given = ctx.request.params.get("inputResponses")
-        if not ctx._rounds and isinstance(given, dict):
-            # The first request of the call may have answers already, which saves a round.  It is safe, because the
-            # client could give the same answers to the questions.
-            early = [key for key, question in questions.items() if question.early and isinstance(given.get(key), dict)]
-            ctx._recorded = {**ctx._recorded, **{key: given[key] for key in early}}
-        unknown = {key: question for key, question in questions.items() if key not in ctx._recorded}
-        if not unknown:  # the handler is run again, or the client sent the answers early
-            await trio.lowlevel.checkpoint()
-            return ctx._recorded, NOTHING
-        # The answer may come on another connection of the run, or to another process.  Otherwise it cannot come.
-        if self.session.half_closed and not (self._run.held or ctx._replay):
-            raise ClientGone(_NOT_ASKED)
-        if ctx._last_write:
-            await self._flush_reports(ctx)
-        # Meanwhile the call may have been cancelled, or another of its tasks has asked and moved it to another session.
-        await trio.lowlevel.checkpoint_if_cancelled()
-        parked = ctx._open_link("a question")._park(ctx, unknown)
-        try:
-            await parked.resumed.wait()
-        except trio.Cancelled:
-            parked.abandoned = True
-            raise
-        answers = {**ctx._recorded, **parked.answers}
-        if ctx._replay:
-            ctx._recorded = answers
-        return answers, parked.values
-
-    def _park(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> ParkedCall:
-        parked, asking = self._run.parking.park(ctx, questions)
-        try:
-            self.session.answer(ctx.request.id, asking)
-        except Exception:  # the questions cannot be written, as in `_answer`
-            self._run.parking.give_up(parked)
-            raise
-        self._forget(ctx)
-        ctx._detach(parked)
-        ctx._wire.wake()
-        return parked
-
     # Changes.
 
     def _listen(self, ctx: Context) -> str | None:
@@ -742,10 +606,15 @@ class ServerSession:
     async def drain(self) -> None:
         """End the subscriptions and wait for running calls; the run refuses new requests already."""
         self._end_subscriptions()
-        while self._contexts or self._run.parking.parked_by(self):
+        while self._contexts or self._parked:
             await self.quiet()
-            for parked in self._run.parking.parked_by(self):
+            for parked in self._parked:
                 await parked.resumed.wait()
+
+    @property
+    def _parked(self) -> list[ParkedCall]:
+        """The parked handlers whose questions were sent on this connection."""
+        return [parked for parked in self._run.parked if parked.link is self]
 
     def _end_subscriptions(self) -> None:
         listening, self._listening = self._listening, {}

@@ -589,9 +589,10 @@ class Endpoint:
             async with trio.open_nursery() as nursery:
                 for server_session in self._server_sessions:
                     nursery.start_soon(server_session.drain)
-            await self._run.parking.wait_for_all()
+            for parked in self._run.parked:
+                await parked.resumed.wait()
             await self._sessions.wait_for_clients()
-            if not any(server_session.busy for server_session in self._server_sessions) and not self._run.parking:
+            if not any(server_session.busy for server_session in self._server_sessions) and not self._run.parked:
                 break
         self._sessions.end_all(_SHUTTING_DOWN, retry=_RETRY)
         await self._attached.empty()
