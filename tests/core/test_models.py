@@ -59,7 +59,7 @@ def test_a_model_is_frozen_slotted_and_compared_by_value(cls: type[content.Model
 
 def test_models_of_different_classes_differ() -> None:
     assert TextContent("a") != ImageContent(b"a", "b")
-    assert models.SamplingCapability() != models.ElicitationCapability()
+    assert models.Params() != models.PaginatedParams()
     assert content.TextResourceContents("a", "b") != 1
 
 

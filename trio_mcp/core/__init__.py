@@ -40,7 +40,7 @@ else:
         __name__,
         {
             "caching": "COMPLETION_SECONDS CacheHints MAX_BYTES MAX_ENTRIES MAX_TTL_MS Pager ResponseCache paginate",
-            "codec": "MAX_MALFORMED NOTIFICATIONS REQUESTS Shape Shapes from_json to_json",
+            "codec": "MAX_MALFORMED REQUESTS Shape Shapes from_json to_json",
             "connection": "Connection",
             "content": (
                 "Annotations AudioContent BlobResourceContents ContentBlock Described EmbeddedResource Icon "
@@ -57,9 +57,9 @@ else:
                 "redacted repeated shown"
             ),
             "forms": (
-                "BooleanSchema ElicitFormParams ElicitParams ElicitResult ElicitUrlParams ElicitValue "
-                "ElicitationCompleteParams EnumItems EnumOption EnumSchema FieldSchema IntegerSchema MultiSelectSchema "
-                "NumberSchema RequestedSchema StringSchema TitledEnumItems TitledEnumSchema"
+                "BooleanSchema ElicitFormParams ElicitParams ElicitResult ElicitUrlParams ElicitValue EnumItems "
+                "EnumOption EnumSchema FieldSchema IntegerSchema MultiSelectSchema NumberSchema RequestedSchema "
+                "StringSchema TitledEnumItems TitledEnumSchema"
             ),
             "framing": "LineFramer",
             "messages": (
@@ -70,17 +70,14 @@ else:
             ),
             "migration": "OPTIONS WithOtherNames option_error",
             "models": (
-                "AcknowledgedParams CacheableResult CallToolParams CallToolResult CancelledParams ClientCapabilities "
-                "CompleteParams CompleteResult Completion CompletionArgument CompletionContext CreateMessageParams "
-                "CreateMessageRequest CreateMessageResult DiscoverResult ElicitRequest ElicitationCapability "
-                "GetPromptParams GetPromptResult Implementation InitializeParams InitializeResult InputRequest "
-                "InputRequiredResult InputResponse ListPromptsResult ListResourceTemplatesResult ListResourcesResult "
-                "ListRootsRequest ListRootsResult ListToolsResult ListenParams ListingCapability LogLevel "
-                "LoggingMessageParams ModelHint ModelPreferences PaginatedParams Params ProgressParams Prompt "
-                "PromptArgument PromptMessage PromptReference ReadResourceParams ReadResourceResult ResourceReference "
-                "ResourceTemplate ResourceUpdatedParams ResourcesCapability Result RetryParams Root RootsCapability "
-                "SamplingCapability SamplingMessage ServerCapabilities SetLevelParams SubscribeParams "
-                "SubscriptionFilter Tool ToolAnnotations ToolChoice ToolExecution"
+                "CacheableResult CallToolParams CallToolResult CompleteParams CompleteResult Completion "
+                "CompletionArgument CompletionContext CreateMessageParams CreateMessageRequest CreateMessageResult "
+                "ElicitRequest GetPromptParams GetPromptResult Implementation InputRequest InputRequiredResult "
+                "InputResponse ListPromptsResult ListResourceTemplatesResult ListResourcesResult ListRootsRequest "
+                "ListRootsResult ListToolsResult LogLevel LoggingMessageParams ModelHint ModelPreferences "
+                "PaginatedParams Params Prompt PromptArgument PromptMessage PromptReference ReadResourceParams "
+                "ReadResourceResult ResourceReference ResourceTemplate Result RetryParams Root SamplingMessage Tool "
+                "ToolAnnotations ToolChoice ToolExecution"
             ),
             "opening": "Attempt ClientProtocol Negotiation OpeningFailed Phase",
             "pace": "Pace",

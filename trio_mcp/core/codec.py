@@ -1,7 +1,7 @@
 """Models to and from JSON, per revision.
 
-`from_json` reads an object from a peer, `to_json` writes an object for a peer; `REQUESTS` and `NOTIFICATIONS` say which
-classes belong to which method.  JSON here means dicts, lists and scalars; `messages` reads and writes the bytes.
+`from_json` reads an object from a peer, `to_json` writes an object for a peer; `REQUESTS` says which classes belong to
+which method.  JSON here means dicts, lists and scalars; `messages` reads and writes the bytes.
 
 Reading is the same for every revision:
 
@@ -56,7 +56,7 @@ from trio_mcp.core.errors import NotInThisRevision, RemoteProtocolError, UsageEr
 from trio_mcp.core.messages import ABSENT, KINDS, Json, JsonObject
 from trio_mcp.core.revisions import Revision
 
-__all__ = ["MAX_MALFORMED", "NOTIFICATIONS", "REQUESTS", "Shape", "Shapes", "from_json", "to_json"]
+__all__ = ["MAX_MALFORMED", "REQUESTS", "Shape", "Shapes", "from_json", "to_json"]
 
 M = TypeVar("M", bound=Model)
 Shape: TypeAlias = type[Model] | UnionType
@@ -102,9 +102,6 @@ class Shapes(NamedTuple):
 
 REQUESTS: Mapping[str, Shapes] = MappingProxyType(
     {
-        "initialize": Shapes(models.InitializeParams, models.InitializeResult),
-        "server/discover": Shapes(models.Params, models.DiscoverResult),
-        "ping": Shapes(models.Params, models.Result),
         "tools/list": Shapes(models.PaginatedParams, models.ListToolsResult),
         "tools/call": Shapes(models.CallToolParams, models.InputRequiredResult | models.CallToolResult),
         "prompts/list": Shapes(models.PaginatedParams, models.ListPromptsResult),
@@ -112,32 +109,13 @@ REQUESTS: Mapping[str, Shapes] = MappingProxyType(
         "resources/list": Shapes(models.PaginatedParams, models.ListResourcesResult),
         "resources/templates/list": Shapes(models.PaginatedParams, models.ListResourceTemplatesResult),
         "resources/read": Shapes(models.ReadResourceParams, models.InputRequiredResult | models.ReadResourceResult),
-        "resources/subscribe": Shapes(models.SubscribeParams, models.Result),
-        "resources/unsubscribe": Shapes(models.SubscribeParams, models.Result),
         "completion/complete": Shapes(models.CompleteParams, models.CompleteResult),
-        "logging/setLevel": Shapes(models.SetLevelParams, models.Result),
-        "subscriptions/listen": Shapes(models.ListenParams, models.Result),
         "sampling/createMessage": Shapes(models.CreateMessageParams, models.CreateMessageResult),
         "roots/list": Shapes(models.Params, models.ListRootsResult),
         "elicitation/create": Shapes(forms.ElicitParams, forms.ElicitResult),
     }
 )
-
-NOTIFICATIONS: Mapping[str, type[Model]] = MappingProxyType(
-    {
-        "notifications/initialized": models.Params,
-        "notifications/cancelled": models.CancelledParams,
-        "notifications/progress": models.ProgressParams,
-        "notifications/message": models.LoggingMessageParams,
-        "notifications/tools/list_changed": models.Params,
-        "notifications/prompts/list_changed": models.Params,
-        "notifications/resources/list_changed": models.Params,
-        "notifications/resources/updated": models.ResourceUpdatedParams,
-        "notifications/roots/list_changed": models.Params,
-        "notifications/elicitation/complete": forms.ElicitationCompleteParams,
-        "notifications/subscriptions/acknowledged": models.AcknowledgedParams,
-    }
-)
+"""The methods that programs serve and call; a session answers the others itself."""
 
 
 def _wire(field: attrs.Attribute[Any]) -> str:

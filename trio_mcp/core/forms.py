@@ -18,7 +18,7 @@ from trio_mcp.core.content import V2025_06, V2025_11, MalformedContent, Meta, Mo
 
 __all__ = [
     "BooleanSchema", "ElicitFormParams", "ElicitParams", "ElicitResult", "ElicitUrlParams", "ElicitValue",
-    "ElicitationCompleteParams", "EnumItems", "EnumOption", "EnumSchema", "FieldSchema", "IntegerSchema",
+    "EnumItems", "EnumOption", "EnumSchema", "FieldSchema", "IntegerSchema",
     "MultiSelectSchema", "NumberSchema", "RequestedSchema", "StringSchema", "TitledEnumItems", "TitledEnumSchema",
 ]  # fmt: skip
 
@@ -199,11 +199,3 @@ class ElicitResult(Model, since=V2025_06, has="action"):
     action: Literal["accept", "decline", "cancel"]
     content: Mapping[str, ElicitValue] | None = None
     meta: Meta | None = attrs.field(default=None, kw_only=True, metadata=until(V2025_11))
-
-
-@model
-class ElicitationCompleteParams(Model, since=V2025_11, until=V2025_11):
-    """Parameters of the notification that the user has finished at the page of an elicitation."""
-
-    elicitation_id: str
-    meta: Meta | None = attrs.field(default=None, kw_only=True)

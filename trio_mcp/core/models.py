@@ -1,8 +1,9 @@
-"""The parameters and results of every method, and the objects inside them.
+"""The parameters and results of the methods that programs serve and call, and the objects inside them.
 
 One class serves all revisions.  The marks on a field (`since`, `until`) say which revisions know it, and the codec
 obeys them.  Content is in `content` and elicitation in `forms`.  This module has the rest: tools, resources, prompts,
-completion, sampling, roots, capabilities, lifecycle, notifications and subscriptions.
+completion, sampling, roots and log messages.  The messages that a session reads and writes itself (handshake,
+capabilities, progress, cancellations, subscriptions) have no classes; the session hands out its own events for them.
 
 Surprising: the answers to input requests (`CreateMessageResult`, `ListRootsResult`, `ElicitResult`) do not inherit from
 `Result`.  A client's results never had a resultType: since the revision with resultType, a client sends no results
@@ -44,21 +45,17 @@ from trio_mcp.core.content import (
 )
 from trio_mcp.core.errors import UsageError
 from trio_mcp.core.forms import ElicitParams, ElicitResult
-from trio_mcp.core.messages import ABSENT, Absent, Id, Json
+from trio_mcp.core.messages import ABSENT, Absent, Json
 
 __all__ = [
-    "AcknowledgedParams", "CacheableResult", "CallToolParams", "CallToolResult", "CancelledParams",
-    "ClientCapabilities", "CompleteParams", "CompleteResult", "Completion", "CompletionArgument", "CompletionContext",
-    "CreateMessageParams", "CreateMessageRequest", "CreateMessageResult", "DiscoverResult", "ElicitRequest",
-    "ElicitationCapability", "GetPromptParams", "GetPromptResult", "Implementation", "InitializeParams",
-    "InitializeResult", "InputRequest", "InputRequiredResult", "InputResponse", "ListPromptsResult",
-    "ListResourceTemplatesResult", "ListResourcesResult", "ListRootsRequest", "ListRootsResult", "ListToolsResult",
-    "ListenParams", "ListingCapability", "LogLevel", "LoggingMessageParams", "ModelHint", "ModelPreferences",
-    "PaginatedParams", "Params", "ProgressParams", "Prompt", "PromptArgument", "PromptMessage", "PromptReference",
-    "ReadResourceParams", "ReadResourceResult", "ResourceReference", "ResourceTemplate", "ResourceUpdatedParams",
-    "ResourcesCapability", "Result", "RetryParams", "Root", "RootsCapability", "SamplingCapability", "SamplingMessage",
-    "ServerCapabilities", "SetLevelParams", "SubscribeParams", "SubscriptionFilter", "Tool", "ToolAnnotations",
-    "ToolChoice", "ToolExecution",
+    "CacheableResult", "CallToolParams", "CallToolResult", "CompleteParams", "CompleteResult", "Completion",
+    "CompletionArgument", "CompletionContext", "CreateMessageParams", "CreateMessageRequest", "CreateMessageResult",
+    "ElicitRequest", "GetPromptParams", "GetPromptResult", "Implementation", "InputRequest", "InputRequiredResult",
+    "InputResponse", "ListPromptsResult", "ListResourceTemplatesResult", "ListResourcesResult", "ListRootsRequest",
+    "ListRootsResult", "ListToolsResult", "LogLevel", "LoggingMessageParams", "ModelHint", "ModelPreferences",
+    "PaginatedParams", "Params", "Prompt", "PromptArgument", "PromptMessage", "PromptReference", "ReadResourceParams",
+    "ReadResourceResult", "ResourceReference", "ResourceTemplate", "Result", "RetryParams", "Root", "SamplingMessage",
+    "Tool", "ToolAnnotations", "ToolChoice", "ToolExecution",
 ]  # fmt: skip
 
 LogLevel: TypeAlias = Literal["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]
@@ -118,7 +115,7 @@ class CacheableResult(Result):
     cache_scope: Literal["public", "private"] = attrs.field(default="private", kw_only=True, metadata=since(V2026_07))
 
 
-# The programs at both ends, and their capabilities
+# The programs at both ends
 
 
 @model
@@ -129,104 +126,6 @@ class Implementation(Named):
     icons: Sequence[Icon | MalformedContent] | None = attrs.field(default=None, metadata=since(V2025_11))
     description: str | None = attrs.field(default=None, metadata=since(V2025_11))
     website_url: str | None = attrs.field(default=None, metadata=since(V2025_11))
-
-
-@model
-class _Capabilities(Model):
-    """The members that both kinds of capabilities share.
-
-    A capability that is there is on, even if it is `{}`.  `revisions.declares` reads the wire form, unknown
-    capabilities included.
-    """
-
-    experimental: Mapping[str, Meta] | None = attrs.field(default=None, kw_only=True)
-    extensions: Mapping[str, Meta] | None = attrs.field(default=None, kw_only=True, metadata=since(V2026_07))
-
-
-@model
-class RootsCapability(Model):
-    """The client can list roots; `list_changed`: it announces changes of them."""
-
-    list_changed: bool | None = attrs.field(default=None, metadata=until(V2025_11))
-
-
-@model
-class SamplingCapability(Model):
-    """The client can sample its model; `context` and `tools`: it accepts these parameters of a request."""
-
-    context: Meta | None = attrs.field(default=None, metadata=since(V2025_11))
-    tools: Meta | None = attrs.field(default=None, metadata=since(V2025_11))
-
-
-@model
-class ElicitationCapability(Model, since=V2025_06):
-    """The client can ask its user: with forms, or with pages to visit (`url`).  Without either mode: forms."""
-
-    # elic-11: without a mode it means forms.
-    form: Meta | None = attrs.field(default=None, metadata=since(V2025_11))
-    url: Meta | None = attrs.field(default=None, metadata=since(V2025_11))
-
-
-@model
-class ClientCapabilities(_Capabilities):
-    """The features that a client supports."""
-
-    roots: RootsCapability | None = None
-    sampling: SamplingCapability | None = None
-    elicitation: ElicitationCapability | None = attrs.field(default=None, metadata=since(V2025_06))
-
-
-@model
-class ListingCapability(Model):
-    """The server has a list of this kind; `list_changed`: it announces changes of the list."""
-
-    list_changed: bool | None = None
-
-
-@model
-class ResourcesCapability(ListingCapability):
-    """The server has resources; `subscribe`: it announces updates of single resources."""
-
-    subscribe: bool | None = None
-
-
-@model
-class ServerCapabilities(_Capabilities):
-    """The features that a server supports."""
-
-    tools: ListingCapability | None = None
-    prompts: ListingCapability | None = None
-    resources: ResourcesCapability | None = None
-    completions: Meta | None = attrs.field(default=None, metadata=since(V2025_03))
-    logging: Meta | None = None
-
-
-@model
-class InitializeParams(Params, until=V2025_11):
-    """Parameters of `initialize`, the first request of a session."""
-
-    protocol_version: str
-    capabilities: ClientCapabilities
-    client_info: Implementation
-
-
-@model
-class InitializeResult(_AnyResult, until=V2025_11):
-    """Result of `initialize`: the revision for the session, and the server's capabilities."""
-
-    protocol_version: str
-    capabilities: ServerCapabilities
-    server_info: Implementation
-    instructions: str | None = None
-
-
-@model
-class DiscoverResult(CacheableResult, since=V2026_07):
-    """Result of `server/discover`: the revisions that the server speaks, and its capabilities."""
-
-    supported_versions: Sequence[str]
-    capabilities: ServerCapabilities
-    instructions: str | None = None
 
 
 # Tools
@@ -361,13 +260,6 @@ class ReadResourceResult(CacheableResult):
     """Result of `resources/read`: the contents of the resource, which can have several parts."""
 
     contents: Sequence[ResourceContents | MalformedContent]
-
-
-@model
-class SubscribeParams(Params, until=V2025_11):
-    """Parameters of `resources/subscribe` and `resources/unsubscribe`."""
-
-    uri: str
 
 
 # Prompts and completion
@@ -609,26 +501,7 @@ class InputRequiredResult(_AnyResult, since=V2026_07, resultType="input_required
             raise UsageError("InputRequiredResult needs input_requests or request_state, or both")  # mrtr-12
 
 
-# Notifications and subscriptions
-
-
-@model
-class ProgressParams(Params):
-    """Parameters of the notification that a request makes progress."""
-
-    progress_token: Id
-    progress: float
-    total: float | None = None
-    message: str | None = attrs.field(default=None, metadata=since(V2025_03))  # prog-14
-
-
-@model
-class CancelledParams(Params):
-    """Parameters of the notification that cancels a request."""
-
-    # The schema of 2025-11-25 lets request_id be absent, but only for tasks, which have their own method (cancel-10).
-    request_id: Id
-    reason: str | None = None
+# Notifications
 
 
 @model
@@ -638,41 +511,3 @@ class LoggingMessageParams(Params):
     level: LogLevel
     data: Json
     logger: str | None = None
-
-
-@model
-class SetLevelParams(Params, until=V2025_11):
-    """Parameters of `logging/setLevel`: the lowest level of log messages to send."""
-
-    level: LogLevel
-
-
-@model
-class ResourceUpdatedParams(Params):
-    """Parameters of the notification that a resource has changed."""
-
-    uri: str
-
-
-@model
-class SubscriptionFilter(Model, since=V2026_07):
-    """The changes that a client wants to be notified of."""
-
-    tools_list_changed: bool | None = None
-    prompts_list_changed: bool | None = None
-    resources_list_changed: bool | None = None
-    resource_subscriptions: Sequence[str] | None = None
-
-
-@model
-class ListenParams(Params, since=V2026_07):
-    """Parameters of `subscriptions/listen`."""
-
-    notifications: SubscriptionFilter
-
-
-@model
-class AcknowledgedParams(Params, since=V2026_07):
-    """Parameters of the notification that confirms a subscription, with the changes that the server agrees to."""
-
-    notifications: SubscriptionFilter
