@@ -759,3 +759,15 @@ def test_a_token_endpoint_that_leads_elsewhere_since_is_not_asked_to_renew() -> 
     assert "10.0.0.7" in str(failed(visitor))
     visitor.world.broken = lambda request: None
     assert visitor.call() == 200
+
+
+def test_a_key_that_cannot_sign_ends_the_flow_and_is_blamed_on_the_application() -> None:
+    def sign(claims: Any, header: Any) -> str:
+        raise LookupError("Geheim")
+
+    broken = attrs.evolve(key(), sign=sign)
+    visitor = Visitor(world(dpop=True), Application("V", dpop=broken))
+    error = failed(visitor)
+    assert error.blame is Blame.APPLICATION
+    assert "a Key could not sign (LookupError); start it again" in str(error)
+    assert isinstance(error.__cause__, LookupError)

@@ -357,12 +357,7 @@ class Credentials:
 
     def _follow(self, decide: Callable[[float], Verdict]) -> Verdict:
         """Return the verdict; if it is a new flow, start it."""
-        try:
-            verdict = decide(time.time())
-        except McpError:
-            raise
-        except Exception as error:  # the program's own function signs for a Key
-            raise UsageError("the dpop Key of the application could not sign") from error
+        verdict = decide(time.time())
         if isinstance(verdict, StartFlow):
             self._source.begin(verdict.flow)  # at once, because other requests wait for it from now on
         return verdict
@@ -439,11 +434,7 @@ class FlowRun:
 
     def _advance(self, event: FlowEvent | None) -> tuple[FlowAction, ...]:
         flow = self._flow
-        try:
-            return flow.start(time.time()) if event is None else flow.receive(event, time.time())
-        except Exception as error:  # noqa: BLE001  # the program's own function signs for a Key
-            why = str(error) if isinstance(error, McpError) else f"a Key could not sign ({type(error).__name__})"
-            return flow.receive(FlowAbandoned(why, cause=error), time.time())
+        return flow.start(time.time()) if event is None else flow.receive(event, time.time())
 
     # Actions.
 
@@ -457,7 +448,9 @@ class FlowRun:
                     assert oauth.redirect_uri is not None
                     return ReceiverReady(oauth.redirect_uri)
                 case OpenReceiver():
-                    before = tuple(uri for each in self._flow.record.registered for uri in each.redirect_uris)
+                    before = tuple(
+                        uri for each in self._source.authorizer.record.registered for uri in each.redirect_uris
+                    )
                     self._receiver = await nursery.start(receive_returns, oauth.redirect_uri, before)
                     return ReceiverReady(self._receiver.redirect_uri)
                 case OpenBrowser() | ReturnIgnored():

@@ -27,7 +27,7 @@ else:
                 "resource_metadata_urls resource_of same_origin scopes_of server_metadata_urls trust_advice union "
                 "url_fault"
             ),
-            "errors": "AuthorizationFailed Blame",
+            "errors": "AuthorizationFailed Blame issuer_failed",
             "flow": (
                 "AskAssertion Asserted BrowserReturned Flow FlowAbandoned FlowAction FlowDone FlowEvent FlowFailed "
                 "ForbiddenAddress OpenBrowser OpenReceiver Persist ReceiverReady Replied RequestFailed "
@@ -36,9 +36,8 @@ else:
             "messages": (
                 "Application AuthorizationCode ClientCredentials Entropy Grant IdentityAssertion JWT_BEARER Key "
                 "Nonces OFFLINE PendingAuthorization WorkloadIdentity authenticated authorization_url censored "
-                "check_pkce choose_method client_document dpop_proof exchange_grant find_client form "
-                "new_authorization read_assertion read_registration read_return read_tokens refused registration "
-                "registration_refused"
+                "check_pkce choose_method client_document dpop_proof form is_printable new_authorization "
+                "read_registration read_return read_tokens refused registration registration_refused"
             ),
             "principals": "Principal declared_scopes has_scopes",
             "records": "ClientAuthMethod OAuthClient ServerRecord TokenGrant Tokens as_json read_record",

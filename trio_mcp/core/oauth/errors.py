@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import enum
 
-from trio_mcp.core.errors import McpError
+from trio_mcp.core.errors import McpError, shown
 
-__all__ = ["AuthorizationFailed", "Blame"]
+__all__ = ["AuthorizationFailed", "Blame", "issuer_failed"]
 
 
 class Blame(enum.Enum):
@@ -41,3 +41,8 @@ class AuthorizationFailed(McpError):
     def passes(self) -> bool:
         """True if a later attempt may succeed by itself.  Otherwise it only asks the user again, or changes nothing."""
         return self.blame in (Blame.NETWORK, Blame.AUTHORIZATION_SERVER, Blame.IDENTITY_PROVIDER)
+
+
+def issuer_failed(issuer: str, why: str, advice: str = "its operator must fix it") -> AuthorizationFailed:
+    """Make the error of a mistake of an authorization server; `why` follows its name."""
+    return AuthorizationFailed(Blame.AUTHORIZATION_SERVER, f"{shown(issuer)} {why}", advice)

@@ -15,8 +15,8 @@ discovery, registration, the browser and the token request stand in their order 
 A driver carries out each action.  Actions contain time limits, and the driver enforces them: it reports `RequestFailed`
 or `FlowAbandoned` after a timeout.
 
-A flow changes nothing outside of itself.  So it may be dropped at any action, and the next flow starts fresh.  Facts
-that should outlive a flow are reported by `Persist`.  Every error says who is to blame.
+A flow changes only the record of its authorizer, by whole facts, and reports each change that should outlive the
+process by `Persist`.  So it may be dropped at any action.  Every error says who is to blame.
 
 The rules follow from the documents found, not from the negotiated revision, which is unknown before there is a token.
 A server with resource metadata has revision 2025-06-18 or later, and the strictest rules apply.  A server without it
@@ -37,7 +37,7 @@ from trio_mcp.core.http.fields import JSON, PROTOCOL_VERSION, Fields, Headers
 from trio_mcp.core.messages import JsonObject, record
 from trio_mcp.core.oauth import discovery, messages
 from trio_mcp.core.oauth.discovery import DPOP, AuthChallenge, Network, ResourceDocument, ServerDocument
-from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame
+from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame, issuer_failed
 from trio_mcp.core.oauth.messages import AuthorizationCode, IdentityAssertion, Key
 from trio_mcp.core.oauth.records import ClientAuthMethod, OAuthClient, ServerRecord, TokenGrant
 
@@ -69,7 +69,6 @@ class SendRequest:
     url: str
     headers: Fields = attrs.field(default=(), repr=False)
     body: bytes = attrs.field(default=b"", repr=False)
-    follow_redirects: bool = False
     body_bytes: int = 256 * 1024
     seconds: float = 30.0
     networks: frozenset[Network] | None = None
@@ -212,6 +211,8 @@ _OF_2025_03_26: Final = "2025-03-26"
 _REDIRECTS = (301, 302, 303, 307, 308)
 _BUSY = (408, 425, 429)
 _LATER = "try again later"
+_EXCHANGE: Final = "urn:ietf:params:oauth:grant-type:token-exchange"
+_ID_JAG: Final = "urn:ietf:params:oauth:token-type:id-jag"
 
 
 class Flow:
@@ -224,9 +225,7 @@ class Flow:
     def __init__(self, authorizer: Authorizer, challenge: AuthChallenge | None) -> None:
         self.outcome: FlowDone | FlowFailed | None = None
         self.abandoned = False
-        self.obtained = False  # True once the flow has a token
-        self.adopted = False  # True if another process got that token
-        self.record = authorizer.record  # the knowledge about the server, which the flow extends
+        self.adopted = False  # True if another process got the token
         self._renews = challenge is None  # a token that has expired; no server has refused it
         self._challenge = challenge or AuthChallenge(0)
         self._authorizer = authorizer
@@ -234,18 +233,17 @@ class Flow:
         self._rules = authorizer.rules
         self._running: _Course[None] | None = None
         self._action: FlowAction | None = None  # the action that waits for its event
-        self._queued: list[FlowAction] = []  # actions before the next one
+        self._queued: tuple[FlowAction, ...] = ()  # actions before the next one
         self._now = 0.0
-        self._networks = discovery.networks_of(authorizer.server_url, self.record.network)
+        self._networks = discovery.networks_of(authorizer.server_url, authorizer.record.network)
         self._document: ResourceDocument | None = None
         self._issuer = ""
         self._token_endpoint = ""
         self._resource = discovery.resource_of(authorizer.server_url)
         self._client: OAuthClient | None = None
+        self._reused = False  # the client was registered by an earlier flow
         self._requested: tuple[str, ...] = ()
         self._proof_key: Key | None = None
-        self._nonce_retried = False
-        self._reused = False  # the client was registered by an earlier flow
 
     @property
     def over(self) -> bool:
@@ -280,9 +278,9 @@ class Flow:
             return False
         if self._running is not None or self.over:
             raise UsageError("adopt() must be called before start()")
-        self.outcome = FlowDone()
-        self.obtained = self.adopted = True
+        self.outcome, self.adopted = FlowDone(), True
         self._authorizer.restore(stored)
+        self._authorizer.obtained()
         self._authorizer.flow_over(self)
         return True
 
@@ -296,8 +294,7 @@ class Flow:
         action, self._action, self._now = self._action, None, now
         try:
             if isinstance(event, FlowAbandoned):
-                # Answered here and not by the course, which is at its end if a function of the program has raised in
-                # it: a `Key` that cannot sign.  Then this is the only event that the driver can still report.
+                # Not thrown into the course, which an unexpected error may have ended.
                 in_browser = isinstance(action, OpenBrowser | ReturnIgnored)
                 raise self._abandoned_error(event, in_browser=in_browser) from event.cause
             assert self._running is not None
@@ -306,11 +303,13 @@ class Flow:
             last = self.outcome = FlowDone()
         except AuthorizationFailed as error:
             last = self.outcome = FlowFailed(error)
-        if self._queued:
-            self._authorizer.restore(self.record)
+        except UsageError as error:  # a key of the application could not sign
+            failure = self._abandoned_error(FlowAbandoned(str(error)), in_browser=False)
+            failure.__cause__ = error.__cause__
+            last = self.outcome = FlowFailed(failure)
         if self.over:
             self._authorizer.flow_over(self)
-        actions, self._queued = (*self._queued, last), []
+        actions, self._queued = (*self._queued, last), ()
         return actions
 
     def _abandoned_error(self, event: FlowAbandoned, *, in_browser: bool) -> AuthorizationFailed:
@@ -318,16 +317,13 @@ class Flow:
             # A server that has lost the registration shows an error to the user, and does not redirect the browser.
             self._forget_client()
         if in_browser and not event.at_fault:
-            return AuthorizationFailed(
-                Blame.USER,
-                f"{shown(self._issuer)} was not allowed to issue a token: {event.why}",
-                "the user must allow it there",
-            )
+            why = f"{shown(self._issuer)} was not allowed to issue a token: {event.why}"
+            return AuthorizationFailed(Blame.USER, why, "the user must allow it there")
         return AuthorizationFailed(Blame.APPLICATION, f"the authorization was abandoned: {event.why}", "start it again")
 
     def _course(self) -> _Course[None]:
         """From the known facts to a token, which is in the record at the end."""
-        held, grant = self.record.authorization, self._application.grant
+        held, grant = self._authorizer.record.authorization, self._application.grant
         needs_no_user = self._application.needs_no_user
         if held is not None and self._renews:
             if self._is_ours(held) and (needs_no_user or held.tokens.refresh is not None):
@@ -355,16 +351,14 @@ class Flow:
                     "use",
                     "use another grant, or have this one allowed there",
                 )
-            client = self._find_client(server, None, None)
-            assert client is not None
-            self._set_client(client, server)
+            yield from self._identify(server, None)
             fields = yield from self._grant_without_user()
         yield from self._request_tokens(fields)
 
     def _persist(self, record: ServerRecord) -> None:
-        if record != self.record:
-            self.record = record
-            self._queued = [Persist(record)]
+        if record != self._authorizer.record:
+            self._authorizer.restore(record)
+            self._queued = (Persist(record),)
 
     # Requests.
 
@@ -399,10 +393,7 @@ class Flow:
         """Return the status and the object in the body of a reply, {} without one.  Raises if there was no reply."""
         if not isinstance(event, Replied):
             raise _no_reply(request.url, event, Blame.AUTHORIZATION_SERVER)
-        return event.status, self._object_in(event) or {}
-
-    def _object_in(self, reply: Replied) -> JsonObject | None:
-        return discovery.read_object(reply.body, self._rules.document_bytes)
+        return event.status, discovery.read_object(event.body, request.body_bytes) or {}
 
     def _search(
         self,
@@ -419,18 +410,21 @@ class Flow:
         forbidden network.  The search then continues, but if it finds no document it raises the first such error,
         because it cannot conclude that there is none.
         """
-        rules = self._rules
+        authorizer, rules = self._authorizer, self._rules
         waiting, requested, redirects = [*urls], [], rules.redirects
         while waiting:
             url = waiting.pop(0)
             requested.append(url)
             event = yield self._request("GET", url, (("Accept", JSON), *fields))
-            if blame is Blame.SERVER:
-                self._note_network(url, event)
             fault: AuthorizationFailed | None = None
             if not isinstance(event, Replied):
-                fault = _no_reply(url, event, blame)
-            elif event.status in _REDIRECTS:
+                error = error or _no_reply(url, event, blame)
+                continue
+            if event.address and discovery.same_origin(url, authorizer.server_url):
+                # The network of the MCP server, which is stored with the next record.
+                authorizer.record = attrs.evolve(authorizer.record, network=discovery.network_at(event.address))
+                self._networks = discovery.networks_of(authorizer.server_url, authorizer.record.network)
+            if event.status in _REDIRECTS:
                 # The driver follows no redirects, so that each target is checked here first.
                 target = discovery.redirect_target(url, event.headers.get("Location", ""), rules)
                 if target is not None and redirects > 0:
@@ -438,9 +432,11 @@ class Flow:
                     waiting.insert(0, target)
             elif event.status >= 500 or event.status in _BUSY:
                 fault = AuthorizationFailed(blame, f"{_bare(url)} answered {event.status}", _LATER)
-            elif 200 <= event.status < 300 and (found := self._object_in(event)) is not None:
+            elif 200 <= event.status < 300:
+                found = discovery.read_object(event.body, rules.document_bytes)
                 try:
-                    return read(found), requested
+                    if found is not None:
+                        return read(found), requested
                 except AuthorizationFailed as unusable:
                     if blame is Blame.SERVER:
                         raise
@@ -450,18 +446,11 @@ class Flow:
             raise error
         return None, requested
 
-    def _note_network(self, url: str, event: Replied | ForbiddenAddress | RequestFailed) -> None:
-        """Note the MCP server's network, if this reply comes from its origin: another host's name proves nothing."""
-        server_url = self._authorizer.server_url
-        if isinstance(event, Replied) and event.address and discovery.same_origin(url, server_url):
-            self.record = attrs.evolve(self.record, network=discovery.network_at(event.address))  # stored later
-            self._networks = discovery.networks_of(server_url, self.record.network)
-
     # Discovery.
 
     def _find_resource(self) -> _Course[None]:
         """Find the resource's document and the issuer of its tokens."""
-        url, rules = self._authorizer.server_url, self._rules
+        url, rules, app = self._authorizer.server_url, self._rules, self._application
         named = self._challenge.metadata_url
         error: AuthorizationFailed | None = None
         urls = discovery.resource_metadata_urls(url, named, rules)
@@ -473,32 +462,24 @@ class Flow:
         def read(answer: JsonObject) -> ResourceDocument:
             return discovery.read_resource(answer, url, rules, self._networks)
 
-        self._document, _ = yield from self._search(urls, read, Blame.SERVER, error)
-        if self._document is not None:
-            self._resource = self._document.resource
+        document, _ = yield from self._search(urls, read, Blame.SERVER, error)
+        if document is not None:
+            self._document, self._resource = document, document.resource
             # auth-118: prefer the application's choice, then an issuer already in use, then the first.
-            held, issuers = self.record.authorization, self._document.issuers
-            wanted = [
-                *self._application.prefers,
-                *(each.issuer for each in self._application.clients),
-                *([] if held is None else [held.issuer]),
-            ]
-            self._issuer = next((each for each in wanted if each in issuers), None) or issuers[0]
+            held = self._authorizer.record.authorization
+            wanted = [*app.prefers, *(each.issuer for each in app.clients), held and held.issuer]
+            self._issuer = next((each for each in wanted if each in document.issuers), None) or document.issuers[0]
         elif named is not None:
             # A server that names its metadata has a revision without default endpoints.
-            raise AuthorizationFailed(
-                Blame.SERVER,
-                f"the MCP server names its metadata at {shown(named)}, but none was found",
-                "its operator must fix it",
-            )
+            why = f"the MCP server names its metadata at {shown(named)}, but none was found"
+            raise AuthorizationFailed(Blame.SERVER, why, "its operator must fix it")
         else:
             self._issuer = discovery.origin_of(url)  # auth-14: the authorization base URL of 2025-03-26
 
     def _find_server(self) -> _Course[ServerDocument]:
         """Find the metadata of the issuer."""
-        issuer, server_url = self._issuer, self._authorizer.server_url
-        legacy = self._document is None
-        urls: Sequence[str] = discovery.server_metadata_urls(issuer)
+        issuer, legacy = self._issuer, self._document is None
+        urls = discovery.server_metadata_urls(issuer)
         fields: Fields = ()
         if legacy:
             # auth-13: only this revision asks for the header, and only its servers are asked here.  auth-14: the URL
@@ -510,26 +491,20 @@ class Flow:
 
         found, requested = yield from self._search(urls, read, Blame.AUTHORIZATION_SERVER, None, fields)
         if found is None and not legacy:
-            raise AuthorizationFailed(
-                Blame.AUTHORIZATION_SERVER,
-                f"{shown(issuer)} publishes no metadata at {', '.join(requested)}",
-                "its operator must publish it, because endpoints are never guessed",
-            )
-        return found or discovery.default_server(server_url)
+            advice = "its operator must publish it, because endpoints are never guessed"
+            raise issuer_failed(issuer, f"publishes no metadata at {', '.join(requested)}", advice)
+        return found or discovery.default_server(self._authorizer.server_url)
 
     def _scopes(self, server: ServerDocument) -> tuple[str, ...]:
         """auth-66: the scopes of the challenge, or all that the resource supports, plus those requested earlier."""
-        app, held = self._application, self.record.authorization
-        if self._challenge.scopes:
-            wanted = self._challenge.scopes
-        elif app.scopes is not None:
-            wanted = app.scopes
-        else:
+        app, held = self._application, self._authorizer.record.authorization
+        wanted = self._challenge.scopes or app.scopes
+        if wanted is None:
             wanted = (self._document.scopes if self._document else None) or ()
         if held is not None and held.issuer == self._issuer:
             wanted = discovery.union(held.asked, wanted)  # auth-99, auth-112
         # auth-108.  offline_access alone would replace the server's default scopes instead of adding to them.
-        offline = app.offline and isinstance(app.grant, AuthorizationCode) and messages.OFFLINE in server.scopes
+        offline = app.offline and not app.needs_no_user and messages.OFFLINE in server.scopes
         return discovery.union(wanted, (messages.OFFLINE,)) if wanted and offline else wanted
 
     def _choose_proof_key(self, server: ServerDocument) -> Key | None:
@@ -552,42 +527,65 @@ class Flow:
 
     # The client's identity.
 
-    def _find_client(
-        self, server: ServerDocument, known: OAuthClient | None, redirect_uri: str | None
-    ) -> OAuthClient | None:
-        bound_to = {**self._authorizer.used_at, **self.record.issuers}
-        return messages.find_client(self._application, server, bound_to, known, redirect_uri)
+    def _identify(self, server: ServerDocument, redirect_uri: str | None) -> _Course[OAuthClient]:
+        """Find the client to use at this server, and its method; register one if there is none.
 
-    def _set_client(self, client: OAuthClient, server: ServerDocument) -> None:
-        self._client = attrs.evolve(
-            client, method=messages.choose_method(client, self._application.key, server.methods)
-        )
-        if any(each.client_id == client.client_id and each.issuer is None for each in self._application.clients):
-            self._persist(self.record.with_client(self._client))  # from now on it belongs to this issuer
+        A client of the application that has no issuer belongs to the issuer of its first use.  auth-97: if all clients
+        of the application belong to other issuers, this raises, and nothing is registered.  A client that was
+        registered earlier can be used with the redirect URIs of its registration.  Without a `redirect_uri` no user is
+        asked, and no client registered.
+        """
+        app, issuer, record = self._application, server.issuer, self._authorizer.record
+        used_at = {**self._authorizer.used_at, **record.issuers}
+        issuers = [each.issuer or used_at.get(each.client_id, issuer) for each in app.clients]
+        known = record.client_at(issuer, self._now)
+        ours: OAuthClient | None = None
+        if issuer in issuers:
+            ours = app.clients[issuers.index(issuer)]
+            client = attrs.evolve(ours, issuer=issuer)
+        elif issuers:
+            raise AuthorizationFailed(
+                Blame.APPLICATION,
+                f"the application is registered at {', '.join(map(shown, issuers))}, and the MCP server now uses "
+                f"{shown(issuer)}",
+                "register it there too, because credentials are never sent to another issuer",
+            )
+        elif app.document_url is not None and server.supports_client_documents:
+            # auth-77: the URL of the metadata document is the client id, if the server says that it reads these.
+            signs = app.key is not None and ClientAuthMethod.KEY.value in (server.methods or ())
+            method = ClientAuthMethod.KEY if signs else ClientAuthMethod.NONE
+            client = OAuthClient(app.document_url, issuer, method=method)
+        elif known is not None and redirect_uri in known.redirect_uris:
+            client = known
+            self._reused = True
+        elif redirect_uri is None or server.registration_endpoint is None:
+            raise AuthorizationFailed(
+                Blame.APPLICATION,
+                f"the application has no client id at {shown(issuer)} and cannot get one by itself",
+                "register it there by hand, and give it the client id",
+            )
+        else:
+            body = json.dumps(messages.registration(app, server, redirect_uri, self._requested)).encode()
+            request = self._request("POST", server.registration_endpoint, _JSON_HEADERS, body)
+            status, answer = self._read_reply(request, (yield request))
+            if not 200 <= status < 300:
+                raise messages.registration_refused(issuer, status, answer)
+            client = messages.read_registration(answer, issuer, redirect_uri)
+            self._persist(self._authorizer.record.with_client(client))
+        self._client = client = attrs.evolve(client, method=messages.choose_method(client, app.key, server.methods))
+        if ours is not None and ours.issuer is None:
+            self._persist(self._authorizer.record.with_client(client))  # from now on it belongs to this issuer
+        return client
 
     def _forget_client(self) -> None:
         assert self._client is not None
-        known = next((each for each in self.record.registered if each.issuer == self._issuer), None)
-        if known is not None and known.client_id == self._client.client_id and known.redirect_uris:
-            self._persist(self.record.without_client(known))
+        self._persist(self._authorizer.record.without_client(self._client))
 
     # The grants: each returns the fields of the token request.
 
     def _ask_user(self, server: ServerDocument) -> _Course[Mapping[str, str | None]]:
         redirect_uri = (yield OpenReceiver()).redirect_uri
-        known = self.record.client_at(self._issuer, self._now)
-        client = self._find_client(server, known, redirect_uri)
-        if client is None:
-            assert server.registration_endpoint is not None
-            body = json.dumps(messages.registration(self._application, server, redirect_uri, self._requested)).encode()
-            request = self._request("POST", server.registration_endpoint, _JSON_HEADERS, body)
-            status, answer = self._read_reply(request, (yield request))
-            if not 200 <= status < 300:
-                raise messages.registration_refused(self._issuer, status, answer)
-            client = messages.read_registration(answer, self._issuer, redirect_uri)
-            self._persist(self.record.with_client(client))
-        self._reused = client is known
-        self._set_client(client, server)
+        client = yield from self._identify(server, redirect_uri)
         pending = messages.new_authorization(server, redirect_uri, self._authorizer.entropy)
         url = messages.authorization_url(server, client.client_id, pending, self._requested, self._resource)
         event = yield OpenBrowser(url, self._issuer, self._rules.user_seconds)
@@ -610,18 +608,31 @@ class Flow:
             return {"grant_type": "client_credentials", "scope": scope}
         assertion: str = (yield AskAssertion(self._issuer, self._resource)).assertion
         if isinstance(grant, IdentityAssertion):
-            # The user's assertion; the identity provider exchanges it.
-            entropy, url = self._authorizer.entropy, grant.token_endpoint
-            fields = messages.exchange_grant(grant, assertion, self._issuer, self._resource, self._requested)
-            client = attrs.evolve(grant.client, method=messages.choose_method(grant.client, None, None))
-            headers, proofs = messages.authenticated(client, None, url, self._now, entropy)
+            # The user's assertion; the identity provider exchanges it for one for this issuer and this MCP server.
+            url, client = grant.token_endpoint, grant.client
+            client = attrs.evolve(client, method=messages.choose_method(client, None, None))
+            headers, proofs = messages.authenticated(client, None, url, self._now, self._authorizer.entropy)
+            fields = {
+                "grant_type": _EXCHANGE,
+                "requested_token_type": _ID_JAG,
+                "audience": self._issuer,
+                "resource": self._resource,
+                "scope": scope,
+                "subject_token": assertion,
+                "subject_token_type": grant.subject_token_type,
+            }
             body = messages.form({**fields, **proofs})
             request = self._request("POST", url, (*_FORM_HEADERS, *headers), body, by_application=True)
             status, answer = self._read_reply(request, (yield request))
             if not 200 <= status < 300:
-                secrets = (assertion, grant.client.secret)
-                raise messages.refused(url, answer, status, secrets, Blame.IDENTITY_PROVIDER)
-            assertion = messages.read_assertion(answer, url)
+                raise messages.refused(url, answer, status, (assertion, client.secret), Blame.IDENTITY_PROVIDER)
+            if not messages.is_printable(answer.get("access_token")) or answer.get("issued_token_type") != _ID_JAG:
+                raise AuthorizationFailed(
+                    Blame.IDENTITY_PROVIDER,
+                    f"{shown(url)} exchanged the user's assertion for another type of token than requested",
+                    "its operator must allow the exchange for an ID-JAG",
+                )
+            assertion = str(answer["access_token"])
         return {"grant_type": messages.JWT_BEARER, "assertion": assertion, "scope": scope}
 
     # Tokens known from earlier.
@@ -663,33 +674,32 @@ class Flow:
 
     # The token request.
 
-    def _token_request(self, client: OAuthClient, grant: Mapping[str, str | None]) -> SendRequest:
-        authorizer, url, key = self._authorizer, self._token_endpoint, self._application.key
-        headers, proofs = messages.authenticated(client, key, self._issuer, self._now, authorizer.entropy)
-        if self._proof_key is not None:
-            nonce = authorizer.nonces.of(url)
-            proof = messages.dpop_proof(self._proof_key, "POST", url, self._now, authorizer.entropy, nonce=nonce)
-            headers = (*headers, ("DPoP", proof))
-        # auth-42: the same resource as in the authorization request, even if the server ignores it.
-        body = messages.form({**grant, "resource": self._resource, **proofs})
-        return self._request("POST", url, (*_FORM_HEADERS, *headers), body, uses_up=True)
-
     def _request_tokens(self, grant: Mapping[str, str | None], renewed: TokenGrant | None = None) -> _Course[bool]:
         """Get tokens for this grant.  Returns False if those of `renewed` cannot be renewed any more."""
-        client = self._client
+        authorizer, url, client, key = self._authorizer, self._token_endpoint, self._client, self._proof_key
         assert client is not None
+        nonce_retried = False
         while True:
-            request = self._token_request(client, grant)
+            headers, proofs = messages.authenticated(
+                client, self._application.key, self._issuer, self._now, authorizer.entropy
+            )
+            if key is not None:
+                nonce = authorizer.nonces.of(url)
+                proof = messages.dpop_proof(key, "POST", url, self._now, authorizer.entropy, nonce=nonce)
+                headers = (*headers, ("DPoP", proof))
+            # auth-42: the same resource as in the authorization request, even if the server ignores it.
+            body = messages.form({**grant, "resource": self._resource, **proofs})
+            request = self._request("POST", url, (*_FORM_HEADERS, *headers), body, uses_up=True)
             event = yield request
             if isinstance(event, ForbiddenAddress) and renewed is not None and self._renews:
                 # The network of the MCP server may have changed, as with a VPN.  Its refusal of the request shows its
                 # present network, so send the request first.
                 return False
             status, answer = self._read_reply(request, event)
-            fresh = self._authorizer.nonces.note(request.url, event.headers)
             error = answer.get("error")
-            if error == "use_dpop_nonce" and fresh and self._proof_key is not None and not self._nonce_retried:
-                self._nonce_retried = True
+            fresh = authorizer.nonces.note(url, event.headers)
+            if error == "use_dpop_nonce" and fresh and key is not None and not nonce_retried:
+                nonce_retried = True
                 continue
             # Some servers refuse with a 200.
             if 200 <= status < 300 and (error is None or "access_token" in answer):
@@ -699,35 +709,32 @@ class Flow:
             self._learn_from(refusal)
             if status < 500 and status not in _BUSY:
                 if renewed is not None:
-                    self._persist(self.record.without_refresh())
+                    self._persist(authorizer.record.without_refresh())
                     return False
                 if self._renews:
                     # Facts that were used without discovery are out of date: the next request starts with discovery.
-                    self._persist(attrs.evolve(self.record, authorization=None))
+                    self._persist(attrs.evolve(authorizer.record, authorization=None))
             raise refusal
 
     def _learn_from(self, refusal: AuthorizationFailed) -> None:
         """Forget remembered facts that the server refuses, so that the next flow does not fail in the same way."""
-        held = self.record.authorization
+        record = self._authorizer.record
         if refusal.code in ("invalid_client", "unauthorized_client"):
             self._forget_client()
-        elif refusal.code == "invalid_scope" and held is not None:
-            self._persist(attrs.evolve(self.record, authorization=attrs.evolve(held, asked=())))
+        elif refusal.code == "invalid_scope" and record.authorization is not None:
+            self._persist(attrs.evolve(record, authorization=attrs.evolve(record.authorization, asked=())))
 
     def _take_tokens(self, client: OAuthClient, answer: JsonObject, renewed: TokenGrant | None) -> None:
         granted = self._requested if renewed is None else renewed.tokens.scopes
         tokens = messages.read_tokens(answer, self._issuer, granted, self._now, proven=self._proof_key is not None)
         if self._must_prove() and tokens.kind != DPOP:
-            raise AuthorizationFailed(
-                Blame.AUTHORIZATION_SERVER,
-                f"{shown(self._issuer)} issued a {tokens.kind} token, but the MCP server accepts only DPoP",
-                "its operator must enable DPoP",
-            )
+            why = f"issued a {tokens.kind} token, but the MCP server accepts only DPoP"
+            raise issuer_failed(self._issuer, why, "its operator must enable DPoP")
         if tokens.refresh is None and renewed is not None:
             tokens = attrs.evolve(tokens, refresh=renewed.tokens.refresh)  # not rotated
         authorization = TokenGrant(self._issuer, self._token_endpoint, client, self._resource, self._requested, tokens)
-        self._persist(attrs.evolve(self.record, authorization=authorization))
-        self.obtained = True
+        self._persist(attrs.evolve(self._authorizer.record, authorization=authorization))
+        self._authorizer.obtained()
 
 
 def _no_reply(url: str, event: ForbiddenAddress | RequestFailed, blame: Blame) -> AuthorizationFailed:

@@ -38,22 +38,20 @@ from trio_mcp.core.oauth.discovery import (
     read_seconds,
     scopes_of,
 )
-from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame
+from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame, issuer_failed
 from trio_mcp.core.oauth.records import ClientAuthMethod, OAuthClient, Tokens
 
 __all__ = [
     "JWT_BEARER", "OFFLINE", "Application", "AuthorizationCode", "ClientCredentials", "Entropy", "Grant",
     "IdentityAssertion", "Key", "Nonces", "PendingAuthorization", "WorkloadIdentity", "authenticated",
-    "authorization_url", "censored", "check_pkce", "choose_method", "client_document", "dpop_proof",
-    "exchange_grant", "find_client", "form", "new_authorization", "read_assertion", "read_registration",
-    "read_return", "read_tokens", "refused", "registration", "registration_refused",
+    "authorization_url", "censored", "check_pkce", "choose_method", "client_document", "dpop_proof", "form",
+    "is_printable", "new_authorization", "read_registration", "read_return", "read_tokens", "refused", "registration",
+    "registration_refused",
 ]  # fmt: skip
 
 OFFLINE = "offline_access"
 JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 _S256 = "S256"
-_EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
-_ID_JAG = "urn:ietf:params:oauth:token-type:id-jag"
 _ASSERTION_TYPE = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 # Long enough for clocks that differ, and short enough that a stolen assertion is useless tomorrow.
 _ASSERTION_SECONDS = 300
@@ -91,6 +89,13 @@ class Key:
             raise UsageError("the jwk of a Key must be its public half; this one contains the private half")
 
 
+def _signed(key: Key, claims: Mapping[str, Json], header: Mapping[str, Json]) -> str:
+    try:
+        return key.sign(claims, header)
+    except Exception as error:  # the program's own function may raise any exception
+        raise UsageError(f"a Key could not sign ({type(error).__name__})") from error
+
+
 def _base64url(data: bytes) -> str:
     return urlsafe_b64encode(data).rstrip(b"=").decode()
 
@@ -110,7 +115,7 @@ def dpop_proof(
         claims["nonce"] = nonce
     if token is not None:
         claims["ath"] = _base64url(sha256(token.encode()).digest())
-    return key.sign(claims, {"typ": "dpop+jwt", "alg": key.algorithm, "jwk": dict(key.jwk)})
+    return _signed(key, claims, {"typ": "dpop+jwt", "alg": key.algorithm, "jwk": dict(key.jwk)})
 
 
 _NONCE_ORIGINS = 16  # an MCP server and its authorization server need two
@@ -254,50 +259,6 @@ def _described(
     }
 
 
-# Which client id to use.
-
-
-def find_client(
-    application: Application,
-    server: ServerDocument,
-    bound_to: Mapping[str, str],
-    known: OAuthClient | None,
-    redirect_uri: str | None,
-) -> OAuthClient | None:
-    """Return the client to use at this server; None if it must be registered first.
-
-    `bound_to` maps client ids without an issuer to the issuer of their first use.  auth-97: if all clients of the
-    application belong to other issuers, this raises, and nothing is registered.  `known` is the client registered
-    earlier at this issuer.  It can be used with the redirect URIs of its registration.  Without a `redirect_uri` no
-    user is asked, and no client registered.
-    """
-    issuer = server.issuer
-    for each in application.clients:
-        if (each.issuer or bound_to.get(each.client_id, issuer)) == issuer:
-            return attrs.evolve(each, issuer=issuer)
-    if application.clients:
-        others = ", ".join(shown(each.issuer or bound_to[each.client_id]) for each in application.clients)
-        raise AuthorizationFailed(
-            Blame.APPLICATION,
-            f"the application is registered at {others}, and the MCP server now uses {shown(issuer)}",
-            "register it there too, because credentials are never sent to another issuer",
-        )
-    # auth-77: the URL of the metadata document is the client id, if the server says that it reads these documents.
-    if application.document_url is not None and server.supports_client_documents:
-        signs = application.key is not None and ClientAuthMethod.KEY.value in (server.methods or ())
-        method = ClientAuthMethod.KEY if signs else ClientAuthMethod.NONE
-        return OAuthClient(application.document_url, issuer, method=method)
-    if known is not None and redirect_uri in known.redirect_uris:
-        return known
-    if redirect_uri is None or server.registration_endpoint is None:
-        raise AuthorizationFailed(
-            Blame.APPLICATION,
-            f"the application has no client id at {shown(issuer)} and cannot get one by itself",
-            "register it there by hand, and give it the client id",
-        )
-    return None
-
-
 # Registration (RFC 7591).
 
 _ASKED_FOR = (ClientAuthMethod.NONE, ClientAuthMethod.BASIC, ClientAuthMethod.POST)
@@ -316,26 +277,22 @@ def registration(
 def read_registration(answer: Mapping[str, Json], issuer: str, redirect_uri: str) -> OAuthClient:
     """Read the answer to a registration request."""
     client_id = answer.get("client_id")
-    if not _is_printable(client_id):
-        raise AuthorizationFailed(
-            Blame.AUTHORIZATION_SERVER,
-            f"{shown(issuer)} accepted the registration but sent no client id",
-            "its operator must fix it",
-        )
+    if not is_printable(client_id):
+        raise issuer_failed(issuer, "accepted the registration but sent no client id")
     secret, method, until = (
         answer.get(name) for name in ("client_secret", "token_endpoint_auth_method", "client_secret_expires_at")
     )
     return OAuthClient(
         str(client_id),
         issuer,
-        secret if _is_printable(secret) else None,
+        secret if is_printable(secret) else None,
         next((each for each in ClientAuthMethod if each.value == method), None),
         (redirect_uri,),
         read_seconds(until) or None,  # zero means never
     )
 
 
-def _is_printable(value: Json) -> bool:
+def is_printable(value: Json) -> bool:
     """Return whether the value is a string that RFC 6749 allows for ids, secrets and tokens."""
     return isinstance(value, str) and re.fullmatch(r"[ -~]{1,32768}", value) is not None
 
@@ -347,9 +304,7 @@ def registration_refused(issuer: str, status: int, answer: Mapping[str, Json]) -
         advice = "it does not accept the redirect URI of the application; use another one, or register by hand"
     else:
         advice = "register the application there by hand, and give it the client id"
-    return AuthorizationFailed(
-        Blame.AUTHORIZATION_SERVER, f"{shown(issuer)} refused to register the application: {reason}", advice
-    )
+    return issuer_failed(issuer, f"refused to register the application: {reason}", advice)
 
 
 # Authentication at the token endpoint.
@@ -410,7 +365,7 @@ def authenticated(
                 "exp": int(now) + _ASSERTION_SECONDS,
             }
             header = {"typ": "JWT", "alg": key.algorithm, **({} if key.id is None else {"kid": key.id})}
-            return (), {"client_assertion_type": _ASSERTION_TYPE, "client_assertion": key.sign(claims, header)}
+            return (), {"client_assertion_type": _ASSERTION_TYPE, "client_assertion": _signed(key, claims, header)}
         case _:
             return (), {"client_id": client.client_id}
 
@@ -508,11 +463,7 @@ def read_return(query: str, authorization: PendingAuthorization) -> str | None:
     if "error" in answer:
         raise refused(authorization.issuer, answer, 0, (authorization.state, authorization.verifier))
     if not answer.get("code"):
-        raise AuthorizationFailed(
-            Blame.AUTHORIZATION_SERVER,
-            f"{shown(authorization.issuer)} redirected the browser with neither a code nor an error",
-            "its operator must fix it",
-        )
+        raise issuer_failed(authorization.issuer, "redirected the browser with neither a code nor an error")
     return answer["code"]
 
 
@@ -522,21 +473,6 @@ def read_return(query: str, authorization: PendingAuthorization) -> str | None:
 def form(fields: Mapping[str, str | None]) -> bytes:
     """Return the body of a request at the token endpoint, without the fields that are None."""
     return urlencode({name: value for name, value in fields.items() if value is not None}).encode()
-
-
-def exchange_grant(
-    grant: IdentityAssertion, assertion: str, issuer: str, resource: str, scopes: Collection[str]
-) -> dict[str, str | None]:
-    """Return the request to the enterprise's identity provider: an assertion for this issuer and this MCP server."""
-    return {
-        "grant_type": _EXCHANGE,
-        "requested_token_type": _ID_JAG,
-        "audience": issuer,
-        "resource": resource,
-        "scope": " ".join(scopes) or None,
-        "subject_token": assertion,
-        "subject_token_type": grant.subject_token_type,
-    }
 
 
 def censored(text: object, secrets: Iterable[str | None], limit: int = 200) -> str:
@@ -589,36 +525,20 @@ def read_tokens(
     """Read the tokens of a successful answer; `proven`: the request had a DPoP proof."""
     access = answer.get("access_token")
     if not isinstance(access, str) or not re.fullmatch(r"[!-~]{1,32768}", access):
-        raise _bad_answer(issuer, "no access token that fits into a header")
+        raise issuer_failed(issuer, "answered with no access token that fits into a header")
     named = answer.get("token_type")
     kind = SCHEMES.get(str(named).lower())
     if kind is None or (kind == DPOP and not proven):
-        raise _bad_answer(issuer, f"a token of the type {censored(named, (access,))}, which was not requested")
+        raise issuer_failed(
+            issuer, f"answered with a token of the type {censored(named, (access,))}, which was not requested"
+        )
     refresh = answer.get("refresh_token")
     lifetime = read_seconds(answer.get("expires_in"))
     granted = answer.get("scope")
     return Tokens(
         access,
         kind,
-        refresh if _is_printable(refresh) else None,  # auth-109: there may be none
+        refresh if is_printable(refresh) else None,  # auth-109: there may be none
         None if lifetime is None else now + lifetime,
         scopes_of(granted) if isinstance(granted, str) else requested,
-    )
-
-
-def read_assertion(answer: Mapping[str, Json], provider: str) -> str:
-    """Read the assertion that an identity provider returned from an exchange."""
-    assertion = answer.get("access_token")
-    if not _is_printable(assertion) or answer.get("issued_token_type") != _ID_JAG:
-        raise AuthorizationFailed(
-            Blame.IDENTITY_PROVIDER,
-            f"{shown(provider)} exchanged the user's assertion for another type of token than requested",
-            "its operator must allow the exchange for an ID-JAG",
-        )
-    return str(assertion)
-
-
-def _bad_answer(issuer: str, what: str) -> AuthorizationFailed:
-    return AuthorizationFailed(
-        Blame.AUTHORIZATION_SERVER, f"{shown(issuer)} answered with {what}", "its operator must fix it"
     )

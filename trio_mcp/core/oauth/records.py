@@ -110,7 +110,10 @@ class ServerRecord:
         return attrs.evolve(self, registered=(client, *others)[:_REGISTERED])
 
     def without_client(self, client: OAuthClient) -> ServerRecord:
-        return attrs.evolve(self, registered=tuple(each for each in self.registered if each != client))
+        """Return a copy without this client, if a flow has registered it; the application's own clients stay."""
+        name = client.issuer, client.client_id
+        kept = [each for each in self.registered if (each.issuer, each.client_id) != name or not each.redirect_uris]
+        return attrs.evolve(self, registered=tuple(kept))
 
     def without_refresh(self) -> ServerRecord:
         """Return a copy without the refresh token."""

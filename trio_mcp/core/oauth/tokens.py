@@ -137,9 +137,11 @@ class Authorizer:
         """Called by a flow at its end.  The next request that needs a token starts another one."""
         if self.flow is flow:
             self.flow = None
-            if flow.obtained:
-                self.generation += 1
-                self._stepped_up.clear()  # a scope that was refused earlier may be granted now
+
+    def obtained(self) -> None:
+        """Called by a flow when the record has new tokens."""
+        self.generation += 1
+        self._stepped_up.clear()  # a scope that was refused earlier may be granted now
 
     # For authorized requests.
 
