@@ -69,6 +69,8 @@ def _python(subject: str, program: str) -> list[str]:
 @contextmanager
 def checked_out(commit: str) -> Iterator[None]:
     """Within the block the subject ``before`` is this package at that commit."""
+    if BEFORE.exists():  # a run that was stopped has left its tree
+        subprocess.run(["git", "worktree", "remove", "--force", str(BEFORE)], cwd=ROOT, check=True)
     subprocess.run(["git", "worktree", "add", "--force", "--detach", str(BEFORE), commit], cwd=ROOT, check=True)
     try:
         # A process that has compiled its modules itself is slower by 1 % than one that has read their bytecode, as that
