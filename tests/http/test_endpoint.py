@@ -340,7 +340,7 @@ async def _serve_and_forget() -> None:
     attach = ResponseStream.attach
 
     def watched(lane: ResponseStream, *args: Any) -> Any:
-        owner = lane._owner
+        owner = lane.owner
         kept.extend(map(weakref.ref, (lane, owner.server_session, args[0])))
         return attach(lane, *args)
 

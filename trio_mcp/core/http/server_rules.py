@@ -230,10 +230,11 @@ class Serve:
     opens_session: bool
     answer: Answer
     cors: Fields
+    ids: tuple[Id, ...] = attrs.field(init=False, eq=False, repr=False)
+    """The ids of the requests in the message."""
 
-    @property
-    def ids(self) -> tuple[Id, ...]:
-        """The ids of the requests in the message."""
+    @ids.default
+    def _ids(self) -> tuple[Id, ...]:
         message = self.message
         if isinstance(message, Request):
             return (message.id,)

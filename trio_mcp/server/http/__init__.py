@@ -25,9 +25,10 @@ else:
             "listener": "HttpAddress serve_http serve_http_stream",
             "options": "HttpOptions keep_alive_of policy_of public_url_of",
             "responses": (
-                "EndpointStreams HttpResponse IdleOrder OutgoingMessage ResponseMode ResponseStream StreamOwner"
+                "EndpointStreams HttpResponse IdleOrder OneStream OutgoingMessage ResponseMode ResponseStream "
+                "SingleRequest StreamOwner"
             ),
-            "sessions": "HttpSession LegacyStream RegisteredSession Sessions SingleRequest",
+            "sessions": "HttpSession LegacyStream RegisteredSession Sessions",
             "websocket": "serve_upgrade",
         },
     )

@@ -72,8 +72,9 @@ from trio_mcp.server.http.responses import (
     HttpResponse,
     IdleOrder,
     ResponseStream,
+    SingleRequest,
 )
-from trio_mcp.server.http.sessions import HttpSession, LegacyStream, Sessions, SingleRequest
+from trio_mcp.server.http.sessions import HttpSession, LegacyStream, Sessions
 from trio_mcp.server.run import Rates, Run
 from trio_mcp.server.session import UNFINISHED, ServerSession, converse
 from trio_mcp.transport.nursery import open_nursery
@@ -226,7 +227,9 @@ class Endpoint:
 
     async def _end_detached(self) -> None:
         while True:
-            (await self._detached.next()).client_absent()
+            stream = await self._detached.next()
+            stream.owner.client_absent(stream)
+            del stream
 
     async def _end_with_tokens(self) -> None:
         """End subscription streams when their access tokens expire; the client reconnects with a new token.

@@ -33,31 +33,32 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import attrs
 import trio
 
 from trio_mcp.core.http.event_log import EventLog
 from trio_mcp.core.http.fields import Fields, reply_headers
-from trio_mcp.core.http.server_rules import Answer, status_for
+from trio_mcp.core.http.server_rules import Answer, Serve, status_for
 from trio_mcp.core.http.sse import KEEP_ALIVE, encode_messages, priming_event
 from trio_mcp.core.messages import Batch, Error, Id, Notification, Request, Response, encode
-from trio_mcp.core.requests import charged
-from trio_mcp.core.revisions import Revision
-from trio_mcp.core.shares import LONG
+from trio_mcp.core.requests import LinkKind, charged
+from trio_mcp.core.revisions import Revision, Terms
+from trio_mcp.core.shares import LONG, Account
+from trio_mcp.server.run import Run
+from trio_mcp.server.session import ServerSession
 from trio_mcp.transport.wire import GONE, Wire
-
-if TYPE_CHECKING:
-    from trio_mcp.server.session import ServerSession
 
 __all__ = [
     "EndpointStreams",
     "HttpResponse",
     "IdleOrder",
+    "OneStream",
     "OutgoingMessage",
     "ResponseMode",
     "ResponseStream",
+    "SingleRequest",
     "StreamOwner",
 ]
 
@@ -249,7 +250,8 @@ class ResponseStream(Wire):
     def __init__(
         self, owner: StreamOwner, mode: ResponseMode, shared: EndpointStreams, ids: Collection[Id] = ()
     ) -> None:
-        self._owner = owner
+        self.owner = owner
+        """The session or the request that it belongs to, until it is over."""
         self._mode = mode
         self._shared = shared
         self._ids = ids
@@ -299,7 +301,7 @@ class ResponseStream(Wire):
         if self._ids:
             self._shared.detached.touch(self)
         if not self._log_failed:
-            self._owner.detached(self, retry)
+            self.owner.detached(self, retry)
         self._log_pending()
 
     def _drop(self) -> None:
@@ -324,7 +326,7 @@ class ResponseStream(Wire):
                 self._queue.append(message)
                 self._charged += size
                 return size
-        elif self._owner is not _NO_OWNER:
+        elif self.owner is not _NO_OWNER:
             self._log_unsent(message)
         return 0
 
@@ -332,7 +334,7 @@ class ResponseStream(Wire):
         """Release the charge for messages that have left the queue, sent or dropped."""
         if self._charged:
             left = sum(map(charged, self._queue)) + (len(self._missed) if len(self._missed) > LONG else 0)
-            self._owner.server_session.account.give(self._charged - left)
+            self.owner.server_session.account.give(self._charged - left)
             self._charged = left
 
     def _log_unsent(self, message: OutgoingMessage) -> None:
@@ -344,7 +346,7 @@ class ResponseStream(Wire):
         except Exception:  # noqa: BLE001  # an author's log may raise any exception, and the sender is not to blame
             _log.exception("the event log of a session has failed, and one of its streams with it")
         if isinstance(message, Request):
-            self._owner.server_session.undeliverable(message.id)
+            self.owner.server_session.undeliverable(message.id)
 
     def finish(self, *, retry: float | None = None) -> None:
         """End a stream without ids.  With `retry`, a client that can resume it is asked to reconnect after that."""
@@ -372,7 +374,7 @@ class ResponseStream(Wire):
         """Whether all its requests are answered or cancelled, or it is finished; its queue may still be full."""
         if not self._ids:
             return self._finished
-        label_of = self._owner.server_session.session.label_of
+        label_of = self.owner.server_session.session.label_of
         return self not in map(label_of, self._ids)
 
     # The methods of a `Wire`.
@@ -402,12 +404,12 @@ class ResponseStream(Wire):
         if self._streaming and self._ids:
             for _ in range(3):
                 await trio.lowlevel.checkpoint()
-        if self._response is not None and (self._streaming or self._owner.server_session.session.queued or self._done):
+        if self._response is not None and (self._streaming or self.owner.server_session.session.queued or self._done):
             await self.flush()
 
     def _log_pending(self) -> None:
         """Log the new messages of a detached stream, and end the stream if these were the last."""
-        self._owner.pull(self)
+        self.owner.pull(self)
         if not self._over and (self._log_failed or self._done):
             self._end()
 
@@ -428,14 +430,14 @@ class ResponseStream(Wire):
         """The number of messages that wait to be sent."""
         if self._over:
             return 0
-        self._owner.pull(self)  # while a write is running, the owner does not wake this stream for new messages
+        self.owner.pull(self)  # while a write is running, the owner does not wake this stream for new messages
         return len(self._queue)
 
     @property
     def full(self) -> bool:
         # A cheap test first: to count the messages for this stream, the owner must sort all its messages.
         limit = self._shared.limit
-        if self._over or len(self._queue) + self._owner.server_session.session.queued < limit:
+        if self._over or len(self._queue) + self.owner.server_session.session.queued < limit:
             return False
         return self.waiting >= limit
 
@@ -458,10 +460,6 @@ class ResponseStream(Wire):
         self._retry = retry
         self.wake()
         return True
-
-    def client_absent(self) -> None:
-        """It has had no response for `Limits.session_idle_seconds`."""
-        self._owner.client_absent(self)
 
     def cut(self) -> None:
         """Drop the response at once.  The stream goes on as if its client had disconnected."""
@@ -535,7 +533,7 @@ class ResponseStream(Wire):
         return True
 
     def _take(self) -> _ResponsePart | None:
-        self._owner.pull(self)
+        self.owner.pull(self)
         done = self._complete()
         if done and not self._begun and (reply := self._reply_part()) is not None:
             return reply
@@ -551,7 +549,7 @@ class ResponseStream(Wire):
             return None
         if head is not None:
             self._begun = True
-            self._owner.opened(self)
+            self.owner.opened(self)
         return _ResponsePart(head, data, more=not done and self._retry is None, over=done)
 
     def _events(self, done: bool) -> bytes:
@@ -629,9 +627,61 @@ class ResponseStream(Wire):
                 self._mode.log.finish(self.name)
             except Exception:  # noqa: BLE001  # as above
                 _log.exception("the event log of a session has failed")
-        owner = self._owner
+        owner = self.owner
         self._queue.clear()
         self._refund()
         if not self._log_failed:
-            self._owner = _NO_OWNER  # breaks the reference cycle
+            self.owner = _NO_OWNER  # breaks the reference cycle
         owner.ended(self)
+
+
+class OneStream(StreamOwner):
+    """The owner of one stream, on which every message goes out."""
+
+    stream: ResponseStream
+
+    def pull(self, stream: ResponseStream) -> None:
+        session = self.server_session.session
+        while True:
+            if session.queue:
+                outgoing, unsent = session.outgoing(), session.take_charge()
+                for message, _ in outgoing:
+                    unsent -= stream.put(message, charged(message) if unsent else 0)
+                if unsent:
+                    self.server_session.account.give(unsent)
+            held = self.server_session.held_reports or self.server_session.held_changes
+            if held and not stream.crowded:
+                self.server_session.release()
+            if not session.queue:
+                return
+
+
+class SingleRequest(OneStream):
+    """A request outside any session: its `ServerSession` ends with its response."""
+
+    def __init__(
+        self, run: Run, shared: EndpointStreams, verdict: Serve, requests: set[ServerSession], account: Account
+    ) -> None:
+        revision = verdict.revision
+        self._modern = revision is not None and not revision.handshake
+        self._requests = requests
+        mode = ResponseMode(verdict.answer, revision)
+        self.stream = ResponseStream(self, mode, shared, verdict.ids)
+        link = LinkKind.EXCHANGE if self._modern else LinkKind.SESSION
+        terms = None if self._modern or revision is None else Terms(revision)
+        self.server_session = ServerSession(
+            run, self.stream, account=account, link=link, terms=terms, changes=self._modern
+        )
+        requests.add(self.server_session)
+
+    def detached(self, stream: ResponseStream, retry: float | None = None) -> None:
+        if self._modern:
+            self.server_session.connection_lost("the client has closed the response stream")  # cancel-14
+
+    def client_absent(self, stream: ResponseStream) -> None:
+        self.server_session.connection_lost("the client was absent for too long (Limits.session_idle_seconds)")
+
+    def ended(self, stream: ResponseStream) -> None:
+        self._requests.discard(self.server_session)
+        if not self._modern:
+            self.server_session.connection_lost("the response has ended")

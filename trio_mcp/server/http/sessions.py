@@ -31,15 +31,16 @@ from typing import TypeAlias
 import trio
 
 from trio_mcp.core.http.event_log import EventLog
-from trio_mcp.core.http.server_rules import Answer, Serve, SessionFacts, session_id
+from trio_mcp.core.http.server_rules import Answer, SessionFacts, session_id
 from trio_mcp.core.messages import Id, Notification, encode
 from trio_mcp.core.requests import LinkKind, charged
-from trio_mcp.core.revisions import REVISIONS, Revision, Terms
+from trio_mcp.core.revisions import REVISIONS, Revision
 from trio_mcp.core.shares import Account, Shares, to_make_room
 from trio_mcp.core.subscriptions import ChangeKind, change_of
 from trio_mcp.server.http.responses import (
     EndpointStreams,
     IdleOrder,
+    OneStream,
     OutgoingMessage,
     ResponseMode,
     ResponseStream,
@@ -49,7 +50,7 @@ from trio_mcp.server.run import Run
 from trio_mcp.server.session import ServerSession
 from trio_mcp.transport.wire import Wire
 
-__all__ = ["HttpSession", "LegacyStream", "RegisteredSession", "Sessions", "SingleRequest"]
+__all__ = ["HttpSession", "LegacyStream", "RegisteredSession", "Sessions"]
 
 _log = logging.getLogger("trio_mcp")
 _HTTP_SSE = next(iter(REVISIONS.values()))
@@ -265,59 +266,7 @@ class HttpSession(StreamOwner, Wire):
             _log.exception("the event log of a session that has ended could not be cleared")
 
 
-class _OneStream(StreamOwner):
-    """The owner of one stream, on which every message goes out."""
-
-    stream: ResponseStream
-
-    def pull(self, stream: ResponseStream) -> None:
-        session = self.server_session.session
-        while True:
-            if session.queued:
-                outgoing, unsent = session.outgoing(), session.take_charge()
-                for message, _ in outgoing:
-                    unsent -= stream.put(message, charged(message) if unsent else 0)
-                if unsent:
-                    self.server_session.account.give(unsent)
-            held = self.server_session.held_reports or self.server_session.held_changes
-            if held and not stream.crowded:
-                self.server_session.release()
-            if not session.queued:
-                return
-
-
-class SingleRequest(_OneStream):
-    """A request outside any session: its `ServerSession` ends with its response."""
-
-    def __init__(
-        self, run: Run, shared: EndpointStreams, verdict: Serve, requests: set[ServerSession], account: Account
-    ) -> None:
-        revision = verdict.revision
-        self._modern = revision is not None and not revision.handshake
-        self._requests = requests
-        mode = ResponseMode(verdict.answer, revision)
-        self.stream = ResponseStream(self, mode, shared, verdict.ids)
-        link = LinkKind.EXCHANGE if self._modern else LinkKind.SESSION
-        terms = None if self._modern or revision is None else Terms(revision)
-        self.server_session = ServerSession(
-            run, self.stream, account=account, link=link, terms=terms, changes=self._modern
-        )
-        requests.add(self.server_session)
-
-    def detached(self, stream: ResponseStream, retry: float | None = None) -> None:
-        if self._modern:
-            self.server_session.connection_lost("the client has closed the response stream")  # cancel-14
-
-    def client_absent(self, stream: ResponseStream) -> None:
-        self.server_session.connection_lost("the client was absent for too long (Limits.session_idle_seconds)")
-
-    def ended(self, stream: ResponseStream) -> None:
-        self._requests.discard(self.server_session)
-        if not self._modern:
-            self.server_session.connection_lost("the response has ended")
-
-
-class LegacyStream(_OneStream):
+class LegacyStream(OneStream):
     """One stream of the old HTTP+SSE transport, which is also its session."""
 
     def __init__(
