@@ -742,6 +742,16 @@ class Limits:
     relayed: int = 64
     # Open response streams of one session.  A host has one for changes and one for each long call.  Beyond: 429.
     streams: int = 32
+    # Tasks that are kept, of all principals and of each (without principals: of all together), while they run and until
+    # their time is over.  Hosts with a hundred tasks of one user have been seen.  Beyond: -32603.
+    tasks: int = 20_000
+    tasks_each: int = 1000
+    # Bytes of one task: the request, its questions and answers, and the result.  Results of several MiB must be
+    # possible, as in `message_bytes`.  Beyond: the request is refused with -32603, or the task fails.
+    task_bytes: int = 16 * 1024 * 1024
+    # Seconds that a task is kept after its creation, also if a client asks for more.  A person comes back the next day.
+    # Beyond: the task is deleted, and stopped if it runs; a request about it gets -32602.
+    task_seconds: float = 86_400.0
 
     def __attrs_post_init__(self) -> None:
         for name in Limits.__annotations__:

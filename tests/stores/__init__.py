@@ -1,0 +1,1 @@
+"""Stores: one contract for all of them."""

@@ -1,0 +1,371 @@
+"""The contract of stores, for each of them, and the promises of the one in a file."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import TypeAlias
+
+import attrs
+import pytest
+import trio
+import trio.testing
+
+from trio_mcp import UsageError
+from trio_mcp.stores import MemoryStore, Row, SQLiteStore, Store, StoreFailed, StoreFull
+
+Make: TypeAlias = Callable[[], Store]
+NOW = 1000.0
+ROW = Row("task", "a", b"{}", "ann", NOW)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+    """Makes the store of one more process: the file is shared, and the store in memory is the same object."""
+    memory = MemoryStore(max_bytes=100_000)
+    if request.param == "memory":
+        return lambda: memory
+    return partial(SQLiteStore, tmp_path / "store.db", max_bytes=100_000)
+
+
+@asynccontextmanager
+async def opened(make: Make, count: int = 1) -> AsyncIterator[tuple[Store, ...]]:
+    async with AsyncExitStack() as stack:
+        yield tuple([await stack.enter_async_context(make()) for _ in range(count)])
+
+
+async def test_a_row_comes_back_as_it_was_written(make: Make) -> None:
+    rows = [ROW, Row("task", "b", b"\x00\xff", "", 1.5, 99.25, "me"), Row("notice", "a", b"", "é", NOW)]
+    async with opened(make, 2) as (store, other):
+        for row in rows:
+            assert await store.add(row)
+        for row in rows:
+            assert await other.get(row.kind, row.key) == row
+        assert await store.get("task", "c") is None
+
+
+async def test_a_key_exists_once(make: Make) -> None:
+    async with opened(make) as (store,):
+        assert await store.add(ROW)
+        assert not await store.add(attrs.evolve(ROW, body=b"other", owner="bob"))
+        assert await store.add(attrs.evolve(ROW, kind="notice"))
+        assert await store.get("task", "a") == ROW
+
+
+async def test_only_the_version_that_was_read_is_replaced(make: Make) -> None:
+    async with opened(make, 2) as (store, other):
+        await store.add(ROW)
+        read = await other.get("task", "a")
+        assert read is not None
+        assert await store.replace(attrs.evolve(read, body=b"1", expires=5.0, holder="me"))
+        assert not await other.replace(attrs.evolve(read, body=b"2"))
+        now = await other.get("task", "a")
+        assert now == attrs.evolve(ROW, body=b"1", expires=5.0, holder="me", version=2)
+        assert not await store.replace(attrs.evolve(ROW, key="b"))
+
+
+async def test_of_many_that_replace_at_the_same_time_one_wins(make: Make) -> None:
+    won: list[int] = []
+
+    async def write(store: Store, number: int) -> None:
+        if await store.replace(attrs.evolve(ROW, body=str(number).encode())):
+            won.append(number)
+
+    async with opened(make, 2) as stores:
+        await stores[0].add(ROW)
+        async with trio.open_nursery() as nursery:
+            for number in range(20):
+                nursery.start_soon(write, stores[number % 2], number)
+        stored = await stores[0].get("task", "a")
+        assert stored is not None
+        assert [stored.body] == [str(number).encode() for number in won]
+
+
+async def test_a_deleted_row_is_gone_and_makes_room(make: Make) -> None:
+    async with opened(make) as (store,):
+        await store.add(attrs.evolve(ROW, body=bytes(70_000)))
+        assert await store.delete("task", "a")
+        assert not await store.delete("task", "a")
+        assert await store.get("task", "a") is None
+        assert await store.add(attrs.evolve(ROW, body=bytes(70_000)), each=1, total=1)
+
+
+async def test_numbers_of_rows_are_bounded(make: Make) -> None:
+    async with opened(make) as (store,):
+        for key, owner in ("a", "ann"), ("b", "ann"), ("c", "bob"):
+            assert await store.add(attrs.evolve(ROW, key=key, owner=owner), each=2, total=3)
+        with pytest.raises(StoreFull, match="each") as caught:
+            await store.add(attrs.evolve(ROW, key="d"), each=2, total=9)
+        assert caught.value.limit == "each"
+        with pytest.raises(StoreFull, match="total"):
+            await store.add(attrs.evolve(ROW, key="d", owner="bob"), each=2, total=3)
+        assert await store.add(attrs.evolve(ROW, kind="notice"), each=1, total=1)  # each kind is counted by itself
+        assert await store.get("task", "d") is None
+        await store.delete("task", "a")
+        assert await store.add(attrs.evolve(ROW, key="d"), each=2, total=3)
+
+
+async def test_no_owner_takes_more_bytes_than_its_share(make: Make) -> None:
+    async with opened(make) as (store,):
+        assert await store.add(attrs.evolve(ROW, body=bytes(60_000)))
+        assert await store.add(attrs.evolve(ROW, key="b", body=bytes(15_000)))  # three quarters of the room
+        with pytest.raises(StoreFull, match="max_bytes"):
+            await store.add(attrs.evolve(ROW, key="c", body=bytes(5_000)))
+        assert await store.add(attrs.evolve(ROW, key="c", owner="bob", body=bytes(15_000)))
+        with pytest.raises(StoreFull):
+            await store.add(attrs.evolve(ROW, key="d", owner="eve", body=bytes(20_000)))
+        assert not await store.delete("task", "d")
+        with pytest.raises(StoreFull):
+            await store.replace(attrs.evolve(ROW, body=bytes(70_000)))
+        assert await store.replace(attrs.evolve(ROW, body=bytes(62_000)))  # it can still say that it failed
+        assert await store.replace(attrs.evolve(ROW, body=b"", version=2))
+        assert await store.add(attrs.evolve(ROW, key="d", body=bytes(40_000)))
+
+
+async def test_rows_of_nobody_share_all_bytes(make: Make) -> None:
+    async with opened(make) as (store,):
+        assert await store.add(attrs.evolve(ROW, owner="", body=bytes(60_000)))
+        assert await store.add(attrs.evolve(ROW, key="b", owner="", body=bytes(40_000)))
+        with pytest.raises(StoreFull):
+            await store.add(attrs.evolve(ROW, key="c", owner="", body=bytes(5_000)))
+
+
+async def test_the_rows_of_an_owner_are_listed_in_pages(make: Make) -> None:
+    rows = [
+        attrs.evolve(ROW, key=key, created=created) for created in (1.0, 2.0) for key in (f"x{created}", f"y{created}")
+    ]
+    async with opened(make) as (store,):
+        for row in reversed(rows):
+            await store.add(row)
+        await store.add(attrs.evolve(ROW, key="z", owner="bob"))
+        await store.add(attrs.evolve(ROW, kind="notice"))
+        assert list(await store.list("task", "ann", (-inf, ""), 3)) == rows[:3]
+        assert list(await store.list("task", "ann", (rows[2].created, rows[2].key), 3)) == rows[3:]
+        assert list(await store.list("task", "eve", (-inf, ""), 3)) == []
+
+
+async def test_rows_that_have_expired_are_swept(make: Make) -> None:
+    async with opened(make) as (store,):
+        for key, expires in ("a", 10.0), ("b", 20.0), ("c", inf), ("d", 5.0):
+            await store.add(attrs.evolve(ROW, key=key, expires=expires))
+        await store.replace(attrs.evolve(ROW, key="d", expires=30.0))  # moved
+        await store.replace(attrs.evolve(ROW, key="b", expires=15.0))
+        assert await store.sweep(9.9) == 0
+        assert await store.sweep(15.0) == 2
+        assert await store.sweep(15.0) == 0
+        assert [row.key for row in await store.list("task", "ann", (-inf, ""), 9)] == ["c", "d"]
+        assert await store.sweep(1e9) == 1
+
+
+async def test_one_sweep_is_short(make: Make) -> None:
+    async with opened(make) as (store,):
+        async with trio.open_nursery() as nursery:
+            for number in range(600):
+                nursery.start_soon(store.add, attrs.evolve(ROW, key=str(number), expires=1.0))
+        assert [await store.sweep(2.0) for _ in range(3)] == [500, 100, 0]
+
+
+async def test_rows_of_a_process_that_has_gone_are_claimed_once(make: Make) -> None:
+    async with opened(make, 3) as (gone, first, second):
+        await gone.lease("gone", 1030.0)
+        await first.lease("first", 1060.0)
+        for key in "abc":
+            await gone.add(attrs.evolve(ROW, key=key, holder="gone"))
+        await gone.add(attrs.evolve(ROW, key="idle"))
+        await gone.add(attrs.evolve(ROW, kind="notice", holder="gone"))
+        await first.add(attrs.evolve(ROW, key="d", holder="first"))
+        assert list(await first.claim("task", "first", 1029.9, 9)) == []
+        taken = [*await first.claim("task", "first", 1030.0, 2), *await second.claim("task", "second", 1030.0, 2)]
+        assert sorted(row.key for row in taken) == ["a", "b", "c"]
+        assert {row.holder for row in taken} == {"first", "second"}
+        assert all(row.version == 2 for row in taken)
+        assert not await gone.replace(attrs.evolve(ROW, key="a", holder="gone", body=b"late"))  # fenced off
+        assert await second.get("task", taken[0].key) == taken[0]
+
+
+async def test_a_lease_can_be_renewed_and_ended(make: Make) -> None:
+    async with opened(make) as (store,):
+        await store.add(attrs.evolve(ROW, holder="me"))
+        await store.lease("me", 1030.0)
+        await store.lease("me", 1060.0)
+        assert not await store.claim("task", "you", 1040.0, 9)
+        await store.lease("me", -inf)
+        assert [row.holder for row in await store.claim("task", "you", 1040.0, 9)] == ["you"]
+        assert not await store.claim("task", "you", 1040.0, 9)  # they are its own
+
+
+async def test_each_process_hears_of_changes(make: Make) -> None:
+    async with opened(make, 2) as (store, other):
+        number, names = await other.changes(-1)
+        assert not names
+        heard: list[tuple[str, str]] = []
+
+        async def listen() -> None:
+            nonlocal number
+            while ("task", "b") not in heard:
+                number, names = await other.changes(number)
+                heard.extend(names)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(listen)
+            await store.add(ROW)
+            await store.replace(ROW)
+            await store.add(attrs.evolve(ROW, key="b"))
+        assert heard[-1] == ("task", "b")
+        assert set(heard) == {("task", "a"), ("task", "b")}
+        assert (await other.changes(-1))[0] == number
+
+
+async def test_a_reader_of_changes_that_is_far_behind_hears_of_each_row(make: Make) -> None:
+    async with opened(make) as (store,):
+        start, _ = await store.changes(-1)
+        async with trio.open_nursery() as nursery:
+            for number in range(1200):
+                nursery.start_soon(store.add, attrs.evolve(ROW, key=str(number)))
+        heard: set[tuple[str, str]] = set()
+        while len(heard) < 1200:
+            start, names = await store.changes(start)
+            heard.update(names)
+
+
+async def test_the_changes_that_memory_remembers_are_bounded() -> None:
+    async with MemoryStore() as store:
+        for number in range(10_050):
+            await store.add(attrs.evolve(ROW, key=str(number)))
+        assert len(store._changed) == 10_000
+        number, names = await store.changes(3)
+        assert (number, len(names)) == (10_050, 10_050)
+        assert (await store.changes(10_049))[1] == [("task", "10049")]
+
+
+async def test_a_cancelled_write_happens_as_a_whole_or_not_at_all(make: Make) -> None:
+    async with opened(make) as (store,):
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await store.add(ROW)
+        again = await store.add(ROW)
+        assert (await store.get("task", "a")) == ROW
+        assert again in (True, False)
+
+
+async def test_a_store_may_be_opened_several_times(make: Make) -> None:
+    store = make()
+    async with store:
+        async with store:
+            await store.add(ROW)
+        assert await store.get("task", "a") == ROW
+    async with store:
+        assert await store.get("task", "a") == ROW
+
+
+# The file
+
+
+async def test_a_store_in_a_file_keeps_what_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    async with SQLiteStore(path) as store:
+        await store.add(ROW)
+        await store.lease("me", 5.0)
+    async with SQLiteStore(str(path)) as store:
+        assert await store.get("task", "a") == ROW
+
+
+async def test_a_store_that_is_not_open_says_so(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "x.db")
+    with pytest.raises(UsageError, match="is not open; use it inside `async with`"):
+        await store.get("task", "a")
+    with pytest.raises(UsageError, match="is not open"):
+        await store.add(ROW)
+    assert not (tmp_path / "x.db").exists()
+
+
+@pytest.mark.parametrize("path", ["", ":memory:"])
+def test_a_store_in_a_file_needs_a_file(path: str) -> None:
+    with pytest.raises(UsageError, match=r"write MemoryStore\(\)"):
+        SQLiteStore(path)
+
+
+@pytest.mark.parametrize("sql", ["CREATE TABLE theirs (a)", "PRAGMA user_version = 99"])
+async def test_the_file_of_another_program_is_left_alone(tmp_path: Path, sql: str) -> None:
+    path = tmp_path / "theirs.db"
+    with sqlite3.connect(path) as theirs:
+        theirs.execute(sql)
+    theirs.close()
+    with pytest.raises(UsageError, match="name another file"):
+        async with SQLiteStore(path):
+            pass
+    with sqlite3.connect(path) as theirs:
+        assert theirs.execute("SELECT name FROM sqlite_master WHERE name = 'rows'").fetchone() is None
+    theirs.close()
+
+
+async def test_a_file_that_cannot_be_used_is_no_mistake_of_the_program(tmp_path: Path) -> None:
+    with pytest.raises(StoreFailed, match="unable to open database file") as caught:
+        async with SQLiteStore(tmp_path):
+            pass
+    assert isinstance(caught.value.__cause__, sqlite3.Error)
+    (tmp_path / "text").write_text("Dear diary, " * 1000)
+    with pytest.raises(StoreFailed, match="not a database"):
+        async with SQLiteStore(tmp_path / "text"):
+            pass
+
+
+async def test_a_commit_that_fails_fails_each_of_its_writes(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    async with SQLiteStore(path) as store:
+        await store.add(ROW)
+        with sqlite3.connect(path) as other:
+            other.execute("ALTER TABLE rows RENAME TO away")
+        failed = []
+
+        async def write(key: str) -> None:
+            try:
+                await store.add(attrs.evolve(ROW, key=key))
+            except StoreFailed as error:
+                failed.append(str(error))
+
+        async with trio.open_nursery() as nursery:
+            for key in "bcd":
+                nursery.start_soon(write, key)
+        assert len(failed) == 3
+        with sqlite3.connect(path) as other:
+            other.execute("ALTER TABLE away RENAME TO rows")
+        other.close()
+        assert await store.add(attrs.evolve(ROW, key="b"))  # the store goes on
+
+
+async def test_a_write_that_is_cancelled_while_it_waits_never_happens(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    async with SQLiteStore(path) as store, trio.open_nursery() as nursery:
+        with sqlite3.connect(path, isolation_level=None) as other:
+            other.execute("BEGIN IMMEDIATE")  # the first write waits for it in its thread
+            nursery.start_soon(store.add, ROW)
+            await trio.testing.wait_all_tasks_blocked()
+            with trio.move_on_after(0) as scope:
+                await store.add(attrs.evolve(ROW, key="b"))
+            assert scope.cancelled_caught
+            other.execute("ROLLBACK")
+        other.close()
+        assert await store.add(attrs.evolve(ROW, key="c"))
+        assert await store.get("task", "a") == ROW
+        assert await store.get("task", "b") is None
+
+
+async def test_a_full_store_refuses_one_write_of_a_commit(tmp_path: Path) -> None:
+    async with SQLiteStore(tmp_path / "x.db") as store:
+        outcomes: dict[str, object] = {}
+
+        async def write(key: str, each: float) -> None:
+            try:
+                outcomes[key] = await store.add(attrs.evolve(ROW, key=key), each=each)
+            except StoreFull as error:
+                outcomes[key] = error.limit
+
+        async with trio.open_nursery() as nursery:
+            for key, each in ("a", 9), ("b", 0), ("c", 9):
+                nursery.start_soon(write, key, each)
+        assert outcomes == {"a": True, "b": "each", "c": True}

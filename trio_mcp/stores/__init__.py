@@ -1,0 +1,23 @@
+"""Stores: tasks, and other rows that outlive a call or a process.
+
+`MemoryStore()` is the default of a server.  `SQLiteStore("tasks.db")` survives the process.  `Store` is the protocol
+for a store of your own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trio_mcp._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from trio_mcp.stores.memory import MemoryStore as MemoryStore
+    from trio_mcp.stores.rows import Row as Row
+    from trio_mcp.stores.rows import Store as Store
+    from trio_mcp.stores.rows import StoreFailed as StoreFailed
+    from trio_mcp.stores.rows import StoreFull as StoreFull
+    from trio_mcp.stores.sqlite import SQLiteStore as SQLiteStore
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__, {"memory": "MemoryStore", "rows": "Row Store StoreFailed StoreFull", "sqlite": "SQLiteStore"}
+    )

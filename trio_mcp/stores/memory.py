@@ -1,0 +1,172 @@
+"""The store in memory: nothing to install, and it ends with its process."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Sequence
+from itertools import islice
+from math import inf
+from types import TracebackType
+
+import attrs
+import trio
+
+from trio_mcp.core.errors import check_seconds
+from trio_mcp.stores.rows import Row, StoreFull, check_room
+
+__all__ = ["MemoryStore"]
+
+_SWEPT = 500  # rows in one sweep; the loop must not stop for a long list
+_REMEMBERED = 10_000  # changes; a reader that is further behind gets all rows
+
+
+class MemoryStore:
+    """A store in memory, for one process.  Several servers of the process may share it."""
+
+    def __init__(self, *, max_bytes: float = 256 * 1024 * 1024) -> None:
+        check_seconds("max_bytes", max_bytes)
+        self._max_bytes = max_bytes
+        self._rows: dict[tuple[str, str], Row] = {}
+        self._owned: dict[tuple[str, str], dict[str, None]] = {}  # (kind, owner) -> its keys
+        self._numbers: Counter[str] = Counter()  # rows, by kind
+        self._bytes: Counter[str] = Counter()  # by owner
+        self._held = 0
+        self._expiring: list[tuple[float, str, str]] = []
+        self._leases: dict[str, float] = {}
+        self._changed: dict[tuple[str, str], int] = {}  # the last change of each row, oldest first
+        self._number = 0
+        self._dropped = 0  # the last change that is not remembered
+        self._more = trio.Event()
+
+    async def __aenter__(self) -> MemoryStore:
+        """The rows stay when the block ends; they belong to the store."""
+        await trio.lowlevel.checkpoint()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    async def add(self, row: Row, *, each: float = inf, total: float = inf) -> bool:
+        """See `Store`."""
+        await trio.lowlevel.checkpoint()
+        if (row.kind, row.key) in self._rows:
+            return False
+        if len(self._owned.get((row.kind, row.owner), ())) >= each:
+            raise StoreFull("each")
+        if self._numbers[row.kind] >= total:
+            raise StoreFull("total")
+        check_room(len(row.body), self._bytes[row.owner], self._held, row.owner, self._max_bytes)
+        self._numbers[row.kind] += 1
+        self._owned.setdefault((row.kind, row.owner), {})[row.key] = None
+        self._put(attrs.evolve(row, version=1), len(row.body))
+        return True
+
+    def _put(self, row: Row, growth: int) -> None:
+        name = row.kind, row.key
+        old = self._rows.get(name)
+        self._rows[name] = row
+        self._bytes[row.owner] += growth
+        self._held += growth
+        if row.expires < inf and (old is None or old.expires != row.expires):
+            heapq.heappush(self._expiring, (row.expires, *name))
+        self._number += 1
+        self._changed.pop(name, None)
+        self._changed[name] = self._number
+        if len(self._changed) > _REMEMBERED:
+            self._dropped = self._changed.pop(next(iter(self._changed)))
+        self._more.set()
+        self._more = trio.Event()
+
+    async def get(self, kind: str, key: str) -> Row | None:
+        """See `Store`."""
+        await trio.lowlevel.checkpoint()
+        return self._rows.get((kind, key))
+
+    async def replace(self, row: Row) -> bool:
+        """See `Store`."""
+        await trio.lowlevel.checkpoint()
+        old = self._rows.get((row.kind, row.key))
+        if old is None or old.version != row.version:
+            return False
+        growth = len(row.body) - len(old.body)
+        check_room(growth, self._bytes[old.owner], self._held, old.owner, self._max_bytes)
+        written = attrs.evolve(old, body=row.body, expires=row.expires, holder=row.holder, version=old.version + 1)
+        self._put(written, growth)
+        return True
+
+    async def delete(self, kind: str, key: str) -> bool:
+        """See `Store`."""
+        await trio.lowlevel.checkpoint()
+        return self._remove((kind, key))
+
+    def _remove(self, name: tuple[str, str]) -> bool:
+        row = self._rows.pop(name, None)
+        if row is None:
+            return False
+        keys = self._owned[row.kind, row.owner]
+        del keys[row.key]
+        if not keys:
+            del self._owned[row.kind, row.owner]
+        self._numbers[row.kind] -= 1
+        self._held -= len(row.body)
+        self._bytes[row.owner] -= len(row.body)
+        if not self._bytes[row.owner]:
+            del self._bytes[row.owner]
+        return True
+
+    async def list(self, kind: str, owner: str, after: tuple[float, str], limit: int) -> Sequence[Row]:
+        """See `Store`."""
+        await trio.lowlevel.checkpoint()
+        rows = [self._rows[kind, key] for key in self._owned.get((kind, owner), ())]
+        later = [row for row in rows if (row.created, row.key) > after]
+        return heapq.nsmallest(limit, later, key=lambda row: (row.created, row.key))
+
+    async def sweep(self, now: float) -> int:
+        """See `Store`."""
+        await trio.lowlevel.checkpoint()
+        removed = 0
+        while self._expiring and self._expiring[0][0] <= now and removed < _SWEPT:
+            expires, *name = heapq.heappop(self._expiring)
+            row = self._rows.get((name[0], name[1]))
+            if row is not None and row.expires == expires:  # its expiry has not been moved
+                self._remove((row.kind, row.key))
+                removed += 1
+        return removed
+
+    async def lease(self, holder: str, until: float) -> None:
+        """See `Store`."""
+        await trio.lowlevel.checkpoint()
+        self._leases[holder] = until
+
+    async def claim(self, kind: str, holder: str, now: float, limit: int) -> Sequence[Row]:
+        """See `Store`."""
+        await trio.lowlevel.checkpoint()
+        ended = (
+            row
+            for row in list(self._rows.values())
+            if row.kind == kind and row.holder and row.holder != holder and self._leases.get(row.holder, -inf) <= now
+        )
+        claimed = [attrs.evolve(row, holder=holder, version=row.version + 1) for row in islice(ended, limit)]
+        for row in claimed:
+            self._put(row, 0)
+        self._leases = {each: until for each, until in self._leases.items() if until > now}
+        return claimed
+
+    async def changes(self, after: int) -> tuple[int, Sequence[tuple[str, str]]]:
+        """See `Store`."""
+        await trio.lowlevel.checkpoint()
+        if after < 0:
+            return self._number, ()
+        while self._number <= after:
+            await self._more.wait()
+        if after < self._dropped:
+            return self._number, tuple(self._rows)
+        new = []
+        for name in reversed(self._changed):
+            if self._changed[name] <= after:
+                break
+            new.append(name)
+        return self._number, new[::-1]

@@ -1,0 +1,393 @@
+"""The store in an SQLite file: it survives its process, and several processes of one machine may share it.
+
+A write returns when SQLite has committed it to the log (WAL) and synced the log, so a process that is killed at any
+moment has lost no write that returned.  All calls of `sqlite3` run in worker threads, at most one that writes and one
+that reads.  Writes that wait for the writer are committed together: one sync for all of them.
+
+Two processes wait for each other in SQLite, for at most `_BUSY` seconds.  Another process is noticed by a look at the
+number of the last change, ten times a second, while `changes` waits.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import inf
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+import trio
+
+from trio_mcp.core.errors import UsageError, check_seconds
+from trio_mcp.stores.rows import Row, StoreFailed, StoreFull, check_room
+
+__all__ = ["SQLiteStore"]
+
+T = TypeVar("T")
+
+_LAYOUT = 1
+_BUSY = 10.0  # seconds; a commit takes milliseconds, and a hundred processes may be in the queue
+_LOOK = 0.1  # seconds between two looks for changes of other processes; a person does not notice it
+_SWEPT = 500  # rows in one sweep; other writers wait for it
+_READ = 1000  # changed rows in one answer
+
+# The number and the bytes of rows are counted by triggers, for each kind and for each owner of a kind, because a count
+# of all rows would make each new row dearer than the last.
+_SCHEMA = """
+CREATE TABLE rows (
+    kind TEXT NOT NULL, key TEXT NOT NULL, owner TEXT NOT NULL, created REAL NOT NULL, expires REAL NOT NULL,
+    holder TEXT NOT NULL, version INTEGER NOT NULL, changed INTEGER NOT NULL, body BLOB NOT NULL,
+    UNIQUE (kind, key)
+);
+CREATE INDEX rows_by_owner ON rows (kind, owner, created, key);
+CREATE INDEX rows_by_expiry ON rows (expires);
+CREATE INDEX rows_by_holder ON rows (kind, holder) WHERE holder != '';
+CREATE INDEX rows_by_change ON rows (changed);
+CREATE TABLE counts (scope TEXT PRIMARY KEY, number INTEGER NOT NULL, bytes INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE leases (holder TEXT PRIMARY KEY, until REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE clock (number INTEGER NOT NULL);
+INSERT INTO clock VALUES (0);
+CREATE TRIGGER added AFTER INSERT ON rows BEGIN
+    INSERT INTO counts
+        VALUES ('all', 1, length(new.body)), ('kind ' || new.kind, 1, 0),
+            ('rows ' || new.kind || ' ' || new.owner, 1, 0), ('bytes ' || new.owner, 1, length(new.body))
+        ON CONFLICT DO UPDATE SET number = number + 1, bytes = bytes + excluded.bytes;
+END;
+CREATE TRIGGER grown AFTER UPDATE OF body ON rows BEGIN
+    UPDATE counts SET bytes = bytes + length(new.body) - length(old.body)
+        WHERE scope IN ('all', 'bytes ' || new.owner);
+END;
+CREATE TRIGGER removed AFTER DELETE ON rows BEGIN
+    UPDATE counts SET number = number - 1 WHERE scope IN ('kind ' || old.kind, 'rows ' || old.kind || ' ' || old.owner);
+    UPDATE counts SET number = number - 1, bytes = bytes - length(old.body)
+        WHERE scope IN ('all', 'bytes ' || old.owner);
+    DELETE FROM counts WHERE number = 0 AND scope IN ('rows ' || old.kind || ' ' || old.owner, 'bytes ' || old.owner);
+END;
+"""
+_COLUMNS = "kind, key, body, owner, created, expires, holder, version"
+
+
+class _Write(Generic[T]):
+    """A write that waits for the writer, and its outcome."""
+
+    __slots__ = ("done", "error", "job", "result")
+
+    def __init__(self, job: Callable[[sqlite3.Connection], T]) -> None:
+        self.job = job
+        self.done = False
+        self.result: T | None = None
+        self.error: BaseException | None = None
+
+
+class SQLiteStore:
+    """A store in an SQLite file: ``SQLiteStore("tasks.db")``.
+
+    Raises `UsageError` on opening if the file belongs to another program or to a newer version of this one, and
+    `StoreFailed` if SQLite cannot use it.  The file must be on a local disk: SQLite cannot lock files of a network.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, max_bytes: float = 8 * 1024 * 1024 * 1024) -> None:
+        check_seconds("max_bytes", max_bytes)
+        if os.fspath(path) in ("", ":memory:"):
+            raise UsageError("SQLiteStore needs the path of a file; write MemoryStore() for a store in memory")
+        self._path = os.fspath(path)
+        self._max_bytes = max_bytes
+        self._opened = 0
+        self._opening = trio.Lock()
+        self._threads = trio.CapacityLimiter(2)
+        self._reading, self._writing = trio.Lock(), trio.Lock()
+        self._reader: sqlite3.Connection | None = None
+        self._writer: sqlite3.Connection | None = None
+        self._queue: list[_Write[Any]] = []
+        self._more = trio.Event()
+
+    def __repr__(self) -> str:
+        return f"SQLiteStore({self._path!r})"
+
+    # Opening and closing.
+
+    async def __aenter__(self) -> SQLiteStore:
+        """Open the file, and make it if it does not exist."""
+        async with self._opening:
+            if not self._opened:
+                writer = await self._in_thread(self._open, True)
+                try:
+                    self._reader = await self._in_thread(self._open, False)
+                except BaseException:
+                    writer.close()
+                    raise
+                self._writer = writer
+            self._opened += 1
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the file with the last block; waits for a write that is at work."""
+        with trio.CancelScope(shield=True):
+            async with self._opening:
+                self._opened -= 1
+                if self._opened:
+                    return
+                async with self._writing, self._reading:
+                    writer, self._writer = self._writer, None
+                    reader, self._reader = self._reader, None
+                    for connection in (reader, writer):
+                        if connection is not None:
+                            await self._in_thread(connection.close)
+
+    def _open(self, first: bool) -> sqlite3.Connection:
+        connection = sqlite3.connect(self._path, timeout=_BUSY, isolation_level=None, check_same_thread=False)
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")  # a commit is on the disk before it returns
+            if first:
+                self._make_tables(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _make_tables(self, connection: sqlite3.Connection) -> None:
+        connection.execute("BEGIN IMMEDIATE")  # two processes may open a new file at the same time
+        try:
+            (layout,) = connection.execute("PRAGMA user_version").fetchone()
+            (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            if layout not in (0, _LAYOUT) or (layout == 0 and tables):
+                raise UsageError(
+                    f"{self._path} is no store of this version of trio_mcp (its layout is {layout}); name another file"
+                )
+            if layout == 0:
+                for statement in _statements(_SCHEMA):
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {_LAYOUT}")
+            connection.execute("COMMIT")
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+
+    async def _in_thread(self, job: Callable[..., T], *arguments: Any) -> T:
+        """Run a job in a thread.  It is not abandoned: its connection could be closed meanwhile."""
+        try:
+            return await trio.to_thread.run_sync(partial(job, *arguments), limiter=self._threads)
+        except sqlite3.Error as error:
+            raise StoreFailed(f"{self!r} does not work: {error}") from error
+
+    # Reading and writing.
+
+    async def _read(self, job: Callable[[sqlite3.Connection], T]) -> T:
+        async with self._reading:
+            return await self._in_thread(job, self._checked(self._reader))
+
+    def _checked(self, connection: sqlite3.Connection | None) -> sqlite3.Connection:
+        if connection is None:
+            raise UsageError(f"{self!r} is not open; use it inside `async with`")
+        return connection
+
+    async def _write(self, job: Callable[[sqlite3.Connection], T]) -> T:
+        """Commit a write, together with those that wait at the same time."""
+        write = _Write(job)
+        self._checked(self._writer)
+        self._queue.append(write)
+        try:
+            async with self._writing:
+                if not write.done:
+                    batch, self._queue = self._queue, []
+                    await self._in_thread(self._commit, self._checked(self._writer), batch)
+        finally:
+            if write in self._queue:  # cancelled while it waited: it must not happen later
+                self._queue.remove(write)
+        if write.error is not None:
+            raise write.error
+        self._more.set()
+        self._more = trio.Event()
+        return write.result  # type: ignore[return-value]  # the job has returned it
+
+    async def _execute(self, statement: str, *values: Any) -> int:
+        """Write with one statement, and return the number of rows that it changed."""
+        return await self._write(lambda connection: connection.execute(statement, values).rowcount)
+
+    @staticmethod
+    def _commit(connection: sqlite3.Connection, batch: Sequence[_Write[Any]]) -> None:
+        """Run the jobs in one transaction.  A job that raises `StoreFull` undoes its own part only."""
+        committed = False
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            for write in batch:
+                connection.execute("SAVEPOINT job")
+                try:
+                    write.result = write.job(connection)
+                except StoreFull as error:
+                    write.error = error
+                    connection.execute("ROLLBACK TO job")
+                connection.execute("RELEASE job")
+            connection.execute("COMMIT")
+            committed = True
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            for write in batch:
+                write.done = True
+                if not committed:
+                    write.error = StoreFailed("the store does not work: a commit has failed")
+
+    # The methods of `Store`.
+
+    async def add(self, row: Row, *, each: float = inf, total: float = inf) -> bool:
+        """See `Store`."""
+
+        def job(connection: sqlite3.Connection) -> bool:
+            if connection.execute("SELECT 1 FROM rows WHERE kind = ? AND key = ?", (row.kind, row.key)).fetchone():
+                return False
+            if _count(connection, f"rows {row.kind} {row.owner}")[0] >= each:
+                raise StoreFull("each")
+            if _count(connection, f"kind {row.kind}")[0] >= total:
+                raise StoreFull("total")
+            self._check_room(connection, len(row.body), row.owner)
+            values = (row.kind, row.key, row.body, row.owner, row.created, row.expires, row.holder, _tick(connection))
+            connection.execute(f"INSERT INTO rows ({_COLUMNS}, changed) VALUES (?, ?, ?, ?, ?, ?, ?, 1, ?)", values)
+            return True
+
+        return await self._write(job)
+
+    def _check_room(self, connection: sqlite3.Connection, growth: int, owner: str) -> None:
+        _, owned = _count(connection, f"bytes {owner}")
+        _, held = _count(connection, "all")
+        check_room(growth, owned, held, owner, self._max_bytes)
+
+    async def get(self, kind: str, key: str) -> Row | None:
+        """See `Store`."""
+
+        def job(connection: sqlite3.Connection) -> Row | None:
+            found = connection.execute(f"SELECT {_COLUMNS} FROM rows WHERE kind = ? AND key = ?", (kind, key))
+            values = found.fetchone()
+            return None if values is None else Row(*values)
+
+        return await self._read(job)
+
+    async def replace(self, row: Row) -> bool:
+        """See `Store`."""
+
+        def job(connection: sqlite3.Connection) -> bool:
+            found = connection.execute(
+                "SELECT owner, length(body) FROM rows WHERE kind = ? AND key = ? AND version = ?",
+                (row.kind, row.key, row.version),
+            ).fetchone()
+            if found is None:
+                return False
+            owner, length = found
+            self._check_room(connection, len(row.body) - length, owner)
+            connection.execute(
+                "UPDATE rows SET body = ?, expires = ?, holder = ?, version = version + 1, changed = ? "
+                "WHERE kind = ? AND key = ?",
+                (row.body, row.expires, row.holder, _tick(connection), row.kind, row.key),
+            )
+            return True
+
+        return await self._write(job)
+
+    async def delete(self, kind: str, key: str) -> bool:
+        """See `Store`."""
+        return await self._write(
+            lambda connection: (
+                connection.execute("DELETE FROM rows WHERE kind = ? AND key = ?", (kind, key)).rowcount > 0
+            )
+        )
+
+    async def list(self, kind: str, owner: str, after: tuple[float, str], limit: int) -> Sequence[Row]:
+        """See `Store`."""
+        query = (
+            f"SELECT {_COLUMNS} FROM rows WHERE kind = ? AND owner = ? AND (created, key) > (?, ?) "
+            "ORDER BY created, key LIMIT ?"
+        )
+        return await self._read(
+            lambda connection: [Row(*values) for values in connection.execute(query, (kind, owner, *after, limit))]
+        )
+
+    async def sweep(self, now: float) -> int:
+        """See `Store`."""
+        expired = "SELECT rowid FROM rows WHERE expires <= ? ORDER BY expires LIMIT ?"
+        if not await self._read(lambda connection: connection.execute(expired, (now, 1)).fetchone()):
+            return 0  # no write for most sweeps
+        return await self._write(
+            lambda connection: (
+                connection.execute(f"DELETE FROM rows WHERE rowid IN ({expired})", (now, _SWEPT)).rowcount
+            )
+        )
+
+    async def lease(self, holder: str, until: float) -> None:
+        """See `Store`."""
+        await self._write(
+            lambda connection: (
+                connection.execute("INSERT OR REPLACE INTO leases VALUES (?, ?)", (holder, until)).rowcount
+            )
+        )
+
+    async def claim(self, kind: str, holder: str, now: float, limit: int) -> Sequence[Row]:
+        """See `Store`."""
+        ended = (
+            "kind = ? AND holder != '' AND holder != ? AND "
+            "NOT EXISTS (SELECT 1 FROM leases WHERE leases.holder = rows.holder AND until > ?)"
+        )
+        names = f"SELECT kind, key FROM rows WHERE {ended} LIMIT ?"
+        if not await self._read(lambda connection: connection.execute(names, (kind, holder, now, 1)).fetchone()):
+            return []
+
+        def job(connection: sqlite3.Connection) -> Sequence[Row]:
+            claimed = []
+            for name in connection.execute(names, (kind, holder, now, limit)).fetchall():
+                connection.execute(
+                    "UPDATE rows SET holder = ?, version = version + 1, changed = ? WHERE kind = ? AND key = ?",
+                    (holder, _tick(connection), *name),
+                )
+                found = connection.execute(f"SELECT {_COLUMNS} FROM rows WHERE kind = ? AND key = ?", name)
+                claimed.append(Row(*found.fetchone()))
+            connection.execute("DELETE FROM leases WHERE until <= ?", (now,))
+            return claimed
+
+        return await self._write(job)
+
+    async def changes(self, after: int) -> tuple[int, Sequence[tuple[str, str]]]:
+        """See `Store`."""
+        while True:
+            more = self._more
+            number, new = await self._read(partial(_changes, after=after))
+            if number > after:
+                return number, new
+            with trio.move_on_after(_LOOK):
+                await more.wait()
+
+
+def _statements(script: str) -> Sequence[str]:
+    """The statements of a script; `executescript` would commit the transaction around it."""
+    statements, begun = [], ""
+    for line in script.splitlines():
+        begun += f"{line}\n"
+        if sqlite3.complete_statement(begun):
+            statements.append(begun)
+            begun = ""
+    return statements
+
+
+def _tick(connection: sqlite3.Connection) -> int:
+    """The number of the next change."""
+    number: int = connection.execute("UPDATE clock SET number = number + 1 RETURNING number").fetchone()[0]
+    return number
+
+
+def _count(connection: sqlite3.Connection, scope: str) -> tuple[int, int]:
+    """Rows and bytes of a scope, as the triggers count them."""
+    found: tuple[int, int] | None = connection.execute(
+        "SELECT number, bytes FROM counts WHERE scope = ?", (scope,)
+    ).fetchone()
+    return found or (0, 0)
+
+
+def _changes(connection: sqlite3.Connection, after: int) -> tuple[int, Sequence[tuple[str, str]]]:
+    if after < 0:
+        return connection.execute("SELECT number FROM clock").fetchone()[0], ()
+    query = "SELECT changed, kind, key FROM rows WHERE changed > ? ORDER BY changed LIMIT ?"
+    found = connection.execute(query, (after, _READ)).fetchall()
+    return (found[-1][0] if found else after), [(kind, key) for _, kind, key in found]
