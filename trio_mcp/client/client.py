@@ -199,6 +199,22 @@ class Client(metaclass=WithOtherNames):
         """
         await self._connection.aclose()
 
+    @property
+    def closed(self) -> bool:
+        """True if the connection has ended for good, so that further requests fail."""
+        return self._connection.gone.is_set()
+
+    async def wait_closed(self) -> None:
+        """Wait until the connection has ended for good."""
+        await self._connection.gone.wait()
+
+    @property
+    def has_unanswered_cancellations(self) -> bool:
+        """True if the server may still work on a request that was cancelled in the last minutes: it has not answered
+        it.
+        """
+        return self._connection.current.ignored
+
     # The server
 
     @property

@@ -152,6 +152,7 @@ class Relay(Block[Server]):
         self._upstreams: dict[Hashable | None, Upstream] = {}
         self._shares = Shares(self._limits.relayed)
         self._room = trio.Event()  # set when a session was closed
+        self._opened = trio.Event()  # set when a session was opened
         self._watches: dict[tuple[Hashable | None, ChangeEvent], WatchedChange] = {}
         self._ended = False
         self._first.connect()  # raises for an invalid target or option
@@ -242,6 +243,11 @@ class Relay(Block[Server]):
         self._room.set()
         self._room = trio.Event()
 
+    def session_opened(self) -> None:
+        """A request has opened a session: subscriptions need not wait longer."""
+        self._opened.set()
+        self._opened = trio.Event()
+
     # Subscriptions of clients.
 
     def listeners(self, limits: Limits, catalog: Catalog, watchers: Sequence[Relay]) -> Listeners[ListenerKey]:
@@ -289,7 +295,8 @@ class Relay(Block[Server]):
     ) -> None:
         """Listen for as long as clients do, also after the upstream server has ended the subscription or was lost.
 
-        A client cannot be told that its subscription has ended, so only a refusal is final.
+        A request opens a lost session again.  If no request comes, this task does, after pauses that grow.  A client
+        cannot be told that its subscription has ended, so only a refusal is final.
         """
         pause = _SHORTEST_PAUSE
         try:
@@ -308,7 +315,8 @@ class Relay(Block[Server]):
                     watch.missed = True
                     if self._ended:
                         return
-                    await trio.sleep(pause)
+                    with trio.move_on_after(pause):
+                        await self._opened.wait()
                     pause = min(2 * pause, _LONGEST_PAUSE)
         finally:
             if self._watches.get((owner, change)) is watch:

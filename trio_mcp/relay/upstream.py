@@ -61,7 +61,6 @@ _log = logging.getLogger("trio_mcp.relay")
 # Seconds from the end of a session or a failed attempt to the next attempt: after the first failure in a row, after the
 # second, and so on.
 _PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-_PATIENCE = 1.0  # seconds that a listening client waits for a request to open the session again
 _STABLE = 30.0  # a session that was open for this many seconds resets the count of failures; equals the longest pause
 _MAX_LOGS = 1000  # log messages of one call that wait for a slow client; if there are more, the oldest are dropped
 _MAX_ELICITATIONS = 100  # URL elicitations that are not known to be complete; as many as the client keeps
@@ -134,7 +133,7 @@ class _UpstreamLife:
 
     @property
     def ending(self) -> bool:
-        return self.scope.cancel_called or (self.client is not None and self.client._connection.gone.is_set())
+        return self.scope.cancel_called or (self.client is not None and self.client.closed)
 
 
 class Upstream:
@@ -160,7 +159,6 @@ class Upstream:
         self._failures = 0  # ends and failed attempts in a row, without a stable session between them
         self._not_before = -math.inf
         self._reason = ""  # why there is no session, for error messages
-        self._reopened = trio.Event()
         self._calls: dict[RelayedCall, None] = {}
         self._elicitations: OrderedDict[UrlElicitationRequest, tuple[Context, ElicitUrl]] = OrderedDict()
         self._roots_given = False
@@ -201,27 +199,6 @@ class Upstream:
             if life.client is None:
                 raise self._unavailable()
             return life.client
-
-    async def _next_client(self, before: Client) -> Client:
-        """Return the client that follows `before`, which has ended.
-
-        A request opens the session again.  If no request comes, this method does, after pauses that grow.
-        """
-        pause = _PATIENCE
-        while (client := self._life.client) is None or client is before:
-            with trio.move_on_after(pause):
-                await self._reopened.wait()
-                continue
-            try:
-                return await self.client()
-            except RequestError as error:
-                _log.info("the relay cannot listen to the upstream server: %s", error)
-            pause = min(2 * pause, _PAUSES[-1])
-        return client
-
-    def _can_replace(self, client: Client) -> bool:
-        """Whether this client has ended and the session can be opened again."""
-        return self._relay.can_reopen and client._connection.gone.is_set()
 
     # For the relay.
 
@@ -285,12 +262,11 @@ class Upstream:
             with life.scope:
                 async with self.connect() as client, open_nursery() as nursery:
                     opened_at, life.client, self._client = trio.current_time(), client, client
-                    reopened, self._reopened = self._reopened, trio.Event()
                     nursery.start_soon(self._watch_lists, client, name="list changes of a relay")
                     task_status.started()
                     life.settled.set()
-                    reopened.set()
-                    await client._connection.gone.wait()
+                    self._relay.session_opened()
+                    await client.wait_closed()
         finally:
             now = trio.current_time()
             self._reason = "could not be reached" if opened_at == math.inf else "has ended"
@@ -356,7 +332,8 @@ class Upstream:
         except (McpError, trio.TooSlowError) as error:
             # The text of the error goes to the log only, because it may contain output of the process.
             _log.warning("%s got no answer from the upstream server: %s", request.method, error)
-            again = "; it has ended, and is started again with the next request" * self._can_replace(client)
+            again = "; it has ended, and is started again with the next request"
+            again *= self._relay.can_reopen and client.closed
             raise RequestError(INTERNAL_ERROR, f"the upstream server did not answer{again}") from error
         finally:
             _current_call.reset(token)
@@ -394,7 +371,7 @@ class Upstream:
         if self.shared:
             if len({each.link if each.owner is None else each.owner for each in self._calls}) > 1:
                 return "calls of several clients are running, and the message does not name its call"
-            if self._client._connection.current.ignored:
+            if self._client.has_unanswered_cancellations:
                 return "a call was cancelled, and the upstream server may still work on it"
         return calls[-1]
 
@@ -502,36 +479,23 @@ class Upstream:
         return self._relay.upstream_of(owner_of(link)) is self
 
     async def listen(self, change: ChangeEvent, watch: WatchedChange) -> None:
-        """Forward the changes, in this opening of the session and in later ones.
+        """Forward the changes until the session ends, or the upstream server ends the subscription properly.
 
-        Returns when the upstream server ends the subscription properly.  Raises as `Client.listen` does if the
-        subscription cannot begin, or if it fails while the session continues.
+        Raises as `Client.listen` does.
         """
         client = await self.client()
-        while True:
-            try:
-                if change.kind is ChangeKind.RESOURCE:
-                    async with client.listen(change) as subscription:
-                        if watch.missed:
-                            watch.missed = False
-                            self._publish_change(change)
-                        watch.announced = True
-                        watch.settled.set()
-                        async for each in subscription:
-                            self._publish_change(each)
-                else:  # `_watch_lists` forwards list changes
-                    watch.settled.set()
-                    await client._connection.gone.wait()
-            except McpError:
-                if not (watch.settled.is_set() and self._can_replace(client)):
-                    raise
-            if not self._can_replace(client):
-                return
-            client = await self._next_client(client)
-            if change.kind is ChangeKind.RESOURCE:
-                watch.missed = True
-            else:
+        if change.kind is not ChangeKind.RESOURCE:  # `_watch_lists` forwards list changes
+            watch.settled.set()
+            await client.wait_closed()
+            return
+        async with client.listen(change) as subscription:
+            if watch.missed:
+                watch.missed = False
                 self._publish_change(change)
+            watch.announced = True
+            watch.settled.set()
+            async for each in subscription:
+                self._publish_change(each)
 
 
 def _not_forwarded(why: str) -> RequestError:
