@@ -597,7 +597,7 @@ def test_the_version_that_is_not_served_is_named() -> None:
 def test_fields_that_come_again_are_judged_by_what_they_come_with() -> None:
     headers, policy = Headers(BASE.items()), HttpPolicy()
     good = screen(policy, HttpRequest("POST", "/mcp", headers))
-    assert screen(policy, HttpRequest("POST", "/mcp", headers)) is good
+    assert screen(policy, HttpRequest("POST", "/mcp", headers)) == good
     for asked, method, path, status in (
         (policy, "PUT", "/mcp", 405),
         (policy, "POST", "/other", 404),

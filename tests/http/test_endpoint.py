@@ -21,7 +21,7 @@ from tests.server.checkpoints import Attempt, anything, cancel_everywhere
 from tests.server.wire import ACKNOWLEDGED, CANCELLED, PROGRESS, connected, everywhere
 from trio_mcp import Context, Limits, Server
 from trio_mcp.core import NotDeclared, SessionClosed, UsageError
-from trio_mcp.core.http import HttpRequest, MemoryEventLog, Reply
+from trio_mcp.core.http import HttpRequest, KnownHeads, MemoryEventLog, Reply, RequestReader
 from trio_mcp.server.http import AdmittedRequest, Endpoint, ResponseStream
 from trio_mcp.transport import CLOSING
 
@@ -146,6 +146,37 @@ async def test_a_websocket_is_admitted_like_anything_else(autojump_clock: MockCl
         assert isinstance(admitted, AdmittedRequest)
         assert admitted.head.websocket
         refused = await door.endpoint.admit(HttpRequest("GET", "/ws", {"Host": "evil.example"}))
+        assert isinstance(refused, Reply)
+        assert refused.status == 421
+
+
+@pytest.mark.parametrize("secret", [False, True])
+async def test_equal_heads_of_a_client_are_admitted_once_unless_more_than_the_head_decides(
+    secret: bool, autojump_clock: MockClock
+) -> None:
+    async def authenticate(asking: HttpRequest) -> str:
+        return "ann"
+
+    raw = b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\r\n"
+    known: KnownHeads = {}
+    heads = []
+    for _ in range(2):
+        reader = RequestReader(Limits(), known)
+        reader.feed(raw)
+        heads.append(reader.head())
+    head = heads[0]
+    assert head is not None
+    assert head is heads[1]
+    options: dict[str, Any] = {"authenticate": authenticate} if secret else {}
+    async with at(Stage().server, **options) as door:
+        first = await door.endpoint.admit(head, "10.0.0.1")
+        assert isinstance(first, AdmittedRequest)
+        assert (await door.endpoint.admit(head, "10.0.0.1") is first) is not secret
+        other = await door.endpoint.admit(head, "10.0.0.2")
+        assert isinstance(other, AdmittedRequest)
+        assert other.peer == "10.0.0.2"
+    async with at(Stage().server, allowed_hosts=["example.com"]) as door:
+        refused = await door.endpoint.admit(head, "10.0.0.1")
         assert isinstance(refused, Reply)
         assert refused.status == 421
 

@@ -1489,6 +1489,20 @@ async def test_a_socket_that_is_closed_under_its_connection_is_the_end_of_it() -
                 await trio.lowlevel.checkpoint()
 
 
+async def test_a_client_that_reads_a_part_of_what_is_written_at_once_must_read_the_rest(
+    autojump_clock: MockClock,
+) -> None:
+    client, server = trio.socket.socketpair()
+    connection = HttpConnection(ListenerState(Script(), Limits()), trio.SocketStream(server))  # type: ignore[arg-type]
+    while connection.write_at_once(bytes(100_000)):
+        pass
+    assert not connection.write_at_once(b"more")
+    with pytest.raises(trio.BrokenResourceError, match=r"Limits\.write_seconds"):
+        await connection.write(b"last")
+    client.close()
+    server.close()
+
+
 async def test_what_is_written_at_once_is_sent_before_all_else_and_fails_quietly() -> None:
     client, server = trio.socket.socketpair()
     connection = HttpConnection(ListenerState(Script(), Limits()), trio.SocketStream(server))  # type: ignore[arg-type]
@@ -1496,6 +1510,7 @@ async def test_what_is_written_at_once_is_sent_before_all_else_and_fails_quietly
     sent = len(b"first")
     while connection.write_at_once(bytes(100_000)):
         sent += 100_000
+    sent += 100_000 if connection._unsent else 0  # a part of it was sent, and the next write sends the rest
     heard = bytearray()
 
     async def listen() -> None:

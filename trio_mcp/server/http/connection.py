@@ -498,7 +498,8 @@ class HttpConnection:
         raise trio.BrokenResourceError("the client reads too slowly (Limits.write_seconds, Limits.write_rate)")
 
     def write_at_once(self, data: bytes) -> bool:
-        """Send all bytes without waiting.  False: that is not possible now, and none is sent."""
+        """Send all bytes without waiting.  False: the client reads too slowly for that.  Then call `write` next, which
+        sends the rest of these bytes first, by the deadline of a write."""
         if self._write_closed or self._writing is not None or self._unsent or self._shared.tap is not None:
             return False
         try:
@@ -506,7 +507,7 @@ class HttpConnection:
         except trio.BrokenResourceError:
             return False  # the next write finds out too, and handles it
         self._unsent = data[taken:] if taken else b""
-        return taken > 0
+        return taken == len(data)
 
     def _write_now(self, data: bytes | memoryview) -> int:
         """Write without waiting.  Returns the number of bytes that the socket buffer took."""

@@ -141,7 +141,8 @@ class HttpResponse(Protocol):
         """Send another part of the body.  Without `more` it is the last."""
 
     def send_now(self, data: bytes) -> bool:
-        """Send another part without waiting.  False: that is not possible now, and no part of it is sent."""
+        """Send another part without waiting.  False: it is not or not entirely sent; call `send` with another part,
+        which first sends the rest."""
 
     def drop(self) -> None:
         """Abort the response: nothing more is sent, and the client sees that it is incomplete."""
