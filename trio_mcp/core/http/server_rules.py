@@ -155,11 +155,10 @@ class HttpPolicy:
     paths: Mapping[str, PathKind] = _derived(_paths)
     hosts: AllowList = _derived(lambda policy: AllowList("allowed_hosts", policy.allowed_hosts, schemes=False))
     origins: AllowList = _derived(lambda policy: AllowList("allowed_origins", policy.allowed_origins, schemes=True))
-    _eras: frozenset[bool] = _derived(lambda policy: frozenset(each.handshake for each in policy.revisions))
-
-    def serves(self, *, handshake: bool) -> bool:
-        """Return whether any legacy revision (with a handshake), or any modern one, is served."""
-        return handshake in self._eras
+    legacy: Mapping[str, Revision] = _derived(lambda policy: {r.name: r for r in policy.revisions if r.handshake})
+    """The served revisions with a handshake, by name."""
+    modern: Mapping[str, Revision] = _derived(lambda policy: {r.name: r for r in policy.revisions if not r.handshake})
+    """The served revisions without a handshake, by name."""
 
 
 @record
@@ -334,15 +333,12 @@ class _RuleBroken(Exception):
         code: int = errors.INVALID_REQUEST,
         data: Json = ABSENT,
         extra: Fields = (),
-        id: Id | None = None,  # only for a request that could be read in part; `_post` sets the id of all others
     ) -> None:
         super().__init__(message)
-        self.status = status
-        self.error = Error(id, code, message, data)
-        self.extra = extra
+        self.status, self.code, self.message, self.data, self.extra = status, code, message, data, extra
 
-    def reply(self, policy: HttpPolicy, request: HttpRequest, cors: Fields, prefix: str) -> Reply:
-        message, headers = self.error.message, request.headers
+    def reply(self, policy: HttpPolicy, request: HttpRequest, cors: Fields, prefix: str, id: Id | None = None) -> Reply:
+        message, headers = self.message, request.headers
         if request.method == "GET":  # the request was perhaps sent to the wrong URL
             path_kind = policy.paths.get(split_target(request.target)[1].rstrip("/"))
             browsing = SESSION_ID not in headers and "text/html" in headers.get("Accept", "").lower()
@@ -350,7 +346,7 @@ class _RuleBroken(Exception):
                 message = f"{message}; {websocket_hint(policy, prefix)}"
             elif path_kind is _ENDPOINT and browsing:
                 message = f"this is an MCP endpoint, not a web page: give its URL to an MCP client ({message})"
-        reply = refusal(self.status, attrs.evolve(self.error, message=message), cors, self.extra)
+        reply = refusal(self.status, Error(id, self.code, message, self.data), cors, self.extra)
         return attrs.evolve(reply, body=b"") if request.method == "HEAD" else reply
 
 
@@ -425,7 +421,7 @@ def _methods(policy: HttpPolicy, path_kind: PathKind, version: str | None, prefi
     named = REVISIONS.get(version or "")
     if not policy.sessions:
         return "POST, OPTIONS", "sessions=False"
-    if not policy.serves(handshake=True):
+    if not policy.legacy:
         return "POST, OPTIONS", "the served revisions have no sessions"
     if named is not None and not named.handshake:
         return "POST, OPTIONS", f"{named} has no sessions"
@@ -501,11 +497,9 @@ class _RequestFacts:
     find_mirrors: Callable[[str], Sequence[Mirror] | None]
     principal: Any
     prefix: str
+    version: str | None
     session: tuple[str, SessionFacts] | None = None  # the session that the head names
-    version: str | None = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.version = self.request.headers.by_name.get(_VERSION)
+    id: Id | None = None  # of the request in the body, once it could be read
 
 
 def check_session(
@@ -523,7 +517,8 @@ def check_session(
     """
     if _SESSION not in request.headers.by_name and screened.path_kind is not _MESSAGES:
         return None
-    case = _RequestFacts(policy, request, screened, find_session, lambda tool: None, principal, prefix)
+    version = request.headers.by_name.get(_VERSION)
+    case = _RequestFacts(policy, request, screened, find_session, lambda tool: None, principal, prefix, version)
     try:
         _check_session(case)
     except _RuleBroken as refused:
@@ -551,12 +546,13 @@ def judge(
     head = screened or screen(policy, request, prefix)
     if isinstance(head, Reply):
         return head
-    case = _RequestFacts(policy, request, head, find_session, find_mirrors, principal, prefix)
+    version = request.headers.by_name.get(_VERSION)
+    case = _RequestFacts(policy, request, head, find_session, find_mirrors, principal, prefix, version)
     try:
         _check_session(case)
         return _ROUTES[head.path_kind, request.method](case)
     except _RuleBroken as refused:
-        return refused.reply(policy, request, head.cors, prefix)
+        return refused.reply(policy, request, head.cors, prefix, case.id)
 
 
 def _check_session(case: _RequestFacts) -> None:
@@ -570,10 +566,10 @@ def _check_session(case: _RequestFacts) -> None:
         case.session = session, _facts(case, session)
         return
     session = case.request.headers.by_name.get(_SESSION)
-    if session is None or path_kind is not _ENDPOINT or not policy.sessions or not policy.serves(handshake=True):
+    if session is None or path_kind is not _ENDPOINT or not policy.sessions or not policy.legacy:
         return
     named = REVISIONS.get(case.version or "")
-    if named is not None and not named.handshake and policy.serves(handshake=False):
+    if named is not None and not named.handshake and policy.modern:
         return  # modern messages have no session, even if the head names one
     facts = _facts(case, session)
     if case.version is not None:
@@ -594,16 +590,7 @@ def _get_or_delete(case: _RequestFacts) -> Verdict:
 
 
 def _post(case: _RequestFacts) -> Verdict:
-    message = _message(case)
-    try:
-        return _by_era(case, message)
-    except _RuleBroken as refused:
-        if isinstance(message, Request):
-            refused.error = attrs.evolve(refused.error, id=message.id)
-        raise
-
-
-def _by_era(case: _RequestFacts, message: Message) -> Verdict:
+    message, policy = _message(case), case.policy
     meta = message.params.get("_meta") if isinstance(message, _WITH_METHOD) else None
     stated = meta.get(META_VERSION) if isinstance(meta, dict) else None  # a version, or any other JSON
     named = REVISIONS.get(case.version or "")
@@ -611,14 +598,14 @@ def _by_era(case: _RequestFacts, message: Message) -> Verdict:
     # A version in `_meta` makes a message modern, whatever its headers are (http-117).  A version header that names a
     # modern revision does the same, except for an `initialize` without a version in `_meta`.
     modern = stated is not None or (named is not None and not named.handshake and not opening)
-    if not case.policy.serves(handshake=True) or (modern and case.policy.serves(handshake=False)):
+    if not policy.legacy or (modern and policy.modern):
         return _modern(case, message, stated)
     if isinstance(message, _WITH_METHOD):
         # Legacy revisions do not define these headers.  But a proxy may route by them, so they must equal the body.
         _check_mirrors(case, message, required=False, code=DRAFT_HEADER_MISMATCH)
     if opening:
         # `initialize` negotiates the version and opens a session: its version header and session id are ignored.
-        return Serve(message, None, None, case.policy.sessions, case.head.answer, case.head.cors)
+        return Serve(message, None, None, policy.sessions, case.head.answer, case.head.cors)
     return _legacy(case, message)
 
 
@@ -629,18 +616,14 @@ def _message(case: _RequestFacts) -> Message:
     if not body:
         raise _RuleBroken(400, "the body is empty; a POST carries one JSON-RPC message", code=errors.PARSE_ERROR)
     message = decode(body, case.policy.limits)
-    if isinstance(message, InvalidMessage) and message.answers is None:
+    if isinstance(message, Request):
+        case.id = message.id
+    elif isinstance(message, InvalidMessage) and message.answers is None:
         # http-16, http-17.  An invalid notification is refused too, although JSON-RPC has no errors for notifications.
         error = message.reply or Error(None, errors.INVALID_REQUEST, message.why)
-        raise _RuleBroken(400, error.message, code=error.code, id=error.id, data=error.data)
+        case.id = error.id  # of a request that could be read in part
+        raise _RuleBroken(400, error.message, code=error.code, data=error.data)
     return message
-
-
-def _served(case: _RequestFacts, version: str, *, handshake: bool) -> Revision | None:
-    revision = REVISIONS.get(version)
-    if revision is None or revision not in case.policy.revisions or revision.handshake is not handshake:
-        return None
-    return revision
 
 
 def _unsupported(case: _RequestFacts, requested: Json, code: int) -> _RuleBroken:
@@ -689,7 +672,7 @@ def _modern_revision(case: _RequestFacts, message: Request | Notification, state
     if stated is not None and stated != version:
         why = f"the {PROTOCOL_VERSION} header says {shown(version)}, _meta says {shown(str(stated))}"
         raise _RuleBroken(400, why, code=errors.HEADER_MISMATCH)  # http-69
-    revision = _served(case, version, handshake=False)
+    revision = case.policy.modern.get(version)
     if revision is None:
         raise _unsupported(case, version, errors.UNSUPPORTED_VERSION)  # http-70, ver-01
     if isinstance(message, Request) and (fault := revision.meta_fault(message.params.get("_meta"))) is not None:
@@ -780,7 +763,7 @@ def _facts(case: _RequestFacts, session: str) -> SessionFacts:
 def _legacy_revision(case: _RequestFacts) -> Revision:
     """Return the legacy revision that the header names, or 2025-03-26 (http-64: "the server SHOULD assume")."""
     version = "2025-03-26" if case.version is None else case.version
-    named = _served(case, version, handshake=True)
+    named = case.policy.legacy.get(version)
     if named is None:
         raise _unsupported(case, version, errors.INVALID_REQUEST)  # http-65
     return named
