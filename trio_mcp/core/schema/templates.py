@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 from urllib.parse import quote, unquote
 
 import attrs
@@ -49,8 +49,7 @@ _HIDDEN_SLASH = r"(?i)%2f|%5c|\\"
 _SLASH = r"[/\\]"
 
 
-@record
-class _Operator:
+class _Operator(NamedTuple):
     """A row of the table in the RFC's appendix A."""
 
     first: str
@@ -59,13 +58,13 @@ class _Operator:
     reserved: bool = False  # keep reserved characters and percent-encoding
     if_empty: str = "="
 
-    def encode(self, text: object) -> str:
+    def encode(self, text: object, prefix: int | None = None) -> str:
         if not isinstance(text, str):
             raise UsageError(f"template values must be strings, lists or maps of strings, got {type(text).__name__}")
         try:
             if not self.reserved:
-                return quote(text, safe="")
-            parts = re.split(_ENCODED, text)
+                return quote(text[:prefix], safe="")
+            parts = re.split(_ENCODED, "".join(re.findall(_CHARACTER, text)[:prefix]))
             parts[::2] = [quote(each, safe=_RESERVED) for each in parts[::2]]
         except UnicodeEncodeError:
             raise UsageError("a template value has half a surrogate pair, which a URI cannot encode") from None
@@ -73,9 +72,6 @@ class _Operator:
 
     def pair(self, name: str, value: str) -> str:
         return f"{name}={value}" if value else name + self.if_empty
-
-    def prefix(self, text: str, length: int | None) -> str:
-        return "".join(re.findall(_CHARACTER, text)[:length]) if self.reserved else text[:length]
 
 
 _OPERATORS = {
@@ -90,46 +86,39 @@ _OPERATORS = {
 }
 
 
-@record
-class _Variable:
+class _Variable(NamedTuple):
     name: str
     explode: bool
     prefix: int | None
 
 
-@record
-class _Expression:
+class _Expression(NamedTuple):
     text: str
     operator: _Operator
     variables: tuple[_Variable, ...]
 
     def expand(self, values: Mapping[str, Value]) -> str:
-        pieces = [piece for each in self.variables for piece in self._pieces(each, values.get(each.name))]
-        return self.operator.first + self.operator.separator.join(pieces) if pieces else ""
-
-    def _pieces(self, variable: _Variable, value: Value) -> list[str]:
-        """The texts between the separators; none for an undefined value, an empty list or an empty map."""
-        operator = self.operator
-        if value is None:
-            return []
-        if isinstance(value, str):
-            items = [operator.encode(operator.prefix(value, variable.prefix))]
-        elif variable.prefix is not None:
-            raise UsageError(f"{{{self.text}}} takes a prefix of {variable.name}, which must be a string")
-        elif isinstance(value, Mapping):
-            pairs = [(operator.encode(name), operator.encode(each)) for name, each in value.items()]
-            if variable.explode:
-                return [operator.pair(name, each) for name, each in pairs]
-            items = [each for pair in pairs for each in pair]
-        elif isinstance(value, Sequence):
-            items = [operator.encode(each) for each in value]
-        else:
-            items = [operator.encode(value)]  # raises for this type
-        if not items:
-            return []
-        if not variable.explode:
-            items = [",".join(items)]
-        return [operator.pair(variable.name, each) for each in items] if operator.named else items
+        """Return the text for the values; an undefined one, an empty list and an empty map give none."""
+        operator, pieces = self.operator, []
+        for name, explode, prefix in self.variables:
+            value = values.get(name)
+            if value is None:
+                continue
+            if prefix is not None and not isinstance(value, str):
+                raise UsageError(f"{{{self.text}}} takes a prefix of {name}, which must be a string")
+            named = operator.named
+            if isinstance(value, Mapping):
+                pairs = [(operator.encode(key), operator.encode(each)) for key, each in value.items()]
+                items = [operator.pair(*each) if explode else ",".join(each) for each in pairs]
+                named = named and not explode  # the keys are the names
+            elif isinstance(value, str) or not isinstance(value, Sequence):
+                items = [operator.encode(value, prefix)]  # raises for other types
+            else:
+                items = [operator.encode(each) for each in value]
+            if items and not explode:
+                items = [",".join(items)]
+            pieces += [operator.pair(name, each) for each in items] if named else items
+        return operator.first + operator.separator.join(pieces) if pieces else ""
 
 
 _Part: TypeAlias = str | _Expression
@@ -138,26 +127,21 @@ _Part: TypeAlias = str | _Expression
 def _parse(text: str) -> Iterator[_Part]:
     for index, part in enumerate(re.split(_EXPRESSION, text)):
         if index % 2:
-            yield _parse_expression(text, part)
+            symbol = part[:1] if part[:1] in tuple("+#./;?&") else ""
+            variables = []
+            for spec in part.removeprefix(symbol).split(","):
+                if (found := re.fullmatch(_VARIABLE, spec)) is None:
+                    raise UsageError(
+                        f"the URI template {text!r} has an invalid expression {{{part}}}: expected names of letters, "
+                        "digits, _ and ., with commas between, * or :length after a name, one of +#./;?& in front"
+                    )
+                variables.append(_Variable(found[1], found[2] is not None, int(found[3]) if found[3] else None))
+            yield _Expression(part, _OPERATORS[symbol], tuple(variables))
         elif invalid := re.search(_NOT_LITERAL, part):
             fault = "an unpaired brace" if invalid[0] in "{}" else f"{invalid[0]!r}, which must be percent-encoded"
             raise UsageError(f"the URI template {text!r} has {fault}")
         elif part:
             yield quote(part, safe=_RESERVED + "%")
-
-
-def _parse_expression(text: str, inside: str) -> _Expression:
-    symbol = inside[0] if inside and inside[0] in "+#./;?&" else ""
-    variables = []
-    for spec in inside[len(symbol) :].split(","):
-        found = re.fullmatch(_VARIABLE, spec)
-        if found is None:
-            raise UsageError(
-                f"the URI template {text!r} has an invalid expression {{{inside}}}: expected names of letters, digits, "
-                f"_ and ., with commas between, * or :length after a name, one of +#./;?& in front"
-            )
-        variables.append(_Variable(found[1], found[2] is not None, int(found[3]) if found[3] else None))
-    return _Expression(inside, _OPERATORS[symbol], tuple(variables))
 
 
 @record
@@ -186,57 +170,46 @@ class Template:
         return "".join([part if isinstance(part, str) else part.expand(values) for part in self._parts])
 
 
-# Matching.  An expression without names becomes literals and slots; an expression with names becomes an optional group.
-# They keep the order of the template, and each slot or group is one group of one regular expression.
+# Matching.  An expression without names becomes literals and values; an expression with names becomes an optional
+# group.  They keep the order of the template, and each value or group is one group of one regular expression.
 
 
-@record
-class _Slot:
-    """A variable without a name in the URI: its place identifies it."""
+class _Reader(NamedTuple):
+    """A variable that its place in the URI identifies, or the variables of an expression such as {?x,y}."""
 
     source: str  # the expression, for messages
-    name: str
+    names: tuple[str, ...]
+    operator: _Operator
     slashes: bool  # the value can contain slashes
 
-    def read(self, raw: str) -> dict[str, str] | None:
-        value = None if re.search(_HIDDEN_SLASH, raw) else _decoded(raw)
-        return None if value is None else {self.name: value}
-
-
-@record
-class _Group:
-    """The variables of an expression with names in the URI, such as {?x,y}."""
-
-    source: str
-    first: str
-    separator: str
-    names: tuple[str, ...]
+    @property
+    def in_path(self) -> bool:
+        return self.operator.first not in ("?", "&")
 
     @property
-    def forbidden(self) -> str:
-        return "/?#" if self.first == ";" else "#"
+    def first(self) -> str:
+        """The character that it begins with; empty for a value, which can begin with any character."""
+        return self.operator.first if self.operator.named else ""
 
     def read(self, raw: str) -> dict[str, str] | None:
+        """Return the values, decoded once, or None if one of them could escape from its path."""
+        pairs = [(self.names[0], raw)]
+        if self.operator.named:
+            pairs = [each.partition("=")[::2] for each in raw[1:].split(self.operator.separator)]
         values: dict[str, str] = {}
-        for pair in raw[1:].split(self.separator):
-            name, _, text = pair.partition("=")
-            value = None if self.first == ";" and re.search(_HIDDEN_SLASH, text) else _decoded(text)
-            if name not in self.names or name in values or value is None:
+        for name, text in pairs:
+            if name not in self.names or name in values or (self.in_path and re.search(_HIDDEN_SLASH, text)):
                 return None
-            values[name] = value
+            try:
+                values[name] = unquote(text, errors="strict")  # refuses overlong forms, such as %C0%AF for a slash
+            except UnicodeDecodeError:
+                return None
+            if "\0" in values[name] or ".." in re.split(_SLASH, values[name]):
+                return None
         return values
 
 
-_Item: TypeAlias = str | _Slot | _Group
-
-
-def _decoded(raw: str) -> str | None:
-    """Decode a value once; None if it is not UTF-8, or could escape from its path."""
-    try:
-        value = unquote(raw, errors="strict")  # refuses overlong forms, such as %C0%AF for a slash
-    except UnicodeDecodeError:
-        return None
-    return None if "\0" in value or ".." in re.split(_SLASH, value) else value
+_Item: TypeAlias = str | _Reader
 
 
 def in_ascii(uri: str) -> str | None:
@@ -257,13 +230,13 @@ class Matcher:
     def __init__(self, text: str) -> None:
         self.template = Template(text)
         items = _flatten(self.template)
-        self._readers = [item for item in items if not isinstance(item, str)]
+        self._readers = [item for item in items if isinstance(item, _Reader)]
         self._regex = re.compile("".join(_regex(text, items)), re.S)
 
     @property
     def optional(self) -> frozenset[str]:
         """The variables that can be absent from a match: those of {?x}, {&x} and {;x}."""
-        return frozenset(name for each in self._readers if isinstance(each, _Group) for name in each.names)
+        return frozenset(name for each in self._readers if each.operator.named for name in each.names)
 
     def match(self, uri: str) -> dict[str, str] | None:
         """Return the values, or None if the URI does not match or has an unsafe value."""
@@ -285,41 +258,34 @@ class Matcher:
 
 
 def _flatten(template: Template) -> list[_Item]:
-    items: list[_Item] = []
+    """Return the literals, each as long as possible, and the readers.  Raises UsageError for a variable of no use."""
+    items: list[_Item] = [""]
     seen: set[str] = set()
     for part in template._parts:
-        if isinstance(part, str):
-            _add_literal(items, part)
-            continue
-        operator = part.operator
-        for each in part.variables:
-            _check_variable(template.text, part, each, seen)
-        if operator.named:
-            names = tuple(each.name for each in part.variables)
-            items.append(_Group(part.text, operator.first, operator.separator, names))
-            continue
-        for index, each in enumerate(part.variables):
-            _add_literal(items, operator.separator if index else operator.first)
-            items.append(_Slot(part.text, each.name, operator.reserved or each.explode))
-    return items
-
-
-def _add_literal(items: list[_Item], text: str) -> None:
-    if items and isinstance(items[-1], str):
-        items[-1] += text
-    elif text:
-        items.append(text)
-
-
-def _check_variable(text: str, expression: _Expression, variable: _Variable, seen: set[str]) -> None:
-    name = variable.name
-    if name in seen:
-        raise _unmatchable(text, f"it has two variables {name}; rename one of them")
-    seen.add(name)
-    if variable.prefix is not None:
-        raise _unmatchable(text, f"{{{expression.text}}} is only the beginning of {name}; drop the :{variable.prefix}")
-    if variable.explode and expression.operator is not _OPERATORS["/"]:
-        raise _unmatchable(text, f"{name}* is a list; write {{+{name}}} or {{/{name}*}} for a path, or drop the *")
+        found: list[_Item] = [part] if isinstance(part, str) else []
+        if isinstance(part, _Expression):
+            source, operator, variables = part
+            for name, explode, prefix in variables:
+                why = ""
+                if name in seen:
+                    why = f"it has two variables {name}; rename one of them"
+                elif prefix is not None:
+                    why = f"{{{source}}} is only the beginning of {name}; drop the :{prefix}"
+                elif explode and operator is not _OPERATORS["/"]:
+                    why = f"{name}* is a list; write {{+{name}}} or {{/{name}*}} for a path, or drop the *"
+                if why:
+                    raise _unmatchable(template.text, why)
+                seen.add(name)
+                found += [operator.separator if found else operator.first]
+                found += [_Reader(source, (name,), operator, operator.reserved or explode)]
+            if operator.named:
+                found = [_Reader(source, tuple(each.name for each in variables), operator, slashes=False)]
+        for item in found:
+            if isinstance(item, str) and isinstance(items[-1], str):
+                items[-1] += item
+            else:
+                items.append(item)
+    return [item for item in items if item]
 
 
 def _unmatchable(text: str, why: str) -> UsageError:
@@ -329,48 +295,36 @@ def _unmatchable(text: str, why: str) -> UsageError:
 def _regex(text: str, items: list[_Item]) -> Iterator[str]:
     """The parts of the regular expression, with one group for each reader.  Raises UsageError if they are ambiguous.
 
-    The match is linear: a slot without slashes never passes a delimiter, so backtracking looks at its characters once.
-    The one slot with slashes gives up one character at a time, and the part after it stops at the next delimiter.
+    The match is linear: a value without slashes never passes a delimiter, so backtracking looks at its characters once.
+    The one value with slashes gives up one character at a time, and the part after it stops at the next delimiter.
     """
-    if sum(isinstance(each, _Slot) and each.slashes for each in items) > 1:
+    if sum(isinstance(each, _Reader) and each.slashes for each in items) > 1:
         raise _unmatchable(text, "it may have only one of {+x}, {#x} and {/x*}; use {x} for the others")
+    firsts = [item[:1] if isinstance(item, str) else item.first for item in items]
     for index, item in enumerate(items):
+        before, after = items[index - 1] if index else "", items[index + 1] if index + 1 < len(items) else ""
         if isinstance(item, str):
             yield re.escape(item)
-        elif isinstance(item, _Slot):
-            yield _slot_regex(text, item, items, index)
-        else:
-            following = items[index + 1] if index + 1 < len(items) else ""
-            if isinstance(following, _Slot) or _first(following) not in item.forbidden:
+        elif item.operator.named:
+            forbidden = "/?#" if item.in_path else "#"
+            if after and firsts[index + 1] not in tuple(forbidden):
                 raise _unmatchable(text, f"{{{item.source}}} would include the text after it; put it last")
-            yield f"({re.escape(item.first)}[^{re.escape(item.forbidden)}]*)?"
-
-
-def _slot_regex(text: str, slot: _Slot, items: list[_Item], index: int) -> str:
-    before, after = items[index - 1] if index else "", items[index + 1 :]
-    gap = before if isinstance(before, str) else ""  # the literal before the value
-    follows_a_value = index > (1 if gap else 0)
-    if follows_a_value and not _delimiters(gap):
-        raise _unmatchable(
-            text, f"the value before {{{slot.source}}} has no delimiter after it; put one of {_RESERVED} there"
-        )
-    if slot.slashes:  # it ends where a later part of the URI begins
-        later = "".join(each if isinstance(each, str) else _first(each) for each in after)
-        stops = "".join(char for char in "?#;&" if char in later)
-    else:  # it ends at the delimiters next to it, and at the end of a segment
-        following = after[0] if after else ""
-        near = _delimiters(following)[:1] if isinstance(following, str) else _first(following)
-        stops = "/?#" + (_delimiters(gap)[-1:] if follows_a_value else "") + near
-    # file:///{+path} refuses a second slash, which would make the path absolute; file://{+path} needs it.
-    guard = "(?!/)" if gap.endswith("/") and not gap.endswith("://") else ""
-    return rf"{guard}([^\0{re.escape(stops)}]+)"
-
-
-def _first(item: _Item) -> str:
-    """The character that an item begins with; empty for a value, which can begin with any character."""
-    if isinstance(item, str):
-        return item[:1]
-    return item.first if isinstance(item, _Group) else ""
+            yield f"({re.escape(item.first)}[^{re.escape(forbidden)}]*)?"
+        else:
+            gap = before if isinstance(before, str) else ""  # the literal before the value
+            follows_a_value = index > (1 if gap else 0)
+            if follows_a_value and not _delimiters(gap):
+                why = f"the value before {{{item.source}}} has no delimiter after it; put one of {_RESERVED} there"
+                raise _unmatchable(text, why)
+            if item.slashes:  # it ends where a later part of the URI begins
+                later = "".join(each if isinstance(each, str) else each.first for each in items[index + 1 :])
+                stops = "".join(char for char in "?#;&" if char in later)
+            else:  # it ends at the delimiters next to it, and at the end of a segment
+                near = _delimiters(after)[:1] if isinstance(after, str) else after.first
+                stops = "/?#" + (_delimiters(gap)[-1:] if follows_a_value else "") + near
+            # file:///{+path} refuses a second slash, which would make the path absolute; file://{+path} needs it.
+            guard = "(?!/)" if gap.endswith("/") and not gap.endswith("://") else ""
+            yield rf"{guard}([^\0{re.escape(stops)}]+)"
 
 
 def _delimiters(literal: str) -> str:
