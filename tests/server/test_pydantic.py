@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, computed_field, field_validat
 
 from trio_mcp import Accepted, Context, Server
 from trio_mcp.testing import open_memory_pair
-from trio_mcp.core.schema.shapes import to_json_value
+from trio_mcp.core.schema import to_json_value
 
 
 class Colour(Enum):

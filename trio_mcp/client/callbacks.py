@@ -67,7 +67,8 @@ from trio_mcp.core.messages import JsonObject, Limits
 from trio_mcp.core.revisions import Revision, Role, Terms, missing_capabilities
 from trio_mcp.core.rounds import Question
 from trio_mcp.core.sampling import check_sampling
-from trio_mcp.core.schema.shapes import describes_itself, to_json_value
+from trio_mcp.core.schema.classes import describes_itself
+from trio_mcp.core.schema.writing import to_json_value
 from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.transport.paths import PathRefused, file_path
 from trio_mcp.transport.workers import contained

@@ -333,7 +333,7 @@ def _refuse_keywords(keywords: AbstractSet[str], where: str) -> None:
 
 def _hints_of_members(form: Any) -> Mapping[str, Any]:
     """The type hints of a class, by the names of its members in a form."""
-    from trio_mcp.core.schema.hints import members_of
+    from trio_mcp.core.schema.classes import members_of
 
     while typing.get_origin(form) is typing.Annotated:
         form = typing.get_args(form)[0]

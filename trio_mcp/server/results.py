@@ -184,7 +184,7 @@ def blob(data: bytes, uri: str, mime_type: str | None) -> JsonObject:
 
 
 def _as_json(value: Any) -> Json:
-    from trio_mcp.core.schema.shapes import to_json_value
+    from trio_mcp.core.schema.writing import to_json_value
 
     return to_json_value(value)
 
@@ -262,7 +262,8 @@ class OutputSchema:
 
     def __call__(self, value: Any, *, error: bool = False) -> Json:
         """Write `value` as plain JSON, and check it against the schema unless it belongs to an `error`."""
-        written = _as_json(value) if self._shape is None else self._shape.write(value)
+        write = None if self._shape is None else self._shape.write
+        written = _as_json(value) if write is None else write(value)
         if self._shape is not None and self._shape.fits(written):
             return written
         if self.schema is not None and not error and (problems := self._compile().errors(written)):

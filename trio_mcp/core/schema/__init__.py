@@ -7,22 +7,28 @@ from typing import TYPE_CHECKING
 from trio_mcp._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from trio_mcp.core.schema.classes import *
+    from trio_mcp.core.schema.composites import *
     from trio_mcp.core.schema.hints import *
     from trio_mcp.core.schema.shapes import *
     from trio_mcp.core.schema.templates import *
     from trio_mcp.core.schema.validation import *
+    from trio_mcp.core.schema.writing import *
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "classes": "attributes_of class_shape describes_itself members_of",
+            "composites": "choice_shape container_shape union_shape",
             "hints": (
-                "Description Field Hint Member alternatives_of attributes_of describe hint_of members_of "
-                "parameters_of resolved_alone substituted unsupported wrapper_of"
+                "Description Field Hint Member alternatives_of describe full_name hint_of parameters_of resolved "
+                "resolved_alone substituted unsupported wrapper_of"
             ),
-            "shapes": ("Mode Shape Unreadable arguments_shape describes_itself schema_of shape_of to_json_value"),
+            "shapes": "Mode Shape Unreadable arguments_shape schema_of shape_of",
             "templates": "Matcher Template Value in_ascii",
             "validation": (
                 "CompiledSchema DEFAULT_DIALECT DIALECTS InvalidSchema Problem check_input_schema compile_schema"
             ),
+            "writing": ("to_json_value write_guarded write_mapping write_object write_self_described write_value"),
         },
     )

@@ -1,11 +1,10 @@
-"""What type hints and docstrings say: resolved hints, the members of classes and functions, bounds, descriptions.
+"""What type hints and docstrings say: resolved hints, the parameters of functions, bounds, descriptions.
 
 The description of a member comes from `Annotated[T, "text"]`, otherwise from the docstring (Google, NumPy or Sphinx
 style).  Bounds come from `Annotated[T, Field(ge=1)]`, or from any object with attributes of those names: the classes of
 `annotated_types` have them, and pydantic keeps a list of these.
 
-The members of an attrs class have their aliases as names, as in the call of the class.  Fields that `__init__` does not
-take are left out.  `shapes` compiles hints.
+`shapes` compiles hints, and `classes` knows the members of classes.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from trio_mcp.core.errors import UsageError
 from trio_mcp.core.messages import ABSENT, Absent, record
 
 __all__ = [
-    "Description", "Field", "Hint", "Member", "alternatives_of", "attributes_of", "describe", "hint_of", "members_of",
-    "parameters_of", "resolved_alone", "substituted", "unsupported", "wrapper_of",
+    "Description", "Field", "Hint", "Member", "alternatives_of", "describe", "full_name", "hint_of", "parameters_of",
+    "resolved", "resolved_alone", "substituted", "unsupported", "wrapper_of",
 ]  # fmt: skip
 
 Hint: TypeAlias = Any  # Python has no type for type hints
@@ -115,7 +114,8 @@ def _innermost(function: Any) -> Any:
             function = type(function).__call__
 
 
-def _resolved(owner: Any, names: dict[str, Any] | None, where: str) -> dict[str, Hint]:
+def resolved(owner: Any, names: dict[str, Any] | None, where: str) -> dict[str, Hint]:
+    """Return the hints of a class or function.  Raises `UsageError` if a name is unknown."""
     try:
         return typing.get_type_hints(owner, names, include_extras=True)
     except (NameError, AttributeError, SyntaxError, TypeError) as error:
@@ -126,7 +126,7 @@ def _resolved(owner: Any, names: dict[str, Any] | None, where: str) -> dict[str,
 
 def resolved_alone(hint: Hint, names: dict[str, Any], where: str) -> Hint:
     """Return one hint with its names resolved in `names`.  Raises `UsageError` if a name is unknown."""
-    return _resolved(types.SimpleNamespace(__annotations__={"it": hint}), names, where)["it"]
+    return resolved(types.SimpleNamespace(__annotations__={"it": hint}), names, where)["it"]
 
 
 def alternatives_of(hint: Hint) -> list[Hint]:
@@ -153,84 +153,6 @@ def substituted(hint: Hint, variables: Mapping[Hint, Hint]) -> Hint:
     return generic[tuple(variables.get(each, each) for each in free)]
 
 
-# The members of classes.
-
-
-def members_of(kind: type, where: str) -> list[Member] | None:
-    """Return the members that `__init__` takes, or None if this module does not know this kind of class."""
-    for recognises, fields in _KINDS:
-        if recognises(kind):
-            hints = _resolved(kind, None, f"{where}: a hint in {kind.__name__}")
-            result = []
-            for name, _, hint, default in fields(kind, hints):
-                required = _required(hint, default is ABSENT)
-                result.append(Member(name, hint, required, default, f"{where}, member {name!r} of {kind.__name__}"))
-            return result
-    return None
-
-
-def attributes_of(kind: type) -> dict[str, str] | None:
-    """Return the attribute of each member, or None as `members_of`.  It resolves no hints."""
-    for recognises, fields in _KINDS:
-        if recognises(kind):
-            return {name: attribute for name, attribute, _, _ in fields(kind, {})}
-    return None
-
-
-# Name, attribute, hint and default of each member.  The default is ABSENT if the member is required, and None if it is
-# optional without a default.
-_Fields = Iterator[tuple[str, str, Hint, Any]]
-
-
-def _of_typed_dict(kind: Any, hints: dict[str, Hint]) -> _Fields:
-    for name, hint in hints.items():
-        yield name, name, hint, ABSENT if name in kind.__required_keys__ else None
-
-
-def _of_named_tuple(kind: Any, hints: dict[str, Hint]) -> _Fields:
-    for name in kind._fields:
-        yield name, name, hints.get(name, Any), kind._field_defaults.get(name, ABSENT)
-
-
-def _of_attrs(kind: Any, hints: dict[str, Hint]) -> _Fields:
-    for field in attrs.fields(kind):
-        if field.init:
-            default = ABSENT if field.default is attrs.NOTHING else field.default
-            if field.converter is not None and default is not ABSENT:
-                default = None  # the converted value is not known before the converter is called
-            yield field.alias, field.name, hints.get(field.name, field.type or Any), default
-
-
-def _of_dataclass(kind: Any, hints: dict[str, Hint]) -> _Fields:
-    import dataclasses  # a program with dataclasses has already imported it
-
-    for field in dataclasses.fields(kind):
-        if field.init:
-            default = field.default
-            if default is dataclasses.MISSING:
-                default = ABSENT if field.default_factory is dataclasses.MISSING else None
-            yield field.name, field.name, hints.get(field.name), default
-
-
-_KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Any, dict[str, Hint]], _Fields]], ...] = (
-    (lambda kind: hasattr(kind, "__required_keys__"), _of_typed_dict),
-    (lambda kind: issubclass(kind, tuple) and hasattr(kind, "_fields"), _of_named_tuple),
-    (attrs.has, _of_attrs),
-    (lambda kind: hasattr(kind, "__dataclass_fields__"), _of_dataclass),
-)
-
-
-def _required(hint: Hint, otherwise: bool) -> bool:
-    # Read from the hint itself: if hints are text, `__required_keys__` was made before they were resolved.
-    origin: Hint = typing.get_origin(hint)
-    wrapper = wrapper_of(origin)
-    if wrapper in ("Required", "NotRequired"):
-        return wrapper == "Required"
-    if wrapper or origin is typing.Annotated:
-        return _required(typing.get_args(hint)[0], otherwise)
-    return otherwise
-
-
 def wrapper_of(origin: Hint) -> str | None:
     """The name of a form that describes a member and not its value, or None.
 
@@ -238,6 +160,11 @@ def wrapper_of(origin: Hint) -> str | None:
     """
     name = str(origin).rpartition(".")[2]
     return name if name in ("Required", "NotRequired", "ReadOnly", "Final") else None
+
+
+def full_name(hint: Hint) -> str:
+    """The name of a class with its module; empty for other hints."""
+    return f"{hint.__module__}.{hint.__qualname__}" if isinstance(hint, type) else ""
 
 
 def unsupported(hint: Hint, where: str) -> UsageError:
