@@ -524,7 +524,9 @@ class HttpLink(ClientSession):
             given = self._pending[message.id].headers if message.id in self._pending else ()
             if message.method == "tools/call":
                 mirrors = self._mirrors(str(message.params.get("name")))
-        protocol = rules.request_headers(exchange, mirrors=mirrors, last_event_id=after)
+        protocol = rules.request_headers(
+            exchange, mirrors=mirrors, last_event_id=after, mcp_names=self.session.offer.mcp_names
+        )
         if not given:
             try:
                 given = self._headers()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.content import *
     from trio_mcp.core.elicitation import *
     from trio_mcp.core.errors import *
+    from trio_mcp.core.extensions import *
     from trio_mcp.core.forms import *
     from trio_mcp.core.framing import *
     from trio_mcp.core.messages import *
@@ -56,6 +57,7 @@ else:
                 "SessionClosed UNSUPPORTED_VERSION URL_ELICITATION_REQUIRED UsageError check_seconds name_of printable "
                 "redacted repeated shown"
             ),
+            "extensions": "Extension ExtensionMethod Extensions",
             "forms": (
                 "BooleanSchema ElicitFormParams ElicitParams ElicitResult ElicitUrlParams ElicitValue EnumItems "
                 "EnumOption EnumSchema FieldSchema IntegerSchema MultiSelectSchema NumberSchema RequestedSchema "
@@ -90,7 +92,8 @@ else:
                 "Capability CapabilityRule ConditionalNeed HttpRules INSTEAD LATEST LATEST_LEGACY LEGACY LOG_LEVELS "
                 "META_CLIENT_CAPABILITIES META_CLIENT_INFO META_LOG_LEVEL META_SERVER_INFO META_SUBSCRIPTION_ID "
                 "META_VERSION MODERN MethodRule NOTHING REVISIONS Revision Role Terms capability_object "
-                "check_extension check_key check_meta declares meta_of missing_capabilities stable_name"
+                "check_extension check_key check_meta declares in_protocol is_like_protocol meta_of "
+                "missing_capabilities stable_name"
             ),
             "rounds": (
                 "Answers MAX_ROUNDS MAX_STATE_CHARS Question Rounds "

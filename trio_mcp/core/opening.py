@@ -65,6 +65,7 @@ from trio_mcp.core.revisions import (
     Revision,
     Role,
     Terms,
+    in_protocol,
     meta_of,
 )
 from trio_mcp.core.rounds import is_complete
@@ -220,6 +221,15 @@ class ClientProtocol(SessionProtocol):
         if META_LOG_LEVEL in given:  # the caller may override only this key
             meta = {**meta, META_LOG_LEVEL: given[META_LOG_LEVEL]}
         return {**params, "_meta": {**given, **meta}}, None
+
+    def notify(self, method: str, params: JsonObject | None = None, *, about: Id | None = None) -> bool:
+        """As `Peer.notify`.  A modern notification of an extension carries its terms, as requests do."""
+        revision = None if self.terms is None else self.terms.revision
+        if revision is None or revision.handshake or in_protocol(method):
+            return super().notify(method, params, about=about)
+        params = params or {}
+        meta = {**meta_of(f"the params of {method}", params), **self._meta_of_terms(revision)["_meta"]}
+        return super().notify(method, {**params, "_meta": meta}, about=about)
 
     def _may_notify(self, method: str, params: JsonObject, about: Id | None) -> bool:
         if self.phase is Phase.PROBING and method not in _ONLY_BY_OPEN:

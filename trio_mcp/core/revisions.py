@@ -27,8 +27,8 @@ __all__ = [
     "INSTEAD", "LATEST", "LATEST_LEGACY", "LEGACY", "LOG_LEVELS", "META_CLIENT_CAPABILITIES", "META_CLIENT_INFO",
     "META_LOG_LEVEL", "META_SERVER_INFO", "META_SUBSCRIPTION_ID", "META_VERSION", "MODERN", "NOTHING", "REVISIONS",
     "Capability", "CapabilityRule", "ConditionalNeed", "HttpRules", "MethodRule", "Revision", "Role", "Terms",
-    "capability_object", "check_extension", "check_key", "check_meta", "declares", "meta_of", "missing_capabilities",
-    "stable_name",
+    "capability_object", "check_extension", "check_key", "check_meta", "declares", "in_protocol", "is_like_protocol",
+    "meta_of", "missing_capabilities", "stable_name",
 ]  # fmt: skip
 
 META_VERSION = "io.modelcontextprotocol/protocolVersion"
@@ -465,6 +465,31 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
 REVISIONS: Mapping[str, Revision] = MappingProxyType({each.name: each for each in (_A, _B, _C, _D, _E)})
 """Every revision by name, oldest first."""
 
+_NAMES = frozenset(
+    name
+    for each in REVISIONS.values()
+    for rows in (*each.requests.values(), *each.notifications.values(), each.input_requests)
+    for name in rows
+)
+
+
+def _word(method: str) -> str:
+    return method.removeprefix("notifications/").partition("/")[0]
+
+
+_WORDS = frozenset(map(_word, _NAMES))
+
+
+def in_protocol(method: str) -> bool:
+    """Whether some revision defines a request or a notification of this name, for either side."""
+    return method in _NAMES
+
+
+def is_like_protocol(method: str) -> bool:
+    """Whether a name begins with a word that the protocol uses, as `tools/cal` does: it is probably misspelt."""
+    return _word(method) in _WORDS
+
+
 LEGACY = tuple(each for each in REVISIONS.values() if each.handshake)
 MODERN = tuple(each for each in REVISIONS.values() if not each.handshake)
 LATEST_LEGACY = LEGACY[-1]
@@ -495,6 +520,18 @@ class Terms:
     def declares(self, *capability: str) -> bool:
         """Return whether the peer declared this capability."""
         return declares(self.capabilities, Capability(capability))
+
+    def extension(self, id: str) -> Mapping[str, Any] | None:
+        """Return the settings with which the peer declares an extension; None if it does not declare it.
+
+        Older revisions have no `extensions`: their peers declare it as `experimental`, or as `extensions` all the same.
+        """
+        for name in ("extensions", "experimental"):
+            declared = self.capabilities.get(name)
+            settings = declared.get(id) if isinstance(declared, Mapping) else None
+            if settings is not None and settings is not False:
+                return settings if isinstance(settings, Mapping) else NOTHING
+        return None
 
     def wants_log(self, level: str) -> bool:
         """Return whether to send log messages of this level to the peer.

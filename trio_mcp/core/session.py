@@ -16,7 +16,7 @@ is in `opening`.  One server session serves both eras on one link, and they do n
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any, ClassVar, TypeGuard
+from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
 
 import attrs
 
@@ -55,9 +55,14 @@ from trio_mcp.core.revisions import (
     Terms,
     check_extension,
     declares,
+    in_protocol,
+    is_like_protocol,
     meta_of,
     missing_capabilities,
 )
+
+if TYPE_CHECKING:
+    from trio_mcp.core.extensions import Extensions
 
 __all__ = ["Call", "Notice", "Offer", "Opened", "ServerProtocol", "SessionAgreed", "SessionProtocol"]
 
@@ -121,15 +126,16 @@ class Offer:
     """The description of our side: its identity, its capabilities and its revisions.
 
     Identity and capabilities have the JSON form of the newest revision.  An older revision gets only the fields that it
-    defines.  `revisions` may be in any order.  Raises `UsageError` if the identity lacks a name or a version, if there
-    is no revision, if a capability is unknown or is not an object, if the identifier of an extension is malformed, or
-    if a value cannot be written as JSON.
+    defines.  `revisions` may be in any order.  `extensions` are declared together with the capabilities.  Raises
+    `UsageError` if the identity lacks a name or a version, if there is no revision, if a capability is unknown or is
+    not an object, if the identifier of an extension is malformed, or if a value cannot be written as JSON.
     """
 
     info: Mapping[str, Any]
     capabilities: Mapping[str, Any] = NOTHING
     revisions: tuple[Revision, ...] = attrs.field(default=tuple(REVISIONS.values()), converter=_as_revisions)
     instructions: str | None = None  # the advice of a server on how to use it
+    extensions: Extensions | None = None
     # Computed once per offer and not once per session: over HTTP each modern request has its own session, which exists
     # for microseconds.
     legacy: Revision | None = _DERIVED
@@ -158,11 +164,15 @@ class Offer:
             info = self.infos[each] = {name: value for name, value in self.info.items() if name in each.info_fields}
             special = {need.method for need in each.conditional_needs}
             for role in Role:
-                declared = self._declared[role, each] = each.declarable(role, self.capabilities)
+                declared = each.declarable(role, self.capabilities)
+                if self.extensions is not None:
+                    declared = self.extensions.declare(each, declared)
+                self._declared[role, each] = declared
+                requires = self.extensions is not None and role is Role.SERVER and self.extensions.requires(each)
                 self.plain[role, each] = frozenset(
                     name
                     for name, row in each.requests[role.other].items()
-                    if name not in special and (not row.needs or declares(declared, row.needs))
+                    if name not in special and not requires and (not row.needs or declares(declared, row.needs))
                 )
             for cacheable in (False, True):
                 members = {**each.complete(cacheable), "_meta": {META_SERVER_INFO: info}}
@@ -185,6 +195,11 @@ class Offer:
         for name, value in self.capabilities.get("experimental", NOTHING).items():
             if not isinstance(value, Mapping):
                 raise UsageError(f"the experimental capability {name!r} must be an object, for example {{}}")
+
+    @property
+    def mcp_names(self) -> Mapping[str, str]:
+        """The parameter that the HTTP header Mcp-Name repeats, for the methods of extensions that have one."""
+        return NOTHING if self.extensions is None else self.extensions.mcp_names
 
     @property
     def versions(self) -> list[str]:
@@ -247,10 +262,11 @@ class SessionProtocol(Peer):
     ) -> tuple[JsonObject, CachedResult | None]:
         terms = self._terms_for(method, about)
         row = terms.revision.request(self.role, method)
-        if row is None:
-            raise NotInThisRevision(method, terms.revision.name, terms.revision.instead_of(method))
         if self._is_too_early(row, terms.revision):
             raise UsageError(f"{method} was not sent: the handshake has not ended")
+        if row is None:
+            self._check_beyond(method, terms, undeclared=undeclared)
+            return params, None
         missing = missing_capabilities(terms.revision, row, params, terms.capabilities)
         if missing and not undeclared:
             raise NotDeclared(method, row.owner.value, missing[0])
@@ -262,7 +278,8 @@ class SessionProtocol(Peer):
         terms = self._terms_for(method, about)
         row = terms.revision.notification(self.role, method)
         if row is None:
-            raise NotInThisRevision(method, terms.revision.name)
+            self._check_beyond(method, terms, notification=True)
+            return not self._is_too_early(row, terms.revision)
         if not declares(self.declared(terms.revision), row.needs):
             raise NotDeclared(method, row.owner.value, row.needs)
         return not self._is_too_early(row, terms.revision)
@@ -276,8 +293,34 @@ class SessionProtocol(Peer):
             raise UsageError(f"{method} was not sent: {why}")
         return terms
 
-    def _is_too_early(self, row: MethodRule, revision: Revision) -> bool:
-        return revision.handshake and not self.opened and not row.early
+    def _check_beyond(self, method: str, terms: Terms, *, undeclared: bool = False, notification: bool = False) -> None:
+        """Check a message that this revision does not define: of an extension, or agreed between two programs.
+
+        Raises `NotInThisRevision` if another revision defines it, for a request of a modern server, which can send
+        none, and for a name that is probably misspelt.  With `undeclared`, as a proxy needs it, spelling and
+        declarations are not checked.
+        """
+        revision, extensions = terms.revision, self.offer.extensions
+        row = None if extensions is None else extensions.find(self.role, revision, method, notification=notification)
+        if row is None:
+            known = in_protocol(method) or (extensions is not None and method in extensions)
+            elsewhere = known or (is_like_protocol(method) and not undeclared)
+        else:
+            elsewhere = False
+        if elsewhere or (self.role is Role.SERVER and not (revision.handshake or notification)):
+            raise NotInThisRevision(method, revision.name, revision.instead_of(method))
+        if row is not None and extensions is not None and not undeclared:
+            missing = extensions.lacking(self.role, method, terms)
+            if missing is not None:
+                raise NotDeclared(method, self.role.other.value, missing)
+
+    def result_types(self, method: str, terms: Terms) -> frozenset[str]:
+        """Return the result types beyond those of the protocol that results of this method may have (rtype-02)."""
+        extensions = self.offer.extensions
+        return frozenset() if extensions is None else extensions.result_types(method, terms)
+
+    def _is_too_early(self, row: MethodRule | None, revision: Revision) -> bool:
+        return revision.handshake and not self.opened and not (row is not None and row.early)
 
     def refuse(self, id: Id, error: RequestError) -> bool:
         """As `Peer.refuse`.  A code that the request's revision forbids is replaced; see `Revision.error_code`."""
@@ -334,19 +377,40 @@ class SessionProtocol(Peer):
 
     def _without_terms(self, request: Request) -> list[Event]:
         """Refuse a request that comes before the terms are agreed."""
-        if not any(each.request(self.role.other, request.method) for each in self.offer.revisions):
+        if not any(self._exists(request.method, each) for each in self.offer.revisions):
             why = f"{shown(request.method)} does not exist in {', '.join(self.offer.versions)}"
             return self._refuse_call(request, errors.METHOD_NOT_FOUND, why)
         why = f"{request.method} must not be sent before the end of initialize"
         return self._refuse_call(request, errors.INVALID_REQUEST, why)
 
-    def _check_notification(self, note: Notification, principal: Any, headers: Mapping[str, str]) -> list[Event]:
-        """Return a `Notice`, or report a method that the terms do not have: "unknown notifications are ignored"."""
-        terms = self._link_terms(note.method)
-        if terms is None or terms.revision.notification(self.role.other, note.method) is None:
-            why = f"{shown(note.method)} is not a notification for the {self.role.value} here; ignored"
-            return [PeerMistake(why)]
-        return [Notice(note, self._for_message(terms, principal, headers))]
+    def _exists(self, method: str, revision: Revision) -> bool:
+        """Whether this side may get a request with this method in a revision."""
+        extensions = self.offer.extensions
+        return revision.request(self.role.other, method) is not None or (
+            extensions is not None and extensions.serves(self.role.other, revision, method, notification=False)
+        )
+
+    def _check_notification(
+        self, note: Notification, principal: Any, headers: Mapping[str, str], terms: Terms | None = None
+    ) -> list[Event]:
+        """Return a `Notice`, or report a method that the terms do not have: "unknown notifications are ignored".
+
+        `terms` are those of the notification itself, or None for those of the link.
+        """
+        extensions = self.offer.extensions
+        if terms is None:
+            terms = self._link_terms(note.method)
+        if terms is not None and terms.revision.notification(self.role.other, note.method) is not None:
+            return [Notice(note, self._for_message(terms, principal, headers))]
+        why = f"{shown(note.method)} is not a notification for the {self.role.value} here; ignored"
+        if terms is not None and extensions is not None:
+            sender = self.role.other
+            if extensions.serves(sender, terms.revision, note.method, notification=True):
+                missing = extensions.lacking(sender, note.method, terms)
+                if missing is None:
+                    return [Notice(note, self._for_message(terms, principal, headers))]
+                why = f"{note.method} belongs to {missing[-1]}, which the {sender.value} has not declared; ignored"
+        return [PeerMistake(why)]
 
     def _serve(self, request: Request, terms: Terms) -> list[Event]:
         """Serve a request if its method exists and we declared the capabilities that it needs; otherwise refuse it."""
@@ -354,9 +418,7 @@ class SessionProtocol(Peer):
         if method not in self.offer.plain[self.role, revision]:
             row = revision.request(self.role.other, method)
             if row is None:
-                return self._refuse_call(
-                    request, errors.METHOD_NOT_FOUND, f"{shown(method)} does not exist in {revision}"
-                )
+                return self._serve_beyond(request, terms)
             if missing := missing_capabilities(revision, row, request.params, self.declared(revision)):
                 needed = ".".join(missing[0])
                 why = f"{method} needs the {self.role.value} capability {needed}, which was not declared"
@@ -364,8 +426,23 @@ class SessionProtocol(Peer):
                 # capability for a mode in its params is missing, the params are invalid.
                 code = errors.METHOD_NOT_FOUND if missing[0] == row.needs else errors.INVALID_PARAMS
                 return self._refuse_call(request, code, why)
+            extensions = self.offer.extensions
+            if extensions is not None and method not in self._ANSWERED_HERE and self.role is Role.SERVER:
+                refused = extensions.refusal_of_all(method, terms)
+                if refused is not None:
+                    return self._refuse_call(request, refused.code, refused.message, refused.data)
         answer_here = self._ANSWERED_HERE.get(method)
         return [Call(request, terms)] if answer_here is None else answer_here(self, request, terms)
+
+    def _serve_beyond(self, request: Request, terms: Terms) -> list[Event]:
+        """Serve a request that the revision does not define, if an extension or this program does."""
+        method, revision, sender, extensions = request.method, terms.revision, self.role.other, self.offer.extensions
+        if extensions is None or not extensions.serves(sender, revision, method, notification=False):
+            return self._refuse_call(request, errors.METHOD_NOT_FOUND, f"{shown(method)} does not exist in {revision}")
+        refused = extensions.refusal(sender, method, terms)
+        if refused is not None:
+            return self._refuse_call(request, refused.code, refused.message, refused.data)
+        return [Call(request, terms)]
 
     def _refuse_call(self, request: Request, code: int, why: str, data: Any = None) -> list[Event]:
         super().refuse(request.id, RequestError(code, why, data))
@@ -419,19 +496,27 @@ class ServerProtocol(SessionProtocol):
             if method == "notifications/message" and not terms.wants_log(params.get("level", "")):
                 return False
             subscribed = about is not None and self._serving[about].method in revision.teardown
-            if subscribed is not (method in revision.on_subscriptions):
+            belongs = method in revision.on_subscriptions or self._is_subscribed(method, revision)
+            if subscribed is not belongs:
                 where = "never" if subscribed else "only"
                 raise UsageError(f"in {revision}, {method} is {where} sent on a subscription")
             # sub-05: the two ids must be equal in value and type.
-            if method in revision.on_subscriptions and (type(subscription), subscription) != (type(about), about):
+            if belongs and (type(subscription), subscription) != (type(about), about):
                 expected = f"the id of the subscription, {about!r}, got {shown(subscription)}"
                 raise UsageError(f"{META_SUBSCRIPTION_ID} of {method} must be {expected}")
         return super()._may_notify(method, params, about)
 
+    def _is_subscribed(self, method: str, revision: Revision) -> bool:
+        """Whether a notification of an extension belongs to subscriptions."""
+        extensions = self.offer.extensions
+        row = None if extensions is None else extensions.find(Role.SERVER, revision, method, notification=True)
+        return row is not None and row.subscribed
+
     def answer(self, id: Id, result: JsonObject) -> bool:
         """As `Peer.answer`.  Adds the members that every modern result of the method must have.
 
-        Raises `UsageError` for an input-required result if this method or revision does not have it.
+        Raises `UsageError` for an input-required result if this method or revision does not have it, and for another
+        result type unless it belongs to an extension that both sides have declared (rtype-02).
         """
         serving = self._serving.get(id)
         terms = None if serving is None else serving.terms or self.terms
@@ -448,6 +533,8 @@ class ServerProtocol(SessionProtocol):
         if kind == "input_required" and method not in revision.input_required:
             raise UsageError(f"{method} cannot be answered with an input-required result in {revision}")
         if revision.result_type:
+            if kind not in ("complete", "input_required") and kind not in self.result_types(method, terms):
+                raise UsageError(f"{method} cannot be answered with the result type {shown(kind)}: no extension has it")
 
             def completed() -> JsonObject:
                 # cache-26: hints belong to complete results only.
@@ -472,7 +559,7 @@ class ServerProtocol(SessionProtocol):
         if modern is not None and request.method == "initialize":
             # ver-12: the error names the supported versions, because a legacy client can show its user only the error.
             return self._unsupported(request, request.params.get("protocolVersion"))
-        if modern is None or modern.request(Role.CLIENT, request.method) is None:
+        if modern is None or not self._exists(request.method, modern):
             return super()._without_terms(request)
         unless = "" if self.offer.legacy is None else ", unless the connection was opened with initialize"
         return self._refuse_call(request, errors.INVALID_PARAMS, f"{modern.meta_fault(None)}{unless}")
@@ -504,6 +591,18 @@ class ServerProtocol(SessionProtocol):
             self._last_terms = _terms_meta(meta), terms
         serving.terms = terms
         return self._serve(request, terms)
+
+    def _terms_in(self, note: Notification) -> Terms | None:
+        """Return the terms that a modern notification carries, or None.
+
+        The modern revision defines none that needs terms, but a notification of an extension does.
+        """
+        meta = note.params.get("_meta")
+        revision = self.offer.find(meta.get(META_VERSION), handshake=False) if isinstance(meta, dict) else None
+        if meta is None or revision is None or revision.meta_fault(meta) is not None:
+            return None
+        info = meta.get(META_CLIENT_INFO)
+        return Terms(revision, meta[META_CLIENT_CAPABILITIES], info if _is_info(info) else None)
 
     def _unsupported(self, request: Request, requested: object) -> list[Event]:
         supported = self.offer.versions
@@ -560,9 +659,11 @@ class ServerProtocol(SessionProtocol):
         "logging/setLevel": _set_level,
     }
 
-    def _check_notification(self, note: Notification, principal: Any, headers: Mapping[str, str]) -> list[Event]:
+    def _check_notification(
+        self, note: Notification, principal: Any, headers: Mapping[str, str], terms: Terms | None = None
+    ) -> list[Event]:
         if note.method != "notifications/initialized":
-            return super()._check_notification(note, principal, headers)
+            return super()._check_notification(note, principal, headers, self._terms_in(note))
         if self.terms is None or self.opened:
             return [PeerMistake(f"{note.method} without a preceding initialize; ignored")]
         self.opened = True

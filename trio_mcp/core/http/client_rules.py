@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 from urllib.parse import urljoin, urlsplit
 
@@ -34,6 +34,7 @@ from trio_mcp.core.http.fields import (
     EVENT_STREAM,
     JSON,
     LAST_EVENT_ID,
+    NO_NAMES,
     PROTOCOL_VERSION,
     SESSION_ID,
     Fields,
@@ -133,11 +134,18 @@ def _items(message: Message | None) -> tuple[Message | None, ...]:
 # What to send.
 
 
-def request_headers(exchange: Exchange, *, mirrors: Sequence[Mirror] = (), last_event_id: str = "") -> Fields:
+def request_headers(
+    exchange: Exchange,
+    *,
+    mirrors: Sequence[Mirror] = (),
+    last_event_id: str = "",
+    mcp_names: Mapping[str, str] = NO_NAMES,
+) -> Fields:
     """Return the protocol's headers for this request.
 
-    `mirrors`: the header rules of the called tool.  `last_event_id`: the event after which a GET resumes.  Raises
-    `UsageError` if this revision does not allow to post the message, or if an argument does not fit into a header.
+    `mirrors`: the header rules of the called tool.  `last_event_id`: the event after which a GET resumes.  `mcp_names`:
+    see `Offer.mcp_names`.  Raises `UsageError` if this revision does not allow to post the message, or if an argument
+    does not fit into a header.
     """
     revision, rules, message = exchange.revision, exchange.revision.http, exchange.message
     session: Fields = () if exchange.session is None else ((SESSION_ID, exchange.session),)  # http-55
@@ -159,7 +167,7 @@ def request_headers(exchange: Exchange, *, mirrors: Sequence[Mirror] = (), last_
     # http-68: the header must equal the version in the body, so it is copied from there.
     meta = message.params.get("_meta")
     version = str(meta.get(META_VERSION, revision)) if isinstance(meta, dict) else revision.name
-    fields = (*fields, (PROTOCOL_VERSION, version), *standard_headers(message))
+    fields = (*fields, (PROTOCOL_VERSION, version), *standard_headers(message, mcp_names))
     if message.method != "tools/call":
         return fields
     return (*fields, *mirrored(mirrors, message.params.get("arguments") or {}))

@@ -29,10 +29,10 @@ from trio_mcp.core.messages import Error, Json, Notification, Request, encode, p
 
 __all__ = [
     "DRAFT_HEADER_MISMATCH", "EVENT_STREAM", "JSON", "LAST_EVENT_ID", "LOOPBACK_HOSTS", "METHOD", "NAME", "NAMED_BY",
-    "PARAM_PREFIX", "PROTOCOL_VERSION", "SESSION_ID", "TOKEN", "AllowList", "Fields", "Headers", "HttpRequest",
-    "Mirror", "Mirrors", "RawFields", "Reply", "cors_headers", "decode_value", "empty", "encode_value", "find_mirrors",
-    "is_json", "is_session_id", "listed", "media_type", "mirror_fault", "mirrored", "preflight_headers", "quality",
-    "refusal", "reply_headers", "split_target", "standard_fault", "standard_headers", "without_credentials",
+    "NO_NAMES", "PARAM_PREFIX", "PROTOCOL_VERSION", "SESSION_ID", "TOKEN", "AllowList", "Fields", "Headers",
+    "HttpRequest", "Mirror", "Mirrors", "RawFields", "Reply", "cors_headers", "decode_value", "empty", "encode_value",
+    "find_mirrors", "is_json", "is_session_id", "listed", "media_type", "mirror_fault", "mirrored", "preflight_headers",
+    "quality", "refusal", "reply_headers", "split_target", "standard_fault", "standard_headers", "without_credentials",
 ]  # fmt: skip
 
 JSON = "application/json"
@@ -414,28 +414,36 @@ NAMED_BY: Mapping[str, str] = MappingProxyType(
 )
 """The parameter that Mcp-Name repeats, for the methods that have one (http-75, and the tasks extension)."""
 
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
+"""No methods of extensions beside `NAMED_BY`."""
 
-def standard_headers(message: Request | Notification) -> Fields:
-    """Return Mcp-Method, and Mcp-Name if it applies.
+
+def standard_headers(message: Request | Notification, more: Mapping[str, str] = NO_NAMES) -> Fields:
+    """Return Mcp-Method, and Mcp-Name if it applies.  `more` has the methods of extensions, as in `NAMED_BY`.
 
     Notifications have them too: the final text does not say, and the draft required it.
     """
     fields = [(METHOD, message.method)]
-    source = NAMED_BY.get(message.method)
+    source = NAMED_BY.get(message.method) or more.get(message.method)
     name = None if source is None else message.params.get(source)
     if isinstance(name, str):
         fields.append((NAME, encode_value(name)))
     return tuple(fields)
 
 
-def standard_fault(headers: Headers, message: Request | Notification, *, required: bool) -> str | None:
-    """Return the fault in the standard headers of this message, or None.  Unless `required`, they may be missing."""
+def standard_fault(
+    headers: Headers, message: Request | Notification, *, required: bool, more: Mapping[str, str] = NO_NAMES
+) -> str | None:
+    """Return the fault in the standard headers of this message, or None.  Unless `required`, they may be missing.
+
+    `more` has the methods of extensions, as in `NAMED_BY`.
+    """
     method = headers.get(METHOD)
     if method is None and required:
         return f"the {METHOD} header is missing; it repeats the method, {shown(message.method)}"
     if method is not None and method != message.method:
         return f"the {METHOD} header says {shown(method)}, the body's method is {shown(message.method)}"
-    source = NAMED_BY.get(message.method)
+    source = NAMED_BY.get(message.method) or more.get(message.method)
     if source is None:
         return None
     sent, name = headers.get(NAME), message.params.get(source)

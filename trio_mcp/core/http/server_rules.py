@@ -48,6 +48,7 @@ from trio_mcp.core.http.fields import (
     JSON,
     LAST_EVENT_ID,
     LOOPBACK_HOSTS,
+    NO_NAMES,
     PROTOCOL_VERSION,
     SESSION_ID,
     AllowList,
@@ -498,6 +499,7 @@ class _RequestFacts:
     principal: Any
     prefix: str
     version: str | None
+    mcp_names: Mapping[str, str] = NO_NAMES
     session: tuple[str, SessionFacts] | None = None  # the session that the head names
     id: Id | None = None  # of the request in the body, once it could be read
 
@@ -535,19 +537,21 @@ def judge(
     principal: Any = None,
     screened: Screened | None = None,
     prefix: str = "",
+    mcp_names: Mapping[str, str] = NO_NAMES,
 ) -> Verdict:
     """Return the verdict on a request.  This function is pure: it remembers nothing and starts nothing.
 
     `find_session` looks up a session by its id, and `find_mirrors` the header rules of a tool by its name.  Each may be
     the `get` of a dict.  Without them there are no sessions and no header rules.  `screened` is the result of `screen`
-    for this request, if `screen` was called before.  `prefix` is the path under which the endpoint is mounted.  The
-    docstring of each verdict says how to carry it out.  Send a `Reply` unchanged, including its Content-Length.
+    for this request, if `screen` was called before.  `prefix` is the path under which the endpoint is mounted.
+    `mcp_names` are those of the extensions (`Offer.mcp_names`).  The docstring of each verdict says how to carry it
+    out.  Send a `Reply` unchanged, including its Content-Length.
     """
     head = screened or screen(policy, request, prefix)
     if isinstance(head, Reply):
         return head
     version = request.headers.by_name.get(_VERSION)
-    case = _RequestFacts(policy, request, head, find_session, find_mirrors, principal, prefix, version)
+    case = _RequestFacts(policy, request, head, find_session, find_mirrors, principal, prefix, version, mcp_names)
     try:
         _check_session(case)
         return _ROUTES[head.path_kind, request.method](case)
@@ -683,7 +687,7 @@ def _modern_revision(case: _RequestFacts, message: Request | Notification, state
 def _check_mirrors(case: _RequestFacts, message: Request | Notification, *, required: bool, code: int) -> None:
     """http-91, http-95..102: compare the mirrored headers with the body."""
     headers = case.request.headers
-    fault = standard_fault(headers, message, required=required)
+    fault = standard_fault(headers, message, required=required, more=case.mcp_names)
     if fault is None and message.method == "tools/call":
         tool, arguments = message.params.get("name"), message.params.get("arguments")
         rules = case.find_mirrors(tool) if isinstance(tool, str) else None

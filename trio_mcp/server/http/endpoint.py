@@ -387,6 +387,7 @@ class Endpoint:
             self.policy, request,
             find_session=self._sessions.facts, find_mirrors=self._run.dispatcher.catalog.mirrors,
             principal=admitted.principal, screened=admitted.head, prefix=admitted.prefix,
+            mcp_names=self._run.offer.mcp_names,
         )  # fmt: skip
         if isinstance(verdict, Reply):
             return await _refuse(verdict, admitted, response)

@@ -1,0 +1,472 @@
+"""Extensions of the protocol: what is declared where, which methods are served, and who is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tests.core.pairs import CLIENT_INFO, SERVER_INFO, Pair, drain
+from tests.requirements import req
+from trio_mcp.core import (
+    LEGACY,
+    META_CLIENT_CAPABILITIES,
+    META_SUBSCRIPTION_ID,
+    META_VERSION,
+    METHOD_NOT_FOUND,
+    MISSING_CLIENT_CAPABILITY,
+    REVISIONS,
+    Answered,
+    Call,
+    ClientProtocol,
+    Error,
+    Extension,
+    ExtensionMethod,
+    Extensions,
+    JsonObject,
+    NotDeclared,
+    Notice,
+    Notification,
+    NotInThisRevision,
+    Offer,
+    Opened,
+    PeerMistake,
+    Refused,
+    RemoteProtocolError,
+    Request,
+    Revision,
+    Role,
+    Rounds,
+    ServerProtocol,
+    Terms,
+    UsageError,
+)
+from trio_mcp.core.http import Headers, standard_fault, standard_headers
+
+PING = "com.example/ping"
+LATEST = "2026-07-28"
+each_revision = pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)
+each_legacy = pytest.mark.parametrize("revision", LEGACY, ids=str)
+
+
+def ping(**given: Any) -> Extension:
+    """An extension with a request, an answer of its own to tools/call, and notifications in both directions."""
+    methods = [
+        ExtensionMethod(PING, Role.CLIENT, mcp_name="target"),
+        ExtensionMethod("com.example/ask", Role.SERVER),
+        ExtensionMethod("com.example/heard", Role.CLIENT, notification=True),
+        ExtensionMethod("com.example/said", Role.SERVER, notification=True),
+        ExtensionMethod("com.example/changed", Role.SERVER, notification=True, subscribed=True),
+    ]
+    return Extension(
+        PING,
+        **{"settings": {"loud": True}, "methods": methods, "result_types": {"tools/call": ["later"]}, **given},
+    )
+
+
+def joined(
+    revision: Revision, *, client: Extensions | None = None, server: Extensions | None = None, tools: bool = True
+) -> Pair:
+    """A client and a server with an open session of this revision."""
+    capabilities: dict[str, Any] = {"tools": {}} if tools else {}
+    pair = Pair(
+        ClientProtocol(Offer(CLIENT_INFO, {}, (revision,), extensions=client)),
+        ServerProtocol(Offer(SERVER_INFO, capabilities, (revision,), extensions=server)),
+    )
+    pair.client.open()
+    pair.pump()
+    assert any(isinstance(event, Opened) for event in pair.client_saw)
+    pair.forget()
+    return pair
+
+
+BOTH = Extensions([ping()])
+
+
+def called(pair: Pair, method: str, params: JsonObject | None = None, **options: Any) -> Request | Error:
+    """The request that the server gets, or the error that the client gets."""
+    pair.client.request(method, params, **options)
+    pair.pump()
+    (event,) = [event for event in pair.server_saw if isinstance(event, Call)] or [
+        event for event in pair.client_saw if isinstance(event, Refused)
+    ]
+    return event.request if isinstance(event, Call) else event.error
+
+
+# Values.
+
+
+@req("ver-05")
+@pytest.mark.parametrize("id", ["ping", "", "com..example/ping", "com.example/-ping"])
+def test_an_identifier_has_a_prefix(id: str) -> None:
+    with pytest.raises(UsageError):
+        Extension(id)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"settings": ["loud"]}, "the settings of com.example/ping must be an object, got list"),
+        ({"revisions": ["2027-01-01"]}, "com.example/ping: unknown revision '2027-01-01'"),
+    ],
+)
+def test_an_extension_that_cannot_be_is_refused(given: Mapping[str, Any], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        ping(**given)
+
+
+def test_an_extension_and_a_method_are_given_once() -> None:
+    request = ExtensionMethod("com.example/other", Role.CLIENT)
+    Extensions([ping(revisions=["2025-11-25"]), ping(revisions=[LATEST])], methods=[request])
+    with pytest.raises(UsageError, match=r"the extension com.example/ping is given twice for 2024-11-05"):
+        Extensions([ping(), ping()])
+    with pytest.raises(UsageError, match=r"the method com.example/other is given twice for 2024-11-05"):
+        Extensions(methods=[request, request])
+    with pytest.raises(UsageError, match="tools/list is a method of 2024-11-05 already"):
+        Extensions(methods=[ExtensionMethod("tools/list", Role.CLIENT)])
+
+
+# Capabilities.
+
+
+@req("type-19", "xtask-50")
+@each_revision
+def test_an_extension_is_declared_where_the_revision_has_a_place(revision: Revision) -> None:
+    place = "experimental" if revision.handshake else "extensions"
+    pair = joined(revision, client=BOTH, server=BOTH)
+    for session in (pair.client, pair.server):
+        assert session.declared(revision)[place] == {PING: {"loud": True}}
+        assert ("extensions" in session.declared(revision)) is not revision.handshake
+    terms = pair.client.terms
+    assert terms is not None
+    assert terms.extension(PING) == {"loud": True}
+    assert terms.extension("com.example/other") is None
+
+
+def test_a_form_of_an_extension_is_a_core_capability() -> None:
+    older = Extension(PING, {"list": {}}, revisions=["2025-11-25"], capability="tasks")
+    both = Extensions([older, ping(revisions=[LATEST])])
+    declared = {
+        name: Offer(SERVER_INFO, {}, (each,), extensions=both).declared(Role.SERVER, each)
+        for name, each in REVISIONS.items()
+    }
+    assert declared["2025-06-18"] == {}
+    assert declared["2025-11-25"] == {"tasks": {"list": {}}}
+    assert declared[LATEST] == {"extensions": {PING: {"loud": True}}}
+    assert older.declared_in(Terms(REVISIONS["2025-11-25"], {"tasks": {}}))
+    assert not older.declared_in(Terms(REVISIONS["2025-11-25"], {"extensions": {PING: {}}}))
+    assert not older.declared_in(Terms(REVISIONS["2025-06-18"], {"tasks": {}}))
+
+
+@pytest.mark.parametrize("place", ["extensions", "experimental"])
+@pytest.mark.parametrize(
+    ("value", "settings"), [({"a": 1}, {"a": 1}), ({}, {}), (True, {}), (False, None), (None, None)]
+)
+def test_settings_of_the_peer_are_read_in_both_places(place: str, value: Any, settings: Any) -> None:
+    for revision in REVISIONS.values():
+        assert Terms(revision, {place: {PING: value}}).extension(PING) == settings
+    assert Terms(revision, {place: [PING]}).extension(PING) is None
+
+
+def test_capabilities_given_by_hand_stay_beside_those_of_extensions() -> None:
+    given = {"extensions": {"com.example/x": {}}, "experimental": {"y": {}}}
+    offer = Offer(SERVER_INFO, given, extensions=BOTH)
+    assert offer.declared(Role.SERVER, REVISIONS[LATEST]) == {
+        "extensions": {"com.example/x": {}, PING: {"loud": True}},
+        "experimental": {"y": {}},
+    }
+
+
+# Requests.
+
+
+@each_revision
+def test_a_request_of_an_extension_reaches_the_other_side(revision: Revision) -> None:
+    pair = joined(revision, client=BOTH, server=BOTH)
+    got = called(pair, PING, {"target": "moon"})
+    assert isinstance(got, Request)
+    assert (got.method, got.params["target"]) == (PING, "moon")
+    assert pair.server.answer(got.id, {"back": 1})
+    pair.pump()
+    (answer,) = [event for event in pair.client_saw if isinstance(event, Answered)]
+    assert answer.result["back"] == 1
+    assert answer.result.get("resultType") == ("complete" if revision.result_type else None)
+
+
+@req("ver-06")
+@each_revision
+def test_a_client_that_did_not_declare_the_extension_is_refused(revision: Revision) -> None:
+    pair = joined(revision, server=BOTH)
+    error = called(pair, PING)
+    assert isinstance(error, Error)
+    assert error.code == MISSING_CLIENT_CAPABILITY
+    place = "experimental" if revision.handshake else "extensions"
+    assert error.data == {"requiredCapabilities": {place: {PING: {}}}}
+    assert f"needs the client capability {place}.{PING}" in error.message
+
+
+@req("ver-06")
+@each_revision
+def test_a_server_without_the_extension_does_not_know_its_methods(revision: Revision) -> None:
+    pair = joined(revision, client=BOTH)
+    with pytest.raises(NotDeclared, match=r"com\.example/ping needs the server capability"):
+        pair.client.request(PING)
+    error = called(pair, PING, undeclared=True)
+    assert isinstance(error, Error)
+    assert error.code == METHOD_NOT_FOUND
+
+
+@req("ver-06")
+@each_legacy
+def test_a_server_asks_by_the_same_rules(revision: Revision) -> None:
+    pair = joined(revision, client=BOTH, server=BOTH)
+    pair.server.request("com.example/ask", {"what": 1})
+    pair.pump()
+    (call,) = [event for event in pair.client_saw if isinstance(event, Call)]
+    assert call.request.params["what"] == 1
+
+    with pytest.raises(NotDeclared, match="needs the client capability"):
+        joined(revision, server=BOTH).server.request("com.example/ask")
+    unknowing = joined(revision, client=BOTH)
+    unknowing.server.request("com.example/ask")
+    unknowing.pump()
+    (refused,) = [event for event in unknowing.server_saw if isinstance(event, Refused)]
+    assert refused.error.code == METHOD_NOT_FOUND
+    assert "the server has not declared" in refused.error.message
+
+
+def test_a_modern_server_sends_no_requests_of_extensions_either() -> None:
+    pair = joined(REVISIONS[LATEST], client=BOTH, server=BOTH)
+    call = called(pair, PING)
+    assert isinstance(call, Request)
+    with pytest.raises(NotInThisRevision):
+        pair.server.request("com.example/ask", about=call.id)
+
+
+@each_revision
+def test_a_method_of_no_extension_is_not_gated(revision: Revision) -> None:
+    pair = joined(revision, server=Extensions(methods=[ExtensionMethod(PING, Role.CLIENT)]))
+    assert isinstance(called(pair, PING), Request)
+
+
+def test_a_method_of_another_form_of_the_extension_does_not_exist() -> None:
+    modern = Extensions([ping(revisions=[LATEST])])
+    pair = joined(REVISIONS["2025-11-25"], client=modern, server=modern)
+    with pytest.raises(NotInThisRevision):
+        pair.client.request(PING)
+    other = joined(REVISIONS["2025-11-25"], server=modern)
+    error = called(other, PING)
+    assert isinstance(error, Error)
+    assert error.code == METHOD_NOT_FOUND
+
+
+@each_revision
+@pytest.mark.parametrize("method", ["tools/cal", "notifications/tools/changed", "initialize/again"])
+def test_a_name_like_those_of_the_protocol_is_not_sent(revision: Revision, method: str) -> None:
+    pair = joined(revision)
+    with pytest.raises(NotInThisRevision):
+        pair.client.request(method)
+    with pytest.raises(NotInThisRevision):
+        pair.client.notify(method)
+    assert isinstance(called(pair, method, undeclared=True), Error)
+
+
+@each_revision
+def test_a_fallback_gets_what_no_table_has(revision: Revision) -> None:
+    others = [name for name in REVISIONS if name != revision.name]
+    pair = joined(revision, client=BOTH, server=Extensions([ping(revisions=others)], fallback=True))
+    got = called(pair, "org.example/unheard-of")
+    assert isinstance(got, Request)
+    pair.client.notify("org.example/unheard-of")
+    pair.pump()
+    assert any(isinstance(event, Notice) for event in pair.server_saw)
+    pair.forget()
+    elsewhere = "server/discover" if revision.handshake else "ping"
+    with pytest.raises(NotInThisRevision):
+        pair.client.request(elsewhere)
+    meta = {META_VERSION: LATEST, META_CLIENT_CAPABILITIES: {}}
+    params: JsonObject = {} if revision.handshake else {"_meta": meta}
+    for method in (elsewhere, PING):  # methods of the protocol, and of our own extensions, are known
+        pair.server.receive(Request("r", method, params), 0.0)
+        (answer,) = drain(pair.server)
+        assert isinstance(answer, Error)
+        assert answer.code == METHOD_NOT_FOUND
+
+
+@each_legacy
+def test_before_the_handshake_a_method_of_an_extension_waits(revision: Revision) -> None:
+    server = ServerProtocol(Offer(SERVER_INFO, {}, (revision,), extensions=BOTH))
+    server.receive(Request(1, PING), 0.0)
+    (answer,) = drain(server)
+    assert isinstance(answer, Error)
+    assert "must not be sent before the end of initialize" in answer.message
+    client = ClientProtocol(Offer(CLIENT_INFO, {}, (revision,), extensions=BOTH))
+    client.open()
+    with pytest.raises(UsageError, match="the handshake has not ended"):
+        client.request(PING)
+    assert not client.notify("org.example/early")
+
+
+def test_a_modern_request_of_an_extension_needs_its_metadata() -> None:
+    server = ServerProtocol(Offer(SERVER_INFO, {}, extensions=BOTH))
+    server.receive(Request(1, PING), 0.0)
+    (answer,) = drain(server)
+    assert isinstance(answer, Error)
+    assert META_VERSION in answer.message
+
+
+# An extension that a server requires.
+
+
+@req("ver-06")
+@each_revision
+def test_a_required_extension_is_required_for_every_request(revision: Revision) -> None:
+    needed = Extensions([ping(required=True)])
+    assert isinstance(called(joined(revision, client=BOTH, server=needed), "tools/list"), Request)
+    pair = joined(revision, server=needed)  # it opens: the client must learn what the server is
+    error = called(pair, "tools/list")
+    assert isinstance(error, Error)
+    assert error.code == MISSING_CLIENT_CAPABILITY
+    place = "experimental" if revision.handshake else "extensions"
+    assert error.data == {"requiredCapabilities": {place: {PING: {}}}}
+    pair.forget()
+    if revision.handshake:
+        pair.client.request("ping")
+        pair.pump()
+        assert any(isinstance(event, Answered) for event in pair.client_saw)
+
+
+# Notifications.
+
+
+@req("ver-06")
+@each_revision
+def test_a_notification_of_the_client_needs_the_declaration_of_both(revision: Revision) -> None:
+    pair = joined(revision, client=BOTH, server=BOTH)
+    assert pair.client.notify("com.example/heard", {"n": 1, "_meta": {"com.example/x": 2}})
+    pair.pump()
+    (heard,) = [event for event in pair.server_saw if isinstance(event, Notice)]
+    assert heard.terms.revision is revision
+    assert heard.terms.extension(PING) == {"loud": True}
+    assert heard.notification.params["n"] == 1
+    assert heard.notification.params["_meta"]["com.example/x"] == 2
+    with pytest.raises(NotDeclared, match="needs the server capability"):
+        joined(revision, client=BOTH).client.notify("com.example/heard")
+
+
+@pytest.mark.parametrize("meta", [{}, {META_VERSION: "2099-01-01"}, {META_VERSION: LATEST}])
+def test_a_modern_notification_without_terms_is_ignored(meta: JsonObject) -> None:
+    server = ServerProtocol(Offer(SERVER_INFO, {}, extensions=Extensions(fallback=True)))
+    (mistake,) = server.receive(Notification("com.example/heard", {"_meta": meta}), 0.0)
+    assert isinstance(mistake, PeerMistake)
+
+
+@req("ver-06")
+@each_legacy
+def test_a_notification_of_the_server_needs_the_declaration_of_both(revision: Revision) -> None:
+    pair = joined(revision, client=BOTH, server=BOTH)
+    pair.server.notify("com.example/said", {"n": 2})
+    pair.pump()
+    (said,) = [event for event in pair.client_saw if isinstance(event, Notice)]
+    assert said.notification.params["n"] == 2
+    with pytest.raises(NotDeclared, match="needs the client capability"):
+        joined(revision, server=BOTH).server.notify("com.example/said")
+    (mistake,) = joined(revision, server=BOTH).server.receive(Notification("com.example/heard"), 0.0)
+    assert isinstance(mistake, PeerMistake)
+    assert mistake.why == "com.example/heard belongs to com.example/ping, which the client has not declared; ignored"
+    (unknown,) = joined(revision, server=BOTH).server.receive(Notification("com.example/unheard-of"), 0.0)
+    assert isinstance(unknown, PeerMistake)
+
+
+def test_a_modern_notification_belongs_to_a_request() -> None:
+    pair = joined(REVISIONS[LATEST], client=BOTH, server=BOTH)
+    call = called(pair, PING)
+    assert isinstance(call, Request)
+    assert pair.server.notify("com.example/said", {"n": 2}, about=call.id)
+    with pytest.raises(UsageError, match="only sent on a subscription"):
+        pair.server.notify("com.example/changed", about=call.id)
+    pair.pump()
+    assert any(isinstance(event, Notice) for event in pair.client_saw)
+
+
+@req("sub-05")
+def test_a_notification_of_a_subscription_carries_its_id() -> None:
+    pair = joined(REVISIONS[LATEST], client=BOTH, server=BOTH)
+    pair.client.request("subscriptions/listen", {"notifications": {}})
+    pair.pump()
+    (call,) = [event for event in pair.server_saw if isinstance(event, Call)]
+    id = call.request.id
+    with pytest.raises(UsageError, match="never sent on a subscription"):
+        pair.server.notify("com.example/said", about=id)
+    with pytest.raises(UsageError, match="must be the id of the subscription"):
+        pair.server.notify("com.example/changed", about=id)
+    assert pair.server.notify("com.example/changed", {"_meta": {META_SUBSCRIPTION_ID: id}}, about=id)
+
+
+def test_filters_of_extensions_are_known_with_the_declaration_of_the_peer() -> None:
+    extensions = Extensions([ping(filters=["pings"], revisions=[LATEST])])
+    assert extensions.filters(Terms(REVISIONS[LATEST])) == {"pings": False}
+    assert extensions.filters(Terms(REVISIONS[LATEST], {"extensions": {PING: {}}})) == {"pings": True}
+    assert extensions.filters(Terms(REVISIONS["2025-11-25"])) == {}
+
+
+# Results.
+
+
+@req("rtype-02")
+def test_a_result_type_needs_an_extension_that_both_sides_declare() -> None:
+    latest = REVISIONS[LATEST]
+    agreed = joined(latest, client=BOTH, server=BOTH)
+    call = called(agreed, "tools/call", {"name": "x"})
+    assert isinstance(call, Request)
+    with pytest.raises(UsageError, match="the result type 'sooner': no extension has it"):
+        agreed.server.answer(call.id, {"resultType": "sooner"})
+    assert agreed.server.answer(call.id, {"resultType": "later", "id": 7})
+    agreed.pump()
+    (answer,) = [event for event in agreed.client_saw if isinstance(event, Answered)]
+    assert answer.result["id"] == 7
+    assert "ttlMs" not in answer.result
+
+    undeclared = joined(latest, server=BOTH)
+    call = called(undeclared, "tools/call", {"name": "x"})
+    assert isinstance(call, Request)
+    with pytest.raises(UsageError, match="no extension has it"):
+        undeclared.server.answer(call.id, {"resultType": "later"})
+
+
+@req("rtype-02")
+@pytest.mark.parametrize(("declares", "accepted"), [(True, {"later"}), (False, set())])
+def test_a_client_accepts_the_result_types_that_both_sides_declare(declares: bool, accepted: set[str]) -> None:
+    latest = REVISIONS[LATEST]
+    client = joined(latest, client=BOTH, server=BOTH if declares else None).client
+    assert client.terms is not None
+    assert client.result_types("tools/call", client.terms) == accepted
+    assert client.result_types("prompts/get", client.terms) == set()
+    assert joined(latest).client.result_types("tools/call", client.terms) == set()
+    rounds = Rounds(latest, "tools/call", {}, {}, extensions=client.result_types("tools/call", client.terms))
+    if declares:
+        assert rounds.receive({"resultType": "later"}) is None
+    else:
+        with pytest.raises(RemoteProtocolError):
+            rounds.receive({"resultType": "later"})
+
+
+# HTTP.
+
+
+def test_the_name_header_repeats_the_parameter_of_the_extension() -> None:
+    offer = Offer(SERVER_INFO, {}, extensions=BOTH)
+    assert offer.mcp_names == {PING: "target"}
+    assert Offer(SERVER_INFO, {}).mcp_names == {}
+    request = Request(1, PING, {"target": "moon"})
+    sent = standard_headers(request, offer.mcp_names)
+    assert dict(sent) == {"Mcp-Method": PING, "Mcp-Name": "moon"}
+    assert dict(standard_headers(request)) == {"Mcp-Method": PING}
+
+    def fault(fields: Mapping[str, str]) -> str | None:
+        return standard_fault(Headers(list(fields.items())), request, required=True, more=offer.mcp_names)
+
+    assert fault(dict(sent)) is None
+    assert fault({**dict(sent), "Mcp-Name": "sun"}) == "the Mcp-Name header says 'sun', params.target is 'moon'"
+    assert fault({"Mcp-Method": PING}) == "the Mcp-Name header is missing; it repeats params.target, 'moon'"
