@@ -503,7 +503,7 @@ def test_every_way_to_wait_for_a_client_is_looked_at() -> None:
         for name, each in vars(Client).items()
         if not name.startswith("_") and (inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each))
     }
-    assert waits - {"ping"} == {name.partition(" ")[0] for name in WAYS} - {"listen", "stream_tool"}
+    assert waits - {"ping", "wait_closed"} == {name.partition(" ")[0] for name in WAYS} - {"listen", "stream_tool"}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -525,6 +525,9 @@ async def test_every_wait_for_a_client_is_a_checkpoint_and_can_be_cancelled(
                 await WAYS[way](client)
         if way != "aclose":
             assert await client.call_tool("add", ADD, returns=int) == 3
+        else:
+            with assert_checkpoints():
+                await client.wait_closed()
         if revision == D and way == "request":
             with assert_checkpoints():
                 await client.ping()

@@ -267,9 +267,15 @@ class Client(metaclass=WithOtherNames):
         with each progress report.  If `on_progress` raises, the request is cancelled, and this method raises the same
         exception.
         """
-        check_request_options(options)
-        sent_params = self._with_meta(copy_mapping("params", params), options.get("meta"))
-        timer, headers = self._timer(options, progress=True), options.get("headers")
+        if options:
+            check_request_options(options)
+        return await self._call(method, copy_mapping("params", params), options, on_progress)
+
+    async def _call(
+        self, method: str, params: JsonObject, options: RequestOptions, on_progress: OnProgress | None = None
+    ) -> JsonObject:
+        sent_params, headers = self._with_meta(params, options.get("meta")), options.get("headers")
+        timer = self._timer(options, progress=True) if options or self._has_timeout else None
         result, _ = await self._send(method, sent_params, on_progress, headers, timer)
         return result
 
@@ -602,9 +608,10 @@ class Client(metaclass=WithOtherNames):
         self, name: str, arguments: Mapping[str, str] | None = None, **options: Unpack[RequestOptions]
     ) -> models.GetPromptResult:
         """Return the messages that the server makes from a prompt and these arguments."""
-        check_request_options(options, "get_prompt", name)
+        if options:
+            check_request_options(options, "get_prompt", name)
         params: JsonObject = {"name": name, "arguments": copy_mapping("arguments", arguments)}
-        return from_json(models.GetPromptResult, await self.request("prompts/get", params, **options))
+        return from_json(models.GetPromptResult, await self._call("prompts/get", params, options))
 
     async def complete(
         self,

@@ -462,7 +462,7 @@ async def _run_http_url(url: str, options: SessionOptions, status: trio.TaskStat
     async with HttpPool(ssl_context=given.get("ssl_context"), limits=options.limits, tap=given.get("tap")) as pool:
         if legacy is not None:
             try:
-                await (_run_sse if sse else _run_http)(pool, url, legacy, status, remember=False)
+                await _run_http(pool, url, legacy, status, sse=sse is True, remember=False)
                 return
             except AuthorizationFailed:
                 raise  # the user has just refused: do not ask again
@@ -474,29 +474,45 @@ async def _run_http_url(url: str, options: SessionOptions, status: trio.TaskStat
         except NeedsSse as error:
             legacy = _legacy_only(options, _attempts(error))
             assert legacy is not None  # the server refused `initialize`, so there are legacy revisions
-            await _run_sse(pool, url, legacy, status, remember=probed)
+            await _run_http(pool, url, legacy, status, sse=True, remember=probed)
 
 
 async def _run_http(
-    pool: HttpPool, url: str, options: SessionOptions, status: trio.TaskStatus[ClientSession], *, remember: bool
+    pool: HttpPool,
+    url: str,
+    options: SessionOptions,
+    status: trio.TaskStatus[ClientSession],
+    *,
+    sse: bool = False,
+    remember: bool,
 ) -> None:
-    from trio_mcp.client.http import HttpLink
+    """Run a session over Streamable HTTP, or over HTTP+SSE."""
+    from trio_mcp.client.http import HttpLink, SseLink
 
     async with open_nursery() as nursery:
-        session = ClientProtocol(options.offer, link=LinkKind.SESSION, limits=options.limits)
-        link = HttpLink(
-            session, options.handler, pool, url,
+        kind = LinkKind.DUPLEX if sse else LinkKind.SESSION
+        link = (SseLink if sse else HttpLink)(
+            ClientProtocol(options.offer, link=kind, limits=options.limits), options.handler, pool, url,
             nursery=nursery, headers=options.headers, mirrors=options.mirrors, authorization=options.tokens,
         )  # fmt: skip
+        if isinstance(link, SseLink):
+            by_sse = "HTTP+SSE at the same URL"
+            try:
+                await nursery.start(link.run)
+            except (NoResponse, RemoteProtocolError) as error:
+                attempted = (*options.attempts, Attempt(by_sse, str(error)))
+                why = f"no MCP server answers at {url_without_secrets(url)}; check the path of the URL"
+                raise HandshakeError(Negotiation(attempted, None, why)) from error
+            options = attrs.evolve(options, attempts=(*options.attempts, Attempt(by_sse, "an endpoint event")))
 
         async def begin() -> None:
             revision = link.terms.revision
             if remember:
-                _remember(url, False if revision.handshake else None)
-            if revision.handshake:
+                _remember(url, sse if revision.handshake else None)
+            if revision.handshake and not sse:
                 stream_ready = trio.Event()
                 nursery.start_soon(link.run_event_stream, stream_ready, name="the event stream of the session")
-                if session.declared(revision):
+                if link.session.declared(revision):
                     with trio.move_on_after(EVENT_STREAM_WAIT):
                         await stream_ready.wait()
 
@@ -504,34 +520,6 @@ async def _run_http(
             await _run_session(options, link, status, begin=begin)
         finally:
             await link.aclose()  # also if this task is cancelled: otherwise the server keeps the session (http-59)
-
-
-async def _run_sse(
-    pool: HttpPool, url: str, options: SessionOptions, status: trio.TaskStatus[ClientSession], *, remember: bool
-) -> None:
-    from trio_mcp.client.http import SseLink
-
-    by_sse = "HTTP+SSE at the same URL"
-    async with open_nursery() as nursery:
-        session = ClientProtocol(options.offer, limits=options.limits)
-        link = SseLink(
-            session, options.handler, pool, url,
-            nursery=nursery, headers=options.headers, authorization=options.tokens,
-        )  # fmt: skip
-        try:
-            await nursery.start(link.run)
-        except (NoResponse, RemoteProtocolError) as error:
-            attempted = (*options.attempts, Attempt(by_sse, str(error)))
-            why = f"no MCP server answers at {url_without_secrets(url)}; check the path of the URL"
-            raise HandshakeError(Negotiation(attempted, None, why)) from error
-        options = attrs.evolve(options, attempts=(*options.attempts, Attempt(by_sse, "an endpoint event")))
-
-        async def begin() -> None:
-            if remember:
-                _remember(url, True)
-
-        await _run_session(options, link, status, begin=begin)
-        await link.aclose()
 
 
 # The first message

@@ -45,7 +45,6 @@ A stream that has sent keep-alives counts as broken after a silence of three of 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -223,11 +222,9 @@ class HttpLink(ClientSession):
         self._abandoned: dict[Id, _InFlight] = {}  # cancelled requests whose POST must arrive before the cancellation
         self._probe: Id | None = None  # the last request that opens the session
         self._scopes: set[trio.CancelScope] = set()  # scopes of all tasks
-        self._answers: deque[Message] = deque()  # waiting to be sent
-        self._answer_tasks = 0  # tasks that send them
+        self._answer_slots = trio.Semaphore(_ANSWER_TASKS)
         # Streams of cancelled calls that are still read; the first one was silent for longest.
         self._abandoned_streams: dict[object, trio.CancelScope] = {}
-        self._answers_room = trio.lowlevel.ParkingLot()  # woken when fewer answers wait
         self._never_sent: set[Id] = set()  # cancelled before they were sent, so the server need not be told
         self._handshake_done = trio.Event()  # the server knows that the handshake is complete, or there is none
         self._changed = trio.lowlevel.ParkingLot()  # woken when a stream begins or a message is done
@@ -264,24 +261,15 @@ class HttpLink(ClientSession):
         return messages
 
     def _start(self, message: Message) -> None:
-        """Send a message in a task of its own; answers share a limited number of tasks."""
-        if isinstance(message, Response | Error | Batch):
-            self._answers.append(message)
-            if self._answer_tasks < _ANSWER_TASKS:
-                self._answer_tasks += 1
-                self._nursery.start_soon(self._post_answers, name="to the server: answers")
-        elif (flight := self._begin(message)) is not None:
-            self._nursery.start_soon(self._post, message, flight, name=f"to the server: {_name_of(message)}")
+        """Send a message in a task of its own."""
+        if (flight := self._begin(message)) is not None:
+            post = self._post_answer if isinstance(message, Response | Error | Batch) else self._post
+            self._nursery.start_soon(post, message, flight, name=f"to the server: {_name_of(message)}")
 
-    async def _post_answers(self) -> None:
-        try:
-            while self._answers:
-                message = self._answers.popleft()
-                if (flight := self._begin(message)) is not None:
-                    await self._post(message, flight)
-                self._answers_room.unpark_all()
-        finally:
-            self._answer_tasks -= 1
+    async def _post_answer(self, message: Message, flight: _InFlight) -> None:
+        with self._running():
+            async with self._answer_slots:
+                await self._post(message, flight)
 
     def _begin(self, message: Message) -> _InFlight | None:
         """Return the state for sending a message, or None if it cannot be sent any more."""
@@ -558,8 +546,8 @@ class HttpLink(ClientSession):
 
         Raises ReplyBroken if no data came for longer than the keep-alives allow.
         """
-        while len(self._answers) > self._limits.outgoing:
-            await self._answers_room.park()
+        while self._answer_slots.statistics().tasks_waiting > self._limits.outgoing:
+            await self._changed.park()
         silence = keep_alives.timeout
         if silence == math.inf:
             data = await reply.receive()
@@ -582,6 +570,11 @@ class HttpLink(ClientSession):
         commented = reader.comments > comments
         keep_alives.received(trio.current_time(), keep_alive=alone and (commented or bool(events)))
         return events
+
+    def _decode(self, event: SseEvent) -> Message:
+        message = decode(event.data, self._limits)
+        self.message_size = weight(event.data, self._limits.values, message)
+        return message
 
     # Outcomes
 
@@ -663,8 +656,6 @@ class HttpLink(ClientSession):
         """Stop sending and receiving."""
         self._closed = True
         self._in_flight.clear()
-        self._answers.clear()
-        self._answers_room.unpark_all()
         self.lose(failure)
         for scope in list(self._scopes):
             scope.cancel(reason="the session is over")
@@ -820,7 +811,7 @@ class HttpLink(ClientSession):
             return
         if event.event != "message" or not event.data:
             return  # http-46: an event without a message, to resume from
-        message = decode(event.data, self._limits)
+        message = self._decode(event)
         # An error without an id can only be about the request of this stream.
         if exchange.asked and (exchange.answered_by(message) or (isinstance(message, Error) and message.id is None)):
             stream.done = True
@@ -837,7 +828,6 @@ class HttpLink(ClientSession):
                 # Move it behind the others.
                 self._abandoned_streams[stream] = scope = self._abandoned_streams.pop(stream)
                 scope.deadline = min(trio.current_time() + _ABANDONED_SILENT, stream.until)
-        self.message_size = weight(event.data, self._limits.values, message)
         self._deliver(message, about)
 
 
@@ -908,9 +898,7 @@ class SseLink(HttpLink):
                     why = f"an event was longer than {event.limit} bytes (Limits.message_bytes)"
                     raise RemoteProtocolError(why)
                 elif event.event == "message" and event.data:
-                    message = decode(event.data, self._limits)
-                    self.message_size = weight(event.data, self._limits.values, message)
-                    self._deliver(message, None)
+                    self._deliver(self._decode(event), None)
 
 
 def _name_of(message: Message | None) -> str:
