@@ -54,7 +54,6 @@ FORBIDDEN = (IO - {"h11", "wsproto"}) | {
 }
 # They cost more than the rest together, so each is loaded by few modules, on first use.
 LAZY = {
-    "cattrs": ["trio_mcp.core.oauth.records"],
     "h11": ["trio_mcp.core.http.h1"],
     "jsonschema_rs": ["trio_mcp.core.schema.validation"],
 }

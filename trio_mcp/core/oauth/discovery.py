@@ -151,14 +151,20 @@ _DEFAULT_PORTS = {"https": 443, "http": 80}
 
 
 class Network(enum.Enum):
-    """A part of the network with addresses of its own.  The value describes it in messages."""
+    """A part of the network with addresses of its own.  Records contain the value."""
 
-    PUBLIC = "on a public network"
-    PRIVATE = "on a private network"  # any other network that is not reachable from everywhere
-    LINK_LOCAL = "on the link-local network"  # where clouds give machines their credentials
-    LOOPBACK = "on this machine"
+    PUBLIC = "PUBLIC"
+    PRIVATE = "PRIVATE"  # any other network that is not reachable from everywhere
+    LINK_LOCAL = "LINK_LOCAL"  # where clouds give machines their credentials
+    LOOPBACK = "LOOPBACK"
 
 
+_PLACES = {
+    Network.PUBLIC: "on a public network",
+    Network.PRIVATE: "on a private network",
+    Network.LINK_LOCAL: "on the link-local network",
+    Network.LOOPBACK: "on this machine",
+}
 PUBLIC = frozenset({Network.PUBLIC})
 
 
@@ -300,7 +306,7 @@ def network_fault(url: str, rules: UrlRules, networks: Collection[Network]) -> s
 
 def forbidden_reason(network: Network) -> str:
     """Return the reason why a URL in this network is not followed."""
-    return f"is {network.value}, and the MCP server is not"
+    return f"is {_PLACES[network]}, and the MCP server is not"
 
 
 def trust_advice(url: str) -> str:

@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import enum
 import functools
-import re
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any
 
 import attrs
 
 from trio_mcp.core.errors import UsageError, shown
 from trio_mcp.core.messages import Json, JsonObject, record
 from trio_mcp.core.oauth.discovery import Network
-
-if TYPE_CHECKING:
-    from cattrs import Converter
 
 __all__ = ["ClientAuthMethod", "OAuthClient", "ServerRecord", "TokenGrant", "Tokens", "as_json", "read_record"]
 
@@ -125,48 +121,26 @@ class ServerRecord:
 
 def as_json(record: ServerRecord) -> JsonObject:
     """Return the record as a JSON object, with its secrets in plain text."""
-    return {"form": _FORM, **_converter().unstructure(record)}
+    return {"form": _FORM, **_shape().write(record)}
 
 
 def read_record(data: Json) -> ServerRecord:
     """Read a record that `as_json` wrote.  Raises `UsageError` for other values, which the message does not repeat."""
-    from cattrs import BaseValidationError, transform_error
-
     place = "form"
     if isinstance(data, dict) and data.get("form") == _FORM:
-        try:
-            return _converter().structure(data, ServerRecord)
-        except BaseValidationError as error:
-            first = transform_error(error, format_exception=lambda error, kind: "")[0]
-            place = re.findall(r"\w+", first)[-1]  # the path ends with the member that is wrong
+        shape, members = _shape(), {name: value for name, value in data.items() if name != "form"}
+        if shape.fits(members):
+            record: ServerRecord = shape.read(members)
+            return record
+        from trio_mcp.core.schema.validation import compile_schema  # costly, and only for the reason
+
+        path = compile_schema(shape.schema).errors(members)[0].path
+        place = path.rpartition("/")[2] or "record"
     raise UsageError(f"the stored authorization cannot be read: {shown(place)} is missing or wrong")
 
 
 @functools.cache
-def _converter() -> Converter:
-    """A converter that takes each value exactly: by itself, cattrs would accept each value as a string."""
-    from cattrs import Converter
-    from cattrs.gen import make_dict_structure_fn
+def _shape() -> Any:
+    from trio_mcp.core.schema.shapes import shape_of
 
-    converter = Converter(unstruct_collection_overrides={tuple: list})
-
-    def exact(value: Any, kind: type) -> Any:
-        if type(value) not in ((int, float) if kind is float else (kind,)):
-            raise TypeError
-        return kind(value)
-
-    def from_object(cls: type[attrs.AttrsInstance]) -> Any:
-        read = make_dict_structure_fn(cls, converter)
-        return lambda value, _: read(exact(value, dict), cls)
-
-    def from_array(cls: Any) -> Any:
-        (kind, _) = get_args(cls)
-        return lambda value, _: tuple([converter.structure(each, kind) for each in exact(value, list)])
-
-    converter.register_structure_hook(str, exact)
-    converter.register_structure_hook(float, exact)
-    converter.register_structure_hook(Network, lambda name, _: Network[name])
-    converter.register_unstructure_hook(Network, lambda network: network.name)
-    converter.register_structure_hook_factory(attrs.has, from_object)
-    converter.register_structure_hook_factory(lambda kind: getattr(kind, "__origin__", None) is tuple, from_array)
-    return converter
+    return shape_of(ServerRecord)
