@@ -612,6 +612,11 @@ async def test_a_running_server_is_protected_already_or_never() -> None:
             server.protect(verify=verify, resource=AT, authorization_servers=[ISSUER])
 
 
+def test_a_server_without_an_issuer_cannot_be_protected() -> None:
+    with pytest.raises(UsageError, match=r"at least one issuer, .* got \(\)"):
+        Server("open").protect(verify=verify)
+
+
 def test_the_scopes_of_a_tool_are_names() -> None:
     with pytest.raises(UsageError, match="the scopes of the tool 'write'"):
         Server("open").tool(scopes="write", name="write")(lambda: "")

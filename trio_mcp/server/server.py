@@ -369,7 +369,7 @@ class Server(metaclass=WithOtherNames):
         self,
         *,
         verify: Verify,
-        authorization_servers: Collection[str],
+        authorization_servers: Collection[str] = (),
         resource: str | None = None,
         scopes: Collection[str] = (),
         implies: Mapping[str, Collection[str]] | None = None,
@@ -379,8 +379,8 @@ class Server(metaclass=WithOtherNames):
         - `verify(token)`: returns the `Principal` of the token, or None to refuse the token, for example because it has
           expired or was issued for another server.  It raises `CannotVerify` if it cannot check tokens at
           present.  It is an `async def`, or a `def` that does not block.  `trio_mcp.oauth` has one for JWTs.
-        - `authorization_servers`: the issuers of the tokens.  Clients find them in the metadata of the resource
-          (RFC 9728), which is served beside the endpoint.
+        - `authorization_servers`: the issuers of the tokens, at least one.  Clients find them in the metadata of the
+          resource (RFC 9728), which is served beside the endpoint.
         - `resource`: the URL of the endpoint as clients know it, "https://example.com/mcp".  The default is
           `public_url` of `serve_http`.
         - `scopes`: the scopes that every request needs.  A call of a tool also needs the `scopes` of the tool.

@@ -170,23 +170,14 @@ PUBLIC = frozenset({Network.PUBLIC})
 
 @record
 class UrlRules:
-    """The URLs that an application allows, and limits on the cost of requests to them."""
+    """The URLs that an application allows, and the time that it gives its user."""
 
     # For development: http to an MCP server and to authorization servers, on loopback only.
     loopback: bool = False
     # Origins that are followed in any network.  Their issuers may have endpoints at other origins.
     trusted_origins: tuple[str, ...] = ()
-    # The longest known metadata documents have some 10 KB.  A longer response counts as unreadable.
-    document_bytes: int = 256 * 1024
-    # A healthy server sends a document within seconds, and no person looks for a password for half an hour.
-    request_seconds: float = 30.0
+    # No person looks for a password for half an hour.
     user_seconds: float = 600.0
-    # Redirects of one search for a document; they stay at the same origin.
-    redirects: int = 3
-    # How often more scopes are requested for one operation before its refusal is final (auth-83, auth-113).
-    step_ups: int = 2
-    # Seconds before its expiry at which a token is renewed, because the request needs time to arrive.
-    margin: float = 10.0
 
 
 def url_fault(url: object, rules: UrlRules) -> str | None:

@@ -59,18 +59,18 @@ T = TypeVar("T")
 class SendRequest:
     """Send this HTTP request without cookies and without other credentials, and do not follow redirects.
 
-    Time out after `seconds`.  Read at most `body_bytes` + 1 bytes of the body.  If `networks` is not None and no proxy
-    makes the connection, look at the connection's address before sending: if its `network_at` is not among `networks`,
-    send nothing, and report `ForbiddenAddress`.  `uses_up`: the request uses up a code or a refresh token, so a driver
-    that must stop gives the response a moment to arrive.
+    Time out after `seconds`.  Read at most `body_bytes` + 1 bytes of the body; a longer one is unreadable.  If
+    `networks` is not None and no proxy makes the connection, look at the connection's address before sending: if its
+    `network_at` is not among `networks`, send nothing, and report `ForbiddenAddress`.  `uses_up`: the request uses up a
+    code or a refresh token, so a driver that must stop gives the response a moment to arrive.
     """
 
     method: str
     url: str
     headers: Fields = attrs.field(default=(), repr=False)
     body: bytes = attrs.field(default=b"", repr=False)
-    body_bytes: int = 256 * 1024
-    seconds: float = 30.0
+    body_bytes: int = 256 * 1024  # the longest known metadata documents have some 10 KB
+    seconds: float = 30.0  # a healthy server sends a document within seconds
     networks: frozenset[Network] | None = None
     uses_up: bool = False
 
@@ -209,6 +209,7 @@ _JSON_HEADERS: Final[Fields] = (("Content-Type", JSON), ("Accept", JSON))
 _SECRETS: Final = ("assertion", "code", "code_verifier", "refresh_token")
 _OF_2025_03_26: Final = "2025-03-26"
 _REDIRECTS = (301, 302, 303, 307, 308)
+_MOVES = 3  # redirects of one search for a document; they stay at the same origin
 _BUSY = (408, 425, 429)
 _LATER = "try again later"
 _EXCHANGE: Final = "urn:ietf:params:oauth:grant-type:token-exchange"
@@ -373,19 +374,10 @@ class Flow:
         by_application: bool = False,
     ) -> SendRequest:
         """Make a request.  It may connect to any network if the application named the URL or trusts it."""
-        rules = self._rules
         named = by_application or discovery.same_origin(url, self._authorizer.server_url)
-        anywhere = named or discovery.is_trusted(url, rules) or discovery.is_trusted(self._issuer, rules)
-        return SendRequest(
-            method,
-            url,
-            headers,
-            body,
-            body_bytes=rules.document_bytes,
-            seconds=rules.request_seconds,
-            networks=None if anywhere else self._networks,
-            uses_up=uses_up,
-        )
+        anywhere = named or any(discovery.is_trusted(each, self._rules) for each in (url, self._issuer))
+        networks = None if anywhere else self._networks
+        return SendRequest(method, url, headers, body, networks=networks, uses_up=uses_up)
 
     def _read_reply(
         self, request: SendRequest, event: Replied | ForbiddenAddress | RequestFailed
@@ -411,11 +403,12 @@ class Flow:
         because it cannot conclude that there is none.
         """
         authorizer, rules = self._authorizer, self._rules
-        waiting, requested, redirects = [*urls], [], rules.redirects
+        waiting, requested, redirects = [*urls], [], _MOVES
         while waiting:
             url = waiting.pop(0)
             requested.append(url)
-            event = yield self._request("GET", url, (("Accept", JSON), *fields))
+            request = self._request("GET", url, (("Accept", JSON), *fields))
+            event = yield request
             fault: AuthorizationFailed | None = None
             if not isinstance(event, Replied):
                 error = error or _no_reply(url, event, blame)
@@ -433,7 +426,7 @@ class Flow:
             elif event.status >= 500 or event.status in _BUSY:
                 fault = AuthorizationFailed(blame, f"{_bare(url)} answered {event.status}", _LATER)
             elif 200 <= event.status < 300:
-                found = discovery.read_object(event.body, rules.document_bytes)
+                found = discovery.read_object(event.body, request.body_bytes)
                 try:
                     if found is not None:
                         return read(found), requested

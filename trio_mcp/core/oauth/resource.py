@@ -92,7 +92,10 @@ def _scopes(given: Collection[str]) -> tuple[str, ...]:
 def _servers(given: object) -> tuple[str, ...]:
     """auth-37."""
     if isinstance(given, str) or not isinstance(given, Collection) or not given:
-        raise UsageError("authorization_servers must be a list of at least one issuer, a URL")
+        raise UsageError(
+            "authorization_servers must be a list of at least one issuer, a URL, such as ['https://auth.example.com']; "
+            f"got {given!r}"
+        )
     for each in given:
         _url("an authorization server", each)
     return tuple(given)  # unchanged: issuers are compared letter by letter

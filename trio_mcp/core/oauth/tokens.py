@@ -40,7 +40,7 @@ from trio_mcp.core.oauth.discovery import (
     url_fault,
 )
 from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame
-from trio_mcp.core.oauth.flow import Flow, FlowDone, FlowFailed
+from trio_mcp.core.oauth.flow import Flow, FlowFailed
 from trio_mcp.core.oauth.messages import Application, Entropy, IdentityAssertion, Nonces, dpop_proof
 from trio_mcp.core.oauth.records import ServerRecord, Tokens
 
@@ -72,6 +72,8 @@ Verdict: TypeAlias = Authorized | StartFlow | WaitForFlow | FlowFailed
 
 # Operations whose refusals are remembered.  If there are more, the oldest is forgotten, and may ask the user once more.
 _OPERATIONS = 256
+_STEP_UPS = 2  # how often more scopes are requested for one operation before its refusal is final (auth-83, auth-113)
+_MARGIN = 10.0  # seconds before its expiry at which a token is renewed, because the request needs time to arrive
 
 
 class Authorizer:
@@ -148,7 +150,7 @@ class Authorizer:
     def _has_expired(self, now: float) -> bool:
         """Whether the token has expired, and a new one may be had without asking the server first."""
         tokens = self.tokens
-        if tokens is None or tokens.expires_at is None or now < tokens.expires_at - self.rules.margin:
+        if tokens is None or tokens.expires_at is None or now < tokens.expires_at - _MARGIN:
             return False
         return tokens.refresh is not None or self.application.needs_no_user
 
@@ -181,11 +183,11 @@ class AuthorizedRequest:
         self._url = url
         self._operation = operation
         self._flow: Flow | None = None  # the flow that it waits for
-        self._needs_token = False
-        self._challenge: AuthChallenge | None = None
         self._sent: int | None = None  # the generation of the token that the request was last sent with
-        self._refused_generation = 0  # the generation of the insufficient token
-        self._renewed = False  # because the token had expired
+        self._challenge: AuthChallenge | None = None  # of the last refusal
+        self._refused_generation = 0  # the generation of the token in that refusal
+        self._expired = False  # the token has expired, and a flow is needed to renew it
+        self._renewed = False  # a flow has tried that
         self._replaced = False  # because the server had refused it
         self._nonce_retried = False
         self._step_ups = 0
@@ -199,23 +201,23 @@ class AuthorizedRequest:
             outcome, adopted, self._flow = self._flow.outcome, self._flow.adopted, None
             if isinstance(outcome, FlowFailed):
                 return outcome
-            if isinstance(outcome, FlowDone):
-                # The flow of another request may not have solved this demand, because it did not know of it.
+            if outcome is not None:
                 self._renewed = True  # a token that expires within seconds is used anyway
-                newer = authorizer.generation != self._refused_generation
-                self._needs_token = self._challenge is not None and not newer
                 self._replaced = self._replaced and not adopted  # an adopted token may be the one that was refused
-        if not self._needs_token and not self._renewed and authorizer._has_expired(now):
-            self._needs_token = self._renewed = True
+        # A refusal is answered by a newer token.  The flow of another request may not have got one, because it did not
+        # know of this demand; and another request may have got one meanwhile.
+        lacks = self._challenge is not None and self._refused_generation == authorizer.generation
+        if not lacks and not self._renewed and (self._expired or authorizer._has_expired(now)):
+            lacks = self._expired = True
             self._challenge = None
-        if self._needs_token:
-            if authorizer.flow is not None:
-                self._flow = authorizer.flow
-                return WaitForFlow(self._flow)
-            self._flow = authorizer.flow = Flow(authorizer, self._challenge)
-            return StartFlow(self._flow)
-        self._sent = authorizer.generation
-        return Authorized(authorizer._headers(self._method, self._url, now))
+        if not lacks:
+            self._sent = authorizer.generation
+            return Authorized(authorizer._headers(self._method, self._url, now))
+        if authorizer.flow is not None:
+            self._flow = authorizer.flow
+            return WaitForFlow(self._flow)
+        self._flow = authorizer.flow = Flow(authorizer, self._challenge)
+        return StartFlow(self._flow)
 
     def refused(self, status: int, headers: RawFields, now: float) -> Verdict:
         """React to a 401 or 403.  After any verdict except `FlowFailed`, send the request again."""
@@ -225,55 +227,40 @@ class AuthorizedRequest:
         fields = Headers(headers)
         challenge = read_auth_challenge(status, fields.get("WWW-Authenticate"))
         fresh_nonce = authorizer.nonces.note(authorizer.server_url, fields)
+        blame = Blame.SERVER
         if challenge is None:
-            return _failed(
-                Blame.SERVER,
-                f"the MCP server answered {status} and accepts neither Bearer nor DPoP",
-                "it, or a proxy in front of it, needs another kind of authentication",
-            )
-        if challenge.error == "use_dpop_nonce":
-            if not fresh_nonce or self._nonce_retried:
-                return _failed(
-                    Blame.SERVER,
-                    "the MCP server requires a DPoP nonce, but sent none or refused its own",
-                    "its operator must fix it",
-                )
-            self._nonce_retried = True
-            return self.go(now)
-        if status == 401 and self._replaced:
+            why = f"the MCP server answered {status} and accepts neither Bearer nor DPoP"
+            advice = "it, or a proxy in front of it, needs another kind of authentication"
+        elif challenge.error == "use_dpop_nonce":
+            if fresh_nonce and not self._nonce_retried:
+                self._nonce_retried = True
+                return self.go(now)
+            why = "the MCP server requires a DPoP nonce, but sent none or refused its own"
+            advice = "its operator must fix it"
+        elif status == 401 and self._replaced:
             authorizer._drop_refresh_token()
-            return _failed(
-                Blame.SERVER,
-                "the MCP server refused the token that its authorization server has just issued",
-                "the two must agree on which tokens are valid",
-            )
-        if status == 401:
-            self._replaced = True
-        elif challenge.error != "insufficient_scope" or not challenge.scopes:
-            return _failed(
-                Blame.SERVER,
-                "the MCP server forbids this request and names no scope that would allow it",
-                "its operator can say which users are allowed",
-            )
-        elif not self._may_step_up(challenge.scopes, newer=sent != authorizer.generation):
-            return _failed(
-                Blame.USER,
-                f"this request needs the scopes {shown(' '.join(challenge.scopes))}, which were requested and not "
-                "granted",
-                "a user who may grant them must do so",
-            )
-        # The refusal of an old token says nothing about the newest, which another request may have got meanwhile.
-        self._needs_token = sent == authorizer.generation
-        self._challenge = challenge
-        self._refused_generation = sent
-        return self.go(now)
+            why = "the MCP server refused the token that its authorization server has just issued"
+            advice = "the two must agree on which tokens are valid"
+        elif status != 401 and (challenge.error != "insufficient_scope" or not challenge.scopes):
+            why = "the MCP server forbids this request and names no scope that would allow it"
+            advice = "its operator can say which users are allowed"
+        elif status != 401 and not self._may_step_up(challenge.scopes, newer=sent != authorizer.generation):
+            blame = Blame.USER
+            needed = shown(" ".join(challenge.scopes))
+            why = f"this request needs the scopes {needed}, which were requested and not granted"
+            advice = "a user who may grant them must do so"
+        else:
+            self._replaced = self._replaced or status == 401
+            self._challenge, self._refused_generation = challenge, sent
+            return self.go(now)
+        return FlowFailed(AuthorizationFailed(blame, why, advice))
 
     def _may_step_up(self, scopes: tuple[str, ...], *, newer: bool) -> bool:
         """auth-83: counted for each request, and for each operation and its missing scopes; `newer`: another request
         has got a new token meanwhile."""
         authorizer = self._authorizer
         self._step_ups += 1
-        if self._step_ups > authorizer.rules.step_ups:
+        if self._step_ups > _STEP_UPS:
             return False
         if newer:
             return True
@@ -285,8 +272,4 @@ class AuthorizedRequest:
         counts[lacking] = count + 1
         if len(counts) > _OPERATIONS:
             del counts[next(iter(counts))]
-        return count < authorizer.rules.step_ups
-
-
-def _failed(blame: Blame, why: str, advice: str) -> FlowFailed:
-    return FlowFailed(AuthorizationFailed(blame, why, advice))
+        return count < _STEP_UPS
