@@ -40,8 +40,8 @@ class Voice(StreamOwner):
         self.unsent: list[Id] = []
 
     @property
-    def queued(self) -> int:
-        return len(self.said)
+    def queue(self) -> list[OutgoingMessage]:
+        return self.said
 
     def label_of(self, id: Id) -> ResponseStream | None:
         return self.lane if id in self.open else None

@@ -158,8 +158,12 @@ class Revision:
     def meta_fault(self, meta: object) -> str | None:
         """Return what the `_meta` of a client's request lacks, or None if it has all that this revision requires."""
         required = self.required_meta.items()
-        if isinstance(meta, Mapping) and all(isinstance(meta.get(name), kind) for name, kind in required):
-            return None
+        if isinstance(meta, Mapping):
+            for name, kind in required:
+                if not isinstance(meta.get(name), kind):
+                    break
+            else:
+                return None
         needed = [f"{name} ({'a string' if kind is str else 'an object'})" for name, kind in required]
         return f"params._meta must have {' and '.join(needed)}"
 

@@ -36,6 +36,7 @@ small call.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from http import HTTPStatus
@@ -673,14 +674,18 @@ def date(year: int, month: int, day: int, hour: int, minute: int, second: int, w
 
 def head_bytes(status: int, fields: Fields, date: str | None, *framing: str) -> bytes:
     """Return the head of a reply.  `framing`: further lines of the server, for example ``Connection: close``."""
-    lines = [_STATUS_LINES[status], *([] if date is None else [f"Date: {date}"])]
-    lines += [f"{name}: {value}" for name, value in fields]
-    lines += framing
-    text = "\r\n".join([*lines, "\r\n"])
+    dated = "" if date is None else f"Date: {date}\r\n"
+    own = "".join([f"{line}\r\n" for line in framing])
+    return f"{_STATUS_LINES[status]}\r\n{dated}{_field_lines(fields)}{own}\r\n".encode("latin-1")
+
+
+@functools.lru_cache(32)  # nearly all replies of a server have one of a few tuples of fields
+def _field_lines(fields: Fields) -> str:
+    text = "".join([f"{name}: {value}\r\n" for name, value in fields])
     # No caller passes unchecked input of a client.  If one ever did, the input must not begin a line of its own.
-    if text.count("\n") != len(lines) + 1 or text.count("\r") != len(lines) + 1:
+    if text.count("\n") != len(fields) or text.count("\r") != len(fields):
         raise UsageError("a header field has a line break in it")
-    return text.encode("latin-1")
+    return text
 
 
 def chunk(data: bytes, *, last: bool) -> bytes:

@@ -233,6 +233,7 @@ class ResponseStream(Wire):
     """The id of the session that `initialize` opened; the response to `initialize` has it in a header."""
     _charged = 0  # bytes charged to the account of its owner, for messages in the queue or being written
     _finished = False
+    _absent = False  # it has lost its response, and its client has a time limit to come back
     _log_failed = False
     _over = False
     # The current response.
@@ -279,7 +280,7 @@ class ResponseStream(Wire):
         self._charged += taken
         self._response, self._cors, self._begun, self._missed = response, cors, False, missed
         self._shared.attached.touch(self)
-        self._shared.detached.forget(self)
+        self._present()
         return partial(self._response_lost, response)
 
     def _response_lost(self, response: HttpResponse | None, failure: Exception | None = None) -> None:
@@ -301,6 +302,7 @@ class ResponseStream(Wire):
             self._log_unsent(message)
         if self._ids:
             self._shared.detached.touch(self)
+            self._absent = True
         if not self._log_failed:
             self.owner.detached(self, retry)
         self._log_pending()
@@ -310,6 +312,12 @@ class ResponseStream(Wire):
         self._detach()
         if response is not None:
             response.drop()
+
+    def _present(self) -> None:
+        """It has a response again, or is over: no time limit runs for its client."""
+        if self._absent:
+            self._absent = False
+            self._shared.detached.forget(self)
 
     def _detach(self) -> None:
         if self._response is not None:
@@ -405,7 +413,7 @@ class ResponseStream(Wire):
         if self._streaming and self._ids:
             for _ in range(3):
                 await trio.lowlevel.checkpoint()
-        if self._response is not None and (self._streaming or self.owner.server_session.session.queued or self._done):
+        if self._response is not None and (self._streaming or self.owner.server_session.session.queue or self._done):
             await self.flush()
 
     def _log_pending(self) -> None:
@@ -438,7 +446,7 @@ class ResponseStream(Wire):
     def full(self) -> bool:
         # A cheap test first: to count the messages for this stream, the owner must sort all its messages.
         limit = self._shared.limit
-        if self._over or len(self._queue) + self.owner.server_session.session.queued < limit:
+        if self._over or len(self._queue) + len(self.owner.server_session.session.queue) < limit:
             return False
         return self.waiting >= limit
 
@@ -622,7 +630,7 @@ class ResponseStream(Wire):
     def _end(self) -> None:
         self._over = True
         self._detach()
-        self._shared.detached.forget(self)
+        self._present()
         if self.name is not None and self._mode.log is not None:
             try:
                 self._mode.log.finish(self.name)
