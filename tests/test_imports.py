@@ -40,8 +40,9 @@ TRANSPORTS = {
     "trio_mcp.core.http.websocket",
 }
 SELDOM = {
-    *(f"trio_mcp.core.{name}" for name in ("http.fields", "migration", "oauth.resource", "revisions", "rounds")),
-    *(f"trio_mcp.server.{name}" for name in ("context", "parking", "questions")),
+    *(f"trio_mcp.core.{name}" for name in ("http.fields", "migration", "oauth.resource", "revisions")),
+    *(f"trio_mcp.core.{name}" for name in ("rounds", "subscriptions")),
+    *(f"trio_mcp.server.{name}" for name in ("context", "parking", "publishing", "questions")),
     "trio_mcp.oauth.client",
     "trio_mcp.transport.paths",
 }

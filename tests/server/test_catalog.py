@@ -25,12 +25,8 @@ from tests.server.wire import WireError, connected
 from trio_mcp.core import (
     INVALID_PARAMS,
     LATEST,
-    PROMPTS_CHANGED,
-    RESOURCES_CHANGED,
     REVISIONS,
-    TOOLS_CHANGED,
     Annotations,
-    ChangeEvent,
     Icon,
     JsonObject,
     Limits,
@@ -382,7 +378,7 @@ def test_changes_while_a_client_pages_neither_repeat_nor_hide_what_stays(
 def test_a_name_or_uri_is_taken_once(entry: Callable[[], Entry], why: str) -> None:
     catalog = filled()
     before = {method: names(catalog, method) for method in LISTS}
-    heard: list[ChangeEvent] = []
+    heard: list[str] = []
     catalog.on_change.append(heard.append)
     with pytest.raises(UsageError) as caught:
         catalog.add(entry())
@@ -402,14 +398,14 @@ def test_every_change_is_told_after_it_was_made() -> None:
     catalog.remove("prompts", "review")
     catalog.remove("tools", "add")
     assert heard == [
-        (TOOLS_CHANGED, [1, 0, 0, 0]),
-        (PROMPTS_CHANGED, [1, 1, 0, 0]),
-        (RESOURCES_CHANGED, [1, 1, 1, 0]),
-        (RESOURCES_CHANGED, [1, 1, 1, 1]),
-        (RESOURCES_CHANGED, [1, 1, 1, 0]),
-        (RESOURCES_CHANGED, [1, 1, 0, 0]),
-        (PROMPTS_CHANGED, [1, 0, 0, 0]),
-        (TOOLS_CHANGED, [0, 0, 0, 0]),
+        ("tools", [1, 0, 0, 0]),
+        ("prompts", [1, 1, 0, 0]),
+        ("resources", [1, 1, 1, 0]),
+        ("resources", [1, 1, 1, 1]),
+        ("resources", [1, 1, 1, 0]),
+        ("resources", [1, 1, 0, 0]),
+        ("prompts", [1, 0, 0, 0]),
+        ("tools", [0, 0, 0, 0]),
     ]
     catalog.add(tool("add"))  # its name is free again
     assert names(catalog) == ["add"]
@@ -643,7 +639,7 @@ def test_a_mounted_entry_is_listed_as_it_is_but_for_its_name(revision: Revision)
 
 def test_live_changes_go_up_two_levels() -> None:
     outer, middle, inner = nested()
-    heard: list[tuple[str, ChangeEvent]] = []
+    heard: list[tuple[str, str]] = []
     for name, catalog in (("outer", outer), ("middle", middle), ("inner", inner)):
         catalog.on_change.append(lambda change, name=name: heard.append((name, change)))  # type: ignore[misc]
     inner.add(tool("add"))
@@ -665,12 +661,12 @@ def test_live_changes_go_up_two_levels() -> None:
     assert outer.find_resource("a://y") is None
     all_three = ["inner", "middle", "outer"]
     assert heard == [
-        *((name, TOOLS_CHANGED) for name in all_three),
-        ("middle", TOOLS_CHANGED),
-        ("outer", TOOLS_CHANGED),
-        *((name, RESOURCES_CHANGED) for name in all_three),
-        *((name, TOOLS_CHANGED) for name in all_three),
-        *((name, RESOURCES_CHANGED) for name in all_three),
+        *((name, "tools") for name in all_three),
+        ("middle", "tools"),
+        ("outer", "tools"),
+        *((name, "resources") for name in all_three),
+        *((name, "tools") for name in all_three),
+        *((name, "resources") for name in all_three),
     ]
     assert outer.kinds == {"tools", "resources"}
 
@@ -679,7 +675,7 @@ def test_a_mount_is_told_once_for_each_list() -> None:
     outer, heard = Catalog(), []
     outer.on_change.append(heard.append)
     outer.mount(filled())
-    assert heard == [TOOLS_CHANGED, PROMPTS_CHANGED, RESOURCES_CHANGED]
+    assert heard == ["tools", "prompts", "resources"]
 
 
 def test_kept_pages_are_renewed_by_changes_below() -> None:

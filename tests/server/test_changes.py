@@ -25,7 +25,7 @@ from tests.server.wire import (
 )
 from trio_mcp import Context, Limits, Server, UsageError
 from trio_mcp.core import META_SUBSCRIPTION_ID, TOOLS_CHANGED
-from trio_mcp.server import Publisher
+from trio_mcp.server import Run
 from trio_mcp.types import CallNext, JsonObject, Prompt, Request, Resource, ResourceTemplate, Tool
 
 Object = dict[str, Any]
@@ -585,16 +585,18 @@ async def test_a_worker_thread_may_change_the_server_and_tell_of_it(autojump_clo
 
 
 async def test_a_change_that_comes_after_the_loop_has_ended_is_nobodys(autojump_clock: MockClock) -> None:
-    publishers: list[Publisher] = []
+    runs: list[Run] = []
+    server = Server("gone")
 
     async def make() -> None:
-        publishers.append(Publisher(Limits(), 0.05))
+        async with server.running():
+            runs.extend(server._runs)
 
     def in_another_loop() -> None:
         trio.run(make)
 
     await trio.to_thread.run_sync(in_another_loop)
-    publishers[0].publish(TOOLS_CHANGED)
+    runs[0].publish(TOOLS_CHANGED)
 
 
 @pytest.mark.parametrize("method", ["resources/subscribe", "resources/unsubscribe"])

@@ -106,6 +106,9 @@ class RequestError(McpError):
     A call raises it if the peer answered with an error.  A handler raises it to answer with an error.
     """
 
+    correctable = False
+    """Whether the arguments of a tool call are the cause.  A tool then answers with a result that the model sees."""
+
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(message)
         self.code = code

@@ -42,7 +42,7 @@ else:
             "publishing": "ListenerKey ListeningConnection Publisher Watcher",
             "questions": "Elicit ElicitUrl Inquiry ListRoots Sample UrlElicitationRequired",
             "raw_entries": "raw_entry",
-            "registry": "CAPABILITIES CHANGES Catalog EntryRoute Filter Mount",
+            "registry": "CAPABILITIES Catalog EntryRoute Filter Mount",
             "resources": "resource_of resource_result",
             "results": "BadResult InputRequired OutputSchema ToolError tool_failure tool_result",
             "run": "Rates Run RunMember Runs Statistics Threads drained no_threads",

@@ -51,11 +51,9 @@ from trio_mcp.core.revisions import NOTHING, capability_object
 from trio_mcp.server.context import ClientError, ClientGone, Context
 from trio_mcp.server.entries import KINDS, LISTS, Entry
 from trio_mcp.server.handlers import BadArguments, Handler, RunMode
-from trio_mcp.server.publishing import ListenerKey
 from trio_mcp.server.registry import Catalog, EntryRoute
 from trio_mcp.server.results import BadResult, InputRequired, ToolError, tool_failure
 from trio_mcp.transport.nursery import sole
-from trio_mcp.transport.paths import PathRefused
 
 if TYPE_CHECKING:
     from trio_mcp.core.oauth.resource import Protection
@@ -147,7 +145,7 @@ class Dispatcher:
 
     def _answer_for(self, ctx: Context, error: BaseException) -> JsonObject | RequestError:
         tool = ctx.method == "tools/call"
-        if tool and isinstance(error, PathRefused):  # the model chose the path, and may choose another
+        if tool and isinstance(error, RequestError) and error.correctable:
             return tool_failure(str(error.message), ctx._terms.revision)
         if isinstance(error, RequestError) and not isinstance(error, ClientError):
             code = ctx._terms.revision.error_code(error.code)
@@ -379,17 +377,14 @@ class Dispatcher:
     # Legacy subscriptions.  Modern ones do not come here, because no handler runs for them.
 
     async def _subscribe(self, server: Catalog, ctx: Context, request: Request) -> JsonObject:
-        uri, listeners = request.params.get("uri"), self._run.publisher.listeners
-        key = ListenerKey(ctx._link, None)  # type: ignore[arg-type]  # a legacy request has a connection
-        if ctx.request.method == "resources/unsubscribe":
-            return listeners.unsubscribe(key, ctx.request.params) if key in listeners else {}
-        if isinstance(uri, str):
+        uri, link = request.params.get("uri"), ctx._link
+        assert link is not None  # a legacy request has a connection
+        if ctx.request.method == "resources/subscribe" and isinstance(uri, str):
             if not self.may_subscribe(ctx, uri):
                 raise ResourceNotFound(uri)
             if not server.remote and server.relays("resources") and server.find_resource(uri) is None:
                 return await self._relayed(server, ctx, request, "resources", uri)
-        # A client that has closed its side is no listener any more.
-        return listeners.subscribe(key, ctx.request.params) if key in listeners else {}
+        return self._run.publisher.subscribe(link, ctx.request)
 
     def may_subscribe(self, ctx: Context, uri: str) -> bool:
         """Whether this client may subscribe to updates of a resource.

@@ -1,22 +1,26 @@
-"""Publish changes to subscribers, in batches.
+"""Subscribers: who is notified of changes, and when.  Changes are published in batches.
 
 `core.subscriptions` decides which listener gets which change; this module decides when.  A change is published one
 window after it happened, together with all other changes of that time.  The same change is published once, however
 often it happened: the client reads the list again in any case, and its reading includes all earlier changes.
+
+A run loads this module when a client subscribes, or when a change happens while a client is connected.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import trio
 
-from trio_mcp.core.messages import Id, Limits, Notification
-from trio_mcp.core.subscriptions import ChangeEvent, Listeners
+from trio_mcp.core.messages import Id, JsonObject, Limits, Notification, Request
+from trio_mcp.core.subscriptions import ChangeEvent, ChangeKind, Listeners
 from trio_mcp.server.registry import Catalog
+
+if TYPE_CHECKING:
+    from trio_mcp.server.context import Context
+    from trio_mcp.server.session import ServerSession
 
 __all__ = ["ListenerKey", "ListeningConnection", "Publisher", "Watcher"]
 
@@ -52,15 +56,53 @@ class Publisher:
         self._window = window
         self._changes: dict[tuple[ChangeEvent, Callable[[Any], bool] | None], None] = {}
         self._changed = trio.Event()
-        self._thread = threading.get_ident()
-        self._token = trio.lowlevel.current_trio_token()
+
+    # Listeners.
+
+    def add_session(self, session: ServerSession, declared: Mapping[str, Any]) -> None:
+        self.listeners.add_session(ListenerKey(session, None), declared, session.account)
+
+    def subscribe(self, session: ServerSession, request: Request) -> JsonObject:
+        """Serve a legacy request to subscribe or unsubscribe.  A client that has closed its side is no listener."""
+        key, listeners = ListenerKey(session, None), self.listeners
+        serve = listeners.subscribe if request.method == "resources/subscribe" else listeners.unsubscribe
+        return serve(key, request.params) if key in listeners else {}
+
+    def listen(self, session: ServerSession, ctx: Context, may_subscribe: Callable[[Context, str], bool]) -> bool:
+        """Start the subscription of a listen request.  False if its acknowledgement cannot reach the client.
+
+        Resources that this principal may not see are left out of it.
+        """
+        request, id = ctx.request, ctx.request.id
+        asked = request.params.get("notifications")
+        uris = asked.get(ChangeKind.RESOURCE.field) if isinstance(asked, dict) else None
+        if isinstance(asked, dict) and isinstance(uris, list) and all(isinstance(uri, str) for uri in uris):
+            uris = list(dict.fromkeys(uris))
+            # Too many are refused below, without a million calls of the filter.
+            if len(uris) <= session.session.limits.listener_changes:
+                visible = [uri for uri in uris if may_subscribe(ctx, uri)]
+                filter = {**asked, ChangeKind.RESOURCE.field: visible}
+                request = Request(id, request.method, {**request.params, "notifications": filter})
+        declared = session.session.declared(ctx._terms.revision)
+        acknowledged = self.listeners.listen(ListenerKey(session, id), request, declared, session.account)
+        if session.session.notify(acknowledged.method, acknowledged.params, about=id):
+            return True
+        self.forget(session, id)
+        return False
+
+    def close(self, session: ServerSession, id: Id) -> JsonObject:
+        """End the subscription of an open listen request, and return the result of the request (sub-08)."""
+        response = self.listeners.close(ListenerKey(session, id))
+        assert response is not None
+        return response.result
+
+    def forget(self, session: ServerSession, id: Id | None = None) -> None:
+        self.listeners.forget(ListenerKey(session, id))
+
+    # Changes.
 
     def publish(self, change: ChangeEvent, reaches: Callable[[Any], bool] | None = None) -> None:
-        """Queue a change; from any thread.  It goes to the connections for which `reaches` returns True."""
-        if threading.get_ident() != self._thread:
-            with suppress(trio.RunFinishedError):  # all listeners have ended with the run
-                self._token.run_sync_soon(self.publish, change, reaches, idempotent=True)
-            return
+        """Queue a change.  It goes to the connections for which `reaches` returns True."""
         # Without listeners a change is dropped: a client that subscribes later reads the list after that.
         if self.listeners:
             self._changes[change, reaches] = None

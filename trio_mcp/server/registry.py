@@ -22,7 +22,6 @@ import attrs
 
 from trio_mcp.core.errors import INVALID_PARAMS, RequestError, UsageError, shown
 from trio_mcp.core.messages import CachedResult, Json, JsonObject, Limits
-from trio_mcp.core.subscriptions import PROMPTS_CHANGED, RESOURCES_CHANGED, TOOLS_CHANGED, ChangeEvent
 from trio_mcp.server.entries import KINDS, LISTS, Entry, check_tool_name
 from trio_mcp.transport.workers import called
 
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.revisions import Revision
     from trio_mcp.server.dispatch import Middleware
 
-__all__ = ["CAPABILITIES", "CHANGES", "Catalog", "EntryRoute", "Filter", "Mount"]
+__all__ = ["CAPABILITIES", "Catalog", "EntryRoute", "Filter", "Mount"]
 
 Filter: TypeAlias = "Callable[[Any, Described], bool]"
 
@@ -45,13 +44,6 @@ CAPABILITIES: Mapping[str, Sequence[str]] = {
     "completions": (),
 }
 """The capabilities that a server declares, with the notifications of each.  Every server may log."""
-
-CHANGES: Mapping[str, ChangeEvent] = {
-    "tools": TOOLS_CHANGED,
-    "prompts": PROMPTS_CHANGED,
-    "resources": RESOURCES_CHANGED,
-}
-"""For each capability with lists: the change that clients are notified of."""
 
 
 @attrs.define(eq=False)
@@ -126,7 +118,8 @@ class Catalog:
     """The entries of one server, the catalogs that are mounted in it, and the options of the server for requests.
 
     `kinds`: the capabilities that it needs, of "tools", "prompts", "resources" and "completions".  It only grows,
-    because clients keep using a capability that they were told of.  `on_change`: functions to call after each change.
+    because clients keep using a capability that they were told of.  `on_change`: functions to call after each
+    change, with the capability.
 
     It may be changed in any thread; the functions of `on_change` are called in the same thread.
     """
@@ -147,7 +140,7 @@ class Catalog:
         self.cache = cache or {}
         self.protection: Protection | None = None
         self.kinds: set[str] = set()
-        self.on_change: list[Callable[[ChangeEvent], None]] = []
+        self.on_change: list[Callable[[str], None]] = []
         # By kind and key, in the order of registration, which is the order of the lists (tool-25).
         self._tables: dict[str, dict[str, EntryRoute]] = {kind: {} for kind in KINDS}
         self._completers: dict[_Completed, Entry] = {}
@@ -447,4 +440,4 @@ class Catalog:
         for catalog in changed:
             for capability in dict.fromkeys(KINDS[kind].capability for kind in kinds):
                 for notify in catalog.on_change:
-                    notify(CHANGES[capability])
+                    notify(capability)

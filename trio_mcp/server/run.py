@@ -8,8 +8,9 @@ connection that asked, because the answer may come on another one.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
@@ -19,16 +20,17 @@ import trio
 from trio_mcp.core.errors import UsageError
 from trio_mcp.core.shares import ByteBudget, FairQueue, Shares
 from trio_mcp.server.dispatch import Dispatcher
-from trio_mcp.server.publishing import Publisher
 from trio_mcp.transport.nursery import block, open_nursery
 from trio_mcp.transport.wire import CLOSING
 from trio_mcp.transport.workers import WorkerPool
 
 if TYPE_CHECKING:
+    from trio_mcp.core.subscriptions import ChangeEvent, Listeners
     from trio_mcp.server.parking import ParkedCall, Parking
-    from trio_mcp.server.publishing import Watcher
+    from trio_mcp.server.publishing import ListenerKey, Publisher, Watcher
     from trio_mcp.server.registry import Catalog
     from trio_mcp.server.server import Server
+    from trio_mcp.server.session import ServerSession
 
 __all__ = [
     "Rates", "Run", "RunMember", "Runs", "Statistics", "Threads", "drained", "no_threads",
@@ -112,13 +114,60 @@ class Run:
         """The capabilities that the entries need; with more of them than `offered`, call `make_offers`."""
         self.make_offers()
         self.threads = Threads(server._threads)
-        listeners = watchers[0].listeners(limits, catalog, watchers) if watchers else None
-        self.publisher = Publisher(limits, server._change_debounce, listeners)
+        self._sessions: dict[ServerSession, Mapping[str, Any]] = {}  # legacy ones, and what was declared to them
+        self._publisher: Publisher | None = None
+        self._subscribed = trio.Event()
+        self._thread = threading.get_ident()
+        self._token = trio.lowlevel.current_trio_token()
         self._parking: Parking | None = None
         self._asked = trio.Event()
         self.dispatcher = Dispatcher(self, catalog, lifespans)
-        nursery.start_soon(self.publisher.run, name="publish changes")
+        if watchers:  # they learn from the listeners which sessions there are
+            self._make_publisher(watchers[0].listeners(limits, catalog, watchers))
+        nursery.start_soon(self._publish_changes, name="publish changes")
         nursery.start_soon(self._expire_parked, name="expire parked handlers")
+
+    # Changes.  Most servers have none, and need neither listeners nor a publisher.
+
+    @property
+    def publisher(self) -> Publisher:
+        """All listeners of the run; made when a client subscribes, or at a change while there are sessions."""
+        return self._make_publisher() if self._publisher is None else self._publisher
+
+    def _make_publisher(self, listeners: Listeners[ListenerKey] | None = None) -> Publisher:
+        from trio_mcp.server.publishing import Publisher
+
+        self._publisher = Publisher(self.limits, self.server._change_debounce, listeners)
+        for session, declared in self._sessions.items():
+            self._publisher.add_session(session, declared)
+        self._subscribed.set()
+        return self._publisher
+
+    async def _publish_changes(self) -> None:  # starts with the run, so that it has no variables of a handler
+        await self._subscribed.wait()
+        await self.publisher.run()
+
+    def join(self, session: ServerSession, declared: Mapping[str, Any]) -> None:
+        """A legacy session has begun: it is notified of changes of the lists that were declared to it."""
+        self._sessions[session] = declared
+        if self._publisher is not None:
+            self._publisher.add_session(session, declared)
+
+    def leave(self, session: ServerSession) -> None:
+        """A session has ended, or is notified no more."""
+        self._sessions.pop(session, None)
+        if self._publisher is not None:
+            self._publisher.forget(session)
+
+    def publish(self, change: ChangeEvent, reaches: Callable[[Any], bool] | None = None) -> None:
+        """Notify the listeners of a change, of the connections for which `reaches` returns True.  From any thread."""
+        if threading.get_ident() != self._thread:
+            with suppress(trio.RunFinishedError):  # all listeners have ended with the run
+                self._token.run_sync_soon(self.publish, change, reaches, idempotent=True)
+        elif self._publisher is not None or self._sessions:
+            self.publisher.publish(change, reaches)
+
+    # Questions.
 
     @property
     def parking(self) -> Parking:
@@ -186,7 +235,7 @@ class Run:
             sum(connection.clients for connection in self.connections),
             self.running.held,
             len(self.parked),
-            len(self.publisher.listeners),
+            len(self._sessions if self._publisher is None else self._publisher.listeners),
             self.bytes.shares.held,
         )
 

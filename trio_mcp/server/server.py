@@ -27,7 +27,6 @@ from trio_mcp.core.migration import WithOtherNames
 from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.core.session import Offer
 from trio_mcp.core.signatures import check_options, show_options
-from trio_mcp.core.subscriptions import ChangeEvent, resource_updated
 from trio_mcp.server.entries import (
     LISTS,
     CompletionOptions,
@@ -40,7 +39,7 @@ from trio_mcp.server.entries import (
     ToolOptions,
 )
 from trio_mcp.server.process import live, parse_address, run_stdio
-from trio_mcp.server.registry import CAPABILITIES, CHANGES, Catalog, Filter
+from trio_mcp.server.registry import CAPABILITIES, Catalog, Filter
 from trio_mcp.server.run import Run, Runs, Statistics, drained
 from trio_mcp.server.session import serve_stream
 from trio_mcp.transport.nursery import block, check_trio, open_nursery
@@ -55,6 +54,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.models import Prompt, ResourceTemplate, Tool
     from trio_mcp.core.oauth.resource import Verify
     from trio_mcp.core.rounds import StateSealer
+    from trio_mcp.core.subscriptions import ChangeEvent
     from trio_mcp.server.dispatch import Middleware
     from trio_mcp.server.http.listener import HttpAddress
     from trio_mcp.server.http.options import HttpOptions
@@ -67,6 +67,7 @@ _log = logging.getLogger("trio_mcp")
 F = TypeVar("F", bound=Callable[..., Any])
 Lifespan: TypeAlias = "Callable[[Server], AbstractAsyncContextManager[Any]]"
 ListName: TypeAlias = Literal["tools", "prompts", "resources"]
+_LISTS = ("tools", "prompts", "resources")
 
 
 class Server(metaclass=WithOtherNames):
@@ -176,7 +177,7 @@ class Server(metaclass=WithOtherNames):
         self._watcher: Watcher | None = None
         self._shared: Run | None = None  # the run of an open `running` block; all connections use it
         self._sharing = False
-        self._catalog.on_change.append(self._publish)
+        self._catalog.on_change.append(self._publish_list)
         self._current_offer()  # so that wrong options raise now, and not when the first client connects
 
     # Tools, resources, prompts, completions.
@@ -404,10 +405,10 @@ class Server(metaclass=WithOtherNames):
         with `list_changed=False`.
         """
         for name in lists:
-            if name not in CHANGES:
-                raise UsageError(f"unknown list {name!r}; the lists are {', '.join(CHANGES)}")
+            if name not in _LISTS:
+                raise UsageError(f"unknown list {name!r}; the lists are {', '.join(_LISTS)}")
             self._check_notifies("listChanged", f"a change of {name}")
-            self._publish(CHANGES[name])
+            self._publish_list(name)
 
     def notify_resource_updated(self, uri: str) -> None:
         """Tell the clients with a subscription to this resource that its contents have changed.
@@ -417,16 +418,25 @@ class Server(metaclass=WithOtherNames):
         if not isinstance(uri, str):
             raise UsageError(f"uri must be a str, got {type(uri).__name__}")
         self._check_notifies("subscribe", "a change of a resource")
-        self._publish(resource_updated(uri))
+        if self._runs:
+            from trio_mcp.core.subscriptions import resource_updated
+
+            self._publish(resource_updated(uri))
 
     def _check_notifies(self, capability: str, change: str) -> None:
         if not self._told[capability]:
             option = "list_changed" if capability == "listChanged" else capability
             raise UsageError(f"clients cannot be notified of {change}: the server was created with {option}=False")
 
+    def _publish_list(self, name: str) -> None:
+        if self._runs:
+            from trio_mcp.core.subscriptions import ChangeEvent, ChangeKind
+
+            self._publish(ChangeEvent(ChangeKind[name.upper()]))
+
     def _publish(self, change: ChangeEvent, reaches: Callable[[Any], bool] | None = None) -> None:
         for run in tuple(self._runs):
-            run.publisher.publish(change, reaches)
+            run.publish(change, reaches)
 
     async def _serve_client(self, stream: trio.abc.Stream) -> None:
         """Serve the client of `open_client(server)`, which calls this because it cannot import `serve_stream`."""

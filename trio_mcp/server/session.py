@@ -59,9 +59,7 @@ from trio_mcp.core.requests import LinkKind, Outcome, RequestCancelled
 from trio_mcp.core.revisions import NOTHING, Terms
 from trio_mcp.core.session import Call, Notice, ServerProtocol, SessionAgreed
 from trio_mcp.core.shares import LONG, Account, holder_of
-from trio_mcp.core.subscriptions import ChangeKind
 from trio_mcp.server.context import LOG, Context
-from trio_mcp.server.publishing import ListenerKey
 from trio_mcp.server.run import Run
 from trio_mcp.transport.nursery import open_nursery, sole
 from trio_mcp.transport.wire import CLOSING, Duplex, Framing, Lines, Tap, Wire, close_stream, keep_alive
@@ -252,7 +250,7 @@ class ServerSession:
             self._act(event)
         if self.session.link is LinkKind.DUPLEX:  # only a stream carries many calls of one client at once
             self._run.workers.trim()
-        self._run.publisher.listeners.forget(ListenerKey(self, None))
+        self._run.leave(self)
         self._run.calls.forget(self.account)
         if self._opening is not None:
             self._opening.drop()
@@ -267,7 +265,7 @@ class ServerSession:
         for event in self.session.input_ended(_HALF_CLOSED):
             self._act(event)
         self._end_subscriptions()
-        self._run.publisher.listeners.forget(ListenerKey(self, None))
+        self._run.leave(self)
 
     def abort_pending(self, why: str = UNFINISHED) -> None:
         """End the running calls, and answer them with an error."""
@@ -312,7 +310,7 @@ class ServerSession:
             asked.done.set()
         elif isinstance(event, SessionAgreed):
             declared = self.session.declared(event.terms.revision)
-            self._run.publisher.listeners.add_session(ListenerKey(self, None), declared, self.account)
+            self._run.join(self, declared)
         elif isinstance(event, Notice):  # the roots have changed; other notices do not come here
             self.roots, self.roots_changes = None, self.roots_changes + 1
         else:
@@ -366,7 +364,7 @@ class ServerSession:
             ctx._cancel(event.reason or "the client cancelled the request")
             return
         wire = self._listening.pop(id, None)  # no handler will answer a subscription
-        self._run.publisher.listeners.forget(ListenerKey(self, id))
+        self._run.publisher.forget(self, id)
         self.held_changes = {key: held for key, held in self.held_changes.items() if key[2] != id}
         self.session.refuse(id, RequestError(INTERNAL_ERROR, "cancelled"))
         if wire is not None:  # None: the handler was cancelled before, with the server
@@ -551,34 +549,18 @@ class ServerSession:
 
     def _listen(self, ctx: Context) -> str | None:
         """Start a subscription.  Return the reason for refusing it, or None if it has been answered."""
-        id, listeners = ctx.request.id, self._run.publisher.listeners
-        declared = self.session.declared(ctx._terms.revision)
         try:
-            acknowledged = listeners.listen(ListenerKey(self, id), self._visible(ctx), declared, self.account)
+            acknowledged = self._run.publisher.listen(self, ctx, self._run.dispatcher.may_subscribe)
         except Exception as error:  # noqa: BLE001  # the filter may fail like a handler
             self._answer(ctx, self._run.dispatcher.failure(ctx, error))
             return None
-        if self.session.notify(acknowledged.method, acknowledged.params, about=id):
-            self._listening[id] = ctx._wire
+        if acknowledged:
+            self._listening[ctx.request.id] = ctx._wire
             return None
-        listeners.forget(ListenerKey(self, id))
         return (
             "the subscription was not acknowledged: the client has too many bytes to read "
             "(Limits.bytes_each, Limits.bytes_in_all)"
         )
-
-    def _visible(self, ctx: Context) -> Request:
-        """Remove the resources that this principal may not see, so that the acknowledgement leaves them out."""
-        asked = ctx.request.params.get("notifications")
-        uris = asked.get(ChangeKind.RESOURCE.field) if isinstance(asked, dict) else None
-        if not isinstance(asked, dict) or not isinstance(uris, list) or not all(isinstance(uri, str) for uri in uris):
-            return ctx.request
-        uris = list(dict.fromkeys(uris))
-        if len(uris) > self._run.limits.listener_changes:
-            return ctx.request  # refused later, without a million calls of the filter
-        visible = [uri for uri in uris if self._run.dispatcher.may_subscribe(ctx, uri)]
-        params = {**ctx.request.params, "notifications": {**asked, ChangeKind.RESOURCE.field: visible}}
-        return Request(ctx.request.id, ctx.request.method, params)
 
     def tell_change(self, notification: Notification, about: Id | None) -> None:
         wire = self.wire if about is None else self._listening.get(about)
@@ -619,9 +601,7 @@ class ServerSession:
     def _end_subscriptions(self) -> None:
         listening, self._listening = self._listening, {}
         for id, wire in listening.items():  # sub-08
-            result = self._run.publisher.listeners.close(ListenerKey(self, id))
-            assert result is not None  # an ended subscription is not in `_listening`
-            self.session.answer(id, result.result)
+            self.session.answer(id, self._run.publisher.close(self, id))
             wire.wake()
 
     def stop(self) -> None:

@@ -43,6 +43,8 @@ class PathRefused(RequestError):
     If a handler does not catch it, the client gets -32602; for a tool, the model gets a result with the error.
     """
 
+    correctable = True  # the model chose the path, and may choose another
+
     def __init__(self, why: str) -> None:
         super().__init__(INVALID_PARAMS, why)
 
