@@ -253,7 +253,7 @@ def test_one_bad_element_does_not_hide_the_others() -> None:
 
 
 @pytest.mark.parametrize("bad", [0, {}, {**TOOL, "title": 1}], ids=["a scalar", "an object", "a member"])
-def test_of_very_many_bad_elements_the_first_are_kept_and_the_others_counted(bad: Any) -> None:
+def test_of_very_many_bad_elements_the_first_are_kept(bad: Any) -> None:
     def read(many: int) -> list[Any]:
         return list(from_json(ListToolsResult, {"tools": [TOOL, *[bad] * many, TOOL]}).tools)
 
@@ -262,8 +262,7 @@ def test_of_very_many_bad_elements_the_first_are_kept_and_the_others_counted(bad
     assert len(kept) == MAX_MALFORMED + 2
     why = kept[1].why
     assert kept == [tool, *[MalformedContent(bad, why)] * MAX_MALFORMED, tool]
-    more = f"{why} (and 7 more elements after it, which are not kept)"
-    assert read(MAX_MALFORMED + 7) == [*kept[:-2], MalformedContent(bad, more), tool]
+    assert read(MAX_MALFORMED + 7) == kept
     with pytest.raises(RemoteProtocolError, match=r"tools\[1\]"):
         from_json(ListToolsResult, {"tools": [TOOL, *[bad] * 1000, TOOL]}, strict=True)
 

@@ -398,7 +398,7 @@ class Client(metaclass=WithOtherNames):
 
     async def _pages(self, method: str, shape: type[M], options: RequestOptions) -> AsyncIterator[M]:
         check_request_options(options)
-        pager = Pager(limits=self._limits)
+        pager = Pager(self._limits)
         while not pager.done:
             params = pager.params
             try:

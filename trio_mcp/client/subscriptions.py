@@ -40,6 +40,12 @@ from functools import partial
 import trio
 
 from trio_mcp.client.session import ClientSession, Unauthorized, failure_of
+from trio_mcp.core.client_subscriptions import (
+    OpenSubscription,
+    SubscriptionAcknowledged,
+    Subscriptions,
+    SubscriptionState,
+)
 from trio_mcp.core.errors import (
     METHOD_NOT_FOUND,
     McpError,
@@ -61,10 +67,6 @@ from trio_mcp.core.subscriptions import (
     TOOLS_CHANGED,
     ChangeEvent,
     ChangeKind,
-    OpenSubscription,
-    SubscriptionAcknowledged,
-    Subscriptions,
-    SubscriptionState,
     listen_params,
     resource_updated,
 )

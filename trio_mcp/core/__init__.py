@@ -14,6 +14,7 @@ from trio_mcp._lazy import lazy_names
 
 if TYPE_CHECKING:
     from trio_mcp.core.caching import *
+    from trio_mcp.core.client_subscriptions import *
     from trio_mcp.core.codec import *
     from trio_mcp.core.connection import *
     from trio_mcp.core.content import *
@@ -41,6 +42,9 @@ else:
         __name__,
         {
             "caching": "COMPLETION_SECONDS CacheHints MAX_BYTES MAX_ENTRIES MAX_TTL_MS Pager ResponseCache paginate",
+            "client_subscriptions": (
+                "ChangeReceived OpenSubscription SubscriptionAcknowledged SubscriptionState Subscriptions"
+            ),
             "codec": "MAX_MALFORMED REQUESTS Shape Shapes from_json to_json",
             "connection": "Connection",
             "content": (
@@ -104,9 +108,8 @@ else:
             "shares": "Account ByteBudget Charge FEW FairQueue LONG Shares holder_of to_make_room weight",
             "signatures": "check_options show_options",
             "subscriptions": (
-                "ACKNOWLEDGED ChangeEvent ChangeKind ChangeReceived Listeners OpenSubscription PROMPTS_CHANGED "
-                "RESOURCES_CHANGED SubscriptionAcknowledged SubscriptionState Subscriptions TOOLS_CHANGED change_of "
-                "listen_params resource_updated"
+                "ACKNOWLEDGED ChangeEvent ChangeKind Listeners PROMPTS_CHANGED RESOURCES_CHANGED TOOLS_CHANGED "
+                "change_of filter_items listen_params resource_updated"
             ),
             "tasks": (
                 "CORE_TASKS EXTENSION_TASKS IMMEDIATE_RESPONSE MAX_MESSAGE POLL_MS RELATED_TASK TASKS TASKS_EXTENSION "

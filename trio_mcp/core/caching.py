@@ -316,10 +316,8 @@ class Pager:
     page-01: a page may have any length, even 0; only `nextCursor` tells whether another page follows.
     """
 
-    def __init__(self, params: Mapping[str, Json] | None = None, limits: Limits | None = None) -> None:
-        self._params = dict(params or {})
-        if "cursor" in self._params:
-            raise UsageError("a Pager begins at the first page: the params must not have a cursor")
+    def __init__(self, limits: Limits | None = None) -> None:
+        self._params: JsonObject = {}
         self._max_pages = (limits or Limits()).pages
         self._seen: set[int] = set()  # hashes, because a cursor can be as long as a message
         self.done = False

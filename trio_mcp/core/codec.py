@@ -11,7 +11,7 @@ Reading is the same for every revision:
 - A value of the wrong shape becomes `MalformedContent` inside a list or a map of objects, so that one bad tool does not
   hide the others.  In any other place, and everywhere with `strict=True`, it raises a `RemoteProtocolError` that names
   the place.
-- A list with very many bad elements keeps only the first `MAX_MALFORMED` of them, and the number of the others.
+- A list with very many bad elements keeps only the first `MAX_MALFORMED` of them.
 - Errors do not repeat the peer's values, because they may be secret.
 
 Writing is for one revision.  A class or field that the revision does not know is left out or refused, as its marks say.
@@ -141,11 +141,10 @@ _SCALARS: Mapping[Any, tuple[type, ...]] = {
 }  # fmt: skip
 _ReadersByType: TypeAlias = Mapping[type, Callable[[Any], Any]]  # a reader for each accepted type of JSON value
 
-# A message of 4 MiB has room for two million zeros in the place of tools.  Each `MalformedContent` says where the fault
-# is, and a reader needs only some of them; of the others only the number is kept.
+# A message has room for 200,000 zeros in the place of tools (`Limits.values`).  Each `MalformedContent` says where the
+# fault is, and a client logs each one; a reader needs only some of them.
 MAX_MALFORMED = 100
-"""How many `MalformedContent` elements of one list are kept.  The `why` of the last one gives the number of elements
-that were dropped."""
+"""How many `MalformedContent` elements of one list are kept.  The others are left out."""
 
 
 class _Mismatch(Exception):
@@ -289,18 +288,12 @@ class _Readers(dict[Any, Callable[..., Any]]):
 
         def array(value: list[Json]) -> list[Any]:
             items: list[Any] = []
-            bad = last = 0
+            bad = 0
             for index, item in enumerate(value):
                 read = element(index, item)
-                if type(read) is MalformedContent:
-                    bad += 1
-                    if bad > MAX_MALFORMED:
-                        continue
-                    last = index  # also its index in `items`: no element before it was dropped
-                items.append(read)
-            if bad > MAX_MALFORMED:
-                why = f"{items[last].why} (and {bad - MAX_MALFORMED} more elements after it, which are not kept)"
-                items[last] = MalformedContent(items[last].raw, why)
+                bad += type(read) is MalformedContent
+                if bad <= MAX_MALFORMED or type(read) is not MalformedContent:
+                    items.append(read)
             return items
 
         return array

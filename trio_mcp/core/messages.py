@@ -425,26 +425,34 @@ def holds_more_values(data: bytes, most: int) -> bool:
 
     The count is one, and one for each opening bracket and comma outside strings.  An empty array counts as two.
     """
-    if (outside := outside_strings(data)) is not None:
-        return _structure(outside) >= most
-    if _structure(data) < most:  # strings included: most messages have few brackets and commas
-        return False
-    data = _without_escapes(data)
-    # A value has at most two strings: itself and its name.  With more quotes than that, the next line does not split
-    # the data, because each part becomes an object.
-    return data.count(b'"') > 4 * most or _structure(_without_strings(data)) >= most
+    # A value has at most two strings: itself and its name.  With more quotes than that, the strings are not excluded,
+    # because the pieces between the quotes would become an object each.
+    return _marks(data, most - 1, 4 * most, inf) >= most
 
 
 def estimated_values(data: bytes, most: float) -> float:
     """Return an upper estimate of the values in `data`, which has at most `most` values."""
-    if (outside := outside_strings(data)) is not None:
-        return min(_structure(outside), most)
-    count = _structure(data)
-    if count > _FEW_MARKS and data.count(b'"') <= 8 * _QUOTES:  # eight times: most of the quotes may be escaped
-        data = _without_escapes(data)
-        if data.count(b'"') <= _QUOTES:
-            count = _structure(_without_strings(data))
-    return min(count, most)
+    # Eight times: most of the quotes may be escaped.
+    return min(_marks(data, _FEW_MARKS, _QUOTES, 8 * _QUOTES), most)
+
+
+def _marks(data: bytes, few: int, quotes: int, all_quotes: float) -> int:
+    """Count the opening brackets and commas in `data`.
+
+    The ones inside strings count too if there are only `few` in all, or more than `quotes` quotes: then the strings
+    cost too much to exclude.  `all_quotes` is the same limit, with the escaped quotes.
+    """
+    outside = outside_strings(data)
+    if outside is None:
+        count = _structure(data)  # strings included: most messages have few brackets and commas
+        if count <= few or data.count(b'"') > all_quotes:
+            return count
+        if b"\\" in data:  # without escaped quotes and backslashes, each quote begins or ends a string
+            data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+        if data.count(b'"') > quotes:
+            return count
+        outside = b"".join(data.translate(None, _OTHER_BYTES).split(b'"')[::2])
+    return _structure(outside)
 
 
 def outside_strings(data: bytes) -> bytes | None:
@@ -474,15 +482,6 @@ def outside_strings(data: bytes) -> bytes | None:
             inside = True
         at = quote + 1
     return None
-
-
-def _without_escapes(data: bytes) -> bytes:
-    """Remove escaped quotes and backslashes.  Each quote that remains begins or ends a string."""
-    return data.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in data else data
-
-
-def _without_strings(data: bytes) -> bytes:
-    return b"".join(data.translate(None, _OTHER_BYTES).split(b'"')[::2])
 
 
 def _structure(data: bytes) -> int:

@@ -11,12 +11,11 @@ value is requested, agreed to, published and received.  The eras differ only in 
 
 `Listeners` is the server's side: one registry for all connections.  It is an index from changes to listeners, so the
 cost of a change does not depend on the listeners that did not request it.  It keeps nothing for a listener that has
-lost its connection (sub-10).  `Subscriptions` is the client's side: one object for each connection.
+lost its connection (sub-10).  The client's side is in `client_subscriptions`.
 
 Resources are identified by their URIs, which are compared as strings.  A listener gets no updates of sub-resources:
 whether one URI is below another depends on the scheme.  A server that knows its URIs publishes a change of the upper
-resource too.  A client, on the other hand, accepts updates of resources that it did not name, because the specification
-lets a server send them for sub-resources.
+resource too.
 
 The caller decides when to publish and whether to merge the changes of a burst, because that takes a clock.
 """
@@ -30,23 +29,13 @@ from typing import Any, Generic, TypeVar
 import attrs
 
 from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_PARAMS, RequestError, UsageError, shown
-from trio_mcp.core.messages import ABSENT, Id, Json, JsonObject, Limits, Notification, Request, Response, record
-from trio_mcp.core.requests import (
-    Answered,
-    ConnectionLost,
-    InvalidAnswer,
-    Outcome,
-    Refused,
-    SubscriptionEnded,
-    TimedOut,
-)
+from trio_mcp.core.messages import ABSENT, Id, Json, JsonObject, Limits, Notification, Request, Response
 from trio_mcp.core.revisions import LATEST, META_SUBSCRIPTION_ID, Role, declares
 from trio_mcp.core.shares import Account, Shares
 
 __all__ = [
-    "ACKNOWLEDGED", "PROMPTS_CHANGED", "RESOURCES_CHANGED", "TOOLS_CHANGED", "ChangeEvent", "ChangeKind",
-    "ChangeReceived", "Listeners", "OpenSubscription", "SubscriptionAcknowledged", "SubscriptionState", "Subscriptions",
-    "change_of", "listen_params", "resource_updated",
+    "ACKNOWLEDGED", "PROMPTS_CHANGED", "RESOURCES_CHANGED", "TOOLS_CHANGED", "ChangeEvent", "ChangeKind", "Listeners",
+    "change_of", "filter_items", "listen_params", "resource_updated",
 ]  # fmt: skip
 
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
@@ -132,7 +121,7 @@ def _to_filter(changes: Iterable[ChangeEvent]) -> JsonObject:
     return filter
 
 
-def _from_filter(filter: Json) -> dict[ChangeKind, Collection[str]]:
+def filter_items(filter: Json) -> dict[ChangeKind, Collection[str]]:
     """Read a filter: the requested items of each kind, without duplicates.
 
     Returns strings and no `ChangeEvent` objects, because there can be 200,000 of them.  Unknown fields are ignored.
@@ -204,7 +193,7 @@ class Listeners(Generic[K]):
         left out (sub-11).  The memory for the listener is charged to `account`.  Raises RequestError if the filter is
         malformed or a limit is reached; the listener is not added then.
         """
-        asked = _from_filter(request.params.get("notifications", ABSENT))
+        asked = filter_items(request.params.get("notifications", ABSENT))
         items = {kind: each for kind, each in asked.items() if kind.declared_in(declared)}
         self._check_number(sum(map(len, items.values())))
         agreed = tuple(ChangeEvent(kind, item) for kind, each in items.items() for item in each)
@@ -223,11 +212,6 @@ class Listeners(Generic[K]):
         if listener is None or listener.id is None:
             return None
         return Response(listener.id, {"resultType": "complete", "_meta": {META_SUBSCRIPTION_ID: listener.id}})
-
-    def close_all(self) -> list[tuple[K, Response]]:
-        """End all listeners because the server ends.  Returns the answers to all listen requests, with their keys."""
-        closed = [(key, self.close(key)) for key in list(self._listeners)]
-        return [(key, result) for key, result in closed if result is not None]
 
     # Legacy.
 
@@ -349,173 +333,3 @@ def _resource_in(params: JsonObject) -> ChangeEvent:
     if not isinstance(uri, str):
         raise _malformed("uri", "a string", uri)
     return resource_updated(uri)
-
-
-# The client's side.
-
-
-class SubscriptionState(enum.Enum):
-    """The states of a client's subscription, in their usual order."""
-
-    ASKED = enum.auto()  # the request was sent
-    OPEN = enum.auto()  # the server has acknowledged it
-    ENDED = enum.auto()  # by the client, or by the server: with its result, or by notifications/cancelled
-    REFUSED = enum.auto()  # with an error: the same request would be refused again
-    BROKEN = enum.auto()  # sub-09: the stream or connection was lost; the client may subscribe again
-
-
-# On stdio both a result and a cancellation can end a subscription.  The first one counts; the other comes too late.
-_END: Mapping[type[Outcome], SubscriptionState] = {
-    Answered: SubscriptionState.ENDED,
-    SubscriptionEnded: SubscriptionState.ENDED,
-    Refused: SubscriptionState.REFUSED,
-    InvalidAnswer: SubscriptionState.BROKEN,
-    TimedOut: SubscriptionState.BROKEN,
-    ConnectionLost: SubscriptionState.BROKEN,
-}
-
-
-@attrs.define(eq=False)
-class OpenSubscription:
-    """One subscription of the client.  `agreed` is None until the server acknowledges it."""
-
-    id: Id
-    asked: tuple[ChangeEvent, ...]
-    agreed: tuple[ChangeEvent, ...] | None = None
-    state: SubscriptionState = SubscriptionState.ASKED
-    attached: bool = False  # of the legacy era: there is no listen request
-    undeclared: bool = False  # the server may announce changes that it has not agreed to
-
-    @property
-    def missing(self) -> tuple[ChangeEvent, ...]:
-        """sub-04: the requested changes that the server did not agree to; empty before the acknowledgement."""
-        if self.agreed is None:
-            return ()
-        agreed = frozenset(self.agreed)
-        return tuple(change for change in self.asked if change not in agreed)
-
-    @property
-    def expected(self) -> tuple[ChangeEvent, ...]:
-        """The changes that the server may announce."""
-        return self.asked if self.undeclared else self.agreed or ()
-
-    def accepts(self, change: ChangeEvent) -> bool:
-        """Whether the client asked for changes of this kind; a requested resource includes its sub-resources."""
-        return any(change.kind is each.kind for each in self.asked)
-
-
-@record
-class SubscriptionAcknowledged:
-    """The server has agreed to a subscription, or to a part of it; see `subscription.missing`."""
-
-    subscription: OpenSubscription
-
-
-@record
-class ChangeReceived:
-    """A change, received for one subscription."""
-
-    subscription: OpenSubscription
-    change: ChangeEvent
-
-
-class Subscriptions:
-    """The client's subscriptions on one connection, by the ids of their listen requests (sub-07: any number at once).
-
-    The legacy era has no listen request: `attach` makes a subscription under a name that the caller chooses.  When
-    `uris` has changed, the caller sends the `resources/subscribe` and `resources/unsubscribe` requests.
-    """
-
-    def __init__(self) -> None:
-        self._open: dict[Id, OpenSubscription] = {}
-
-    def ask(self, id: Id, asked: Iterable[ChangeEvent], *, undeclared: bool = False) -> OpenSubscription:
-        """Add a subscription for a listen request with this id and `listen_params(asked)`."""
-        return self._add(OpenSubscription(id, tuple(dict.fromkeys(asked)), undeclared=undeclared))
-
-    def attach(
-        self, name: Id, asked: Iterable[ChangeEvent], declared: Mapping[str, Any], *, undeclared: bool = False
-    ) -> OpenSubscription:
-        """Add a subscription in the legacy era: the server agrees to the changes that it has declared."""
-        asked = tuple(dict.fromkeys(asked))
-        agreed = tuple(change for change in asked if change.kind.declared_in(declared))
-        return self._add(OpenSubscription(name, asked, agreed, SubscriptionState.OPEN, True, undeclared))
-
-    def _add(self, subscription: OpenSubscription) -> OpenSubscription:
-        if subscription.id in self._open:
-            raise UsageError(f"a subscription with the id {subscription.id!r} already exists")
-        self._open[subscription.id] = subscription
-        return subscription
-
-    @property
-    def uris(self) -> frozenset[str]:
-        """The resources that need `resources/subscribe` for the subscriptions of the legacy era."""
-        changes = [change for each in self._attached() for change in each.expected]
-        return frozenset(change.item for change in changes if change.kind is ChangeKind.RESOURCE)
-
-    def _attached(self) -> list[OpenSubscription]:
-        return [each for each in self._open.values() if each.attached]
-
-    def receive(self, notification: Notification) -> list[SubscriptionAcknowledged | ChangeReceived]:
-        """Return the events of a notification, one for each of its subscriptions.
-
-        Empty if there is no subscription for it: an unknown id, an ended subscription, or a change that was not
-        requested.  A change before its acknowledgement is a mistake of the server, but is returned too.
-        """
-        meta = notification.params.get("_meta")
-        id = meta.get(META_SUBSCRIPTION_ID, ABSENT) if isinstance(meta, dict) else ABSENT
-        change = change_of(notification)
-        if id is ABSENT:
-            return [] if change is None else [ChangeReceived(each, change) for each in self._recipients(change)]
-        # True and 1.0 are the same key as 1, but they are not ids.
-        subscription = self._open.get(id) if type(id) is int or type(id) is str else None
-        if subscription is None:
-            return []
-        if notification.method == ACKNOWLEDGED:
-            return self._acknowledge(subscription, notification.params.get("notifications"))
-        return [ChangeReceived(subscription, change)] if change is not None and subscription.accepts(change) else []
-
-    def _recipients(self, change: ChangeEvent) -> list[OpenSubscription]:
-        """The subscriptions that named the change; without one, all of its kind.
-
-        The change is then of a sub-resource, and only the server knows the resource above it.
-        """
-        attached = self._attached()
-        return [each for each in attached if change in each.asked] or [
-            each for each in attached if each.accepts(change)
-        ]
-
-    def _acknowledge(
-        self, subscription: OpenSubscription, filter: Json
-    ) -> list[SubscriptionAcknowledged | ChangeReceived]:
-        if subscription.state is not SubscriptionState.ASKED:
-            return []
-        try:
-            agreed = _from_filter(filter)
-        except RequestError:
-            agreed = {}  # an invalid filter agrees to no change
-        subscription.agreed = tuple(each for each in subscription.asked if each.item in agreed.get(each.kind, ()))
-        subscription.state = SubscriptionState.OPEN
-        return [SubscriptionAcknowledged(subscription)]
-
-    def close(self, id: Id) -> OpenSubscription | None:
-        """End a subscription for the client; the caller cancels its request (sub-12).  None if it has already ended."""
-        return self._end(id, SubscriptionState.ENDED)
-
-    def finish(self, outcome: Outcome) -> OpenSubscription | None:
-        """End the subscription of the request with this outcome, and set its `state`.
-
-        Returns None if the outcome belongs to another request.
-        """
-        return self._end(outcome.id, _END[type(outcome)])
-
-    def connection_lost(self) -> list[OpenSubscription]:
-        """End and return all subscriptions; the client can subscribe again on the next connection (sub-10)."""
-        broken = [self._end(id, SubscriptionState.BROKEN) for id in list(self._open)]
-        return [each for each in broken if each is not None]
-
-    def _end(self, id: Id, state: SubscriptionState) -> OpenSubscription | None:
-        subscription = self._open.pop(id, None)
-        if subscription is not None:
-            subscription.state = state
-        return subscription
