@@ -251,11 +251,6 @@ class RequestReader:
         self._content = bytearray()  # of a body in chunks
 
     @property
-    def waiting(self) -> int:
-        """The number of received bytes that were not returned yet."""
-        return len(self.buffer)
-
-    @property
     def held(self) -> int:
         """The number of bytes in memory: those not returned yet, and the content of an unfinished body in chunks."""
         return len(self.buffer) + len(self._content)

@@ -25,7 +25,7 @@ from __future__ import annotations
 import logging
 import math
 import signal
-from collections.abc import Awaitable, Callable, Container, Iterable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, MutableMapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 from urllib.parse import quote
@@ -49,7 +49,7 @@ from trio_mcp.server.http.endpoint import (
 )
 from trio_mcp.server.run import Run
 from trio_mcp.transport.nursery import block, check_trio, open_nursery, sole
-from trio_mcp.transport.wire import CLOSING
+from trio_mcp.transport.wire import CLOSING, Lines
 
 if TYPE_CHECKING:
     from trio_mcp.server.server import Server
@@ -516,34 +516,13 @@ class _WebSocket(trio.abc.Stream):
             self._outgoing.close()
 
 
-class _Messages:
-    """The framing of `_WebSocket`: each input is one message, and each outgoing message is one line."""
+class _Messages(Lines):
+    """The framing of `_WebSocket`: each input is one message, and each outgoing message is one line.
 
-    ended = False
-    why = "the WebSocket has ended"
-    stretch = None
-    held = 0
-
-    def __init__(self, limits: Limits) -> None:
-        self.size = 0
-        self._limits = limits
+    The ASGI server delivers complete messages, and sends pings and close frames itself.
+    """
 
     def feed(self, data: bytes) -> Iterable[Message]:
         message = decode(data, self._limits)
         self.size = 0 if type(message) is InvalidMessage else weight(data, self._limits.values, message)
         return (message,)
-
-    def give_up(self, why: str, *, late: bool) -> None:
-        """Do nothing: the ASGI server delivers complete messages."""
-
-    def frame(self, texts: Sequence[bytes]) -> Sequence[bytes]:
-        return (b"\n".join((*texts, b"")),)
-
-    def pending(self) -> bytes:
-        return b""
-
-    def ping(self) -> None:
-        """Do nothing: the ASGI server sends pings."""
-
-    def farewell(self) -> bytes:
-        return b""

@@ -296,9 +296,9 @@ class HttpConnection:
                 reader.feed(data)
                 if (head := reader.head()) is not None:
                     return head
-                if reader.waiting > LONG:
+                if len(reader.buffer) > LONG:
                     charge = charge or Charge(self._shared.endpoint.account(holder_of(None, self._peer)))
-                    if (limit_name := charge.set(reader.waiting)) is not None:
+                    if (limit_name := charge.set(len(reader.buffer))) is not None:
                         raise UnreadableRequest(over_limit(limit_name))
         finally:
             if charge is not None:
@@ -405,7 +405,7 @@ class HttpConnection:
                     data = await self._receive(self._read_ahead_limit)
                 else:
                     with trio.CancelScope() as self._read_ahead_scope:
-                        data = await self._receive_or_wait(self._read_ahead_limit - reader.waiting, response)
+                        data = await self._receive_or_wait(self._read_ahead_limit - len(reader.buffer), response)
                     if self._read_ahead_scope.cancelled_caught:
                         continue
                 if not data:

@@ -19,7 +19,7 @@ from trio_mcp.server.run import Run
 from trio_mcp.transport.wire import CLOSING, GONE, Tap
 
 if TYPE_CHECKING:
-    from trio_mcp.server.http.endpoint import AdmittedRequest, Endpoint
+    from trio_mcp.server.http.endpoint import Endpoint
 
 __all__ = ["serve_upgrade"]
 
@@ -46,7 +46,14 @@ async def serve_upgrade(
     """
     link = _WebSocketStream(stream, WebSocketFrames(Role.SERVER, run.limits), trailing)
     try:
-        verdict, admitted = await _judge(endpoint, request, peer)
+        # A browser opens a WebSocket to any host without a preflight request.  Only the Origin header shows which page
+        # did it, so `admit`, which checks that, comes first (http-03).
+        admitted = await endpoint.admit(request, peer)
+        verdict: Reply | Upgrade
+        if isinstance(admitted, Reply):
+            verdict = admitted
+        elif isinstance(verdict := judge_upgrade(request), Reply):
+            log_refusal(verdict, request, peer)
         data = verdict.head if isinstance(verdict, Upgrade) else _refusal(verdict)
         if tap is not None:
             tap("out", data)
@@ -63,22 +70,8 @@ async def serve_upgrade(
         with trio.move_on_after(CLOSING):
             await link.stream.aclose()
         return
-    assert admitted is not None
+    assert not isinstance(admitted, Reply)
     await endpoint.serve_websocket(admitted, link, link.frames, tap=tap, heartbeat=endpoint.keep_alive)
-
-
-async def _judge(
-    endpoint: Endpoint, request: HttpRequest, peer: str | None
-) -> tuple[Reply | Upgrade, AdmittedRequest | None]:
-    # A browser opens a WebSocket to any host without a preflight request.  Only the Origin header shows which page did
-    # it, so `admit`, which checks that, comes first (http-03).
-    admitted = await endpoint.admit(request, peer)
-    if isinstance(admitted, Reply):
-        return admitted, None
-    verdict = judge_upgrade(request)
-    if isinstance(verdict, Reply):
-        log_refusal(verdict, request, peer)
-    return verdict, admitted
 
 
 def _refusal(reply: Reply) -> bytes:
