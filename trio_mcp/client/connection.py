@@ -111,11 +111,10 @@ class ClientConnection:
         self._session_closing = self._session_closed = trio.Event()  # of the current session
         self._opened_at = 0.0
         self._log_level_set = trio.Event()  # the server has answered, or there is no level to set
-        self._reopening = False
-        self._wanted = self._attempted = trio.Event()  # a call needs a session; the attempt to open one has ended
+        self._wanted, self._attempted = trio.Event(), trio.Event()  # a call needs a session; an attempt has ended
         self._attempts = 0  # attempts without a call since the last stable session
         self._open_error: SessionClosed | None = None  # why the last attempt has failed
-        self._closing = trio.Event()
+        self._open = trio.CancelScope()  # cancelled to close the client
         self._closed = trio.Event()
         self.gone = trio.Event()
         """Set when the connection has ended and no new session will be opened."""
@@ -136,7 +135,8 @@ class ClientConnection:
                 self._nursery = nursery
                 await self._connect(self._session_options.offer)
                 task_status.started()
-                await self._closing.wait()
+                with self._open:
+                    await self._keep_open()
                 self._session_closing.set()
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_TIMEOUT):
                     await self._session_closed.wait()
@@ -144,7 +144,7 @@ class ClientConnection:
             failure = error
             raise
         finally:
-            self._closing.set()
+            self._open.cancel(reason="the client is closed")
             self.gone.set()
             self.subscriptions.closed(failure)
             self._closed.set()
@@ -184,16 +184,19 @@ class ClientConnection:
         with trio.move_on_after(_LOG_LEVEL_WAIT):
             await self._log_level_set.wait()
 
-    async def _reopen(self) -> None:
-        """Open a new session until there is one: at once for a call, and otherwise after pauses.
+    async def _keep_open(self) -> None:
+        """Open a new session whenever one is lost: at once for a call, and otherwise after pauses.
 
         A call needs it for itself; subscriptions, notifications and requests of the server need it without a call.
         """
         refused = False  # the user has refused: ask again only for a call
         try:
-            while isinstance(failure := self.current.failure, SessionLost):
-                pause = math.inf
-                if refused or self._attempts == len(_PAUSES):
+            while True:
+                await self.current.closed.wait()
+                failure, pause = self.current.failure, math.inf
+                if not isinstance(failure, SessionLost):
+                    await trio.sleep_forever()
+                elif refused or self._attempts == len(_PAUSES):
                     self.subscriptions.connection_lost(self._open_error or failure)
                 else:
                     pause = _PAUSES[self._attempts]
@@ -202,9 +205,10 @@ class ClientConnection:
                 self._attempts += waiting.cancelled_caught
                 self._session_closing.set()
                 try:
-                    offer = attrs.evolve(self._session_options.offer, revisions=(self.current.terms.revision,))
-                    await self._connect(offer)
-                    self._open_error = None
+                    await self._connect(
+                        attrs.evolve(self._session_options.offer, revisions=(self.current.terms.revision,))
+                    )
+                    self._open_error, refused = None, False
                 except McpError as error:
                     _log.warning("the session was lost, and a new one could not be opened: %s", error)
                     why = f"the server lost the session, and a new one could not be opened: {error}"
@@ -214,12 +218,11 @@ class ClientConnection:
                 self._attempted.set()
                 self._wanted, self._attempted = trio.Event(), trio.Event()
         finally:
-            self._reopening = False
             self._attempted.set()
 
     async def aclose(self) -> None:
         self.check_run()
-        self._closing.set()
+        self._open.cancel(reason="the client is closed")
         await self._closed.wait()
 
     # The current session
@@ -248,10 +251,10 @@ class ClientConnection:
         reopened = False
         while True:
             caller = self._current
-            if caller is not None and caller.failure is None and not self._closing.is_set():
+            if caller is not None and caller.failure is None and not self._open.cancel_called:
                 return caller
             await trio.lowlevel.checkpoint_if_cancelled()  # the cancellation may be the reason
-            if caller is None or self._closing.is_set():
+            if caller is None or self._open.cancel_called:
                 raise SessionClosed("the client has been closed")
             assert caller.failure is not None
             # http-58: one new session per call, or a server that loses each one is asked forever.
@@ -259,7 +262,7 @@ class ClientConnection:
                 raise caller.loss()
             self._wanted.set()
             await self._attempted.wait()
-            if self._current is caller and not self._closing.is_set():
+            if self._current is caller and not self._open.cancel_called:
                 raise repeated(self._open_error or caller.failure)
             reopened = True
 
@@ -280,7 +283,7 @@ class ClientConnection:
         repeated_once = False
         while True:
             caller = self._current
-            if caller is None or caller.failure is not None or self._closing.is_set():
+            if caller is None or caller.failure is not None or self._open.cancel_called:
                 caller = await self.session()
             try:
                 return await caller.request(method, params, on_progress=on_progress, headers=headers, timer=timer)
@@ -377,7 +380,7 @@ class ClientConnection:
         _log.warning("deviation of the server: %s", why)
 
     def connection_lost(self, failure: McpError) -> None:
-        if self._closing.is_set() or self._current is None or self._current.failure is not failure:
+        if self._open.cancel_called or self._current is None or self._current.failure is not failure:
             return  # it was not the current session: its error is raised by the task that opens it
         if not isinstance(failure, SessionLost):
             self.gone.set()
@@ -386,10 +389,6 @@ class ClientConnection:
         self.subscriptions.connection_lost()
         if trio.current_time() >= self._opened_at + _STABLE:
             self._attempts = 0
-        if not self._reopening:
-            self._reopening, self._open_error = True, None
-            self._wanted, self._attempted = trio.Event(), trio.Event()
-            self._nursery.start_soon(self._reopen, name="reopening the session")
 
 
 @attrs.define(eq=False)
