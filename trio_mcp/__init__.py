@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.errors import ResourceNotFound as ResourceNotFound
     from trio_mcp.core.errors import UsageError as UsageError
     from trio_mcp.core.messages import Limits as Limits
-    from trio_mcp.core.oauth.principals import Principal as Principal
+    from trio_mcp.core.principals import Principal as Principal
     from trio_mcp.core.schema.hints import Field as Field
     from trio_mcp.oauth.client import OAuth as OAuth
     from trio_mcp.server.context import Context as Context
@@ -75,7 +75,7 @@ else:
             "core.elicitation": "Accepted Declined Dismissed",
             "core.errors": "McpError RequestError ResourceNotFound UsageError",
             "core.messages": "Limits",
-            "core.oauth.principals": "Principal",
+            "core.principals": "Principal",
             "core.schema.hints": "Field",
             "oauth.client": "OAuth",
             "server.context": "Context",

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from tests.requirements import req
-from trio_mcp.core import UsageError
-from trio_mcp.core.oauth import Principal, declared_scopes, has_scopes
+from trio_mcp.core import Principal, UsageError, declared_scopes, has_scopes
 
 
 def test_a_principal_shows_its_name_and_scopes_and_no_claims() -> None:

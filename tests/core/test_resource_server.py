@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from tests.requirements import req
-from trio_mcp.core import UsageError
+from trio_mcp.core import Principal, UsageError
 from trio_mcp.core.http import HttpRequest, Reply
 from trio_mcp.core.oauth import (
     WELL_KNOWN,
     AuthChallenge,
-    Principal,
     Protection,
     ResourceServer,
     UrlRules,

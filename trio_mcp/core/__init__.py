@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.migration import *
     from trio_mcp.core.models import *
     from trio_mcp.core.opening import *
-    from trio_mcp.core.pace import *
+    from trio_mcp.core.principals import *
     from trio_mcp.core.requests import *
     from trio_mcp.core.revisions import *
     from trio_mcp.core.rounds import *
@@ -86,7 +86,7 @@ else:
                 "ToolAnnotations ToolChoice ToolExecution"
             ),
             "opening": "Attempt ClientProtocol Negotiation OpeningFailed Phase",
-            "pace": "Pace",
+            "principals": "Principal declared_scopes has_scopes",
             "requests": (
                 "ANSWER Action Answered CALLING CANCELLED ConnectionLost GONE InvalidAnswer LinkKind NOTE Outcome "
                 "Outgoing Peer PeerComplaint PeerMistake ProgressReported Refused RequestCancelled RequestEvent "
@@ -105,7 +105,7 @@ else:
             ),
             "sampling": "check_sampling",
             "session": "Call Notice Offer Opened ServerProtocol SessionAgreed SessionProtocol",
-            "shares": "Account ByteBudget Charge FEW FairQueue LONG Shares holder_of to_make_room weight",
+            "shares": "Account ByteBudget Charge FEW FairQueue LONG Pace Shares holder_of to_make_room weight",
             "signatures": "check_options show_options",
             "subscriptions": (
                 "ACKNOWLEDGED ChangeEvent ChangeKind Listeners PROMPTS_CHANGED RESOURCES_CHANGED TOOLS_CHANGED "

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from trio_mcp.core.oauth.messages import Key as Key
     from trio_mcp.core.oauth.messages import WorkloadIdentity as WorkloadIdentity
     from trio_mcp.core.oauth.messages import client_document as client_document
-    from trio_mcp.core.oauth.principals import Principal as Principal
     from trio_mcp.core.oauth.records import OAuthClient as OAuthClient
     from trio_mcp.core.oauth.resource import CannotVerify as CannotVerify
+    from trio_mcp.core.principals import Principal as Principal
     from trio_mcp.oauth.client import OAuth as OAuth
     from trio_mcp.oauth.client import OnAssertion as OnAssertion
     from trio_mcp.oauth.client import OnVisit as OnVisit
@@ -39,7 +39,7 @@ else:
             "core.oauth.messages": (
                 "Application AuthorizationCode ClientCredentials IdentityAssertion Key WorkloadIdentity client_document"
             ),
-            "core.oauth.principals": "Principal",
+            "core.principals": "Principal",
             "core.oauth.records": "OAuthClient",
             "core.oauth.resource": "CannotVerify",
             "oauth.client": "OAuth OnAssertion OnVisit",

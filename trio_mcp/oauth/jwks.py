@@ -32,8 +32,8 @@ import trio
 from trio_mcp.core.errors import RemoteProtocolError, UsageError, check_seconds, shown
 from trio_mcp.core.messages import Limits
 from trio_mcp.core.oauth.discovery import read_object
-from trio_mcp.core.oauth.principals import Principal
 from trio_mcp.core.oauth.resource import CannotVerify, canonical, claims_fault, scopes_in
+from trio_mcp.core.principals import Principal
 from trio_mcp.oauth.keys import ALGORITHMS, PUBLIC_MEMBERS
 from trio_mcp.transport.dial import is_this_machine, locate
 from trio_mcp.transport.http_pool import HttpPool

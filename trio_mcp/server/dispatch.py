@@ -46,7 +46,7 @@ from trio_mcp.core.errors import (
     shown,
 )
 from trio_mcp.core.messages import CachedResult, JsonObject, Request, parse, to_text
-from trio_mcp.core.oauth.principals import Principal, has_scopes
+from trio_mcp.core.principals import Principal, has_scopes
 from trio_mcp.core.revisions import NOTHING, capability_object
 from trio_mcp.server.context import ClientError, ClientGone, Context
 from trio_mcp.server.entries import KINDS, LISTS, Entry

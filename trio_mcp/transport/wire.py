@@ -24,9 +24,8 @@ import trio
 
 from trio_mcp.core.framing import LineFramer
 from trio_mcp.core.messages import InvalidMessage, Limits, Message, decode, encode
-from trio_mcp.core.pace import Pace
 from trio_mcp.core.session import SessionProtocol
-from trio_mcp.core.shares import FEW, Account, Charge, weight
+from trio_mcp.core.shares import FEW, Account, Charge, Pace, weight
 from trio_mcp.transport.nursery import open_nursery
 
 __all__ = [

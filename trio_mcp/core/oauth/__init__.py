@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from trio_mcp.core.oauth.errors import *
     from trio_mcp.core.oauth.flow import *
     from trio_mcp.core.oauth.messages import *
-    from trio_mcp.core.oauth.principals import *
     from trio_mcp.core.oauth.records import *
     from trio_mcp.core.oauth.resource import *
     from trio_mcp.core.oauth.tokens import *
@@ -39,7 +38,6 @@ else:
                 "check_pkce choose_method client_document dpop_proof form is_printable new_authorization "
                 "read_registration read_return read_tokens refused registration registration_refused"
             ),
-            "principals": "Principal declared_scopes has_scopes",
             "records": "ClientAuthMethod OAuthClient ServerRecord TokenGrant Tokens as_json read_record",
             "resource": "CannotVerify Protection ResourceServer Verify WELL_KNOWN canonical claims_fault scopes_in",
             "tokens": "Authorized AuthorizedRequest Authorizer StartFlow Verdict WaitForFlow",

@@ -34,7 +34,7 @@ from trio_mcp.core.errors import INVALID_REQUEST, McpError, UsageError
 from trio_mcp.core.http.fields import JSON, Fields, HttpRequest, Reply, refusal
 from trio_mcp.core.messages import Error, Id, record
 from trio_mcp.core.oauth.discovery import is_loopback, scopes_of
-from trio_mcp.core.oauth.principals import Principal, declared_scopes
+from trio_mcp.core.principals import Principal, declared_scopes
 
 __all__ = [
     "WELL_KNOWN", "CannotVerify", "Protection", "ResourceServer", "Verify", "canonical", "claims_fault", "scopes_in",

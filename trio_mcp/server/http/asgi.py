@@ -37,8 +37,7 @@ from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST, UsageError, ch
 from trio_mcp.core.http.fields import Fields, HttpRequest, Reply, refusal
 from trio_mcp.core.http.server_rules import websocket_hint
 from trio_mcp.core.messages import Error, InvalidMessage, Limits, Message, decode
-from trio_mcp.core.pace import Pace
-from trio_mcp.core.shares import Account, Charge, weight
+from trio_mcp.core.shares import Account, Charge, Pace, weight
 from trio_mcp.server.http.endpoint import (
     AdmittedRequest,
     Endpoint,

@@ -58,8 +58,7 @@ from trio_mcp.core.http.h1 import (
     refused,
 )
 from trio_mcp.core.messages import Error, Limits
-from trio_mcp.core.pace import Pace
-from trio_mcp.core.shares import LONG, Charge, holder_of
+from trio_mcp.core.shares import LONG, Charge, Pace, holder_of
 from trio_mcp.server.http.endpoint import log_refusal, over_limit
 from trio_mcp.server.http.responses import IdleOrder
 from trio_mcp.server.session import socket_of

@@ -62,8 +62,8 @@ from trio_mcp.core.http.server_rules import (
 )
 from trio_mcp.core.http.sse import SseEvent, encode_event, encode_message
 from trio_mcp.core.messages import Batch, Error, Id, Message, Request
-from trio_mcp.core.oauth.principals import Principal, has_scopes
 from trio_mcp.core.oauth.resource import CannotVerify, ResourceServer
+from trio_mcp.core.principals import Principal, has_scopes
 from trio_mcp.core.revisions import stable_name
 from trio_mcp.core.shares import FEW, LONG, Account, holder_of, weight
 from trio_mcp.server.http.options import HttpOptions, keep_alive_of, policy_of, public_url_of
