@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from trio_mcp._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from trio_mcp.core.schema.annotated import *
     from trio_mcp.core.schema.classes import *
     from trio_mcp.core.schema.composites import *
     from trio_mcp.core.schema.hints import *
@@ -18,6 +19,7 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "annotated": "annotated_shape misplaced",
             "classes": "attributes_of class_shape describes_itself members_of",
             "composites": "choice_shape container_shape union_shape",
             "hints": (

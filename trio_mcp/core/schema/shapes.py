@@ -22,8 +22,8 @@ raises `UsageError`, because hosts send the defaults that they see.  Definitions
 because many hosts cannot follow a `$ref`.  Only recursive definitions are in `$defs`, and the root is never a `$ref`.
 Equal hints give equal schemas with the same order of keys.
 
-Here are the walk, the scalars, closed objects and the bounds of `Annotated`.  `composites` and `classes` have the other
-kinds of hints, and are loaded with the first such hint.
+Here are the walk, the scalars and closed objects.  `composites`, `classes` and `annotated` have the other kinds of
+hints, and are loaded with the first such hint.
 
 Checks.  `Shape.fits` is the verdict of the schema, without its reasons.  The engine in `validation` gives the reasons;
 it takes 20 ms to import, so only patterns, multiples, sets of other items than text, and classes that describe
@@ -44,13 +44,11 @@ import collections.abc
 import enum
 import functools
 import inspect
-import itertools
 import math
-import operator
 import pathlib
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -299,98 +297,9 @@ def _as_json(default: Any) -> Json | Absent:
     return default if type(default) in (str, int, float, bool) else ABSENT
 
 
-def _misplaced(member: Member) -> UsageError:
-    given = ", ".join(f"{name}={value!r}" for name, value in dict(_details(member.default)).items())
-    hint = inspect.formatannotation(member.hint)
-    return UsageError(
-        f"{member.where} has a {type(member.default).__name__} as its default; write {member.name}: Annotated[{hint}, "
-        f"Field({given})], and its default, if it has one, after that"
-    )
-
-
-# Annotated.
-
-_KEYWORDS: Mapping[str, str] = {
-    "title": "title",
-    "description": "description",
-    "format": "format",
-    "header": "x-mcp-header",
-}
-
-
-def _for_sizes(prefix: str) -> dict[str, str]:
-    return {"string": f"{prefix}Length", "array": f"{prefix}Items", "object": f"{prefix}Properties"}
-
-
-def _for_numbers(keyword: str) -> dict[str, str]:
-    return {"integer": keyword, "number": keyword}
-
-
-# Attribute -> type in the schema -> keyword; and the check of the bound, if it needs no engine.
-_BOUNDS: Mapping[str, tuple[Mapping[str, str], Callable[[Any, Any], bool] | None]] = {
-    "ge": (_for_numbers("minimum"), operator.ge),
-    "gt": (_for_numbers("exclusiveMinimum"), operator.gt),
-    "le": (_for_numbers("maximum"), operator.le),
-    "lt": (_for_numbers("exclusiveMaximum"), operator.lt),
-    "multiple_of": (_for_numbers("multipleOf"), None),
-    "min_length": (_for_sizes("min"), lambda value, bound: len(value) >= bound),
-    "max_length": (_for_sizes("max"), lambda value, bound: len(value) <= bound),
-    "pattern": ({"string": "pattern"}, None),
-}
-_ATTRIBUTES = (*_KEYWORDS, *_BOUNDS)
-_PYDANTIC_FIELD = "FieldInfo"  # the class of pydantic's `Field`; by name, because pydantic is optional
-
-
-def _details(extra: Any) -> Iterator[tuple[str, Any]]:
-    """The notes and bounds that an object in `Annotated` has."""
-    metadata = getattr(extra, "metadata", None)  # pydantic keeps its bounds there
-    for each in (extra, *(metadata if isinstance(metadata, list) else ())):
-        if isinstance(each, str):
-            yield "description", each
-        elif not isinstance(each, type):
-            for name in _ATTRIBUTES:
-                if (value := getattr(each, name, None)) is not None and not callable(value):
-                    yield name, value
-
-
-def _annotated(shape: Shape, extras: Iterable[Any], where: str) -> Shape:
-    for name, value in itertools.chain.from_iterable(map(_details, extras)):
-        if name in _BOUNDS:
-            at = f"{where}: {name}={value!r}"
-            if type(value) not in ((str,) if name == "pattern" else (int, float)):
-                raise UsageError(f"{at} is not a bound of JSON Schema; check it in the function")
-            bounded = _bounded(shape, name, value)
-            if bounded is None:
-                raise UsageError(f"{at} does not fit the type; it needs one of {', '.join(_BOUNDS[name][0])}")
-            shape = bounded
-        elif isinstance(value, str):
-            shape.schema[_KEYWORDS[name]] = value
-    return shape
-
-
-def _bounded(shape: Shape, name: str, bound: Any) -> Shape | None:
-    """Add a bound to `shape`, or to its alternatives of the right type; None if there are none."""
-    if shape.parts:
-        parts = [_bounded(part, name, bound) for part in shape.parts]
-        if not any(parts):
-            return None
-        # The schemas of the alternatives, which are parts of `shape.schema`, now have the bound.
-        union = room.union_shape(new or old for new, old in zip(parts, shape.parts, strict=True))
-        return union._replace(schema=shape.schema)
-    keywords, compare = _BOUNDS[name]
-    keyword = keywords.get(str(shape.schema.get("type")))
-    if keyword is None or "contentEncoding" in shape.schema:  # a bound on bytes would count base64 characters
-        return None
-    shape.schema[keyword] = bound
-    inner = shape.fits
-    if compare is None:
-        by_engine = Verdict(lambda: {keyword: bound})
-        return shape._replace(fits=lambda value: inner(value) and by_engine(value))
-    return shape._replace(fits=lambda value: inner(value) and compare(value, bound))
-
-
 # The walk.
 
+_PYDANTIC_FIELD = "FieldInfo"  # the class of pydantic's `Field`; by name, because pydantic is optional
 DEFINITIONS = "#/$defs/"
 
 
@@ -410,7 +319,7 @@ class Walk:
         if origin is None or (not arguments and hint != tuple[()]):  # `List` alone is `list`
             return self._simple(origin or hint, where)
         if origin is typing.Annotated:
-            return _annotated(self.of(arguments[0], where), arguments[1:], where)
+            return room.annotated_shape(self.of(arguments[0], where), arguments[1:], where)
         if origin in (typing.Union, types.UnionType):
             null_last = sorted(arguments, key=lambda each: each is NoneType)
             return room.union_shape([self.of(each, where) for each in null_last])
@@ -438,7 +347,7 @@ class Walk:
         shapes: dict[str, Shape] = {}
         for member in members:
             if isinstance(member.default, Field) or type(member.default).__name__ == _PYDANTIC_FIELD:
-                raise _misplaced(member)
+                raise room.misplaced(member)
             shape = shapes[member.name] = self.of(member.hint, member.where)
             if member.name in descriptions:
                 shape.schema.setdefault("description", descriptions[member.name])

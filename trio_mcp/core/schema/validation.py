@@ -107,6 +107,7 @@ _COPIES = 4
 _COLLISIONS = 100
 _EXACT_IN_A_DOUBLE = 2**53
 _BITS_OF_A_DOUBLE = 1024
+_DIGITS = 309  # of the largest double
 _BYTES_PER_CHARACTER = 3  # beyond ASCII; a few scripts and emoji take 4
 
 # Problems: enough for a model to correct its call, and short for any schema and names.
@@ -177,7 +178,7 @@ class CompiledSchema:
         try:
             if self._validator.is_valid(instance):
                 return []
-            if not self._cost.allows_reasons(size, instance):
+            if not self._cost.allows_reasons(_measure(instance, _DEPTH, text=True)):
                 return [Problem("", "", "breaks the schema; it would take too much work to say where")]
             errors = self._validator.iter_errors(instance)
         except ValueError:  # half a surrogate pair, a set, a member with a name that is not a string
@@ -196,7 +197,7 @@ def compile_schema(schema: Json) -> CompiledSchema:
     """Check `schema` and compile it.  Raises `InvalidSchema`.  Does no I/O."""
     if not isinstance(schema, dict | bool):
         raise InvalidSchema("invalid", f"a schema must be an object or a boolean, got {type(schema).__name__}")
-    size = _measure(schema, _SCHEMA_DEPTH)
+    size = _measure(schema, _SCHEMA_DEPTH, text=True)
     if isinstance(size, str):
         raise InvalidSchema("limit", f"the schema {size}")
     if size.values > _SCHEMA_VALUES:
@@ -206,7 +207,7 @@ def compile_schema(schema: Json) -> CompiledSchema:
 
     dialect = DEFAULT_DIALECT
     try:
-        if _text(schema, _STEP) > _SCHEMA_TEXT:  # the engine stores each path, and copies of some subschemas
+        if size.described(_STEP) > _SCHEMA_TEXT:  # the engine stores each path, and copies of some subschemas
             raise InvalidSchema("limit", "the schema has too much text, too deep")
         analysis = _Analysis(schema if isinstance(schema, dict) else {})
         cost, dialect = analysis.cost(), analysis.dialect
@@ -240,10 +241,19 @@ def check_input_schema(schema: Json) -> None:
 
 
 class _Size(NamedTuple):
+    """The size of a value.  The last four members are 0 if its strings were not counted."""
+
     values: int
     depth: int
     collisions: int  # the largest number of large integers that share one double
-    text: int  # bytes of all strings, names included; 0 if they were not counted
+    text: int = 0  # bytes of all strings, names included
+    steps: int = 0  # of the paths of all values together
+    longest: int = 0  # bytes of the longest name
+    copied: int = 0  # bytes of the strings and long numbers in each value, with those below it, of all values together
+
+    def described(self, step: int) -> int:
+        """The bytes that reasons for all values would take: for each its path, with `step` for a step, and a copy."""
+        return self.steps * (step + self.longest + _STEP) + _COPIES * self.copied
 
 
 def _measure(value: Json, max_depth: int, *, text: bool = False) -> _Size | str:
@@ -251,7 +261,7 @@ def _measure(value: Json, max_depth: int, *, text: bool = False) -> _Size | str:
 
     `text`: count the bytes of strings.
     """
-    values = depth = text_bytes = 0
+    values = depth = text_bytes = steps = longest = copied = 0
     by_double: dict[float, int] = {}
     level = [value]
     while level:
@@ -262,7 +272,10 @@ def _measure(value: Json, max_depth: int, *, text: bool = False) -> _Size | str:
         if values > _VALUES:
             return f"has more than {_VALUES} values"
         if text:
-            text_bytes += sum(_text_bytes(item) for item in level if isinstance(item, (str, dict)))
+            names = [_bytes(each) for item in level if isinstance(item, dict) for each in item if isinstance(each, str)]
+            here = sum(names) + sum(_bytes(item) for item in level if isinstance(item, str))
+            text_bytes, copied = text_bytes + here, copied + depth * here
+            steps, longest = steps + depth * len(level), max(longest, *names, 0)
         below: list[Json] = []
         for item in level:
             if isinstance(item, dict):
@@ -276,39 +289,14 @@ def _measure(value: Json, max_depth: int, *, text: bool = False) -> _Size | str:
                     return "has a number outside the range of a double"
                 if isinstance(item, int):
                     by_double[float(item)] = by_double.get(float(item), 0) + 1
+                    copied += depth * _DIGITS
         level = below
-    return _Size(values, depth, max(by_double.values(), default=0), text_bytes)
+    return _Size(values, depth, max(by_double.values(), default=0), text_bytes, steps, longest, copied)
 
 
-def _text_bytes(item: str | JsonObject) -> int:
-    """Bytes of a string, or of the names of members: patterns can apply to both."""
-    if isinstance(item, str):
-        return len(item) if item.isascii() else _BYTES_PER_CHARACTER * len(item)
-    return sum(_text_bytes(name) for name in item if isinstance(name, str))
-
-
-def _text(value: Json, step: int) -> int:
-    """The bytes that reasons for all values in `value` would take: for each its path and its contents.
-
-    `step` is the number of bytes for one step of a path.
-    """
-    text = depth = 0
-    level = [(value, 0)]
-    while level:
-        depth += 1
-        below: list[tuple[Json, int]] = []
-        for item, path in level:
-            own = 0  # characters
-            if isinstance(item, dict):
-                own = sum(len(str(name)) for name in item)
-                below.extend((each, path + step + len(str(name))) for name, each in item.items())
-            elif isinstance(item, list | tuple):
-                below.extend((each, path + step) for each in item)
-            else:
-                own = len(str(item))
-            text += path + depth * (_STEP + _COPIES * own)  # each value above contains it, too
-        level = below
-    return text
+def _bytes(text: str) -> int:
+    """Bytes of a string or the name of a member: patterns can apply to both."""
+    return len(text) if text.isascii() else _BYTES_PER_CHARACTER * len(text)
 
 
 # The parts of a schema: its subschemas, their names, and the targets of its references.
@@ -546,14 +534,15 @@ class _Cost:
         states = size.text * self.states * (self._uncached(size) // self.width if self.reevaluates else 1)
         return work <= _WORK and states <= _STATES and self.height * levels <= _FRAMES and not colliding
 
-    def allows_reasons(self, size: _Size, value: Json) -> bool:
+    def allows_reasons(self, size: _Size | str) -> bool:
         # The engine does not cache reasons either, and computes them for every branch of an anyOf, all at once.
+        assert not isinstance(size, str)  # it was measured before
         times = self._uncached(size)
         if times * size.values > _REASONS or size.text * self.states * (times // self.width) > _STATES:
             return False
         path = _STEP * self.height  # in the schema; each recursive reference adds as much again
-        text = size.values * (_REASON + path + _COPIES * self.quoted)
-        return times * text <= _TEXT and times * (text + _text(value, _STEP + (path if self.loops else 0))) <= _TEXT
+        reasons = size.values * (_REASON + path + _COPIES * self.quoted)
+        return times * (reasons + size.described(_STEP + (path if self.loops else 0))) <= _TEXT
 
     def _uncached(self, size: _Size) -> int:
         """The number of subschemas that an engine without a cache applies to each value."""
