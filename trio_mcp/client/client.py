@@ -220,7 +220,9 @@ class Client(metaclass=WithOtherNames):
     @property
     def negotiation(self) -> Negotiation:
         """The report on how the session was opened: attempts, answers of the server, the revision and the reason."""
-        return self._connection.current.negotiation
+        negotiation = self._connection.current.session.negotiation
+        assert negotiation is not None  # the session was opened
+        return negotiation
 
     @property
     def revision(self) -> str:

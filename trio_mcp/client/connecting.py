@@ -145,6 +145,18 @@ class SessionOptions:
     closing: trio.Event = attrs.field(factory=trio.Event)
     """Set to close the session normally."""
 
+    def protocol(self, link: LinkKind = LinkKind.DUPLEX) -> ClientProtocol:
+        protocol = ClientProtocol(self.offer, link=link, limits=self.limits)
+        protocol.attempts += self.attempts
+        return protocol
+
+    def legacy(self, attempts: tuple[Attempt, ...] = ()) -> SessionOptions | None:
+        """The options for a session without a probe, after these attempts; None if the offer has no older revision."""
+        older = tuple(each for each in self.offer.revisions if each.handshake)
+        if not older:
+            return None
+        return attrs.evolve(self, offer=attrs.evolve(self.offer, revisions=older), attempts=attempts)
+
 
 def connector_for(target: Target, given: Mapping[str, Any]) -> Connector:
     """Return a function that opens a session with `target` and runs it.  `given` are the options of the client.
@@ -226,7 +238,7 @@ async def _run_stream(
 ) -> None:
     async with open_nursery() as nursery:
         link = StreamLink(
-            ClientProtocol(options.offer, limits=options.limits), options.handler, stream, framing,
+            options.protocol(), options.handler, stream, framing,
             nursery=nursery, tap=options.given.get("tap"), received=received,
             explain=None if startup is None else startup.explain,
         )  # fmt: skip
@@ -264,35 +276,19 @@ async def _run_session(
 
     `begin` is called when the session is open, before it is used.
     """
-
-    def report(last: Negotiation) -> Negotiation:
-        return attrs.evolve(last, attempts=(*options.attempts, *last.attempts))
-
     if options.tokens is not None:
         within += options.tokens.patience  # a user has to allow access
-    try:
-        await caller.open(probe=probe, within=within, unread=unread)
-    except McpError as error:
-        if (opening := _handshake_error(error)) is not None:
-            opening.negotiation = report(opening.negotiation)
-        raise
-    assert caller.session.negotiation is not None
-    caller.negotiation = report(caller.session.negotiation)
+    await caller.open(probe=probe, within=within, unread=unread)
     if begin is not None:
         await begin()
     status.started(caller)
     await options.closing.wait()
 
 
-def _handshake_error(error: McpError) -> HandshakeError | None:
-    """Return the report on the opening that has failed with this error."""
-    opening = error if isinstance(error, HandshakeError) else error.__cause__
-    return opening if isinstance(opening, HandshakeError) else None
-
-
 def _attempts(error: McpError) -> tuple[Attempt, ...]:
-    opening = _handshake_error(error)
-    return () if opening is None else opening.negotiation.attempts
+    """Return the attempts of the opening that has failed with this error."""
+    opening = error if isinstance(error, HandshakeError) else error.__cause__
+    return opening.negotiation.attempts if isinstance(opening, HandshakeError) else ()
 
 
 async def _run_given_stream(
@@ -360,17 +356,10 @@ async def _retry_without_probe(
         attempts, answered = _attempts(error), how_ended(error)
         if options.offer.modern is None or not attempts or answered is None:
             raise  # the probe was not the reason
-        legacy = _legacy_only(options, (*attempts[:-1], attrs.evolve(attempts[-1], answered=answered)))
+        legacy = options.legacy((*attempts[:-1], attrs.evolve(attempts[-1], answered=answered)))
         if legacy is None:
             raise  # there is no other handshake to try
     await connect(legacy)
-
-
-def _legacy_only(options: SessionOptions, attempts: tuple[Attempt, ...] = ()) -> SessionOptions | None:
-    older = tuple(each for each in options.offer.revisions if each.handshake)
-    return (
-        attrs.evolve(options, offer=attrs.evolve(options.offer, revisions=older), attempts=attempts) if older else None
-    )
 
 
 # URLs
@@ -458,7 +447,7 @@ async def _run_http_url(url: str, options: SessionOptions, status: trio.TaskStat
     given, sse = options.given, _recall_legacy(url)
     # A server that was not probed was not found to be legacy.
     probed = options.offer.modern is not None
-    legacy = _legacy_only(options) if sse is not None else None
+    legacy = options.legacy() if sse is not None else None
     async with HttpPool(ssl_context=given.get("ssl_context"), limits=options.limits, tap=given.get("tap")) as pool:
         if legacy is not None:
             try:
@@ -472,7 +461,7 @@ async def _run_http_url(url: str, options: SessionOptions, status: trio.TaskStat
         try:
             await _run_http(pool, url, options, status, remember=probed)
         except NeedsSse as error:
-            legacy = _legacy_only(options, _attempts(error))
+            legacy = options.legacy(_attempts(error))
             assert legacy is not None  # the server refused `initialize`, so there are legacy revisions
             await _run_http(pool, url, legacy, status, sse=True, remember=probed)
 
@@ -490,9 +479,8 @@ async def _run_http(
     from trio_mcp.client.http import HttpLink, SseLink
 
     async with open_nursery() as nursery:
-        kind = LinkKind.DUPLEX if sse else LinkKind.SESSION
         link = (SseLink if sse else HttpLink)(
-            ClientProtocol(options.offer, link=kind, limits=options.limits), options.handler, pool, url,
+            options.protocol(LinkKind.DUPLEX if sse else LinkKind.SESSION), options.handler, pool, url,
             nursery=nursery, headers=options.headers, mirrors=options.mirrors, authorization=options.tokens,
         )  # fmt: skip
         if isinstance(link, SseLink):
@@ -503,7 +491,7 @@ async def _run_http(
                 attempted = (*options.attempts, Attempt(by_sse, str(error)))
                 why = f"no MCP server answers at {url_without_secrets(url)}; check the path of the URL"
                 raise HandshakeError(Negotiation(attempted, None, why)) from error
-            options = attrs.evolve(options, attempts=(*options.attempts, Attempt(by_sse, "an endpoint event")))
+            link.session.attempts.append(Attempt(by_sse, "an endpoint event"))
 
         async def begin() -> None:
             revision = link.terms.revision

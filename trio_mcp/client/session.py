@@ -318,9 +318,6 @@ class ClientSession:
     Requests of the server are answered in tasks of `nursery`, which must outlast the connection.
     """
 
-    negotiation: Negotiation
-    """How the session was opened, with earlier attempts."""
-
     def __init__(self, session: ClientProtocol, handler: ServerMessageHandler, *, nursery: trio.Nursery) -> None:
         self.session = session
         self._handler = handler

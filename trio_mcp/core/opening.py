@@ -151,7 +151,8 @@ class ClientProtocol(SessionProtocol):
             self._set_link(self.terms.revision)
         self._allowed: set[str] = set()  # methods that may be sent with any params
         self._terms_meta: dict[tuple[Revision, str | None], CachedResult] = {}  # by revision and log level
-        self._attempts: list[Attempt] = []
+        self.attempts: list[Attempt] = []
+        """The attempts of the opening; may begin with those of earlier connections."""
         self._trying: Revision | None = None
         self._refused: set[Revision | None] = set()  # the server refused these; others may be tried
         self._denied: set[Revision | None] = set()  # refused once, by a server that claims to support them
@@ -322,11 +323,11 @@ class ClientProtocol(SessionProtocol):
         """Record the answer, and take the step that it leads to."""
         assert self._trying is not None
         request = "initialize with" if self._trying.handshake else "server/discover in"
-        self._attempts.append(Attempt(f"{request} {self._trying}", step.why))
+        self.attempts.append(Attempt(f"{request} {self._trying}", step.why))
         self._opening_id = None
         if step.revision is None:
             self.phase = Phase.FAILED
-            self.negotiation = Negotiation(tuple(self._attempts), None, step.why)
+            self.negotiation = Negotiation(tuple(self.attempts), None, step.why)
             return [*super().connection_lost(why=step.why), OpeningFailed(self.negotiation, step.error)]
         if step.result is not None:
             return self._adopt(step.revision, step.result, step.why)
@@ -345,7 +346,7 @@ class ClientProtocol(SessionProtocol):
             identity if isinstance(identity, dict) else None,
         )
         self.opened, self.phase = True, Phase.OPEN
-        self.negotiation = Negotiation(tuple(self._attempts), revision, why)
+        self.negotiation = Negotiation(tuple(self.attempts), revision, why)
         if revision.handshake:
             self._queue(prepare(Notification("notifications/initialized")), None)
         return [Opened(self.terms)]
