@@ -386,7 +386,7 @@ async def _run_websocket(url: str, options: SessionOptions, status: trio.TaskSta
 
     async def dial_authorized(tokens: TokenSource) -> tuple[trio.abc.Stream, bytes]:
         """Dial with an access token; if the server refuses it, get a better one and dial again."""
-        credentials = tokens.request("GET", tokens.authorizer.server_url)
+        credentials = tokens.credentials("GET", tokens.authorizer.server_url)
         while True:
             await credentials.get()
             try:

@@ -458,7 +458,7 @@ class HttpLink(ClientSession):
             operation = exchange.method  # an operation may need scopes of its own
             if isinstance(request := exchange.message, Request):
                 operation = f"{request.method} {request.params.get('name', request.params.get('uri', ''))}"
-            credentials = self._authorization.request(exchange.method, exchange.url, operation)
+            credentials = self._authorization.credentials(exchange.method, exchange.url, operation)
         while True:
             if credentials is not None:
                 await credentials.get()

@@ -221,7 +221,7 @@ class TokenSource:
         """Seconds for which a request may have to wait for the user; 0 if the grant needs no user."""
         return 0.0 if self.oauth.application.needs_no_user else self.oauth.rules.user_seconds
 
-    def request(self, method: str, url: str, operation: str = "") -> Credentials:
+    def credentials(self, method: str, url: str, operation: str = "") -> Credentials:
         """Return the credentials for one HTTP request; `operation` names what the request does."""
         return Credentials(self, method, url, operation)
 
@@ -288,16 +288,13 @@ class TokenSource:
 
     # Flows.
 
-    def begin(self, flow: Flow) -> None:
-        """Start a task for this flow."""
-        run = self._runs[flow] = FlowRun(self, flow)
-        # Not in the nursery of a caller, because other requests wait for it too.
-        trio.lowlevel.spawn_system_task(run.run, self._runs, name="an authorization", context=copy_context())
-
-    async def wait(self, flow: Flow) -> None:
-        """Wait for the outcome of this flow, or until it ends without one."""
-        if (run := self._runs.get(flow)) is not None:
-            await run.settled.wait()
+    def follow(self, verdict: Verdict) -> Verdict:
+        """Return the verdict; if it is a new flow, start its task at once, because other requests wait for it too."""
+        if isinstance(verdict, StartFlow):
+            run = self._runs[verdict.flow] = FlowRun(self, verdict.flow)
+            # Not in the nursery of a caller, which may be cancelled.
+            trio.lowlevel.spawn_system_task(run.run, self._runs, name="an authorization", context=copy_context())
+        return verdict
 
 
 class Credentials:
@@ -330,15 +327,16 @@ class Credentials:
         request uses its token.
         """
         await self._source.load()
-        verdict = self._verdict or self._follow(self._request.go)
-        self._verdict = None
+        source, request = self._source, self._request
+        verdict, self._verdict = self._verdict or source.follow(request.go(time.time())), None
         while not isinstance(verdict, Authorized):
             if isinstance(verdict, FlowFailed):
                 error = repeated(verdict.error)
                 error.__cause__ = error.__cause__ or self.refusal
                 raise error
-            await self._source.wait(verdict.flow)
-            verdict = self._follow(self._request.go)
+            if (run := source._runs.get(verdict.flow)) is not None:
+                await run.settled.wait()
+            verdict = source.follow(request.go(time.time()))
         self._granted = verdict.headers
 
     def beside(self, own: Fields) -> Fields:
@@ -353,14 +351,7 @@ class Credentials:
         if status not in (401, 403):
             self._source.authorizer.replied(headers)
         elif self._method != "DELETE":  # do not ask a user for access just to end a session
-            self._verdict = self._follow(lambda now: self._request.refused(status, headers, now))
-
-    def _follow(self, decide: Callable[[float], Verdict]) -> Verdict:
-        """Return the verdict; if it is a new flow, start it."""
-        verdict = decide(time.time())
-        if isinstance(verdict, StartFlow):
-            self._source.begin(verdict.flow)  # at once, because other requests wait for it from now on
-        return verdict
+            self._verdict = self._source.follow(self._request.refused(status, headers, time.time()))
 
 
 class FlowRun:
@@ -402,7 +393,8 @@ class FlowRun:
                 await self._drive()
         except Exception as error:  # noqa: BLE001  # an exception that leaves a system task crashes Trio
             _log.exception("an authorization failed with an unexpected error")
-            self._advance(FlowAbandoned("an internal error", cause=error))  # the waiting requests do not try it again
+            # The requests that wait for it get this error, and do not try it again.
+            self._flow.receive(FlowAbandoned("an internal error", cause=error), time.time())
         finally:
             self._flow.abandon()
             del runs[self._flow]
@@ -416,7 +408,7 @@ class FlowRun:
             open_nursery() as nursery,
             HttpPool(ssl_context=self._oauth.ssl_context, limits=Limits(), connect=self._connect) as pool,
         ):
-            actions = self._advance(None)
+            actions = self._flow.start(time.time())
             while True:
                 self._action = actions[-1]
                 for action in actions:
@@ -428,13 +420,9 @@ class FlowRun:
                     break
                 if self._ending and not self._delicate:
                     return  # the next action would ask the user
-                actions = self._advance(await self._do(self._action, nursery, pool))
+                actions = self._flow.receive(await self._do(self._action, nursery, pool), time.time())
             self.settled.set()
             await self._show_outcome()
-
-    def _advance(self, event: FlowEvent | None) -> tuple[FlowAction, ...]:
-        flow = self._flow
-        return flow.start(time.time()) if event is None else flow.receive(event, time.time())
 
     # Actions.
 
@@ -477,7 +465,7 @@ class FlowRun:
                     address = self._addresses.get((origin.host, origin.port))
                     return Replied(reply.status, reply.headers, body[: request.body_bytes + 1], address)
             except _AddressChanged as error:
-                return ForbiddenAddress(error.address)
+                return ForbiddenAddress(str(error))
             except McpError as error:
                 return RequestFailed(str(error), error)
         return RequestFailed(f"there was no response within {request.seconds:g} seconds")
@@ -504,34 +492,29 @@ class FlowRun:
     async def _ask_user(self, page: OpenBrowser | ReturnIgnored) -> FlowEvent:
         """Open the page and wait for the browser's return, or wait for its next return, until the deadline."""
         oauth = self._oauth
+        uri = oauth.redirect_uri if self._receiver is None else self._receiver.redirect_uri
         if isinstance(page, OpenBrowser):
             self._deadline = trio.current_time() + page.seconds
         with trio.move_on_at(self._deadline):
-            if isinstance(page, OpenBrowser) and oauth.visit is not None:
-                return self._read_visit(await self._call("visit", oauth.visit, page.url))
+            if self._receiver is None:
+                if isinstance(page, ReturnIgnored):
+                    return FlowAbandoned("visit returned the answer to another request")
+                returned = await self._call("visit", oauth.visit, page.url)
+                wanted = "visit must return the URL to which the browser was redirected"
+                if not isinstance(returned, str):
+                    return FlowAbandoned(f"{wanted}, got {type(returned).__name__}", at_fault=True)
+                query = ""
+                with suppress(ValueError):  # the user may have pasted any text
+                    query = urlsplit(returned.strip()).query
+                return BrowserReturned(query) if query else FlowAbandoned(f"{wanted}, which begins with {uri}?")
             if isinstance(page, OpenBrowser):
                 _log.info("waiting for the user to allow access in the browser: %s", page.issuer)
                 await self._call("browser", oauth.browser, page.url)
             if self._visit is not None:
                 self._visit.stray()
-            if self._receiver is None:
-                return FlowAbandoned("visit returned the answer to another request")
             self._visit = await self._receiver.returns.receive()
             return BrowserReturned(self._visit.query)
-        uri = oauth.redirect_uri if self._receiver is None else self._receiver.redirect_uri
         return FlowAbandoned(f"the browser did not return to {uri} within {oauth.rules.user_seconds:g} seconds")
-
-    def _read_visit(self, returned: object) -> FlowEvent:
-        """Check the result of the callback `visit`, which a user may have pasted."""
-        wanted = "the URL to which the browser was redirected"
-        if not isinstance(returned, str):
-            return FlowAbandoned(f"visit must return {wanted}, got {type(returned).__name__}", at_fault=True)
-        query = ""
-        with suppress(ValueError):
-            query = urlsplit(returned.strip()).query
-        if not query:
-            return FlowAbandoned(f"visit must return {wanted}, which begins with {self._oauth.redirect_uri}?")
-        return BrowserReturned(query)
 
     async def _call(self, name: str, callback: Callable[..., Any] | None, *args: object) -> Any:
         """Call a callback of the program and return its result."""
@@ -573,11 +556,7 @@ class _CallbackFailed(Exception):
 
 
 class _AddressChanged(McpError):
-    """A connection leads to an address to which the request must not be sent."""
-
-    def __init__(self, address: str) -> None:
-        super().__init__(f"the connection leads to {address}")
-        self.address = address
+    """A connection leads to this address, to which the request must not be sent."""
 
 
 async def _call_store(method: Callable[..., Awaitable[T]], *args: Any) -> T:
