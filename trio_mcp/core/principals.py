@@ -38,18 +38,6 @@ def _scopes(given: Collection[str]) -> frozenset[str]:
     return frozenset(given)
 
 
-def _name(principal: Principal, field: Any, name: Any) -> None:
-    if not isinstance(name, str) or not name:
-        came = "an empty one" if name == "" else type(name).__name__
-        raise UsageError(f"the name of a principal must be a str with at least one character, not {came}")
-
-
-def _expires(principal: Principal, field: Any, expires: Any) -> None:
-    # Comparisons with NaN are always false, so the token would never expire.
-    if expires is not None and (type(expires) not in (int, float) or math.isnan(expires)):
-        raise UsageError(f"expires must be a time in seconds since 1970, or None, not {expires!r}")
-
-
 @record
 class Principal:
     """The holder of an access token, as its verification found.
@@ -59,10 +47,19 @@ class Principal:
     are further facts for handlers (``ctx.claims``); they stay out of the repr.
     """
 
-    name: str = attrs.field(validator=_name)
+    name: str
     scopes: frozenset[str] = attrs.field(default=(), converter=_scopes)
-    expires: float | None = attrs.field(default=None, validator=_expires)
+    expires: float | None = None
     claims: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        name, expires = self.name, self.expires
+        if not isinstance(name, str) or not name:
+            came = "an empty one" if name == "" else type(name).__name__
+            raise UsageError(f"the name of a principal must be a str with at least one character, not {came}")
+        # Comparisons with NaN are always false, so the token would never expire.
+        if expires is not None and (type(expires) not in (int, float) or math.isnan(expires)):
+            raise UsageError(f"expires must be a time in seconds since 1970, or None, not {expires!r}")
 
 
 def has_scopes(principal: object, needed: Collection[str]) -> bool:

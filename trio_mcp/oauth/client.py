@@ -293,7 +293,7 @@ class TokenSource:
         if isinstance(verdict, StartFlow):
             run = self._runs[verdict.flow] = FlowRun(self, verdict.flow)
             # Not in the nursery of a caller, which may be cancelled.
-            trio.lowlevel.spawn_system_task(run.run, self._runs, name="an authorization", context=copy_context())
+            trio.lowlevel.spawn_system_task(run.run, name="an authorization", context=copy_context())
         return verdict
 
 
@@ -386,8 +386,8 @@ class FlowRun:
         action = self._action
         return self._storing or self._flow.over or (isinstance(action, SendRequest) and action.uses_up)
 
-    async def run(self, runs: dict[Flow, FlowRun]) -> None:
-        """The task of the flow, which is in `runs` until its end."""
+    async def run(self) -> None:
+        """The task of the flow, which its source knows until its end."""
         try:
             with self._scope:
                 await self._drive()
@@ -397,7 +397,7 @@ class FlowRun:
             self._flow.receive(FlowAbandoned("an internal error", cause=error), time.time())
         finally:
             self._flow.abandon()
-            del runs[self._flow]
+            del self._source._runs[self._flow]
             self.settled.set()
             self.over.set()
 

@@ -21,7 +21,7 @@ else:
             "discovery": (
                 "AuthChallenge BEARER Challenge DPOP Network PUBLIC ResourceDocument SCHEMES ServerDocument "
                 "UrlRules check_redirect_uri client_id_fault covers default_server forbidden_reason is_loopback "
-                "is_trusted issuer_fault network_at network_fault networks_of origin_of read_auth_challenge "
+                "is_trusted issuer_fault network_at network_fault networks_of origin_of origin_parts read_auth_challenge "
                 "read_challenges read_object read_resource read_seconds read_server redirect_target "
                 "resource_metadata_urls resource_of same_origin scopes_of server_metadata_urls trust_advice union "
                 "url_fault"

@@ -51,7 +51,7 @@ __all__ = [
     "BEARER", "DPOP", "PUBLIC", "SCHEMES", "AuthChallenge", "Challenge", "Network", "ResourceDocument",
     "ServerDocument", "UrlRules", "check_redirect_uri", "client_id_fault", "covers", "default_server",
     "forbidden_reason", "is_loopback", "is_trusted", "issuer_fault", "network_at", "network_fault", "networks_of",
-    "origin_of", "read_auth_challenge", "read_challenges", "read_object", "read_resource", "read_seconds",
+    "origin_of", "origin_parts", "read_auth_challenge", "read_challenges", "read_object", "read_resource", "read_seconds",
     "read_server", "redirect_target", "resource_metadata_urls", "resource_of", "same_origin", "scopes_of",
     "server_metadata_urls", "trust_advice", "union", "url_fault",
 ]  # fmt: skip
@@ -306,11 +306,13 @@ def trust_advice(url: str) -> str:
 
 
 def same_origin(one: str, other: str) -> bool:
-    first, second = (
-        (each.scheme, each.hostname, each.port or _DEFAULT_PORTS.get(each.scheme))
-        for each in map(urlsplit, (one, other))
-    )
-    return first == second
+    return origin_parts(one) == origin_parts(other)
+
+
+def origin_parts(url: str) -> tuple[str, str | None, int | None]:
+    """Return the scheme, host and port, by which origins are compared."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or _DEFAULT_PORTS.get(parts.scheme)
 
 
 def origin_of(url: str) -> str:
@@ -426,9 +428,12 @@ def read_resource(
     """
     resource = document.get("resource")
     if not isinstance(resource, str):
-        raise _server_fault("the resource metadata of the MCP server names no resource", "its operator must add it")
+        raise AuthorizationFailed(
+            Blame.SERVER, "the resource metadata of the MCP server names no resource", "its operator must add it"
+        )
     if not covers(resource, server_url):
-        raise _server_fault(
+        raise AuthorizationFailed(
+            Blame.SERVER,
             f"the resource metadata is for {shown(resource)}, not for the MCP server at {origin_of(server_url)}",
             "its operator must fix the metadata, because tokens for another resource are never requested",
         )
@@ -443,7 +448,8 @@ def read_resource(
         if fit:
             named_issuer = f"only {shown(fit[0])}, which {network_fault(fit[0], rules, networks)}"
             advice = trust_advice(fit[0])
-        raise _server_fault(
+        raise AuthorizationFailed(
+            Blame.SERVER,
             f"the resource metadata of the MCP server must name its authorization server, and names {named_issuer}",
             advice,
         )
@@ -454,10 +460,6 @@ def read_resource(
         scopes_of(scopes) if isinstance(scopes, list) else None,
         document.get("dpop_bound_access_tokens_required") is True,
     )
-
-
-def _server_fault(why: str, advice: str) -> AuthorizationFailed:
-    return AuthorizationFailed(Blame.SERVER, why, advice)
 
 
 @record

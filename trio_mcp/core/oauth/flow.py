@@ -676,10 +676,7 @@ class Flow:
             headers, proofs = messages.authenticated(
                 client, self._application.key, self._issuer, self._now, authorizer.entropy
             )
-            if key is not None:
-                nonce = authorizer.nonces.of(url)
-                proof = messages.dpop_proof(key, "POST", url, self._now, authorizer.entropy, nonce=nonce)
-                headers = (*headers, ("DPoP", proof))
+            headers = (*headers, *authorizer.proof(key, "POST", url, self._now))
             # auth-42: the same resource as in the authorization request, even if the server ignores it.
             body = messages.form({**grant, "resource": self._resource, **proofs})
             request = self._request("POST", url, (*_FORM_HEADERS, *headers), body, uses_up=True)

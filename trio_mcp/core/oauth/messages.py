@@ -34,7 +34,7 @@ from trio_mcp.core.oauth.discovery import (
     check_redirect_uri,
     client_id_fault,
     is_loopback,
-    origin_of,
+    origin_parts,
     read_seconds,
     scopes_of,
 )
@@ -125,21 +125,21 @@ class Nonces:
     """The newest DPoP nonce of each origin (RFC 9449, 8 and 9)."""
 
     def __init__(self) -> None:
-        self._by_origin: dict[str, str] = {}
+        self._by_origin: dict[object, str] = {}
 
     def note(self, url: str, headers: Headers) -> bool:
         """Store the nonce in these response headers of `url`.  Returns whether there is one."""
         nonce = headers.get("DPoP-Nonce", "")
         if not 0 < len(nonce) <= 1024:
             return False
-        self._by_origin.pop(origin_of(url), None)
-        self._by_origin[origin_of(url)] = nonce
+        self._by_origin.pop(origin_parts(url), None)
+        self._by_origin[origin_parts(url)] = nonce
         if len(self._by_origin) > _NONCE_ORIGINS:
             del self._by_origin[next(iter(self._by_origin))]
         return True
 
     def of(self, url: str) -> str | None:
-        return self._by_origin.get(origin_of(url))
+        return self._by_origin.get(origin_parts(url))
 
 
 # The application.

@@ -41,7 +41,7 @@ from trio_mcp.core.oauth.discovery import (
 )
 from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame
 from trio_mcp.core.oauth.flow import Flow, FlowFailed
-from trio_mcp.core.oauth.messages import Application, Entropy, IdentityAssertion, Nonces, dpop_proof
+from trio_mcp.core.oauth.messages import Application, Entropy, IdentityAssertion, Key, Nonces, dpop_proof
 from trio_mcp.core.oauth.records import ServerRecord, Tokens
 
 __all__ = ["Authorized", "AuthorizedRequest", "Authorizer", "StartFlow", "Verdict", "WaitForFlow"]
@@ -159,12 +159,15 @@ class Authorizer:
         if tokens is None:
             return ()
         authorization = ("Authorization", f"{tokens.kind} {tokens.access}")  # auth-16
-        key = self.application.dpop
-        if tokens.kind != DPOP or key is None:
-            return (authorization,)
-        nonce, entropy = self.nonces.of(self.server_url), self.entropy
-        proof = dpop_proof(key, method, url, now, entropy, nonce=nonce, token=tokens.access)
-        return (authorization, ("DPoP", proof))
+        key = self.application.dpop if tokens.kind == DPOP else None
+        return (authorization, *self.proof(key, method, url, now, tokens.access))
+
+    def proof(self, key: Key | None, method: str, url: str, now: float, token: str | None = None) -> Fields:
+        """Return the DPoP header of a request, with the newest nonce of the origin; empty without a key."""
+        if key is None:
+            return ()
+        proof = dpop_proof(key, method, url, now, self.entropy, nonce=self.nonces.of(url), token=token)
+        return (("DPoP", proof),)
 
     def _drop_refresh_token(self) -> None:
         """A new token was refused at once, so the next token must not come from the refresh token."""
