@@ -214,19 +214,17 @@ def _takes_context(function: Callable[..., Any], parameter: inspect.Parameter) -
 
 
 def _is_context(hint: Any) -> bool:
+    from trio_mcp.core.schema.hints import alternatives_of
     from trio_mcp.server.context import Context
 
-    hint = getattr(hint, "__forward_arg__", hint)
-    if isinstance(hint, str):
-        return re.fullmatch(_CONTEXT_TEXT, hint) is not None
-    origin = typing.get_origin(hint)
-    inside = typing.get_args(hint)
-    if origin is typing.Annotated:
-        return _is_context(inside[0])
-    if origin in (typing.Union, types.UnionType):
-        inside = tuple(each for each in inside if each is not types.NoneType)
-        return len(inside) == 1 and _is_context(inside[0])
-    return isinstance(origin or hint, type) and issubclass(origin or hint, Context)
+    kinds = [each for each in alternatives_of(hint) if each is not types.NoneType]
+    if len(kinds) != 1:
+        return False
+    kind = getattr(kinds[0], "__forward_arg__", kinds[0])
+    if isinstance(kind, str):
+        return re.fullmatch(_CONTEXT_TEXT, kind) is not None
+    kind = typing.get_origin(kind) or kind
+    return isinstance(kind, type) and issubclass(kind, Context)
 
 
 # Arguments.  The shape of a function's parameters checks them.  The JSON Schema engine gives the reasons of a failure,

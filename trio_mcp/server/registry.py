@@ -101,6 +101,11 @@ class Mount(NamedTuple):
         """The key under which the entry is shown."""
         return self.prefix + key if KINDS[kind].prefixed else key
 
+    def route(self, above: Catalog, route: EntryRoute) -> EntryRoute:
+        """The way to an entry of the mounted catalog from the one above."""
+        key = self.outer(route.entry.kind, route.key)
+        return EntryRoute(route.entry, max(route.since, self.since), ((above, key), *route.places))
+
 
 # A message has room for a URI of megabytes, and matching it against each template would block the event loop.
 _LONGEST_URI = Limits().uri_length
@@ -162,8 +167,7 @@ class Catalog:
                 for mount in self._mounts:
                     inner = mount.inner(kind, key)
                     if inner is not None and (route := mount.catalog.find(kind, inner)) is not None:
-                        found = EntryRoute(route.entry, max(route.since, mount.since), ((self, key), *route.places))
-                        self._found[kind][key] = found
+                        found = self._found[kind][key] = mount.route(self, route)
                         break
         return found
 
@@ -256,14 +260,7 @@ class Catalog:
             if kind not in self._routes:
                 found = list(self._tables[kind].values())
                 for mount in self._mounts:
-                    found += [
-                        EntryRoute(
-                            each.entry,
-                            max(mount.since, each.since),
-                            ((self, mount.outer(kind, each.key)), *each.places),
-                        )
-                        for each in mount.catalog.routes(kind)
-                    ]
+                    found += [mount.route(self, each) for each in mount.catalog.routes(kind)]
                 self._routes[kind] = sorted(found, key=lambda each: each.since)
             return self._routes[kind]
 
