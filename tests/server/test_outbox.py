@@ -17,8 +17,6 @@ from trio_mcp.transport import CLOSING, GONE, Duplex, Lines
 class Held:
     """A `SessionHandler`, and its session, with the messages of a `Wire`."""
 
-    serving = 0
-
     def __init__(self, wire: Wire) -> None:
         self.session = self
         self.wire = wire

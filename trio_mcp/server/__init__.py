@@ -45,7 +45,7 @@ else:
             "registry": "CAPABILITIES Catalog EntryRoute Filter Mount",
             "resources": "resource_of resource_result",
             "results": "BadResult InputRequired OutputSchema ToolError tool_failure tool_result",
-            "run": "Rates Run RunMember Runs Statistics Threads drained no_threads",
+            "run": "Rates Run RunMember Statistics Threads drained no_threads",
             "server": "Server check_names",
             "session": ("ChargedMessage ServerSession UNFINISHED address_of converse serve_stream socket_of"),
         },

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from trio_mcp.server.session import ServerSession
 
 __all__ = [
-    "Rates", "Run", "RunMember", "Runs", "Statistics", "Threads", "drained", "no_threads",
+    "Rates", "Run", "RunMember", "Statistics", "Threads", "drained", "no_threads",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -101,7 +101,7 @@ class Run:
         self.nursery = nursery
         self.limits = limits
         self.connections: dict[RunMember, None] = {}  # ordered, so that runs with one seed end them in the same order
-        self.draining = False
+        self.draining = server._drains > 0
         """True: new requests and connections are refused.  It is never reset."""
         self.dismissed = False
         """True: all requests are refused, even retries of parked calls."""
@@ -240,44 +240,24 @@ class Run:
         )
 
 
-class Runs:
-    """The current runs of one server."""
+@block
+async def drained(stack: AsyncExitStack, server: Server, seconds: float) -> None:
+    """The block of `Server.draining`: drain the runs of the server, and stop them after the deadline."""
+    deadline, gone = trio.current_time() + seconds, trio.Event()
 
-    def __init__(self) -> None:
-        self._runs: set[Run] = set()
-        self._drains = 0  # the number of `draining` blocks
+    def current() -> list[Run]:
+        return [run for run in server._runs if run.server is server]
 
-    def add(self, run: Run) -> None:
-        self._runs.add(run)
-        if self._drains:
-            run.draining = True
-
-    def discard(self, run: Run) -> None:
-        self._runs.discard(run)
-
-    def begin_to_drain(self) -> tuple[Run, ...]:
-        self._drains += 1
-        for run in self._runs:
-            run.draining = True
-        return tuple(self._runs)
-
-    def abort_pending(self) -> None:
-        for run in self._runs:
-            run.abort_pending()
-
-    def stop(self) -> None:
-        """End the drain that `begin_to_drain` began: stop the current runs; later runs serve."""
-        self._drains -= 1
-        for run in tuple(self._runs):
+    def stop() -> None:
+        server._drains -= 1  # later runs serve
+        for run in current():
             run.stop()
 
-
-@block
-async def drained(stack: AsyncExitStack, runs: Runs, seconds: float) -> None:
-    """The block of `Server.draining`: drain all runs, and stop them after the deadline."""
-    deadline, gone = trio.current_time() + seconds, trio.Event()
-    draining = runs.begin_to_drain()
-    stack.callback(runs.stop)
+    server._drains += 1
+    draining = current()
+    for run in draining:
+        run.draining = True
+    stack.callback(stop)
     nursery = await stack.enter_async_context(open_nursery())
 
     async def drain() -> None:
@@ -292,7 +272,8 @@ async def drained(stack: AsyncExitStack, runs: Runs, seconds: float) -> None:
         with trio.move_on_at(deadline):
             await gone.wait()
             return
-        runs.abort_pending()
+        for run in current():
+            run.abort_pending()
         with trio.move_on_after(CLOSING):
             await gone.wait()
 

@@ -40,7 +40,7 @@ from trio_mcp.server.entries import (
 )
 from trio_mcp.server.process import live, parse_address, run_stdio
 from trio_mcp.server.registry import CAPABILITIES, Catalog, Filter
-from trio_mcp.server.run import Run, Runs, Statistics, drained
+from trio_mcp.server.run import Run, Statistics, drained
 from trio_mcp.server.session import serve_stream
 from trio_mcp.transport.nursery import block, check_trio, open_nursery
 from trio_mcp.transport.workers import stale
@@ -173,7 +173,7 @@ class Server(metaclass=WithOtherNames):
         self._experimental = {} if experimental is None else {"experimental": dict(experimental)}
         self._mounted: list[Server] = []
         self._runs: set[Run] = set()  # of this server, and of the servers that it is mounted in
-        self._own = Runs()
+        self._drains = 0  # the number of open `draining` blocks: meanwhile new runs refuse requests
         self._watcher: Watcher | None = None
         self._shared: Run | None = None  # the run of an open `running` block; all connections use it
         self._sharing = False
@@ -496,7 +496,7 @@ class Server(metaclass=WithOtherNames):
         Raises `UsageError` if `seconds` is not a number of at least 0.
         """
         check_seconds("seconds", seconds)
-        return drained(self._own, seconds)
+        return drained(self, seconds)
 
     def _joined(self) -> AbstractAsyncContextManager[Run]:
         """Return a context manager for a transport; its value is the run that a new connection belongs to."""
@@ -625,13 +625,10 @@ async def _running(stack: contextlib.AsyncExitStack, server: Server, *, shared: 
                     f"lifespan must return an async context manager, got {type(begun).__name__}; "
                     "write @contextlib.asynccontextmanager above it"
                 )
-            lifespan = _LifespanGuard(begun, part._info["name"])
-            lifespans[part._catalog] = await stack.enter_async_context(lifespan)
+            lifespans[part._catalog] = await _enter_lifespan(stack, begun, part._info["name"])
     nursery = await stack.enter_async_context(open_nursery())
     watchers = [part._watcher for part in parts if part._watcher is not None]
     run = Run(server, lifespans, nursery, ended=ended, held=shared, watchers=watchers)
-    server._own.add(run)
-    stack.callback(server._own.discard, run)
     for part in parts:
         part._runs.add(run)
         stack.callback(part._runs.discard, run)
@@ -642,35 +639,34 @@ async def _running(stack: contextlib.AsyncExitStack, server: Server, *, shared: 
     return run
 
 
-class _LifespanGuard(AbstractAsyncContextManager[Any]):
-    """Wraps the author's lifespan.  If a lifespan ends the run by a cancellation, the server logs or raises this."""
+async def _enter_lifespan(
+    stack: contextlib.AsyncExitStack, lifespan: AbstractAsyncContextManager[Any], name: str
+) -> Any:
+    """Enter the author's lifespan.  If it ends the run by a cancellation, the server logs or raises this."""
 
-    __slots__ = ("_given", "_name")
-
-    def __init__(self, given: AbstractAsyncContextManager[Any], name: str) -> None:
-        self._given = given
-        self._name = name
-
-    async def __aenter__(self) -> Any:
-        try:
-            return await self._given.__aenter__()
-        except BaseException as error:
-            if (failure := stale(error, "the lifespan")) is None:
-                raise
-            raise failure from error
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    async def leave(
+        kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        try:
-            ended = await self._given.__aexit__(kind, error, traceback)
-        except BaseException as raised:
-            if (failure := stale(raised, "the lifespan")) is None:
-                raise
-            raise failure from raised
+        with _stale_as_failure():
+            ended = await lifespan.__aexit__(kind, error, traceback)
         if ended and stale(error, "the lifespan") is not None:
-            _log.warning("%s stops: its lifespan has cancelled the tasks inside it", self._name)
+            _log.warning("%s stops: its lifespan has cancelled the tasks inside it", name)
         return ended
+
+    with _stale_as_failure():
+        value = await lifespan.__aenter__()
+    stack.push_async_exit(leave)
+    return value
+
+
+@contextlib.contextmanager
+def _stale_as_failure() -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        if (failure := stale(error, "the lifespan")) is None:
+            raise
+        raise failure from error
 
 
 # The options of a server.

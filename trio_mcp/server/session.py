@@ -678,7 +678,7 @@ async def _work(worker: Worker, ctx: Context) -> None:
             queued = session._close(ctx, outcome)
             del result, outcome  # while a client reads slowly, its answer exists once, as bytes
             if queued and not worker.spoilt:
-                await ctx._wire.flush()
+                await ctx._wire.flush(session._running > 1)
                 if ctx._wire.full:
                     await ctx._wire.room()  # so that a client that does not read is not served without limit
             else:

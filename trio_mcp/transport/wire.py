@@ -63,8 +63,11 @@ class Wire(ABC):
     def wake(self) -> None:
         """Start a writer: there are messages to send, or a request of this wire has ended without a response."""
 
-    async def flush(self) -> None:
-        """Like `wake`, but may write in the caller's task.  For the last step of a task: it may not be a checkpoint."""
+    async def flush(self, batch: bool = False) -> None:
+        """Like `wake`, but may write in the caller's task.  For the last step of a task: it may not be a checkpoint.
+
+        `batch`: other tasks may be about to answer, so one write for all is worth a moment.
+        """
         self.wake()
         await trio.lowlevel.checkpoint()
 
@@ -446,9 +449,9 @@ class Duplex(Wire):
             self._writer = True
             self._nursery.start_soon(self._write_all, name="the writer of a connection")
 
-    async def flush(self) -> None:
+    async def flush(self, batch: bool = False) -> None:
         if not self._writing:
-            await self._write(self._handler.session.serving > 0)
+            await self._write(batch)
 
     @property
     def mark(self) -> int:

@@ -396,7 +396,7 @@ class ResponseStream(Wire):
             self._writer = response
             self._shared.nursery.start_soon(self._write_all, response, name="the writer of a response")
 
-    async def flush(self) -> None:
+    async def flush(self, batch: bool = False) -> None:
         response = self._response
         if response is None:
             self._log_pending()
