@@ -357,7 +357,7 @@ class Context(metaclass=WithOtherNames):
                 key = f"{name}-{number}"
             keys[name] = key
             self._keys = (*self._keys, key)
-        answers = await link._run.parking.ask(self, {keys[name]: question for name, question in questions.items()})
+        answers = await link._run.parking.ask(self, dict(zip(keys.values(), questions.values(), strict=True)))
         return {name: answers[key] for name, key in keys.items()}
 
     async def _opened(self, subject: str) -> ServerSession:

@@ -39,7 +39,7 @@ from trio_mcp.core.errors import (
 )
 from trio_mcp.core.messages import ABSENT, Id, Json, JsonObject, Limits
 from trio_mcp.core.requests import Answered, ConnectionLost, InvalidAnswer, Outcome, Refused
-from trio_mcp.core.revisions import NOTHING, Role, missing_capabilities, stable_name
+from trio_mcp.core.revisions import NOTHING, Role, missing_capabilities
 from trio_mcp.core.rounds import (
     MAX_ROUNDS,
     Question,
@@ -170,7 +170,8 @@ class Parking:
 
     async def _wait_for_retry(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> ParkedCall:
         """Answer the current request with the questions, and wait for the request that brings the answers."""
-        session = ctx._open_link("a question")
+        session = ctx._link
+        assert session is not None  # `Context.ask` has checked it
         # The answer may come on another connection of the run, or to another process.  Otherwise it cannot come.
         if session.session.half_closed and not (session._run.held or ctx._replay):
             raise ClientGone(_NOT_ASKED)
@@ -266,7 +267,7 @@ class Parking:
         round, asked = _next_round(ctx), self.write(ctx, questions)
         asking = input_required(ctx._terms.revision, ctx.request.method, None, asked, "")
         again = [list(questions), dict(ctx.answers), carried]
-        asking["requestState"] = self._seal(ctx, round, None, ctx._recorded, again)
+        asking["requestState"] = self._seal(ctx, round, None, again)
         ctx._rounds = round
         return asking
 
@@ -278,15 +279,15 @@ class Parking:
         """
         round, asked = _next_round(ctx), self.write(ctx, questions)
         asking = input_required(ctx._terms.revision, ctx.request.method, None, asked, "")
-        owner = stable_name(ctx.principal)
-        holder = owner if (holder := ctx._holder) is None else holder
+        principal, link = ctx.principal, ctx._link
+        holder = principal if link is None or link.account.holder is None else link.account.holder
         self._last += 1
         handle = f"{self._prefix}{self._last}"
         deadline = trio.current_time() + self._ttl
-        parked = ParkedCall(ctx, handle, holder, deadline, questions, asked, ctx._link)
-        asking["requestState"] = self._state_of(parked, round)
+        parked = ParkedCall(ctx, handle, holder, deadline, questions, asked, link)
+        asking["requestState"] = self._seal(ctx, round, parked)
         # `each` limits one authenticated user; one address without authentication can have many users.
-        if (owner is not None and self._shares.of(holder) >= self._each) or not self._shares.take(holder):
+        if (principal is not None and self._shares.of(holder) >= self._each) or not self._shares.take(holder):
             raise RequestError(INTERNAL_ERROR, "Too many calls are waiting for input: try again later")
         ctx._rounds = round
         self.calls[handle] = parked
@@ -316,21 +317,18 @@ class Parking:
         ctx._pages += tuple([question for question in questions.values() if isinstance(question, ElicitUrl)])
         return wire
 
-    def _state_of(self, parked: ParkedCall, round: int) -> str:
-        ctx = parked.ctx
-        if not ctx._replay:  # the handler is not started again, so the state needs only the handle
-            return self._seal(ctx, round, parked.handle, NOTHING, None)
-        again = [list(parked.asked), dict(ctx.answers), ctx.state]
-        return self._seal(ctx, round, parked.handle, {**ctx._recorded, **parked.answers}, again)
-
-    def _seal(
-        self, ctx: Context, round: int, handle: str | None, recorded: Mapping[str, JsonObject], again: Json
-    ) -> str:
-        """Seal the request state.
+    def _seal(self, ctx: Context, round: int, parked: ParkedCall | None, again: Json = None) -> str:
+        """Seal the request state of a parked handler, or of one that is started again.
 
         `again` is set if the handler may be started again.  It has the keys of the questions, because only answers to
         these keys are accepted (mrtr-24), and the `answers` and the `state` of the context.
         """
+        handle, recorded = None, ctx._recorded
+        if parked is not None:
+            handle, recorded = parked.handle, NOTHING
+            if ctx._replay:
+                again = [list(parked.asked), dict(ctx.answers), ctx.state]
+                recorded = {**ctx._recorded, **parked.answers}
         state = SealedState(round, self._wall() + self._ttl, handle, recorded, again)
         return self._sealer.seal(state, ctx.request.method, ctx.request.params, ctx.principal)
 
@@ -344,8 +342,8 @@ class Parking:
 
         Raises the RequestError for the client if the retry is refused; then no state has changed.
         """
-        params = ctx.request.params
-        state = self._sealer.open(params["requestState"], ctx.method, params, ctx.principal, self._wall())
+        params, method = ctx.request.params, ctx.request.method
+        state = self._sealer.open(params["requestState"], method, params, ctx.principal, self._wall())
         if isinstance(state, StateRefusal):
             raise state.error
         parked = None if state.handle is None else self.calls.get(state.handle)
@@ -369,8 +367,8 @@ class Parking:
                 if parked.ctx._rounds >= MAX_ROUNDS:
                     why = f"answers are missing from inputResponses after {MAX_ROUNDS} rounds"
                     raise RequestError(INVALID_PARAMS, why)
-                asking = input_required(ctx._terms.revision, ctx.method, ctx._terms.capabilities, parked.open, "")
-                asking["requestState"] = self._state_of(parked, parked.ctx._rounds + 1)
+                asking = input_required(ctx._terms.revision, method, ctx._terms.capabilities, parked.open, "")
+                asking["requestState"] = self._seal(parked.ctx, parked.ctx._rounds + 1, parked)
                 parked.ctx._rounds += 1
                 return asking
         self.give_up(parked)
