@@ -116,7 +116,6 @@ class JwksVerifier:
         self._loaded_keys: dict[tuple[str | None, str], jwt.PyJWK] = {}
         self._fetch_began = float("-inf")  # the last fetch
         self._fetched = float("-inf")  # when the last successful fetch began
-        self._current = False  # the last fetch was successful
         self._fetching: trio.Event | None = None
 
     def __repr__(self) -> str:
@@ -143,7 +142,7 @@ class JwksVerifier:
             key = self._key(kid, algorithm)
         elif not _lies_within(_FRESH, self._fetch_began):
             self._fetch_soon()
-        if self._outdated() or (key is None and not self._current):
+        if self._outdated() or (key is None and self._fetched != self._fetch_began):
             raise CannotVerify("the keys of the issuer cannot be fetched")
         if key is None:
             raise _TokenRejected("its issuer has no key for it")
@@ -209,13 +208,11 @@ class JwksVerifier:
         trio.lowlevel.spawn_system_task(self._fetch, self._fetching, name="the keys of an issuer")
 
     async def _fetch(self, done: trio.Event) -> None:
-        self._current = False
         try:
             with trio.fail_after(_FETCH_SECONDS):
                 self._keys = await self._get()
             self._fetched = self._fetch_began
             self._loaded_keys.clear()
-            self._current = True
         except Exception as error:  # noqa: BLE001  # an exception that leaves a system task crashes Trio
             why = "it took too long" if isinstance(error, trio.TooSlowError) else error
             _log.warning(

@@ -19,14 +19,12 @@ else:
         __name__,
         {
             "discovery": (
-                "AuthChallenge BEARER Challenge DPOP Network PUBLIC ResourceDocument SCHEMES ServerDocument "
-                "UrlRules check_redirect_uri client_id_fault covers default_server forbidden_reason is_loopback "
-                "is_trusted issuer_fault network_at network_fault networks_of origin_of origin_parts read_auth_challenge "
-                "read_challenges read_object read_resource read_seconds read_server redirect_target "
-                "resource_metadata_urls resource_of same_origin scopes_of server_metadata_urls trust_advice union "
-                "url_fault"
+                "AuthChallenge BEARER Challenge DPOP Network PUBLIC ResourceDocument ServerDocument UrlRules "
+                "check_redirect_uri client_id_fault covers default_server is_loopback issuer_fault network_at "
+                "read_auth_challenge read_challenges read_object read_resource read_server redirect_target "
+                "resource_metadata_urls resource_of scopes_of server_metadata_urls union url_fault"
             ),
-            "errors": "AuthorizationFailed Blame issuer_failed",
+            "errors": "AuthorizationFailed Blame",
             "flow": (
                 "AskAssertion Asserted BrowserReturned Flow FlowAbandoned FlowAction FlowDone FlowEvent FlowFailed "
                 "ForbiddenAddress OpenBrowser OpenReceiver Persist ReceiverReady Replied RequestFailed "
@@ -34,9 +32,9 @@ else:
             ),
             "messages": (
                 "Application AuthorizationCode ClientCredentials Entropy Grant IdentityAssertion JWT_BEARER Key "
-                "Nonces OFFLINE PendingAuthorization WorkloadIdentity authenticated authorization_url censored "
-                "check_pkce choose_method client_document dpop_proof form is_printable new_authorization "
-                "read_registration read_return read_tokens refused registration registration_refused"
+                "Nonces PendingAuthorization WorkloadIdentity authenticated authorization_url censored check_pkce "
+                "choose_method client_document dpop_proof form new_authorization read_registration read_return "
+                "read_tokens refused registration registration_refused"
             ),
             "records": "ClientAuthMethod OAuthClient ServerRecord TokenGrant Tokens as_json read_record",
             "resource": "CannotVerify Protection ResourceServer Verify WELL_KNOWN canonical claims_fault scopes_in",

@@ -48,12 +48,11 @@ from trio_mcp.core.messages import Json, UnreadableNumber, parse, record
 from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame
 
 __all__ = [
-    "BEARER", "DPOP", "PUBLIC", "SCHEMES", "AuthChallenge", "Challenge", "Network", "ResourceDocument",
-    "ServerDocument", "UrlRules", "check_redirect_uri", "client_id_fault", "covers", "default_server",
-    "forbidden_reason", "is_loopback", "is_trusted", "issuer_fault", "network_at", "network_fault", "networks_of",
-    "origin_of", "origin_parts", "read_auth_challenge", "read_challenges", "read_object", "read_resource", "read_seconds",
-    "read_server", "redirect_target", "resource_metadata_urls", "resource_of", "same_origin", "scopes_of",
-    "server_metadata_urls", "trust_advice", "union", "url_fault",
+    "BEARER", "DPOP", "PUBLIC", "AuthChallenge", "Challenge", "Network", "ResourceDocument", "ServerDocument",
+    "UrlRules", "check_redirect_uri", "client_id_fault", "covers", "default_server", "is_loopback", "issuer_fault",
+    "network_at", "read_auth_challenge", "read_challenges", "read_object", "read_resource", "read_server",
+    "redirect_target", "resource_metadata_urls", "resource_of", "scopes_of", "server_metadata_urls", "union",
+    "url_fault",
 ]  # fmt: skip
 
 # WWW-Authenticate.
@@ -516,9 +515,10 @@ def read_server(
         )
     supports_iss = document.get("authorization_response_iss_parameter_supported") is True
 
-    def endpoint(name: str) -> str | None:
+    endpoints: dict[str, str] = {}
+    for name in ("token_endpoint", "authorization_endpoint", "registration_endpoint"):
         if (url := document.get(name)) is None:
-            return None
+            continue
         advice = "its operator must fix the metadata"
         fault = url_fault(url, rules)  # auth-24
         if fault is None and (twice := _OUR_PARAMETERS & {each for each, _ in parse_qsl(urlsplit(str(url)).query)}):
@@ -533,11 +533,8 @@ def read_server(
             raise AuthorizationFailed(
                 Blame.AUTHORIZATION_SERVER, f"the {name} of {shown(issuer)}, {shown(str(url))}, {fault}", advice
             )
-        return str(url)
-
-    names = ("token_endpoint", "authorization_endpoint", "registration_endpoint")
-    token_endpoint, authorization_endpoint, registration_endpoint = map(endpoint, names)
-    if token_endpoint is None:
+        endpoints[name] = str(url)
+    if "token_endpoint" not in endpoints:
         raise AuthorizationFailed(
             Blame.AUTHORIZATION_SERVER,
             f"the metadata of {shown(issuer)} names no token endpoint",
@@ -546,9 +543,9 @@ def read_server(
     return ServerDocument(
         issuer,
         str(stated_issuer),
-        token_endpoint,
-        authorization_endpoint,
-        registration_endpoint,
+        endpoints["token_endpoint"],
+        endpoints.get("authorization_endpoint"),
+        endpoints.get("registration_endpoint"),
         scopes_of(document.get("scopes_supported")),
         _texts(document.get("token_endpoint_auth_methods_supported")),
         _texts(document.get("grant_types_supported")),

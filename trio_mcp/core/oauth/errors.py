@@ -10,7 +10,7 @@ import enum
 
 from trio_mcp.core.errors import McpError, shown
 
-__all__ = ["AuthorizationFailed", "Blame", "issuer_failed"]
+__all__ = ["AuthorizationFailed", "Blame"]
 
 
 class Blame(enum.Enum):

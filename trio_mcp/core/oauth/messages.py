@@ -42,11 +42,10 @@ from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame, issuer_failed
 from trio_mcp.core.oauth.records import ClientAuthMethod, OAuthClient, Tokens
 
 __all__ = [
-    "JWT_BEARER", "OFFLINE", "Application", "AuthorizationCode", "ClientCredentials", "Entropy", "Grant",
-    "IdentityAssertion", "Key", "Nonces", "PendingAuthorization", "WorkloadIdentity", "authenticated",
-    "authorization_url", "censored", "check_pkce", "choose_method", "client_document", "dpop_proof", "form",
-    "is_printable", "new_authorization", "read_registration", "read_return", "read_tokens", "refused", "registration",
-    "registration_refused",
+    "JWT_BEARER", "Application", "AuthorizationCode", "ClientCredentials", "Entropy", "Grant", "IdentityAssertion",
+    "Key", "Nonces", "PendingAuthorization", "WorkloadIdentity", "authenticated", "authorization_url", "censored",
+    "check_pkce", "choose_method", "client_document", "dpop_proof", "form", "new_authorization",
+    "read_registration", "read_return", "read_tokens", "refused", "registration", "registration_refused",
 ]  # fmt: skip
 
 OFFLINE = "offline_access"
