@@ -21,7 +21,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from hashlib import sha256
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
 import trio
@@ -75,6 +74,7 @@ T = TypeVar("T")
 M = TypeVar("M", bound=Model)
 
 _COMPLETE = "completion/complete"
+_USAGE = "async with open_client(...) as client; or, without a block, client = await connect_client(nursery, ...)"
 _CLOSE_TIMEOUT = 40.0  # seconds; `ClientConnection` closes within 30
 
 
@@ -89,7 +89,7 @@ def open_client(target: Target, **options: Unpack[ClientOptions]) -> AbstractAsy
     `ConnectionFailed` or `ServerExited`) if there is no connection.  Entering may be cancelled.  An exception that
     the block raises is raised unchanged, not in an exception group.
     """
-    return _OpenClient(Client(target, options))
+    return Block(partial(_enter, Client(target, options)), _USAGE)
 
 
 async def connect_client(nursery: trio.Nursery, target: Target, **options: Unpack[ClientOptions]) -> Client:
@@ -106,37 +106,19 @@ show_options(open_client, ClientOptions)
 show_options(connect_client, ClientOptions)
 
 
-class _OpenClient(Block["Client"]):
-    """The block of `open_client`.
+async def _enter(client: Client, stack: AsyncExitStack) -> Client:
+    check_trio()
+    nursery = await stack.enter_async_context(open_nursery())
+    await nursery.start(client._connection.run, name="a client")
+    stack.push_async_callback(_close, client)
+    return client
 
-    A class and not a generator: after a crash Trio closes a generator in another task, which must not close the
-    nursery.
-    """
 
-    _usage = "async with open_client(...) as client; or, without a block, client = await connect_client(nursery, ...)"
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-
-    async def __aenter__(self) -> Client:
-        check_trio()
-        self._nursery = open_nursery()
-        nursery = await self._nursery.__aenter__()
-        try:
-            await nursery.start(self._client._connection.run, name="a client")
-        except BaseException as error:
-            await self._nursery.__aexit__(type(error), error, error.__traceback__)
-            raise
-        return self._client
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None:
-        # Shielded, because otherwise `Cancelled` would replace the exception of the block.  The shield costs no time,
-        # because the nursery waits for the same tasks.
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_TIMEOUT):
-            await self._client.aclose()
-        return await self._nursery.__aexit__(kind, error, traceback)
+async def _close(client: Client) -> None:
+    # Shielded, because otherwise `Cancelled` would replace the exception of the block.  The shield costs no time,
+    # because the nursery waits for the same tasks.
+    with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_TIMEOUT):
+        await client.aclose()
 
 
 class Client(metaclass=WithOtherNames):
@@ -188,7 +170,7 @@ class Client(metaclass=WithOtherNames):
 
         def __new__(cls, target: object = None, options: object = None, **other: object) -> Client:
             if options is None or other:  # `Client(target)` is how FastMCP makes a client
-                raise TypeError(f"create a Client with open_client: {_OpenClient._usage}")
+                raise TypeError(f"create a Client with open_client: {_USAGE}")
             return super().__new__(cls)
 
     async def aclose(self) -> None:

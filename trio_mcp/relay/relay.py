@@ -56,7 +56,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
 import trio
@@ -122,13 +121,13 @@ def open_relay(
     """
     check_names("asks", asks, ASKS)
     check_names("revisions", revisions, REVISIONS, "revision")
-    return Relay(target, asks, middleware, revisions, options)
+    relay = Relay(target, asks, middleware, revisions, options)
+    return Block(relay.open, "async with open_relay(...) as server")
 
 
-class Relay(Block[Server]):
-    """The block of a relay: all sessions with the upstream server.  Chooses the session for each request."""
+class Relay:
+    """All sessions with the upstream server.  Chooses the session for each request."""
 
-    _usage = "async with open_relay(...) as server"
     nursery: trio.Nursery
 
     def __init__(
@@ -157,24 +156,21 @@ class Relay(Block[Server]):
         self._ended = False
         self._first.connect()  # raises for an invalid target or option
 
-    async def __aenter__(self) -> Server:
+    async def open(self, stack: AsyncExitStack) -> Server:
+        """Open the first session with the upstream server, until the end of the stack."""
         check_trio()
         assert self._first is not None
-        async with AsyncExitStack() as stack:
-            self.nursery = await stack.enter_async_context(open_nursery())
-            self._first.lists_known = True  # clients may know lists from before this relay started
-            client = await self._first.open()
-            # All other sessions must use the same revision, because the offer to clients depends on it.
-            self.options = {**self.options, "revision": client.revision}
-            self._server = RelayServer(self, client, self._revisions, self._limits)
-            self._stack = stack.pop_all()
+        self.nursery = await stack.enter_async_context(open_nursery())
+        self._first.lists_known = True  # clients may know lists from before this relay started
+        client = await self._first.open()
+        # All other sessions must use the same revision, because the offer to clients depends on it.
+        self.options = {**self.options, "revision": client.revision}
+        self._server = RelayServer(self, client, self._revisions, self._limits)
+        stack.callback(self._end)
         return self._server
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None:
+    def _end(self) -> None:
         self._ended = True  # the front server may be served for longer, and refuses further requests
-        return await self._stack.__aexit__(kind, error, traceback)
 
     def publish(self, change: ChangeEvent, reaches: Callable[[Any], bool]) -> None:
         """Notify the clients on the links for which `reaches` returns True."""

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import wraps
 from types import TracebackType
-from typing import Any, ClassVar, Concatenate, NoReturn, ParamSpec, TypeVar
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import trio
 
@@ -20,7 +20,6 @@ __all__ = ["Block", "block", "check_trio", "contains_only", "open_nursery", "sol
 
 P = ParamSpec("P")
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
 
 def sole(error: BaseException) -> BaseException:
@@ -121,8 +120,6 @@ def block(
 
 
 class _StackBlock(AbstractAsyncContextManager[T]):
-    __slots__ = ("_enter", "_stack")
-
     def __init__(self, enter: Callable[[AsyncExitStack], Awaitable[T]]) -> None:
         self._enter = enter
 
@@ -143,10 +140,12 @@ class _StackBlock(AbstractAsyncContextManager[T]):
             return False
 
 
-class Block(AbstractAsyncContextManager[T_co]):
-    """The base of objects for ``async with`` only; any other use raises an error that shows the correct code."""
+class Block(_StackBlock[T]):
+    """A block as `block` makes it.  Any use other than ``async with`` raises an error that shows the correct code."""
 
-    _usage: ClassVar[str]
+    def __init__(self, enter: Callable[[AsyncExitStack], Awaitable[T]], usage: str) -> None:
+        super().__init__(enter)
+        self._usage = usage
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"there is no {name!r} yet: write {self._usage}")
