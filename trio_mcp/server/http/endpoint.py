@@ -201,8 +201,8 @@ class Endpoint:
         self._token_deadlines: WeakKeyDictionary[ResponseStream, float] = WeakKeyDictionary()
         self._attached: IdleOrder[ResponseStream] = IdleOrder(self.keep_alive)
         # A second later than sessions end: a session that ends takes its streams along.
-        self._detached: IdleOrder[ResponseStream] = IdleOrder(run.limits.session_idle_seconds + 1)
-        self._streams = EndpointStreams(run.nursery, run.limits.outgoing, self._attached, self._detached)
+        detached: IdleOrder[ResponseStream] = IdleOrder(run.limits.session_idle_seconds + 1)
+        self._streams = EndpointStreams(run.nursery, run.limits.outgoing, self._attached, detached)
 
     async def run(self) -> None:
         """Register with the run, send keep-alives and end idle sessions, until cancelled."""
@@ -227,7 +227,7 @@ class Endpoint:
 
     async def _end_detached(self) -> None:
         while True:
-            stream = await self._detached.next()
+            stream = await self._streams.detached.next()
             stream.owner.client_absent(stream)
             del stream
 
@@ -479,7 +479,7 @@ class Endpoint:
             self._close_with_token(stream, admitted)
         on_disconnect = stream.attach(response, verdict.cors)
         self._receive(server_session, verdict.message, admitted, stream, body)
-        return await _begin(stream, on_disconnect)
+        return await stream.begin(on_disconnect)
 
     async def _open_session(
         self, verdict: Serve, admitted: AdmittedRequest, response: HttpResponse, body: bytes
@@ -501,7 +501,7 @@ class Endpoint:
         if session.server_session.session.terms is not None:  # otherwise `initialize` was refused
             self._sessions.add(id, session)
             stream.session_id = id
-        return await _begin(stream, on_disconnect)
+        return await stream.begin(on_disconnect)
 
     def _receive(
         self,
@@ -526,7 +526,7 @@ class Endpoint:
         if verdict.after is None:
             stream = session.open_standalone()
             self._close_with_token(stream, admitted)
-            return await _begin(stream, stream.attach(response, verdict.cors))
+            return await stream.begin(stream.attach(response, verdict.cors))
         replay = session.log.replay(verdict.after)
         if isinstance(replay, NotReplayable):
             return await _refuse(_cannot_resume(replay.why, verdict.cors), admitted, response)
@@ -550,7 +550,7 @@ class Endpoint:
             return _ignore_disconnect
         if resumed in self._token_deadlines:
             self._close_with_token(resumed, admitted)
-        return await _begin(resumed, resumed.attach(response, verdict.cors, missed, taken))
+        return await resumed.begin(resumed.attach(response, verdict.cors, missed, taken))
 
     def _close_with_token(self, stream: ResponseStream, admitted: AdmittedRequest) -> None:
         self._token_deadlines[stream] = trio.current_time() + seconds_left(admitted.caller)
@@ -567,7 +567,7 @@ class Endpoint:
         )
         self._sessions.add(id, legacy)
         self._close_with_token(legacy.stream, admitted)
-        return await _begin(legacy.stream, legacy.stream.attach(response, verdict.cors))
+        return await legacy.stream.begin(legacy.stream.attach(response, verdict.cors))
 
     def _session(self, id: str) -> HttpSession:
         """Return the session that a verdict names, and count this as activity of its client.
@@ -641,16 +641,6 @@ def log_refusal(reply: Reply, request: HttpRequest | None, peer: str | None) -> 
     if request is not None:
         subject = f"{shown(request.method)} {shown(request.target.partition('?')[0])}"
     _refusals.info("%s%s: %d, %s", f"{peer}: " if peer else "", subject, reply.status, reply.error.message)
-
-
-async def _begin(stream: ResponseStream, on_disconnect: OnDisconnect) -> OnDisconnect:
-    """Write the parts of the response that are ready.  Return `on_disconnect`."""
-    try:
-        await stream.begin()
-    except BaseException:  # the caller does not get `on_disconnect`, so it is called here
-        on_disconnect()
-        raise
-    return on_disconnect
 
 
 def _continues(verdict: _Accepted) -> bool:

@@ -404,17 +404,24 @@ class ResponseStream(Wire):
         elif self._writing is response or not await self._write(response):
             await trio.lowlevel.checkpoint()
 
-    async def begin(self) -> None:
-        """Flush for the first time.  Not a checkpoint if there is nothing to write yet, as for nearly every call.
+    async def begin(self, on_disconnect: Callable[[], None]) -> Callable[[], None]:
+        """Flush for the first time, and return `on_disconnect`, which `attach` has returned.
 
-        The head of an event stream goes out early, but in the same write as messages that handlers send at once.  So
-        each handler runs first: one tick for tasks in any order, and another because a new worker begins a tick later.
+        Not a checkpoint if there is nothing to write yet, as for nearly every call.  The head of an event stream goes
+        out early, but in the same write as messages that handlers send at once.  So each handler runs first: one tick
+        for tasks in any order, and another because a new worker begins a tick later.
         """
-        if self._streaming and self._ids:
-            for _ in range(3):
-                await trio.lowlevel.checkpoint()
-        if self._response is not None and (self._streaming or self.owner.server_session.session.queue or self._done):
-            await self.flush()
+        try:
+            if self._streaming and self._ids:
+                for _ in range(3):
+                    await trio.lowlevel.checkpoint()
+            response = self._response
+            if response is not None and (self._streaming or self.owner.server_session.session.queue or self._done):
+                await self.flush()
+        except BaseException:  # the caller does not get `on_disconnect`, so it is called here
+            on_disconnect()
+            raise
+        return on_disconnect
 
     def _log_pending(self) -> None:
         """Log the new messages of a detached stream, and end the stream if these were the last."""
