@@ -466,10 +466,12 @@ class Endpoint:
         self, verdict: Serve, admitted: AdmittedRequest, response: HttpResponse, body: bytes
     ) -> OnDisconnect:
         """Serve the requests in a message."""
+        session: HttpSession | None = None
         if verdict.opens_session:
-            return await self._open_session(verdict, admitted, response, body)
-        if verdict.session is not None:
+            session = self._new_session(admitted)
+        elif verdict.session is not None:
             session = self._session(verdict.session)
+        if session is not None:
             server_session, stream = session.server_session, session.answer(verdict.answer, verdict.ids)
         else:
             account = self.account(admitted.holder)
@@ -479,29 +481,22 @@ class Endpoint:
             self._close_with_token(stream, admitted)
         on_disconnect = stream.attach(response, verdict.cors)
         self._receive(server_session, verdict.message, admitted, stream, body)
+        if session is not None and verdict.opens_session and server_session.session.terms is not None:
+            self._sessions.add(session.id, session)  # without terms, `initialize` was refused
+            stream.session_id = session.id
         return await stream.begin(on_disconnect)
 
-    async def _open_session(
-        self, verdict: Serve, admitted: AdmittedRequest, response: HttpResponse, body: bytes
-    ) -> OnDisconnect:
-        id = self._sessions.new_id()
-        holder = admitted.holder
+    def _new_session(self, admitted: AdmittedRequest) -> HttpSession:
+        id, holder = self._sessions.new_id(), admitted.holder
         log: EventLog
         if self._event_log is None:
             log = MemoryEventLog(self.limits, self.account(holder))
         else:
             log = cast("EventLog", _GuardedLog(called(self._event_log, id)))
         changes, account = not self.policy.json_only, self.account(holder)
-        session = HttpSession(
+        return HttpSession(
             self._run, self._streams, self._sessions, id, admitted.principal, log, account=account, changes=changes
         )
-        stream = session.answer(verdict.answer, verdict.ids)
-        on_disconnect = stream.attach(response, verdict.cors)
-        self._receive(session.server_session, verdict.message, admitted, stream, body)
-        if session.server_session.session.terms is not None:  # otherwise `initialize` was refused
-            self._sessions.add(id, session)
-            stream.session_id = id
-        return await stream.begin(on_disconnect)
 
     def _receive(
         self,

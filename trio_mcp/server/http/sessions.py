@@ -80,7 +80,7 @@ class HttpSession(StreamOwner, Wire):
         self.server_session = ServerSession(run, self, account=account, link=LinkKind.SESSION, changes=changes)
         self._endpoint_streams = shared
         self._sessions = sessions
-        self._id = id
+        self.id = id
         self._principal = principal
         self._response_streams: set[ResponseStream] = set()
         self._event_streams: set[ResponseStream] = set()  # those whose response is an event stream
@@ -166,14 +166,14 @@ class HttpSession(StreamOwner, Wire):
         self._event_streams.add(stream)
 
     def detached(self, stream: ResponseStream, retry: float | None = None) -> None:
-        self._sessions.touch(self._id)
+        self._sessions.touch(self.id)
         self._event_streams.discard(stream)
         if retry is not None and stream.name is not None:
             now = trio.current_time()
             self._expected = {name: until for name, until in self._expected.items() if until > now}
             self._expected[stream.name] = now + retry + _LATE
         if stream.session_id is not None:
-            self._sessions.end(self._id, "its client did not read the response with the session id")
+            self._sessions.end(self.id, "its client did not read the response with the session id")
 
     def client_absent(self, stream: ResponseStream) -> None:
         # Handlers at work go on as long as the session, but no other stream brings the answer to a question that the
@@ -181,7 +181,7 @@ class HttpSession(StreamOwner, Wire):
         self.server_session.questions_unread(stream)
 
     def ended(self, stream: ResponseStream) -> None:
-        self._sessions.touch(self._id)
+        self._sessions.touch(self.id)
         self._event_streams.discard(stream)
         self._response_streams.remove(stream)
         if stream in self._standalone:
