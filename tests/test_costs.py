@@ -56,7 +56,7 @@ MODULES = {
 }
 # The most files of this package that a stdio server with one tool has loaded after its first answer, and the lines in
 # them.  Ceilings at the figures of today, to be lowered as the code shrinks: no merge may make a small server larger.
-FILES, LINES = 36, 12_700
+FILES, LINES = 33, 12_700
 
 
 class Counter:

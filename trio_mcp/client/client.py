@@ -55,13 +55,12 @@ from trio_mcp.core.errors import (
 )
 from trio_mcp.core.http.fields import Fields
 from trio_mcp.core.messages import ABSENT, Absent, Json, JsonObject, Limits
-from trio_mcp.core.migration import WithOtherNames
 from trio_mcp.core.opening import Negotiation
+from trio_mcp.core.options import WithOtherNames, show_options
 from trio_mcp.core.requests import LinkKind
 from trio_mcp.core.revisions import LOG_LEVELS, REVISIONS, Role, Terms, check_meta
 from trio_mcp.core.rounds import Rounds, is_complete
 from trio_mcp.core.session import Offer
-from trio_mcp.core.signatures import show_options
 from trio_mcp.core.subscriptions import ChangeEvent
 from trio_mcp.transport.nursery import Block, block, check_trio, open_nursery
 

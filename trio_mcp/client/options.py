@@ -11,7 +11,7 @@ from trio_mcp.core.errors import UsageError
 from trio_mcp.core.http.fields import Fields
 from trio_mcp.core.messages import Json, JsonObject, Limits
 from trio_mcp.core.models import LoggingMessageParams
-from trio_mcp.core.signatures import check_options
+from trio_mcp.core.options import check_options
 
 if TYPE_CHECKING:
     import os

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from trio_mcp.core.forms import *
     from trio_mcp.core.framing import *
     from trio_mcp.core.messages import *
-    from trio_mcp.core.migration import *
     from trio_mcp.core.models import *
     from trio_mcp.core.opening import *
+    from trio_mcp.core.options import *
     from trio_mcp.core.principals import *
     from trio_mcp.core.requests import *
     from trio_mcp.core.revisions import *
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from trio_mcp.core.sampling import *
     from trio_mcp.core.session import *
     from trio_mcp.core.shares import *
-    from trio_mcp.core.signatures import *
     from trio_mcp.core.subscriptions import *
     from trio_mcp.core.tasks import *
 else:
@@ -74,7 +73,6 @@ else:
                 "beginning decode encode ending estimated_values holds_more_values mutable_record outside_strings "
                 "parse prepare prepared_progress to_readable to_text too_long writable"
             ),
-            "migration": "OPTIONS WithOtherNames option_error",
             "models": (
                 "CacheableResult CallToolParams CallToolResult CompleteParams CompleteResult Completion "
                 "CompletionArgument CompletionContext CreateMessageParams CreateMessageRequest CreateMessageResult "
@@ -86,6 +84,7 @@ else:
                 "ToolAnnotations ToolChoice ToolExecution"
             ),
             "opening": "Attempt ClientProtocol Negotiation OpeningFailed Phase",
+            "options": "OPTIONS WithOtherNames check_options option_error show_options",
             "principals": "Principal declared_scopes has_scopes",
             "requests": (
                 "ANSWER Action Answered CALLING CANCELLED ConnectionLost GONE InvalidAnswer LinkKind NOTE Outcome "
@@ -106,7 +105,6 @@ else:
             "sampling": "check_sampling",
             "session": "Call Notice Offer Opened ServerProtocol SessionAgreed SessionProtocol",
             "shares": "Account ByteBudget Charge FEW FairQueue LONG Pace Shares holder_of to_make_room weight",
-            "signatures": "check_options show_options",
             "subscriptions": (
                 "ACKNOWLEDGED ChangeEvent ChangeKind Listeners PROMPTS_CHANGED RESOURCES_CHANGED TOOLS_CHANGED "
                 "change_of filter_items listen_params resource_updated"

@@ -19,7 +19,7 @@ import trio
 
 from trio_mcp.core.errors import RequestError, SessionClosed, UsageError, shown
 from trio_mcp.core.messages import PROGRESS, Id, Json, JsonObject, Request
-from trio_mcp.core.migration import WithOtherNames
+from trio_mcp.core.options import WithOtherNames
 from trio_mcp.core.principals import Principal
 from trio_mcp.core.revisions import NOTHING, Role, Terms
 

@@ -21,9 +21,9 @@ import attrs
 
 from trio_mcp.core.errors import UsageError, name_of
 from trio_mcp.core.messages import JsonObject
+from trio_mcp.core.options import check_options
 from trio_mcp.core.principals import declared_scopes
 from trio_mcp.core.revisions import LATEST, check_meta
-from trio_mcp.core.signatures import check_options
 from trio_mcp.server.handlers import Arguments, Handler, arguments_of, typed
 from trio_mcp.server.results import OutputSchema, model_class, tool_result
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from trio_mcp.core.errors import UsageError, name_of
 from trio_mcp.core.messages import JsonObject
+from trio_mcp.core.options import check_options
 from trio_mcp.core.revisions import LATEST, Revision
 from trio_mcp.core.schema.hints import alternatives_of, parameters_of
-from trio_mcp.core.signatures import check_options
 from trio_mcp.server.entries import CompletionOptions, Entry, PromptOptions, read_function, running
 from trio_mcp.server.handlers import Arguments, Handler, arguments_of, typed
 from trio_mcp.server.results import HandlerFault, block_of, model_class, with_type, written

@@ -23,10 +23,9 @@ import trio
 import trio_mcp.server as makers  # the room loads the module of a maker when that is first used
 from trio_mcp.core.errors import UsageError, check_seconds, shown
 from trio_mcp.core.messages import JsonObject, Limits
-from trio_mcp.core.migration import WithOtherNames
+from trio_mcp.core.options import OPTIONS, WithOtherNames, check_options, option_error, show_options
 from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.core.session import Offer
-from trio_mcp.core.signatures import check_options, show_options
 from trio_mcp.server.entries import (
     LISTS,
     CompletionOptions,
@@ -142,8 +141,6 @@ class Server(metaclass=WithOtherNames):
                 'Server takes only the name by position; give options by name, as in Server("x", instructions="...")'
             )
         if other:
-            from trio_mcp.core.migration import option_error
-
             raise option_error("Server", min(other), (Server.__init__.__kwdefaults__ or {}))
         _check_numbers(page_size, change_debounce, threads)
         _check_hooks(lifespan, middleware, filter)
@@ -571,8 +568,6 @@ def _check_http_options(options: HttpOptions) -> None:
     if unknown := options.keys() - known:
         if "listeners" in unknown:
             raise TypeError("run has no option 'listeners'; serve_http has it, for use in a Trio program")
-        from trio_mcp.core.migration import OPTIONS, option_error
-
         if elsewhere := unknown & OPTIONS.keys():
             raise option_error("run", min(elsewhere), ())
         raise TypeError(

@@ -31,8 +31,8 @@ import trio
 
 from trio_mcp.core.errors import CannotServe, UsageError
 from trio_mcp.core.http.fields import HttpRequest
+from trio_mcp.core.options import show_options
 from trio_mcp.core.shares import Shares, holder_of, to_make_room
-from trio_mcp.core.signatures import show_options
 from trio_mcp.server.http.connection import HttpConnection, ListenerState
 from trio_mcp.server.http.endpoint import Endpoint, HttpOptions, busy
 from trio_mcp.server.run import Run

@@ -10,7 +10,7 @@ from trio_mcp.core.errors import UsageError
 from trio_mcp.core.http.event_log import EventLog
 from trio_mcp.core.http.fields import LOOPBACK_HOSTS, HttpRequest, split_target
 from trio_mcp.core.http.server_rules import HttpPolicy
-from trio_mcp.core.signatures import check_options
+from trio_mcp.core.options import check_options
 from trio_mcp.server.run import Run
 
 __all__ = ["HttpOptions", "keep_alive_of", "policy_of", "public_url_of"]
