@@ -237,6 +237,8 @@ class Answering:
         self._roots = roots if roots is None or callable(roots) else _check_roots(roots)
         self._pages: dict[str | None, UrlElicitationRequest] = {}  # by elicitation id, the oldest first
 
+        self._declared: dict[Revision, JsonObject] = {}
+
         self.capabilities: JsonObject = {}
         """The capabilities of the client, for an `Offer`: the callbacks and roots that were given, as in the newest
         revision."""
@@ -259,7 +261,9 @@ class Answering:
         handler = self._HANDLERS.get(method)
         if row is None or handler is None:
             raise RequestError(METHOD_NOT_FOUND, f"a client of {revision} does not support {shown(method)}")
-        missing = missing_capabilities(revision, row, params, revision.declarable(Role.CLIENT, self.capabilities))
+        if (declared := self._declared.get(revision)) is None:
+            declared = self._declared[revision] = revision.declarable(Role.CLIENT, self.capabilities)
+        missing = missing_capabilities(revision, row, params, declared)
         if missing:
             # As in `SessionProtocol`: without its capability the method does not exist (samp-34, root-05), and a mode
             # or a parameter that was not declared is invalid (elic-34, samp-30).

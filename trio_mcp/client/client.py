@@ -315,12 +315,13 @@ class Client(metaclass=WithOtherNames):
             if rounds is None:
                 if is_complete(result):
                     return result, params
-                revision = self._terms.revision
-                rounds = Rounds(revision, method, params, self._offer.declared(Role.CLIENT, revision))
+                terms = self._terms
+                declared = self._offer.declared(Role.CLIENT, terms.revision)
+                rounds = Rounds(terms.revision, method, params, declared)
             questions = rounds.receive(result)
             if questions is None:
                 return result, params
-            answer = partial(self._answering.answer_all, questions, self._terms, rounds.abandon)
+            answer = partial(self._answering.answer_all, questions, terms, rounds.abandon)
             params = rounds.retry(await (answer() if timer is None else timer.run(method, answer, request=False)))
             refused = fields = None
 

@@ -726,12 +726,7 @@ class StreamLink(ClientSession):
         self._framing = framing
         self._duplex = Duplex(self, stream, framing, session.limits, nursery=nursery, tap=tap, received=received)
         self.run, self.end = self._duplex.run, self._duplex.end
-
-    def wake(self) -> None:
-        self._duplex.wake()
-
-    def abort(self, why: str) -> None:
-        self._duplex.give_up(why)
+        self.wake, self.abort = self._duplex.wake, self._duplex.give_up  # type: ignore[method-assign]
 
     @property
     def last_data_at(self) -> float:
