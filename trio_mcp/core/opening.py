@@ -21,6 +21,7 @@ fails at once with a clear reason; otherwise it might serve a request under othe
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import Any, Final
 
 import attrs
@@ -307,17 +308,11 @@ class ClientProtocol(SessionProtocol):
                 self._complained_at = self._next_id
             super()._refuse_at_once(error, events, about, batch, why)
 
-    def _check_outcomes(self, events: list[Event]) -> list[Event]:
-        if self._opening_id is None:
-            return events
-        checked: list[Event] = []
-        for event in events:
-            if not isinstance(event, Outcome) or event.id != self._opening_id:
-                checked.append(event)
-            else:
-                read = self._read_probe if self.phase is Phase.PROBING else self._read_initialize
-                checked += self._take(read(event))
-        return checked
+    def _ended(self, outcome: Outcome) -> Sequence[Event]:
+        if outcome.id != self._opening_id:
+            return (outcome,)
+        read = self._read_probe if self.phase is Phase.PROBING else self._read_initialize
+        return self._take(read(outcome))
 
     def _take(self, step: _Step) -> list[Event]:
         """Record the answer, and take the step that it leads to."""

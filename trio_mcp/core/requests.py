@@ -29,7 +29,7 @@ from __future__ import annotations
 import enum
 import heapq
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias, TypeGuard
 
 import attrs
@@ -653,13 +653,13 @@ class Peer:
                 self._end(self._calling.get(about), RequestEvent.STREAM_LOST, events, ConnectionLost, why)
             elif (serving := self._serving.get(about)) is not None:
                 self._stop(about, serving, RequestEvent.STREAM_LOST, why, events)
-            return self._check_outcomes(events)
+            return events
         self.closed = True
         self._end_all(RequestEvent.LINK_LOST, why, events)
         self.queue.clear()
         if self._charged and self.account is not None:
             self.account.give(self.take_charge())
-        return self._check_outcomes(events)
+        return events
 
     def input_ended(self, why: str = "the other side of the link was closed") -> list[Event]:
         """Report that the other side has closed its half of the link.  It sends no more messages, but may still read.
@@ -672,12 +672,12 @@ class Peer:
         self.half_closed = True
         events: list[Event] = []
         self._end_all(RequestEvent.INPUT_ENDED, why, events)
-        return self._check_outcomes(events)
+        return events
 
     def _end_all(self, event: RequestEvent, why: str, events: list[Event]) -> None:
         """Apply the end of the link, or of half of it, to all requests of both sides."""
-        for calling in list(self._calling.values()):
-            self._end(calling, event, events, ConnectionLost, why)
+        for our_id in list(self._calling):  # the end of an opening ends the others too
+            self._end(self._calling.get(our_id), event, events, ConnectionLost, why)
         for id, serving in list(self._serving.items()):
             self._stop(id, serving, event, why, events)
 
@@ -689,10 +689,6 @@ class Peer:
         """
         events: list[Event] = []
         self._end(self._calling.get(id), RequestEvent.FAILED, events, ConnectionLost, why)
-        return self._check_outcomes(events)
-
-    def _check_outcomes(self, events: list[Event]) -> list[Event]:
-        """Return events; a client that opens its session replaces the outcomes of its opening requests."""
         return events
 
     def serves(self, id: Id) -> bool:
@@ -763,10 +759,12 @@ class Peer:
     def tick(self, now: float) -> list[Event]:
         """End our requests whose deadline has passed: each gets the event `TimedOut`."""
         events: list[Event] = []
+        due: list[int] = []  # first all, because a client that opens its session then makes its next request
         while self._deadlines and self._deadlines[0][0] <= now:
-            calling = self._calling.get(heapq.heappop(self._deadlines)[1])
-            self._end(calling, RequestEvent.EXPIRE, events, TimedOut, reason="timed out")
-        return self._check_outcomes(events)
+            due.append(heapq.heappop(self._deadlines)[1])
+        for id in due:
+            self._end(self._calling.get(id), RequestEvent.EXPIRE, events, TimedOut, reason="timed out")
+        return events
 
     def _schedule(self, deadline: float, id: int) -> None:
         heapq.heappush(self._deadlines, (deadline, id))
@@ -827,7 +825,7 @@ class Peer:
     def _receive_result(self, message: Response, events: list[Event], about: Hashable, batch: object) -> None:
         calling = self._calling.get(message.id) or self._find_request(message.id, events)
         if calling is not None and self._call_step(calling, ANSWER):
-            events.append(Answered(calling.id, calling.method, message.result))
+            events += self._ended(Answered(calling.id, calling.method, message.result))
 
     def _receive_error(self, message: Error, events: list[Event], about: Hashable, batch: object) -> None:
         id = self._only_possible_request() if message.id is None else message.id
@@ -948,7 +946,11 @@ class Peer:
     ) -> None:
         """Apply an event that may end a request of ours, and report the outcome.  None: it has ended already."""
         if calling is not None and self._call_step(calling, event, reason):
-            events.append(outcome(calling.id, calling.method, *details))
+            events += self._ended(outcome(calling.id, calling.method, *details))
+
+    def _ended(self, outcome: Outcome) -> Sequence[Event]:
+        """Return the events of an outcome; a client that opens its session takes its next step instead."""
+        return (outcome,)
 
     def _call_step(self, calling: _OutgoingRequest, event: RequestEvent, reason: str = "") -> bool:
         """Apply an event to a request of ours.  Returns whether the caller must report the event."""

@@ -346,7 +346,7 @@ class SessionProtocol(Peer):
         """
         received = super().receive(message, now, about=about)
         if type(message) is Response:  # the fast path of a client: only the caller reads the result
-            return self._check_outcomes(received)
+            return received
         if len(received) == 1 and type(received[0]) is Request:  # the fast path: nearly every message to a server
             return self._check_request(received[0], principal, headers)
         events: list[Event] = []
@@ -356,7 +356,7 @@ class SessionProtocol(Peer):
             elif isinstance(event, Notification):
                 events += self._check_notification(event, principal, headers)
             else:
-                events += self._check_outcomes([event])
+                events.append(event)
         return events
 
     def _check_request(self, request: Request, principal: Any, headers: Mapping[str, str]) -> list[Event]:
