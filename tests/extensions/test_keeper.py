@@ -1,0 +1,405 @@
+"""The keeper of tasks: steps, questions, cancellation, and the end of a process, with each store."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import attrs
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.requirements import req
+from trio_mcp import Limits, RequestError
+from trio_mcp.core import CORE_TASKS, EXTENSION_TASKS, Question, TaskRecord, TaskStatus
+from trio_mcp.errors import SessionClosed
+
+# The keeper is an inner part: it has no protocol around it.
+from trio_mcp.extensions.tasks import keeper as keepers
+from trio_mcp.extensions.tasks.keeper import Keeper, TaskHost  # the same
+from trio_mcp.stores import MemoryStore, SQLiteStore, Store, StoreFailed
+
+Make: TypeAlias = Callable[[], Store]
+NAME = Question("name", "elicitation/create", {"message": "Who?"})
+SIZE = Question("size", "elicitation/create", {"message": "Size?"})
+ANN = {"action": "accept", "content": {"name": "Ann"}}
+RESULT: dict[str, Any] = {"content": [{"type": "text", "text": "done"}]}
+
+
+@pytest.fixture(autouse=True)
+def virtual_wall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wall clock follows the clock of the test."""
+    monkeypatch.setattr(keepers, "wall", lambda: 1e9 + trio.current_time())
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+    memory = MemoryStore(max_bytes=200_000)
+    if request.param == "memory":
+        return lambda: memory
+    return partial(SQLiteStore, tmp_path / "tasks.db", max_bytes=200_000)
+
+
+@pytest.fixture
+def inline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For virtual time, which runs on while a thread works: SQLite works in the event loop."""
+
+    async def run(self: SQLiteStore, job: Callable[..., Any], *arguments: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        return job(*arguments)
+
+    monkeypatch.setattr(SQLiteStore, "_in_thread", run)
+
+
+@asynccontextmanager
+async def kept(make: Make, *, limits: Limits | None = None, **options: Any) -> AsyncIterator[Keeper]:
+    keeper = Keeper(make(), "test", limits or Limits(), **options)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keeper.run)
+        yield keeper
+        nursery.cancel_scope.cancel()
+
+
+def new(id: str = "t-1", **changes: Any) -> TaskRecord:
+    return attrs.evolve(TaskRecord(id, "ann", keepers.wall(), 3_600_000, "tools/call", {"name": "report"}), **changes)
+
+
+async def begun(keeper: Keeper, id: str = "t-1", **changes: Any) -> TaskHost:
+    task = new(id, **changes)
+    await keeper.add(task, "principal ann")
+    return TaskHost(keeper, task, EXTENSION_TASKS)
+
+
+async def until(keeper: Keeper, status: TaskStatus, id: str = "t-1") -> TaskRecord:
+    task = await keeper.watch(id, lambda task: task.status is status)
+    assert task is not None
+    return task
+
+
+async def eventually(check: Callable[[], bool]) -> None:
+    while not check():  # noqa: ASYNC110  # the other process of the test decides when
+        await trio.sleep(0.01)
+
+
+async def test_a_task_is_found_as_soon_as_it_is_added(make: Make) -> None:
+    async with kept(make) as keeper:
+        await begun(keeper)
+        got = await keeper.get({"taskId": "t-1"}, "ann", EXTENSION_TASKS)
+        assert (got["status"], got["ttlMs"]) == ("working", 3_600_000)
+
+
+@req("task-55", "task-59", "xtask-46", "task-51")
+async def test_only_its_owner_finds_a_task(make: Make) -> None:
+    async with kept(make) as keeper:
+        await begun(keeper)
+        await begun(keeper, "open", owner=None)
+        for params, principal in ({"taskId": "t-1"}, "bob"), ({"taskId": "t-1"}, None), ({"taskId": "open"}, "ann"):
+            for ask in (
+                partial(keeper.get, params, principal, CORE_TASKS),
+                partial(keeper.cancel, params, principal, CORE_TASKS),
+                partial(keeper.update, {**params, "inputResponses": {}}, principal),
+            ):
+                with pytest.raises(RequestError, match=r"there is no task .* for this caller"):
+                    await ask()
+        assert (await keeper.find("t-1")) is not None
+
+
+@req("task-36", "xtask-18")
+async def test_the_outcome_of_a_handler_is_stored(make: Make) -> None:
+    async with kept(make) as keeper:
+        for id, outcome in ("a", RESULT), ("b", RequestError(-5, "no", {"x": 1})):
+            await (await begun(keeper, id)).finish(outcome)
+        done, failed = await until(keeper, TaskStatus.COMPLETED, "a"), await until(keeper, TaskStatus.FAILED, "b")
+        assert done.result == RESULT
+        assert failed.error == {"code": -5, "message": "no", "data": {"x": 1}}
+
+
+async def test_a_question_waits_for_its_answers(make: Make) -> None:
+    async with kept(make) as keeper, trio.open_nursery() as nursery:
+        host = await begun(keeper)
+        answers: dict[str, Any] = {}
+
+        async def ask() -> None:
+            answers.update(await host.ask([NAME, SIZE]))
+            await host.finish(RESULT)
+
+        nursery.start_soon(ask)
+        await until(keeper, TaskStatus.INPUT_REQUIRED)
+        await keeper.update({"taskId": "t-1", "inputResponses": {"size": ANN, "other": {}}}, "ann")
+        got = await keeper.get({"taskId": "t-1"}, "ann", EXTENSION_TASKS)
+        assert list(got["inputRequests"]) == ["name"]
+        assert not answers
+        await keeper.update({"taskId": "t-1", "inputResponses": {"name": ANN}}, "ann")
+        await until(keeper, TaskStatus.COMPLETED)
+        assert answers == {"name": ANN, "size": ANN}
+
+
+async def test_another_process_answers_and_cancels(make: Make) -> None:
+    async with kept(make) as keeper, kept(make) as other, trio.open_nursery() as nursery:
+        host = await begun(keeper)
+        heard: list[str] = []
+
+        async def work() -> None:
+            with trio.CancelScope() as host.scope:
+                await host.ask([NAME])
+                heard.append("answered")
+                await trio.sleep_forever()
+            heard.append("stopped")
+            await host.finish(RESULT)
+
+        nursery.start_soon(work)
+        await until(other, TaskStatus.INPUT_REQUIRED)
+        await other.update({"taskId": "t-1", "inputResponses": {"name": ANN}}, "ann")
+        await until(keeper, TaskStatus.WORKING)
+        await eventually(lambda: bool(heard))
+        acknowledged = await other.cancel({"taskId": "t-1"}, "ann", CORE_TASKS)
+        assert acknowledged["status"] == "cancelled"
+        await eventually(lambda: len(heard) == 2)
+        task = await keeper.find("t-1")
+        assert task is not None
+        assert (task.status, task.result) == (TaskStatus.CANCELLED, None)
+
+
+@req("task-44", "xtask-29")
+async def test_a_task_that_has_ended_is_not_cancelled(make: Make) -> None:
+    async with kept(make) as keeper:
+        await (await begun(keeper)).finish(RESULT)
+        assert await keeper.cancel({"taskId": "t-1"}, "ann", EXTENSION_TASKS) == {}
+        with pytest.raises(RequestError, match="is completed and cannot be cancelled"):
+            await keeper.cancel({"taskId": "t-1"}, "ann", CORE_TASKS)
+
+
+async def test_a_question_that_is_given_up_is_closed(make: Make) -> None:
+    async with kept(make) as keeper:
+        host = await begun(keeper)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(host.ask, [NAME])
+            await until(keeper, TaskStatus.INPUT_REQUIRED)
+            nursery.cancel_scope.cancel()
+        task = await keeper.find("t-1")
+        assert task is not None
+        assert (task.status, task.questions) == (TaskStatus.WORKING, ())
+
+
+async def test_a_question_that_the_client_refuses_raises(make: Make) -> None:
+    async with kept(make) as keeper, trio.open_nursery() as nursery:
+        host = await begun(keeper)
+
+        async def ask() -> None:
+            with pytest.raises(SessionClosed, match="the question has no answer"):
+                await host.ask([NAME])
+
+        nursery.start_soon(ask)
+        await until(keeper, TaskStatus.INPUT_REQUIRED)
+        await keeper.step("t-1", lambda task: task.withdraw(["name"], 0))
+
+
+async def test_messages_are_stored(make: Make) -> None:
+    async with kept(make) as keeper:
+        host = await begun(keeper)
+        await host.note("half")
+        await host.progress(1, 2, "x")
+        await host.log("info", "x", None)
+        assert (await keeper.get({"taskId": "t-1"}, "ann", EXTENSION_TASKS))["statusMessage"] == "half"
+
+
+# Limits
+
+
+@req("task-62")
+async def test_tasks_are_bounded(make: Make) -> None:
+    async with kept(make, limits=Limits(tasks_each=1, tasks=2)) as keeper:
+        await keeper.add(new("a"), "principal ann")
+        with pytest.raises(RequestError, match=r"no room for more tasks \(Limits.tasks_each\)"):
+            await keeper.add(new("b"), "principal ann")
+        await keeper.add(new("c"), None)
+        with pytest.raises(RequestError, match=r"\(Limits.tasks\)"):
+            await keeper.add(new("d"), None)
+        await keeper.drop("c")
+        await keeper.add(new("d"), None)
+
+
+async def test_what_is_too_large_fails_the_task(make: Make) -> None:
+    async with kept(make, limits=Limits(task_bytes=1000)) as keeper:
+        await (await begun(keeper)).finish({"content": ["x" * 2000]})
+        task = await until(keeper, TaskStatus.FAILED)
+        assert task.error is not None
+        assert "Limits.task_bytes" in task.error["message"]
+        with pytest.raises(RequestError, match=r"Limits.task_bytes"):
+            await keeper.add(new("b", params={"x": "y" * 1000}), None)
+        host = await begun(keeper, "c")
+        with pytest.raises(RequestError, match=r"Limits.task_bytes"):
+            await host.ask([attrs.evolve(NAME, params={"x": "y" * 1000})])
+
+
+async def test_a_full_store_fails_the_task_and_refuses_the_next(make: Make) -> None:
+    async with kept(make) as keeper:
+        await (await begun(keeper)).finish({"content": ["x" * 300_000]})
+        task = await until(keeper, TaskStatus.FAILED)
+        assert task.error is not None
+        assert "the store has no room" in task.error["message"]
+        await keeper.add(new("b", params={"x": "y" * 190_000}), None)
+        with pytest.raises(RequestError, match="max_bytes of the store"):
+            await keeper.add(new("c", params={"x": "y" * 20_000}), None)
+
+
+@req("task-31", "task-62", "xtask-41")
+async def test_a_task_expires_while_it_runs(make: Make, inline: None, autojump_clock: MockClock) -> None:
+    async with kept(make) as keeper, trio.open_nursery() as nursery:
+        host, stopped = await begun(keeper, ttl=5_000), trio.Event()
+
+        async def work() -> None:
+            with trio.CancelScope() as host.scope:
+                await trio.sleep_forever()
+            stopped.set()
+
+        nursery.start_soon(work)
+        await trio.sleep(4.9)
+        assert await keeper.find("t-1") is not None
+        await trio.sleep(0.1)
+        with pytest.raises(RequestError, match="it may have expired"):
+            await keeper.get({"taskId": "t-1"}, "ann", EXTENSION_TASKS)
+        assert await keeper.watch("t-1", lambda task: False) is None
+        await stopped.wait()
+        assert trio.current_time() <= 20
+        await trio.sleep(20)
+        assert await keeper._store.get("task test", "t-1") is None
+
+
+# Lists
+
+
+@req("task-40", "task-41", "task-43", "task-60")
+async def test_tasks_are_listed_in_pages(make: Make) -> None:
+    async with kept(make) as keeper:
+        for number in range(120):
+            owner = "ann" if number % 2 == 0 else "bob"
+            await keeper.add(new(f"t-{number:03}", owner=owner, created=float(number), ttl=None), "shared")
+        found: list[str] = []
+        params: dict[str, Any] = {}
+        pages = 0
+        while True:
+            page = await keeper.list(params, "shared", lambda task: task.owner == "ann")
+            found += [task["taskId"] for task in page["tasks"]]
+            pages += 1
+            if "nextCursor" not in page:
+                break
+            params = {"cursor": page["nextCursor"]}
+        assert (pages, found) == (2, [f"t-{number:03}" for number in range(0, 120, 2)])
+        assert await keeper.list({}, "nobody", lambda task: True) == {"tasks": []}
+        with pytest.raises(RequestError, match="the cursor is not from this server"):
+            await keeper.list({"cursor": "x"}, "shared", lambda task: True)
+
+
+# The end of a process
+
+
+async def test_tasks_of_a_process_that_ends_are_taken_over_at_once(make: Make) -> None:
+    recovered: list[str] = []
+
+    def recover(task: TaskRecord) -> bool:
+        recovered.append(task.id)
+        return bool(task.params["name"] == "again")
+
+    async with kept(make) as first:
+        await begun(first, "a", params={"name": "again"})
+        await begun(first, "b")
+        await (await begun(first, "c")).finish(RESULT)
+    async with kept(make, recover=recover) as second:
+        lost = await until(second, TaskStatus.FAILED, "b")
+        assert lost.error is not None
+        assert "the server stopped while this task ran" in lost.error["message"]
+        assert sorted(recovered) == ["a", "b"]
+        again, done = await second.find("a"), await second.find("c")
+        assert again is not None
+        assert done is not None
+        assert (again.status, done.result) == (TaskStatus.WORKING, RESULT)
+
+
+async def test_a_process_that_wakes_up_late_writes_nothing(make: Make, inline: None, autojump_clock: MockClock) -> None:
+    async with kept(make, recover=lambda task: True) as second:
+        first = Keeper(make(), "test", Limits())
+        async with first._store:
+            await first._store.lease(first._holder, keepers.wall() + keepers.LEASE)
+            first._ready.set()
+            host = await begun(first)
+            # It does not renew its lease.
+            await second.watch("t-1", lambda task: task.updated > task.created)
+            await host.finish(RESULT)
+            assert await host._keeper.step("t-1", lambda task: task.cancel(0), ours=True) is None
+        task = await second.find("t-1")
+        assert task is not None
+        assert task.status is TaskStatus.WORKING
+
+
+async def test_a_live_process_keeps_its_tasks(make: Make, inline: None, autojump_clock: MockClock) -> None:
+    async with kept(make) as first, kept(make) as second:
+        await begun(first)
+        await trio.sleep(10 * keepers.LEASE)
+        task = await second.find("t-1")
+        assert task is not None
+        assert task.status is TaskStatus.WORKING
+
+
+async def test_a_store_that_fails_is_tried_again(
+    make: Make,
+    inline: None,
+    autojump_clock: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with kept(make) as keeper:
+        host = await begun(keeper)
+        store = keeper._store
+        with monkeypatch.context() as patch:
+            for name in ("get", "lease", "changes"):
+                patch.setattr(type(store), name, broken)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(host.finish, RESULT)
+                await trio.sleep(2.5)
+                patch.undo()
+        await until(keeper, TaskStatus.COMPLETED)
+        await trio.sleep(2 * keepers.LEASE)
+        assert "the disk is full" in caplog.text
+        assert await keeper.find("t-1") is not None
+
+
+async def broken(*_: object) -> None:
+    await trio.lowlevel.checkpoint()
+    raise StoreFailed("the disk is full")
+
+
+async def test_listeners_hear_of_each_change(make: Make) -> None:
+    heard: list[str] = []
+    async with kept(make) as keeper, kept(make) as other:
+        for each in (keeper, other):
+            each.on_change.append(lambda task: heard.append(task.status.value))
+        await other.find("x")  # both are ready
+        host = await begun(keeper)
+        await host.finish(RESULT)
+        await eventually(lambda: heard.count("completed") == 2)
+
+
+async def test_a_stopped_host_says_nothing_more(make: Make) -> None:
+    told: list[str] = []
+    async with kept(make) as keeper:
+        task = new()
+        await keeper.add(task, None)
+        host = TaskHost(keeper, task, CORE_TASKS, lambda method, params: told.append(method))
+        await host.progress(1, 2, "half")
+        await host.log("info", {"a": 1}, "me")
+        await keeper.cancel({"taskId": "t-1"}, "ann", CORE_TASKS)
+        await host.progress(2, 2, None)
+        await host.log("info", {"a": 1}, None)
+        await host.finish(RESULT)
+        assert told == ["notifications/progress", "notifications/message"]
+        await wait_all_tasks_blocked()
+        got = await keeper.find("t-1")
+        assert got is not None
+        assert got.status is TaskStatus.CANCELLED
+        assert inf > got.expires

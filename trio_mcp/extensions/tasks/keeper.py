@@ -1,0 +1,391 @@
+"""The tasks of one run of a server: created, run, asked about, and recovered after the end of another process.
+
+A call of a tool with `task=` becomes a task before its handler starts, or when its handler says so.  Its request is
+answered with CreateTaskResult, and the handler goes on with a `TaskHost` in place of its request (`ctx.detach`).
+
+The store has the truth.  Every step reads the row of a task, asks `core.tasks` for the new record, and replaces the row
+if no other process was faster.  `_follow` reads all rows that have changed, whichever process wrote them: it wakes the
+handlers that wait for an answer, stops those whose task was cancelled, and tells listeners.
+
+While a task runs, its row names this process as its holder.  A process renews its lease; if it dies, another one (or
+the next one on the same file) claims its tasks, runs those again whose tool has `replay=True`, and fails the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import trio
+
+from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_PARAMS, RequestError, SessionClosed
+from trio_mcp.core.messages import JsonObject
+from trio_mcp.core.revisions import stable_name
+from trio_mcp.core.rounds import Question
+from trio_mcp.core.tasks import (
+    CORE_TASKS,
+    TaskDeed,
+    TaskForm,
+    TaskRecord,
+    TaskStatus,
+    TaskStep,
+    cursor_of,
+    read_cursor,
+    read_task_id,
+    unknown_task,
+)
+from trio_mcp.stores.rows import Row, StoreFailed, StoreFull
+
+if TYPE_CHECKING:
+    from trio_mcp.core.messages import Limits
+    from trio_mcp.stores.rows import Store
+
+__all__ = ["LEASE", "Keeper", "TaskHost"]
+
+_log = logging.getLogger("trio_mcp")
+
+LEASE: Final = 30.0
+"""Seconds after which a process that has not renewed its lease is taken for dead."""
+_PERIOD: Final = LEASE / 3
+_AGAIN: Final = 1.0  # seconds until a store that failed is tried again
+_CLOSING: Final = 5.0  # seconds for the last writes of a run that ends
+_PAGE: Final = 50  # tasks on one page of tasks/list
+_CLAIMED: Final = 50  # tasks that are recovered at once
+
+wall = time.time
+"""The clock of all records."""
+
+
+class Keeper:
+    """Keeps tasks in a store, follows their changes, and recovers tasks of processes that have ended.
+
+    `recover` is called with each task that another process ran; it says whether the task runs again here.
+    """
+
+    def __init__(
+        self, store: Store, name: str, limits: Limits, recover: Callable[[TaskRecord], bool] = lambda task: False
+    ) -> None:
+        self._store = store
+        self._kind = f"task {name}"  # servers that share a store do not run each other's tasks
+        self._limits = limits
+        self._recover = recover
+        self._holder = secrets.token_urlsafe(12)
+        self._hosts: dict[str, TaskHost] = {}
+        self._watched: dict[str, set[trio.Event]] = {}
+        self._ready = trio.Event()
+        self.on_change: list[Callable[[TaskRecord], object]] = []
+        """Called with each task that has changed, in this process or in another one."""
+
+    # The life of a run.
+
+    async def run(self) -> None:
+        """Keep the store open, follow its changes and recover tasks, until this is cancelled."""
+        async with self._store:
+            try:
+                await self._store.lease(self._holder, wall() + LEASE)
+                number, _ = await self._store.changes(-1)
+                self._ready.set()
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._follow, number)
+                    while True:
+                        await self._keep_up()
+                        await trio.sleep(_PERIOD)
+            finally:
+                with trio.move_on_after(_CLOSING, shield=True):
+                    await self._store.lease(self._holder, -inf)  # the next process need not wait for the lease
+
+    async def _keep_up(self) -> None:
+        """Renew the lease, sweep, and recover the tasks of processes that have ended."""
+        try:
+            now = wall()
+            await self._store.lease(self._holder, now + LEASE)
+            while await self._store.sweep(now):
+                pass
+            for host in tuple(self._hosts.values()):
+                if host.expires <= now:
+                    host.stop("the ttl of the task has passed")
+            while rows := await self._store.claim(self._kind, self._holder, now, _CLAIMED):
+                for row in rows:
+                    await self._take_over(_read(row))
+        except StoreFailed as error:
+            _log.error("%s", error)
+
+    async def _take_over(self, task: TaskRecord) -> None:
+        """Run a task again that another process ran, or fail it."""
+        step = await self.step(task.id, lambda task: task.take_over(wall()), ours=True)
+        if step is None or step.task.terminal:
+            return
+        if not self._recover(step.task):
+            await self.step(task.id, lambda task: task.lose(wall()), ours=True)
+
+    async def _follow(self, number: int) -> None:
+        """Act on each change in the store."""
+        while True:
+            try:
+                number, names = await self._store.changes(number)
+                for kind, key in names:
+                    if kind == self._kind and (key in self._hosts or key in self._watched or self.on_change):
+                        await self._see(key)
+            except StoreFailed as error:
+                _log.error("%s", error)
+                await trio.sleep(_AGAIN)
+
+    async def _see(self, id: str) -> None:
+        """Act on the present state of a task."""
+        row = await self._store.get(self._kind, id)
+        task, host = None if row is None else _read(row), self._hosts.get(id)
+        if host is not None and (row is None or task is None or (not task.terminal and row.holder != self._holder)):
+            host.stop("the task has expired, or another process has taken it over")
+        elif host is not None and task is not None and task.status is TaskStatus.CANCELLED:
+            host.stop("the client cancelled the task")
+        for event in self._watched.get(id, ()):
+            event.set()
+        if task is not None:
+            for tell in self.on_change:
+                tell(task)
+
+    # Tasks.
+
+    async def add(self, task: TaskRecord, holder: str | None) -> None:
+        """Store a new task.  `holder` is the client that is charged for it.  Raises `RequestError` if there is no room.
+
+        The task runs in this process from now on; give it a host, or `drop` it.
+        """
+        await self._ready.wait()
+        owner, each = ("", inf) if holder is None else (holder, self._limits.tasks_each)
+        row = Row(self._kind, task.id, self._body(task), owner, task.created, task.expires, self._holder)
+        try:
+            await self._store.add(row, each=each, total=self._limits.tasks)
+        except StoreFull as error:
+            limit = {"each": "Limits.tasks_each", "total": "Limits.tasks"}.get(error.limit, "max_bytes of the store")
+            raise RequestError(INTERNAL_ERROR, f"there is no room for more tasks ({limit}); try again later") from None
+
+    async def drop(self, id: str) -> None:
+        """Delete a task of which no client knows."""
+        with trio.move_on_after(_CLOSING, shield=True):
+            await self._store.delete(self._kind, id)
+
+    def host(self, host: TaskHost) -> None:
+        self._hosts[host.id] = host
+
+    def release(self, host: TaskHost) -> None:
+        self._hosts.pop(host.id, None)
+
+    def _body(self, task: TaskRecord) -> bytes:
+        body = task.text().encode()
+        if len(body) > self._limits.task_bytes:
+            why = f"the task has {len(body)} bytes, and may have {self._limits.task_bytes:g} (Limits.task_bytes)"
+            raise RequestError(INTERNAL_ERROR, why)
+        return body
+
+    async def step(self, id: str, take: Callable[[TaskRecord], TaskStep], *, ours: bool = False) -> TaskStep | None:
+        """Take a step of a task, and store the new record.  None if the task does not exist any more.
+
+        With `ours` also None if this process does not hold the task any more.  Raises what `take` raises,
+        `RequestError` if the record is too large, and `StoreFull`.
+        """
+        await self._ready.wait()
+        while True:
+            row = await self._store.get(self._kind, id)
+            if row is None or (ours and row.holder != self._holder):
+                return None
+            step = take(_read(row))
+            if step.deed is TaskDeed.NOTHING:
+                return step
+            holder = "" if step.task.terminal else row.holder
+            body = self._body(step.task)
+            if await self._store.replace(attrs.evolve(row, body=body, expires=step.task.expires, holder=holder)):
+                return step
+
+    async def find(self, id: str) -> TaskRecord | None:
+        """Return a task, or None if it does not exist or has expired."""
+        await self._ready.wait()
+        row = await self._store.get(self._kind, id)
+        task = None if row is None else _read(row)
+        return None if task is None or task.expires <= wall() else task
+
+    async def owned(self, id: str, principal: Any) -> TaskRecord:
+        """Return a task of this principal.  Raises `RequestError` if it has none of this id (task-59, xtask-46)."""
+        task = await self.find(id)
+        if task is None or task.owner != stable_name(principal):
+            raise unknown_task(id)
+        return task
+
+    async def watch(self, id: str, done: Callable[[TaskRecord], bool]) -> TaskRecord | None:
+        """Wait until `done` says so of the task, and return it; None if it does not exist any more."""
+        watchers = self._watched.setdefault(id, set())
+        try:
+            while True:
+                changed = trio.Event()
+                watchers.add(changed)
+                task = await self.find(id)
+                if task is None or done(task):
+                    return task
+                with trio.move_on_after(_PERIOD):  # a task that expires changes no row
+                    await changed.wait()
+                watchers.discard(changed)
+        finally:
+            watchers.discard(changed)
+            if not watchers:
+                del self._watched[id]
+
+    # The methods of the protocol, for the side that serves them.
+
+    async def get(self, params: Mapping[str, Any], principal: Any, form: TaskForm) -> JsonObject:
+        """Serve tasks/get."""
+        return form.detailed(await self.owned(read_task_id(params), principal))
+
+    async def update(self, params: Mapping[str, Any], principal: Any) -> JsonObject:
+        """Serve tasks/update."""
+        task, responses = await self.owned(read_task_id(params), principal), params.get("inputResponses")
+        if not isinstance(responses, dict):
+            raise RequestError(INVALID_PARAMS, "inputResponses must be an object")
+        await self.step(task.id, lambda task: task.answer(responses, wall()))
+        return {}
+
+    async def cancel(self, params: Mapping[str, Any], principal: Any, form: TaskForm) -> JsonObject:
+        """Serve tasks/cancel.  task-46: the record is cancelled when this returns."""
+        task = await self.owned(read_task_id(params), principal)
+        form.refuse_cancel(task)
+        step = await self.step(task.id, lambda task: task.cancel(wall()))
+        if step is None:
+            raise unknown_task(task.id)
+        if step.deed is TaskDeed.NOTHING:
+            form.refuse_cancel(step.task)  # it ended a moment ago
+        elif (host := self._hosts.get(task.id)) is not None:
+            host.stop("the client cancelled the task")
+        return form.acknowledged(step.task)
+
+    async def list(
+        self, params: Mapping[str, Any], holder: str | None, belongs: Callable[[TaskRecord], bool]
+    ) -> JsonObject:
+        """Serve tasks/list: the tasks for which `belongs` returns True (task-60)."""
+        cursor = params.get("cursor")
+        after = (-inf, "") if cursor is None else read_cursor(cursor)
+        await self._ready.wait()
+        found: list[TaskRecord] = []
+        more, now = True, wall()
+        while more and len(found) <= _PAGE:
+            rows = await self._store.list(self._kind, holder or "", after, _PAGE)
+            more = len(rows) == _PAGE
+            found += [task for task in map(_read, rows) if task.expires > now and belongs(task)]
+            after = (rows[-1].created, rows[-1].key) if rows else after
+        result: JsonObject = {"tasks": [CORE_TASKS.task(task) for task in found[:_PAGE]]}
+        if len(found) > _PAGE:  # task-41
+            result["nextCursor"] = cursor_of(found[_PAGE - 1])
+        return result
+
+
+def _read(row: Row) -> TaskRecord:
+    return TaskRecord.from_text(row.body.decode())
+
+
+class TaskHost:
+    """What the context of a handler uses in place of a request, from the moment on when its call is a task.
+
+    `tell` sends a notification to the requestor, if its session is open still and the form has one; `token` is the
+    progress token of its request.
+    """
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        task: TaskRecord,
+        form: TaskForm,
+        tell: Callable[[str, JsonObject], object] | None = None,
+    ) -> None:
+        self._keeper = keeper
+        self.id = task.id
+        self.expires = task.expires
+        self.form = form
+        self.scope: trio.CancelScope | None = None
+        """The scope of the handler."""
+        self._tell = tell
+        self._over = False
+        keeper.host(self)
+
+    def stop(self, reason: str) -> None:
+        """Cancel the handler; its outcome does not count any more."""
+        self._over = True
+        self._keeper.release(self)
+        if self.scope is not None:
+            self.scope.cancel(reason=reason)
+
+    async def _step(self, take: Callable[[TaskRecord], TaskStep]) -> TaskStep | None:
+        step = await self._keeper.step(self.id, take, ours=True)
+        if step is None or (step.deed is TaskDeed.NOTHING and step.task.terminal):
+            self.stop("the task has ended")
+        return step
+
+    async def note(self, message: str) -> None:
+        """Set the status message."""
+        await self._step(lambda task: task.note(message, wall()))
+
+    async def progress(self, progress: float, total: float | None, message: str | None) -> None:
+        """Report progress: to the requestor where its form has progress, and there until the task ends (prog-11)."""
+        if self._tell is None or self._over:
+            await trio.lowlevel.checkpoint()
+            return
+        params: JsonObject = {"progress": progress}
+        if total is not None:
+            params["total"] = total
+        if message is not None:
+            params["message"] = message
+        self._tell("notifications/progress", params)
+        await trio.lowlevel.checkpoint()
+
+    async def log(self, level: str, data: Any, logger: str | None) -> None:
+        """Send a log message, where the form has them (xtask-39)."""
+        if self._tell is not None and not self._over:
+            params: JsonObject = {"level": level, "data": data}
+            if logger is not None:
+                params["logger"] = logger
+            self._tell("notifications/message", params)
+        await trio.lowlevel.checkpoint()
+
+    async def ask(self, questions: Sequence[Question]) -> Mapping[str, JsonObject]:
+        """Open questions, and return their answers by key.  Raises `SessionClosed` if one is withdrawn."""
+        keys = frozenset(each.key for each in questions)
+        await self._step(lambda task: task.ask(questions, wall()))
+        try:
+            task = await self._keeper.watch(
+                self.id, lambda task: not any(each.key in keys for each in task.questions) or task.terminal
+            )
+        except trio.Cancelled:
+            with trio.move_on_after(_CLOSING, shield=True):
+                await self._keeper.step(self.id, lambda task: task.withdraw(keys, wall()), ours=True)
+            raise
+        if task is None or not keys <= task.answers.keys():
+            raise SessionClosed("the question has no answer: the task has ended, or the client refused the question")
+        return {key: task.answers[key] for key in keys}
+
+    async def finish(self, outcome: JsonObject | RequestError) -> None:
+        """Store the outcome of the handler."""
+        if self._over:
+            return
+        self._over = True
+        with trio.CancelScope(shield=True) as scope:  # the run may be about to end
+            scope.deadline = trio.current_time() + _CLOSING
+            while True:
+                try:
+                    await self._store(outcome)
+                    break
+                except StoreFailed as error:
+                    _log.error("%s", error)
+                    await trio.sleep(_AGAIN)
+                except StoreFull:
+                    outcome = RequestError(INTERNAL_ERROR, "the store has no room for the result of this task")
+                except RequestError as error:  # the result is too large
+                    outcome = error
+        self._keeper.release(self)
+
+    async def _store(self, outcome: JsonObject | RequestError) -> None:
+        if isinstance(outcome, RequestError):
+            await self._keeper.step(self.id, lambda task: task.fail(outcome, wall()), ours=True)
+        else:
+            await self._keeper.step(self.id, lambda task: task.finish(outcome, wall()), ours=True)
