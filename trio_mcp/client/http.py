@@ -168,6 +168,14 @@ class _InFlight:
 
 
 @attrs.define(eq=False, repr=False)
+class _Insistence:
+    """The attempts to send a message that must arrive."""
+
+    pauses: Iterator[float] = attrs.field(factory=lambda: iter(_PAUSES))
+    broken: int = 0  # attempts that the server may have received
+
+
+@attrs.define(eq=False, repr=False)
 class _ResumedStream:
     """An event stream, over all its connections."""
 
@@ -399,31 +407,14 @@ class HttpLink(ClientSession):
         message = exchange.message
         assert not isinstance(message, InvalidMessage)  # messages to send are made here
         body = b"" if message is None else encode(message)
-        answers = isinstance(message, Response | Error)  # the server waits for it, and accepts it once
-        # Without `initialized` a server sends no questions and no changes in this session.  But some servers break the
-        # connection over it, or do not reply, and work otherwise.
-        must_arrive = answers or _is_initialized(message)
-        redirects = broken = 0  # broken: attempts that the server may have received
-        pauses = iter(_PAUSES)
+        must_arrive = isinstance(message, Response | Error) or _is_initialized(message)
+        insistence = _Insistence() if must_arrive else None
+        redirects = 0
         while True:
-            lost = ""  # why the message must be sent again
-            try:
+            if insistence is None:
                 verdict, reply = await self._attempt(exchange, body, after, opening)
-                if answers and reply.status in _BUSY and not isinstance(verdict, rules.RetryAfter):
-                    lost = f"HTTP {reply.status}"
-            except (ReplyBroken, ConnectionFailed, NoResponse) as error:
-                broken += not isinstance(error, ConnectionFailed)
-                gives_up = not answers and (broken > _INITIALIZED_ATTEMPTS or isinstance(error, NoResponse))
-                if gives_up or not must_arrive:
-                    raise
-                lost = str(error)
-            if lost:
-                if (pause := next(pauses, None)) is None:  # the server and the caller here must learn it
-                    self._close(SessionLost(True, f"{_name_of(message)} did not reach the server: {lost}"))
-                await trio.sleep(pause or 0.0)  # at least a checkpoint, at which this may be cancelled
-                continue
-            if answers and broken and reply.status in (400, 404, 409):  # the server has received an earlier attempt
-                verdict = rules.ReplyAccepted()
+            else:
+                verdict, reply = await self._insist(exchange, body, insistence)
             match verdict:
                 case rules.Redirected(url):
                     redirects += 1
@@ -440,6 +431,31 @@ class HttpLink(ClientSession):
                     exchange = attrs.evolve(exchange, again=True)
                 case _:
                     return verdict, exchange, reply
+
+    async def _insist(
+        self, exchange: rules.Exchange, body: bytes, tries: _Insistence
+    ) -> tuple[rules.ReplyVerdict, HttpReply]:
+        """Send a message that must arrive, again and again for a minute.
+
+        The server waits for an answer, and accepts it once.  Without `initialized` a server sends no questions and no
+        changes in this session; but some servers break the connection over it, or do not reply, and work otherwise.
+        """
+        answers = isinstance(exchange.message, Response | Error)
+        while True:
+            try:
+                verdict, reply = await self._attempt(exchange, body, "", None)
+                if not answers or reply.status not in _BUSY or isinstance(verdict, rules.RetryAfter):
+                    received = answers and tries.broken and reply.status in (400, 404, 409)  # an earlier attempt
+                    return rules.ReplyAccepted() if received else verdict, reply
+                lost = f"HTTP {reply.status}"
+            except (ReplyBroken, ConnectionFailed, NoResponse) as error:
+                tries.broken += not isinstance(error, ConnectionFailed)
+                if not answers and (tries.broken > _INITIALIZED_ATTEMPTS or isinstance(error, NoResponse)):
+                    raise
+                lost = str(error)
+            if (pause := next(tries.pauses, None)) is None:  # the server and the caller here must learn it
+                self._close(SessionLost(True, f"{_name_of(exchange.message)} did not reach the server: {lost}"))
+            await trio.sleep(pause or 0.0)  # at least a checkpoint, at which this may be cancelled
 
     def _end_abandoned_stream(self, why: str) -> None:
         """End the stream of a cancelled call that was silent for longest, if there is one."""

@@ -182,16 +182,12 @@ class HttpPool(trio.abc.AsyncResource):
     async def _take_idle(self, route: _Route) -> _PooledConnection | None:
         """Take the idle connection that was used last, because it is the least likely to be closed."""
         await self._sweep()
-        while True:
-            for index in range(len(self._idle) - 1, -1, -1):
-                if self._idle[index].route == route:
-                    break
-            else:
-                return None
-            link = self._idle.pop(index)
+        while (link := next((each for each in reversed(self._idle) if each.route == route), None)) is not None:
+            self._idle.remove(link)
             if link.quiet():
                 return link
             await link.close()  # meanwhile other tasks take and return connections
+        return None
 
     async def _keep(self, link: _PooledConnection) -> None:
         """Add a connection to the idle ones; close the oldest if there are too many."""
