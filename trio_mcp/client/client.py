@@ -296,7 +296,7 @@ class Client(metaclass=WithOtherNames):
                 if refused is not None:
                     if self._connection.cache is not None:
                         self._connection.cache.forget("tools/list")
-                    await self._list_all_tools()
+                    await self.list_tools()
                 # New headers for each round: the user may take longer to answer than a token is valid.
                 fields = self._fields(headers) if fields is None else fields
                 result = await self._connection.request(method, params, on_progress, fields, timer)
@@ -484,7 +484,7 @@ class Client(metaclass=WithOtherNames):
         returned: ReturnType[Any] | None = None
         if returns is not ABSENT:
             returned = ReturnType(returns)  # raises UsageError before a request is sent
-            await self._tools.ensure_listed(name, self._list_all_tools)
+            await self._tools.ensure_listed(name, self.list_tools)
         sent_params, headers = self._with_meta(params, options.get("meta")), options.get("headers")
         timer = self._timer(options, progress=True) if options or self._has_timeout else None
         raw_result, _ = await self._send("tools/call", sent_params, on_progress, headers, timer, refresh_tools=True)
@@ -533,10 +533,6 @@ class Client(metaclass=WithOtherNames):
             return await self.call_tool(name, given, returns=returns, on_progress=on_progress, **options)
 
         return _stream_call(call, f"tools/call {name[:80]!r}, streamed")
-
-    async def _list_all_tools(self) -> None:
-        for _ in await self.list_tools():
-            pass
 
     # Resources
 

@@ -20,7 +20,7 @@ import logging
 import math
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -522,17 +522,14 @@ def _result(model: Model, upstream_revision: Revision, revision: Revision) -> Js
 
 
 def _end_to_end_meta(meta: Mapping[str, Json], revision: Revision) -> JsonObject:
-    return {key: value for key, value in meta.items() if _is_end_to_end(key, value, revision)}
-
-
-def _is_end_to_end(key: str, value: Json, revision: Revision) -> bool:
-    """Whether a `_meta` key is not reserved for one hop.  Revisions reserve different keys, so two are checked."""
-    try:
-        check_meta({key: value}, LATEST)
-        check_meta({key: value}, revision)
-    except UsageError:
-        return False
-    return True
+    """The keys of `_meta` that are not reserved for one hop.  Revisions reserve different keys, so two are checked."""
+    kept: JsonObject = {}
+    for key, value in meta.items():
+        with suppress(UsageError):
+            check_meta({key: value}, LATEST)
+            check_meta({key: value}, revision)
+            kept[key] = value
+    return kept
 
 
 def _error_for_client(error: InputUnavailable) -> McpError:
