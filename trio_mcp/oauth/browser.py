@@ -115,11 +115,8 @@ async def receive_returns(
     path = urlsplit(redirect_uri).path or "/"
     send, returns = trio.open_memory_channel[BrowserReturn](_MAX_CONNECTIONS)
     room = trio.CapacityLimiter(_MAX_CONNECTIONS)
-    handler = partial(_serve, path=path, send=send, room=room)
-    async with trio.open_nursery() as nursery:
-        for each in listeners:
-            nursery.start_soon(partial(trio.serve_listeners, handler, [each]))
-        task_status.started(RedirectReceiver(redirect_uri, returns))
+    task_status.started(RedirectReceiver(redirect_uri, returns))
+    await trio.serve_listeners(partial(_serve, path=path, send=send, room=room), listeners)
 
 
 async def _listeners(fixed: str | None, before: tuple[str, ...]) -> tuple[list[trio.SocketListener], str]:
