@@ -551,6 +551,7 @@ ENDS = {
         "workers",
         "_wait_for_tasks",
     ): "it is cancelled, unless it shields itself: then it ends as any handler does that is shielded",
+    ("workers", "call"): "what it waits for has been cancelled, and only a caller that joins waits for it",
     ("session", "_work_in_turn"): "whoever is before has been cancelled, too",
     ("session", "serve"): "what it waits for has been cancelled",
     ("wire", "run"): "the write that it waits for has a deadline by then",

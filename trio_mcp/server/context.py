@@ -382,10 +382,6 @@ class Context(metaclass=WithOtherNames):
         """The client that is charged for the shared resources of this call."""
         return None if self._link is None else self._link.account.holder
 
-    def _attach(self, link: ServerSession, request: Request, terms: Terms, wire: Wire) -> None:
-        self._link, self._parked, self.request, self._terms = link, None, request, terms
-        self._wire, self._last_write = wire, 0
-
     def _cancel(self, reason: str) -> None:
         if self._scope is not None and not self._over:  # after the end another call may run in this scope
             self._scope.cancel(reason=reason)

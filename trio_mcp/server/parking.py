@@ -120,6 +120,19 @@ class ParkedCall:
     resumed: trio.Event = attrs.field(factory=trio.Event)
     """Set when a retry has given the call a request again, or when it can get no more retries."""
 
+    def resume(self, retry: Context) -> JsonObject:
+        """Give the request of `retry`, and its place among the running requests, to the parked handler."""
+        ctx, session = self.ctx, retry._link
+        assert session is not None  # it has just been received
+        ctx._link, ctx._parked, ctx.request, ctx._terms = session, None, retry.request, retry._terms
+        ctx._wire, ctx._last_write = retry._wire, 0
+        # Each call holds one message until its end.
+        ctx._received, retry._received = retry._received, ctx._received
+        retry._link, retry._parked = None, self
+        session._contexts[ctx.request.id] = ctx
+        self.resumed.set()
+        return {}
+
 
 class Parking:
     """Asks the questions of the handlers of one run, and keeps the handlers that wait for a retry."""

@@ -199,18 +199,15 @@ class Run:
         self.quiet_offer = attrs.evolve(self.offer, capabilities=capabilities)
 
     async def drain(self) -> None:
-        """Refuse new requests from now on, and return when all connections have closed."""
+        """Refuse new requests from now on, and return when all connections have closed.
+
+        A run that ends with its connections has then ended, too: a program that cancels its nursery afterwards
+        interrupts no lifespan.
+        """
         self.draining = True
         async with trio.open_nursery() as nursery:
             for connection in self.connections:
                 nursery.start_soon(connection.drain)
-
-    async def drain_to_end(self) -> None:
-        """Drain, and wait for the end of a run that ends with its connections.
-
-        Then a program that cancels its nursery afterwards interrupts no lifespan.
-        """
-        await self.drain()
         if not self.held:
             await self.ended.wait()
 
@@ -263,7 +260,7 @@ async def drained(stack: AsyncExitStack, server: Server, seconds: float) -> None
     async def drain() -> None:
         async with trio.open_nursery() as nursery:
             for run in draining:
-                nursery.start_soon(run.drain_to_end)
+                nursery.start_soon(run.drain)
         gone.set()
 
     async def wait(_: object, error: BaseException | None, traceback: object) -> None:

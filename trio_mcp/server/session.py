@@ -377,17 +377,9 @@ class ServerSession:
         try:
             if _is_retry(ctx.request, ctx._terms):
                 back = self._run.parking.retry(ctx)
-                if isinstance(back, dict):
-                    return back
                 if back is not None:
-                    # Give this request, and its place among the running requests, to the parked handler.
-                    ctx._link, ctx._parked = None, back
-                    # Each call holds one message until its end.
-                    ctx._received, back.ctx._received = back.ctx._received, ctx._received
-                    back.ctx._attach(self, ctx.request, ctx._terms, ctx._wire)
-                    self._contexts[ctx.request.id] = back.ctx
-                    back.resumed.set()
-                    return {}  # not sent: another context has the request now
+                    # Nothing is sent for a handler that continues: its context has the request now.
+                    return back if isinstance(back, dict) else back.resume(ctx)
             work = self._run.dispatcher(ctx)
             result = await (work if guarded is None else guarded(work))
             if scope_of(worker.task) is not worker.inside:  # compared here, because a call of `check` is slower

@@ -35,7 +35,7 @@ from contextvars import Context as Variables
 from contextvars import copy_context
 from functools import partial
 from operator import attrgetter
-from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import trio
 from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_rescheduled
@@ -168,15 +168,60 @@ class WorkerPool:
         worker.work, worker.argument = work, argument
         return worker
 
-    async def call(self, function: Callable[[], Awaitable[T]], name: str) -> T:
+    async def call(self, function: Callable[[], Awaitable[T]], name: str, *, joins: bool = False) -> T:
         """Call a function of the server's author in a worker, with the context variables of this task.
 
         Returns its result, or raises its exception.  Also raises LeftOpen, as for a handler, and RunStopped.  If this
-        call is cancelled, the function is cancelled too, but the call does not wait for it: it may be shielded.
+        call is cancelled, the function is cancelled too.  The call then waits for it only if it `joins`: the function
+        may be shielded.
         """
-        call = _WorkerCall(function, name, joins=False)
-        await call.run(self)
-        return call.outcome()
+        variables, done, abandoned = current_task().context, trio.Event(), False
+        results: list[T] = []
+        error: Exception | None = RunStopped()
+
+        async def work(worker: Worker, _: None) -> None:
+            nonlocal error
+            task = current_task()
+            if task.context is not variables:  # the function sets the variables of the waiting task
+                task.context = variables
+                await trio.lowlevel.cancel_shielded_checkpoint()
+            try:
+                await trio.lowlevel.checkpoint_if_cancelled()  # if cancelled, the function is not called
+                running = function()
+                results.append(await (running if guarded is None else guarded(running)))
+                worker.check()
+                error = None
+            except BaseException as raised:  # noqa: BLE001  # `judged` decides
+                stopped, failed = worker.judged(raised)
+                if stopped is None:
+                    error = failed
+                if failed is not None and (stopped is not None or abandoned):
+                    # Do not log the text of the exception: it may contain a secret, such as an access token.
+                    _log.error("%s failed while it was being stopped: %s", name, type(failed).__name__)
+                if stopped is not None:
+                    raise sole(stopped) from None
+            finally:
+                done.set()
+
+        worker = self.start(work, None, name, variables)
+        try:
+            await done.wait()
+        except trio.Cancelled:
+            if not done.is_set():  # otherwise another call may run in the scope
+                worker.scope.cancel()
+            if not joins:
+                abandoned = True
+                raise
+            with trio.CancelScope(shield=True):
+                await done.wait()
+        if error is None:
+            return results[0]
+        if isinstance(error, RunStopped):  # if this task was cancelled, raise Cancelled instead
+            await trio.lowlevel.checkpoint_if_cancelled()
+        try:
+            raise error
+        finally:
+            error = None
 
     def trim(self) -> None:
         """End all idle workers except `_SPARE`: a connection has ended, so fewer calls are expected."""
@@ -379,82 +424,13 @@ def called(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         raise _as_failure(error) from error
 
 
-class _WorkerCall(Generic[T]):
-    """One call of a function in a worker, and the task that waits for it.
-
-    `joins`: the task waits until the function has ended, even if the task is cancelled.
-    """
-
-    def __init__(self, function: Callable[[], Awaitable[T]], name: str, *, joins: bool) -> None:
-        self._function = function
-        self._name = name
-        self._joins = joins
-        self._waiting: Task | None = None
-        self._result: T
-        self._error: Exception | None = None
-
-    async def run(self, pool: WorkerPool) -> None:
-        self._waiting = task = current_task()
-        self._variables = task.context
-        self._worker = pool.start(self._work, None, self._name, task.context)
-        await wait_task_rescheduled(self._cancel)
-        if isinstance(self._error, RunStopped):  # if this task was cancelled, raise Cancelled instead
-            await trio.lowlevel.checkpoint_if_cancelled()
-
-    def _cancel(self, _: Any) -> Abort:
-        self._worker.scope.cancel()
-        if self._joins:
-            return Abort.FAILED
-        self._waiting = None
-        return Abort.SUCCEEDED
-
-    def _end(self, error: Exception | None) -> None:
-        if self._waiting is not None:
-            self._error = error
-            reschedule(self._waiting)
-            self._waiting = None
-
-    def outcome(self) -> T:
-        if self._error is not None:
-            try:
-                raise self._error
-            finally:
-                self._error = None
-        return self._result
-
-    async def _work(self, worker: Worker, _: None) -> None:
-        task = current_task()
-        if task.context is not self._variables:  # the function sets the variables of the waiting task
-            task.context = self._variables
-            await trio.lowlevel.cancel_shielded_checkpoint()
-        error: Exception | None = RunStopped()
-        try:
-            await trio.lowlevel.checkpoint_if_cancelled()  # if cancelled, the function is not called
-            work = self._function()
-            self._result = await (work if guarded is None else guarded(work))
-            worker.check()
-            error = None
-        except BaseException as raised:  # noqa: BLE001  # `judged` decides
-            stopped, failed = worker.judged(raised)
-            if stopped is None:
-                error = failed
-            if failed is not None and (stopped is not None or self._waiting is None):
-                # Do not log the text of the exception: it may contain a secret, such as an access token.
-                _log.error("%s failed while it was being stopped: %s", self._name, type(failed).__name__)
-            if stopped is not None:
-                raise sole(stopped) from None
-        finally:
-            self._end(error)
-
-
 async def contained(function: Callable[[], Awaitable[T]], name: str) -> T:
     """Like `WorkerPool.call`, for a task without a pool.  If cancelled, wait until the function has ended."""
-    call = _WorkerCall(function, name, joins=True)
     async with open_nursery() as nursery:
         pool = WorkerPool(nursery)
         pool.end()
-        await call.run(pool)
-    return call.outcome()
+        return await pool.call(function, name, joins=True)
+    raise AssertionError  # the nursery is not cancelled before the function has ended
 
 
 # Nurseries that a handler left open.
