@@ -15,8 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from trio_mcp.__main__ import USAGE, main
-
 # The screen, its width and the names of messages are private to the demo.
 from trio_mcp.cli.demo.tour import WIDTH, Screen, message_names
 from trio_mcp.core import REVISIONS
@@ -175,15 +173,3 @@ def test_a_message_is_told_by_what_it_is() -> None:
     glyphs = {"out": ">", "in": "<", "times": "x"}
     words = message_names(transcript, glyphs).replace("\xa0", " ")
     assert words == "> tools/call  < progress x2  < input_required  < error -32602"
-
-
-@pytest.mark.parametrize("arguments", [[], ["dmeo"], ["demo", "again"]])
-def test_anything_else_is_told_what_there_is(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments) == 2
-    what = f"unknown arguments: {' '.join(arguments)}\n" if arguments else ""
-    assert capsys.readouterr() == ("", what + USAGE)
-
-
-def test_help_is_no_mistake(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0
-    assert capsys.readouterr() == (USAGE, "")

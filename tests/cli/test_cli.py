@@ -1,0 +1,224 @@
+"""The command line: in this process, in a pipe and on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from trio_mcp.cli.main import COMMANDS, main  # the command line has no other door
+
+ROOT = Path(__file__).parents[2]
+SERVER = str(Path(__file__).parent / "servers.py")
+COMMAND = (sys.executable, "-m", "trio_mcp")
+
+
+def run(*arguments: str, input: str | None = "", cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+    return subprocess.run(
+        [*COMMAND, *arguments], input=input, capture_output=True, text=True, timeout=60, cwd=cwd, env=environ
+    )
+
+
+def on_terminal(arguments: Sequence[str], typed: Sequence[tuple[str, str]]) -> tuple[str, int]:
+    """Run a command on a terminal; type each answer after its prompt was seen.  Returns the output and the status."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(ROOT)
+        os.execve(sys.executable, [*COMMAND, *arguments], {**os.environ, "TERM": "xterm", "COLUMNS": "100"})
+    seen, left = "", list(typed)
+    at = 0
+    while True:
+        try:
+            data = os.read(terminal, 65536)
+        except OSError:  # the terminal has been closed
+            data = b""
+        if not data:
+            break
+        seen += data.decode()
+        while left and (found := seen.find(left[0][0], at)) >= 0:
+            prompt, answer = left.pop(0)
+            at = found + len(prompt)
+            os.write(terminal, answer.encode())
+    os.close(terminal)
+    return seen.replace("\r\n", "\n"), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_help_names_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    out, err = capsys.readouterr()
+    assert all(f"\n  {name} " in out for name in COMMANDS)
+    assert err == ""
+    assert max(map(len, out.splitlines())) <= 118
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_a_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    assert COMMANDS[command].summary in " ".join(capsys.readouterr().out.split())
+
+
+def test_without_a_command_the_help_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert capsys.readouterr().err.startswith("usage: trio-mcp COMMAND")
+
+
+def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lsit"]) == 2
+    assert capsys.readouterr().err.startswith("trio-mcp: unknown command 'lsit'; the commands are run, demo, list")
+
+
+def test_help_loads_no_protocol() -> None:
+    script = (
+        "import sys; from trio_mcp.cli.main import main; main(['--help']); "
+        "print('trio' in sys.modules, 'attrs' in sys.modules)"
+    )
+    shown = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert shown.stdout.splitlines()[-1] == "False False"
+
+
+def test_list_shows_what_the_server_has() -> None:
+    shown = run("list", SERVER)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout == (
+        "weather 1.0 (2026-07-28)\n  Ask for a city.\n\nTools\n"
+        "  forecast\n    The forecast for a city.\n"
+        "    city    string   the name of the city\n    [days]  integer  how many days (default 2)\n"
+        "  order\n    Order an umbrella.\n  picture\n    A picture.\n  fails\n    A tool that fails.\n"
+        "  forever\n    A call that ends only by a cancellation.\n"
+        "\nResources\n  notes://today    Notes of today.\n"
+        "\nPrompts\n  review  code [style]  Review code.\n"
+    )
+
+
+def test_list_writes_json() -> None:
+    listed = json.loads(run("list", SERVER, "--json", "--revision", "2025-06-18").stdout)
+    assert listed["revision"] == "2025-06-18"
+    assert listed["server"]["name"] == "weather"
+    assert [tool["name"] for tool in listed["tools"]] == ["forecast", "order", "picture", "fails", "forever"]
+    assert listed["resources"][0]["uri"] == "notes://today"
+    assert listed["prompts"][0]["name"] == "review"
+
+
+@pytest.mark.parametrize("target", [f"{SERVER}:server", "tests.cli.servers:server"])
+def test_a_target_may_name_an_object(target: str) -> None:
+    shown = run("call", target, "forecast", "city=Oslo", "days=1", "--quiet")
+    assert (shown.stdout, shown.stderr, shown.returncode) == ('{"city": "Oslo", "degrees": 12.5}\n', "", 0)
+
+
+def test_a_command_follows_after_dashes() -> None:
+    shown = run("read", "notes://today", "--", *COMMAND, "run", SERVER)
+    assert (shown.stdout, shown.returncode) == ("Buy milk\n", 0)
+
+
+def test_a_configured_name_is_a_target(tmp_path: Path) -> None:
+    entry = {"command": sys.executable, "args": ["-m", "trio_mcp", "run", SERVER], "env": {"PYTHONPATH": str(ROOT)}}
+    (tmp_path / ".mcp.json").write_text(json.dumps({"mcpServers": {"the weather": entry}}))
+    assert run("read", "the weather", "notes://today", cwd=tmp_path).stdout == "Buy milk\n"
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({"mcpServers": {}}))
+    refused = run("read", "the weather", "notes://today", "--config", str(other), cwd=tmp_path)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "is no file, module:object, URL or configured name" in refused.stderr
+
+
+def test_call_reports_on_standard_error() -> None:
+    shown = run("call", SERVER, "forecast", "city=Oslo")
+    assert shown.stdout == '{"city": "Oslo", "degrees": 12.5}\n'
+    reported = ["info: asked for Oslo", "progress: 1 of 2 day 1", "progress: 2 of 2 day 2"]
+    assert sorted(shown.stderr.splitlines()) == reported  # the log does not wait for the progress
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("forecast", "city"), 2, "an argument must be like KEY=VALUE, got 'city'"),
+        (("forecast", "city=Oslo", "days=x"), 2, "days must be integer, got 'x'"),
+        (("forecast", "town=Oslo"), 2, "forecast has no argument 'town'; it has city, days"),
+        (("nothing",), 2, "the server has no tool 'nothing'; it has fails, forecast, forever, order, picture"),
+        (("forecast", "--args", "[]"), 2, "--args must be a JSON object, got list"),
+        (("forecast", "--args", "@absent"), 2, "--args cannot be read: [Errno 2]"),
+    ],
+)
+def test_wrong_arguments_are_one_line(arguments: Sequence[str], status: int, message: str) -> None:
+    shown = run("call", SERVER, *arguments)
+    assert (shown.stdout, shown.returncode) == ("", status)
+    assert shown.stderr.startswith(f"trio-mcp: {message}")
+    assert shown.stderr.count("\n") == 1
+
+
+def test_arguments_may_come_as_json(tmp_path: Path) -> None:
+    file = tmp_path / "arguments.json"
+    file.write_text('{"city": "Oslo", "days": 0}')
+    expected = '{"city": "Oslo", "degrees": 12.5}\n'
+    assert run("call", SERVER, "forecast", "--args", f"@{file}", "--quiet").stdout == expected
+    assert run("call", SERVER, "forecast", "--args", "-", "--quiet", input=file.read_text()).stdout == expected
+    assert run("call", SERVER, "forecast", 'city:="Oslo"', "days:=1", "--quiet").stdout == expected
+
+
+def test_a_failing_tool_has_status_one() -> None:
+    shown = run("call", SERVER, "fails")
+    assert (shown.stdout, shown.returncode) == ("tools/call 'fails' failed; the server's log says why\n", 1)
+
+
+def test_images_are_saved(tmp_path: Path) -> None:
+    shown = run("call", SERVER, "picture", "--save", str(tmp_path))
+    path = tmp_path / "picture-1.png"
+    assert shown.stdout == f"a picture\n{path}: 5 bytes of image/png\n"
+    assert path.read_bytes() == b"hello"
+
+
+def test_prompts_and_completions() -> None:
+    assert run("prompt", SERVER, "review", "code=x").stdout == "user\n  Review x, short\n"
+    assert run("complete", SERVER, "review", "style", "l").stdout == "long\n"
+    pings = json.loads(run("ping", SERVER, "--count", "2", "--json", "--revision", "2025-11-25").stdout)
+    assert (pings["method"], len(pings["ms"])) == ("ping", 2)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ((sys.executable, "-c", "raise SystemExit('no licence')"), "ended with status 1 before its first message"),
+        ((sys.executable, "-c", "print('hello', flush=True); import sys; sys.stdin.read()"), "'hello"),
+        (("/nonexistent/server",), "/nonexistent/server"),
+    ],
+)
+def test_a_server_that_does_not_speak_is_told_apart(command: Sequence[str], message: str) -> None:
+    shown = run("list", "--timeout", "3", "--", *command)
+    assert shown.returncode == 3
+    assert message in shown.stderr
+    assert shown.stderr.splitlines()[-1].startswith("trio-mcp: ")
+
+
+def test_a_question_is_asked_on_the_terminal() -> None:
+    typed = [("Which umbrella?", ""), ("size", "2\n"), ("count", "\n")]
+    shown, status = on_terminal(("call", SERVER, "order"), typed)
+    assert status == 0
+    assert shown.splitlines()[-1] == "1 large"
+    assert "  1  small\n  2  large\n" in shown
+
+
+def test_a_question_without_a_terminal_is_declined() -> None:
+    shown = run("call", SERVER, "order")
+    assert (shown.stdout, shown.returncode) == ("no order\n", 0)
+    assert "declined: standard input is not a terminal" in shown.stderr
+
+
+def test_control_c_ends_a_call() -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "call", SERVER, "forever", "--verbose"], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    _, rest = process.communicate(timeout=60)
+    assert (line, rest, process.returncode) == ("progress: 0 begun\n", "cancelled\n", 130)

@@ -1,0 +1,99 @@
+// Tasks of the official TypeScript SDK 1.x: tasks_typescript1.mjs serve, on stdio, or tasks_typescript1.mjs visit COMMAND ...
+// The visit prints one JSON object: what came of each tool that runs as a task.
+
+import { Client } from "@modelcontextprotocol/sdk/client/index.js";
+import { StdioClientTransport } from "@modelcontextprotocol/sdk/client/stdio.js";
+import { InMemoryTaskMessageQueue, InMemoryTaskStore } from "@modelcontextprotocol/sdk/experimental/tasks";
+import { McpServer } from "@modelcontextprotocol/sdk/server/mcp.js";
+import { StdioServerTransport } from "@modelcontextprotocol/sdk/server/stdio.js";
+import { CallToolResultSchema, ElicitRequestSchema, ElicitResultSchema } from "@modelcontextprotocol/sdk/types.js";
+import { z } from "zod";
+
+const [mode, ...command] = process.argv.slice(2);
+const text = (words, isError = false) => ({ content: [{ type: "text", text: words }], isError });
+
+async function serve() {
+  const taskStore = new InMemoryTaskStore();
+  const taskMessageQueue = new InMemoryTaskMessageQueue();
+  const tasks = { list: {}, cancel: {}, requests: { tools: { call: {} } } };
+  const options = { capabilities: { tasks }, taskStore, taskMessageQueue, defaultTaskPollInterval: 50 };
+  const server = new McpServer({ name: "tasks", version: "1" }, options);
+  const works = {
+    async slow_compute({ seconds, label }) {
+      await new Promise((resolve) => setTimeout(resolve, seconds * 1000));
+      return text(`${label} took ${seconds} seconds`);
+    },
+    async confirm_delete({ filename }, task, extra) {
+      const requestedSchema = { type: "object", properties: { confirm: { type: "boolean" } }, required: ["confirm"] };
+      const params = { mode: "form", message: `Delete ${filename}?`, requestedSchema };
+      const related = { relatedTask: { taskId: task.taskId } };
+      await extra.taskStore.updateTaskStatus(task.taskId, "input_required");
+      const answer = await extra.sendRequest({ method: "elicitation/create", params }, ElicitResultSchema, related);
+      await extra.taskStore.updateTaskStatus(task.taskId, "working");
+      return text(`${filename}: ${answer.action} ${JSON.stringify(answer.content)}`);
+    },
+    async failing_job() {
+      return text("the job has failed", true);
+    },
+  };
+  const add = (name, taskSupport, inputSchema) =>
+    server.experimental.tasks.registerToolTask(name, { inputSchema, execution: { taskSupport } }, {
+      async createTask(given, extra) {
+        const task = await extra.taskStore.createTask({ ttl: 60000, pollInterval: 50 });
+        works[name](given, task, extra).then(
+          (result) => extra.taskStore.storeTaskResult(task.taskId, result.isError ? "failed" : "completed", result),
+          () => {}, // the task was cancelled, and its question with it
+        ).catch(() => {}); // or it was cancelled, and has its last status
+        return { task };
+      },
+      getTask: (_, extra) => extra.taskStore.getTask(extra.taskId),
+      getTaskResult: (_, extra) => extra.taskStore.getTaskResult(extra.taskId),
+    });
+  add("slow_compute", "optional", { seconds: z.number(), label: z.string() });
+  add("confirm_delete", "required", { filename: z.string() });
+  add("failing_job", "required", {});
+  server.registerTool("greet", { inputSchema: { name: z.string() } }, async ({ name }) => text(`Hello, ${name}!`));
+  await server.connect(new StdioServerTransport());
+}
+
+async function visit() {
+  const capabilities = { elicitation: {} };
+  const client = new Client({ name: "tasks", version: "1" }, { capabilities });
+  client.setRequestHandler(ElicitRequestSchema, async () => ({ action: "accept", content: { confirm: true } }));
+  await client.connect(new StdioClientTransport({ command: command[0], args: command.slice(1), stderr: "inherit" }));
+  const tasks = client.experimental.tasks;
+  const seen = { capability: client.getServerCapabilities().tasks };
+  const { tools } = await client.listTools();
+  seen.support = Object.fromEntries(
+    tools.filter((tool) => ["slow_compute", "confirm_delete", "failing_job"].includes(tool.name))
+      .map((tool) => [tool.name, tool.execution?.taskSupport]),
+  );
+  seen.greet = (await client.callTool({ name: "greet", arguments: { name: "Ada" } })).content[0].text;
+  const run = async (name, given) => {
+    const states = [];
+    for await (const message of tasks.callToolStream({ name, arguments: given }, CallToolResultSchema, { task: {} })) {
+      if (message.type === "taskCreated") states.push(message.task.status);
+      else if (message.type === "taskStatus" && states.at(-1) !== message.task.status) states.push(message.task.status);
+      else if (message.type === "result") return [...states, Boolean(message.result.isError), message.result.content[0].text];
+      else if (message.type === "error") return [...states, message.error.message];
+    }
+  };
+  seen.slow = await run("slow_compute", { seconds: 0.1, label: "sum" });
+  seen.confirm = await run("confirm_delete", { filename: "a.txt" });
+  seen.failing = await run("failing_job", {});
+  for await (const message of tasks.callToolStream(
+    { name: "slow_compute", arguments: { seconds: 60, label: "long" } }, CallToolResultSchema, { task: {} },
+  )) {
+    if (message.type !== "taskCreated") continue;
+    const { taskId } = message.task;
+    seen.listed = (await tasks.listTasks()).tasks.some((each) => each.taskId === taskId);
+    seen.cancelled = (await tasks.cancelTask(taskId)).status;
+    seen.cancelled_twice = await tasks.cancelTask(taskId).then((each) => each.status, (error) => error.code);
+    break;
+  }
+  seen.unknown = await tasks.getTask("unknown").then((each) => each.status, (error) => error.code);
+  console.log(JSON.stringify(seen));
+  await client.close();
+}
+
+await (mode === "serve" ? serve() : visit());

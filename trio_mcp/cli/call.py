@@ -1,0 +1,168 @@
+"""``trio-mcp call``: call a tool, with progress, log messages and questions on the terminal.
+
+The result goes to standard output, and everything else to standard error.  Ctrl-C cancels the call at the server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import mimetypes
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trio_mcp.cli.forms import Terminal
+from trio_mcp.cli.output import Output, ReportLines
+from trio_mcp.cli.target import add_target_arguments, connected, run_command, until_signal
+from trio_mcp.core.codec import to_json
+from trio_mcp.core.content import (
+    AudioContent,
+    BlobResourceContents,
+    EmbeddedResource,
+    ImageContent,
+    ResourceLink,
+    TextContent,
+    TextResourceContents,
+)
+from trio_mcp.core.errors import UsageError
+from trio_mcp.core.models import CallToolResult, Tool
+from trio_mcp.core.revisions import REVISIONS
+
+__all__ = ["add_arguments", "read_arguments", "run"]
+
+
+def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
+    add_target_arguments(parser)
+    parser.add_argument("tool", metavar="TOOL")
+    parser.add_argument("given", nargs="*", metavar="KEY=VALUE", help="arguments; KEY:=JSON for a JSON value")
+    parser.add_argument(
+        "--args", metavar="JSON", help="all arguments as a JSON object; @FILE reads a file, - the input"
+    )
+    parser.add_argument("--save", default=".", metavar="FOLDER", help="the folder for images and other files (.)")
+    parser.add_argument("--quiet", action="store_true", help="no progress and no log messages")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    return run_command(lambda: _call(arguments), verbose=arguments.verbose)
+
+
+async def _call(arguments: argparse.Namespace) -> int:
+    output, reports = Output(arguments.json), ReportLines(arguments.quiet)
+    terminal = Terminal(reports)
+    given = _whole(arguments.args)
+    options: dict[str, Any] = {} if arguments.quiet else {"on_log": reports.log}
+    async with connected(
+        arguments, elicitation=terminal.fill_in, elicitation_url=terminal.open_page, **options
+    ) as client:
+        tools = {tool.name: tool for tool in await client.list_tools()} if "tools" in client.capabilities else {}
+        if (tool := tools.get(arguments.tool)) is None:
+            names = ", ".join(sorted(tools)) or "no tool at all"
+            raise UsageError(f"the server has no tool {arguments.tool!r}; it has {names}")
+        given = {**given, **read_arguments(arguments.given, tool)}
+        timeout = math.inf if arguments.timeout is None else arguments.timeout
+        result = None
+        async with until_signal() as stopped:  # cancels the call alone, so that the server is told
+            result = await client.call_tool(arguments.tool, given, on_progress=reports.progress, timeout=timeout)
+        reports.settle()
+        if result is None:
+            return 128 + stopped.signal
+        if output.as_json:
+            output.json(to_json(result, REVISIONS[client.revision]))
+        else:
+            show(result, output, Path(arguments.save), arguments.tool)
+    return 1 if result.is_error else 0
+
+
+def _whole(text: str | None) -> dict[str, Any]:
+    """Read the arguments of `--args`."""
+    if text is None:
+        return {}
+    try:
+        if text == "-":
+            text = sys.stdin.read()
+        elif text.startswith("@"):
+            text = Path(text[1:]).read_text(encoding="utf-8")
+        value = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--args cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise UsageError(f"--args must be a JSON object, got {type(value).__name__}")
+    return value
+
+
+def read_arguments(texts: Sequence[str], tool: Tool) -> dict[str, Any]:
+    """Read arguments of the form KEY=VALUE by the schema of the tool, and KEY:=JSON without it.
+
+    An argument that may be a string is taken as it is; others are read as JSON.  Raises `UsageError`.
+    """
+    properties: Any = tool.input_schema.get("properties", {})
+    values: dict[str, Any] = {}
+    for text in texts:
+        key, sign, value = text.partition("=")
+        if not sign or not key.strip(":"):
+            raise UsageError(f"an argument must be like KEY=VALUE, got {text!r}")
+        name = key.removesuffix(":")
+        if name not in properties and properties:
+            raise UsageError(f"{tool.name} has no argument {name!r}; it has {', '.join(properties)}")
+        schema = properties.get(name)
+        if not key.endswith(":") and _takes_text(schema):
+            values[name] = value
+            continue
+        try:
+            values[name] = json.loads(value)
+        except ValueError:
+            wanted = schema.get("type", "a JSON value") if isinstance(schema, dict) else "a JSON value"
+            raise UsageError(f"{name} must be {wanted}, got {value!r}") from None
+    return values
+
+
+def _takes_text(schema: Any) -> bool:
+    """Whether an argument may be a string."""
+    if not isinstance(schema, dict):
+        return False
+    kinds = schema.get("type")
+    if kinds is None:
+        unions = [each for key in ("anyOf", "oneOf") for each in schema.get(key, ())]
+        return any(map(_takes_text, unions)) or any(isinstance(each, str) for each in schema.get("enum", ()))
+    return kinds == "string" or (isinstance(kinds, list) and "string" in kinds)
+
+
+def show(result: CallToolResult, output: Output, folder: Path, name: str) -> None:
+    """Write a result for people: texts as they are, structured content as JSON, and other content into files."""
+    structured = result.structured_content
+    texts = [each.text for each in result.content if isinstance(each, TextContent)]
+    if structured is not None and not result.is_error:
+        output.json(structured)
+        texts = [text for text in texts if not _same(text, structured)]
+    for text in texts:
+        output.line(output.painted(text, "bad") if result.is_error else text)
+    for number, block in enumerate(each for each in result.content if not isinstance(each, TextContent)):
+        if isinstance(block, ImageContent | AudioContent):
+            _save(block.data, block.mime_type, folder / f"{name}-{number + 1}", output)
+        elif isinstance(block, ResourceLink):
+            output.line(f"{block.uri}  {block.name}")
+        elif isinstance(block, EmbeddedResource) and isinstance(block.resource, TextResourceContents):
+            output.line(block.resource.text)
+        elif isinstance(block, EmbeddedResource) and isinstance(block.resource, BlobResourceContents):
+            _save(block.resource.blob, block.resource.mime_type, folder / f"{name}-{number + 1}", output)
+        else:
+            output.line(repr(block))
+
+
+def _same(text: str, structured: object) -> bool:
+    """Whether a text only repeats the structured content; a value alone is boxed as {"result": value}."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    boxed = structured["result"] if isinstance(structured, Mapping) and list(structured) == ["result"] else structured
+    return bool(value in (structured, boxed) or text == boxed)
+
+
+def _save(data: bytes, mime_type: str | None, path: Path, output: Output) -> None:
+    path = path.with_suffix(mimetypes.guess_extension(mime_type or "") or ".bin")
+    path.write_bytes(data)
+    output.line(f"{path}: {len(data)} bytes of {mime_type or 'binary data'}")

@@ -1,0 +1,138 @@
+"""Questions of a server, asked on the terminal: forms field by field, and pages with their address.
+
+Without a terminal every question is declined.  The questions go to standard error, because standard output has the
+result.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import webbrowser
+from typing import Any
+
+import trio
+
+from trio_mcp.cli.output import ReportLines
+from trio_mcp.client.callbacks import FormElicitationRequest, UrlElicitationRequest
+from trio_mcp.core.elicitation import Accepted, Declined, Dismissed
+from trio_mcp.core.errors import printable
+
+__all__ = ["Terminal"]
+
+_YES = ("y", "yes", "true", "1")
+_NO = ("n", "no", "false", "0")
+
+
+class Terminal:
+    """The callbacks of a client for questions of its server."""
+
+    def __init__(self, reports: ReportLines) -> None:
+        self._reports = reports
+        self._lock = trio.Lock()  # one question at a time
+
+    async def fill_in(self, request: FormElicitationRequest) -> Any:
+        """Ask for each field of a form.  An empty answer takes the default; Ctrl-D dismisses the question."""
+        async with self._lock:
+            if not self._asks(request.message):
+                return Declined()
+            try:
+                return Accepted(await self._fields(request))
+            except EOFError:
+                return Dismissed()
+
+    async def open_page(self, request: UrlElicitationRequest) -> Any:
+        """Show the address of a page, and open it only if the user agrees (elic-38 to elic-40)."""
+        async with self._lock:
+            if not self._asks(request.message):
+                return Declined()
+            for warning in request.warnings:
+                self._say(f"warning: {warning}")
+            self._say(f"page: {request.url}")
+            try:
+                answer = await self._ask(f"open this page of {request.host} in the browser? [y/n] ")
+            except EOFError:
+                return Dismissed()
+            if answer.lower() not in _YES:
+                return Declined()
+            await trio.to_thread.run_sync(webbrowser.open, request.url)
+            return Accepted(None)
+
+    def _asks(self, message: str) -> bool:
+        """Show the question; False if there is no terminal to answer it."""
+        self._reports.settle()
+        self._say(f"the server asks: {message}")
+        if sys.stdin.isatty():
+            return True
+        self._say("declined: standard input is not a terminal")
+        return False
+
+    async def _fields(self, request: FormElicitationRequest) -> dict[str, Any]:
+        form = request.params.requested_schema
+        values: dict[str, Any] = {}
+        for name, field in form.properties.items():
+            required, default = name in (form.required or ()), request.defaults.get(name)
+            while True:
+                text = await self._ask(self._prompt(name, field, required, default))
+                if not text and (default is not None or not required):
+                    break  # the default is sent for a field that is left out
+                try:
+                    values[name] = _value(text, field)
+                    break
+                except ValueError as error:
+                    self._say(f"  {error}")
+        return values
+
+    def _prompt(self, name: str, field: Any, required: bool, default: Any) -> str:
+        label = printable(field.title or name)
+        if field.description:
+            self._say(f"  {printable(field.description)}")
+        for number, (value, title) in enumerate(getattr(field, "choices", ())):
+            self._say(f"  {number + 1}  {title}" + (f" ({value})" if title != value else ""))
+        note = f" [{json.dumps(default)}]" if default is not None else "" if required else " (optional)"
+        return f"  {label}{note}: "
+
+    async def _ask(self, prompt: str) -> str:
+        self._reports.settle()
+        sys.stderr.write(prompt)
+        sys.stderr.flush()
+        line: str = await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+        if not line:
+            self._say("")
+            raise EOFError
+        return line.strip()
+
+    def _say(self, text: str) -> None:
+        sys.stderr.write(f"{printable(text)}\n")
+        sys.stderr.flush()
+
+
+def _value(text: str, field: Any) -> Any:
+    """Convert the text of a field.  Raises `ValueError` with the reason."""
+    choices = list(getattr(field, "choices", ()))
+    if choices:
+        several = type(field).__name__.startswith(("Multi", "TitledMulti"))
+        chosen = [_choice(part.strip(), choices) for part in text.split(",")]
+        if several:
+            return chosen
+        return chosen[0]
+    match getattr(field, "type", "string"):
+        case "boolean":
+            if text.lower() in (*_YES, *_NO):
+                return text.lower() in _YES
+            raise ValueError(f"expected y or n, got {text!r}")
+        case "integer":
+            return int(text)
+        case "number":
+            return float(text)
+    return text
+
+
+def _choice(text: str, choices: list[tuple[str, str]]) -> str:
+    """The value that a number, a value or a title chooses."""
+    if text.isdecimal() and 1 <= int(text) <= len(choices):
+        return choices[int(text) - 1][0]
+    for value, title in choices:
+        if text in (value, title):
+            return value
+    raise ValueError(f"expected a number from 1 to {len(choices)} or a value, got {text!r}")

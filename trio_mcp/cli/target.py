@@ -1,0 +1,251 @@
+"""The TARGET of a command: the server that it talks to, and the client that is opened for it.
+
+| TARGET | Server |
+|---|---|
+| `weather.py`, `weather.py:server`, `package.module:server` | a child process: ``trio-mcp run TARGET`` |
+| ``-- COMMAND ...`` | a child process |
+| `http:`, `https:`, `ws:`, `wss:` URLs | the server at this address |
+| a name | the entry of this name in the configuration file of a host, or in `--config FILE` |
+
+A child process gets few variables of the environment, as in hosts; `--env` adds more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, Unpack
+
+import attrs
+import trio
+
+from trio_mcp.client.client import Client, open_client
+from trio_mcp.client.options import ClientOptions
+from trio_mcp.client.session import HandshakeError
+from trio_mcp.core.errors import ConnectionFailed, McpError, RequestError, SessionClosed, UsageError
+from trio_mcp.transport.nursery import open_nursery
+
+__all__ = [
+    "NO_CONNECTION",
+    "ServerTarget",
+    "add_target_arguments",
+    "connected",
+    "run_command",
+    "target_of",
+    "until_signal",
+]
+
+NO_CONNECTION = 3
+_PATIENCE = 30.0  # seconds
+_URL = re.compile(r"(https?|wss?)://")
+_OBJECT = re.compile(r"(.+\.py|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)(:[A-Za-z_][\w.]*)?")
+
+
+@attrs.frozen
+class ServerTarget:
+    """A server: a URL or a command, with the environment and the headers that its configuration adds."""
+
+    address: str | Sequence[str]
+    env: Mapping[str, str] = attrs.field(factory=dict, repr=False)
+    headers: Mapping[str, str] = attrs.field(factory=dict, repr=False)
+
+
+def add_target_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add TARGET and the options that every client of a server takes.  A command after -- takes the place of TARGET."""
+    if not parser.get_default("server_command"):
+        parser.add_argument("target", metavar="TARGET", help="a file, a module, a URL or a configured name")
+    server = parser.add_argument_group("the server")
+    server.add_argument("--header", action="append", default=[], metavar="NAME:VALUE", help="an HTTP header")
+    server.add_argument(
+        "--env", action="append", default=[], metavar="NAME=VALUE", help="a variable of a child process"
+    )
+    server.add_argument("--config", metavar="FILE", help="a file with mcpServers, for a name as TARGET")
+    server.add_argument("--revision", help="the only protocol revision to use, such as 2025-11-25")
+    server.add_argument("--oauth", action="store_true", help="log in with the browser if the server requires it")
+    server.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="without a sign of life (30; a call of a tool: no limit)"
+    )
+    output = parser.add_argument_group("the output")
+    output.add_argument("--json", action="store_true", help="write JSON")
+    output.add_argument("--verbose", action="store_true", help="show the output of the server, and tracebacks")
+
+
+def target_of(arguments: argparse.Namespace) -> ServerTarget:
+    """Return the server that the arguments name.  Raises `UsageError`."""
+    given, command = arguments.target, arguments.server_command
+    env = dict(_pair(each, "=", "--env NAME=VALUE") for each in arguments.env)
+    headers = dict(_pair(each, ":", "--header NAME:VALUE") for each in arguments.header)
+    if command:
+        return ServerTarget(command, env, headers)
+    if _URL.match(given):
+        return ServerTarget(given, env, headers)
+    configured = dict(_configured(arguments.config))
+    if given in configured:
+        found = configured[given]
+        return attrs.evolve(found, env={**found.env, **env}, headers={**found.headers, **headers})
+    file, _, _ = given.partition(":")
+    if file.endswith(".py") and not Path(file).is_file():
+        raise UsageError(f"there is no file {file}")
+    if not _OBJECT.fullmatch(given) or not (file.endswith(".py") or ":" in given):
+        names = f"; the configured names are {', '.join(sorted(configured))}" if configured else ""
+        raise UsageError(f"{given!r} is no file, module:object, URL or configured name{names}; a command goes after --")
+    return ServerTarget([sys.executable, "-m", "trio_mcp", "run", given], env, headers)
+
+
+def _pair(text: str, sign: str, form: str) -> tuple[str, str]:
+    name, found, value = text.partition(sign)
+    if not found or not name.strip():
+        raise UsageError(f"an option must be like {form}, got {name!r}")  # not the value: it may be a secret
+    return name.strip(), value.strip()
+
+
+def _files() -> Iterator[Path]:
+    """The configuration files of hosts, in the order of search: those of the folder first."""
+    home = Path.home()
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
+    yield from (Path(".mcp.json"), Path(".cursor/mcp.json"), Path(".vscode/mcp.json"), Path(".gemini/settings.json"))
+    yield home / ".claude.json"
+    yield home / ".cursor" / "mcp.json"
+    yield home / ".gemini" / "settings.json"
+    yield home / "Library" / "Application Support" / "Claude" / "claude_desktop_config.json"
+    yield config / "Claude" / "claude_desktop_config.json"
+    yield config / "Code" / "User" / "mcp.json"
+
+
+def _configured(file: str | None) -> Iterator[tuple[str, ServerTarget]]:
+    """The servers of one file, or of all files of hosts that exist; an entry that comes first wins."""
+    seen: set[str] = set()
+    for path in [Path(file)] if file else _files():
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            if file:
+                raise UsageError(f"there is no file {file}") from None
+            continue
+        except (OSError, ValueError) as error:
+            if file:
+                raise UsageError(f"{path} cannot be read: {error}") from None
+            continue
+        servers = document.get("mcpServers", document.get("servers")) if isinstance(document, dict) else None
+        for name, entry in servers.items() if isinstance(servers, dict) else ():
+            target = _entry(entry)
+            if target is not None and name not in seen:
+                seen.add(name)
+                yield name, target
+
+
+def _entry(entry: Any) -> ServerTarget | None:
+    """Read one server of a configuration file; None if it has neither a URL nor a command."""
+    if not isinstance(entry, dict):
+        return None
+    command, args, url = entry.get("command"), entry.get("args", []), entry.get("url", entry.get("httpUrl"))
+    env, headers = entry.get("env", {}), entry.get("headers", {})
+    if isinstance(command, str) and isinstance(args, list):
+        return ServerTarget([command, *map(str, args)], {str(name): str(value) for name, value in env.items()})
+    if isinstance(url, str):
+        return ServerTarget(url, headers={str(name): str(value) for name, value in headers.items()})
+    return None
+
+
+@asynccontextmanager
+async def connected(arguments: argparse.Namespace, **options: Unpack[ClientOptions]) -> AsyncIterator[Client]:
+    """``async with connected(arguments) as client``: a client of the server that the arguments name."""
+    target = target_of(arguments)
+    patience = _PATIENCE if arguments.timeout is None else arguments.timeout
+    options["timeout"] = patience
+    if arguments.revision:
+        options["revision"] = arguments.revision
+    if target.headers:
+        options["headers"] = target.headers
+    if arguments.oauth:
+        from trio_mcp.oauth.client import OAuth
+        from trio_mcp.oauth.token_stores import FileTokenStore
+
+        options["auth"] = OAuth("trio-mcp", store=FileTokenStore("~/.config/trio-mcp/tokens.json"))
+    if not isinstance(target.address, str):
+        options["start_timeout"] = patience
+        options["env"] = target.env
+        if not arguments.verbose:
+            options["stderr"] = lambda _: None  # the error of a server that has ended repeats its last lines
+    async with open_client(target.address, **options) as client:
+        yield client
+
+
+def run_command(work: Callable[[], Awaitable[int]], *, verbose: bool) -> int:
+    """Run `work` until it ends, or until Ctrl-C or SIGTERM cancels it; return the exit status of the process.
+
+    A cancelled call is cancelled at the server too, and a child process is ended in order.
+    """
+    try:
+        with _one_line(verbose):
+            return trio.run(_until_stopped, work)
+    except _Failed as failed:
+        sys.stdout.flush()
+        sys.stderr.write(f"trio-mcp: {failed}\n")
+        return failed.status
+
+
+class _Failed(Exception):
+    """The command failed; the message is one line."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(" ".join(message.split()))
+        self.status = status
+
+
+@contextmanager
+def _one_line(verbose: bool) -> Iterator[None]:
+    """Turn an error of the protocol into one line; with `verbose` the traceback is shown first."""
+    try:
+        yield
+    except (McpError, trio.TooSlowError) as error:
+        if verbose:
+            import traceback
+
+            traceback.print_exc()
+        if isinstance(error, UsageError):
+            status = 2
+        elif isinstance(error, ConnectionFailed | HandshakeError | SessionClosed):
+            status = NO_CONNECTION
+        else:
+            status = 1
+        prefix = "the server answered: " if isinstance(error, RequestError) else ""
+        raise _Failed(f"{prefix}{error}", status) from error
+
+
+async def _until_stopped(work: Callable[[], Awaitable[int]]) -> int:
+    async with until_signal() as stopped:
+        return await work()
+    return 128 + stopped.signal
+
+
+class Stopped:
+    """The signal that has cancelled a block; 0 if the block has ended by itself."""
+
+    signal = 0
+
+
+@asynccontextmanager
+async def until_signal() -> AsyncIterator[Stopped]:
+    """``async with until_signal()``: a block that Ctrl-C or SIGTERM cancels.  The innermost block gets the signal."""
+    stopped = Stopped()
+    async with open_nursery() as nursery:
+
+        async def wait_for_signal(task_status: trio.TaskStatus[None]) -> None:
+            with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                task_status.started()
+                stopped.signal = await anext(signals)
+                nursery.cancel_scope.cancel()
+
+        await nursery.start(wait_for_signal)
+        try:
+            yield stopped
+        finally:
+            nursery.cancel_scope.cancel()
