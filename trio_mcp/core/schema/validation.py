@@ -343,7 +343,7 @@ class _Analysis:
         # By base and fragment.  By None and name: the possible targets of a dynamic reference in any place.
         self._named: dict[tuple[str | None, str], list[Json]] = {("", ""): [root]}
         self._base: dict[int, str] = {}  # by identity
-        self._costs: dict[int, _Cost | None] = {}  # by identity; None during the computation
+        self._costs: dict[int, _Cost] = {}  # by identity
         self.patterns = 0
         self._pattern_text = 0
         self._lookups = 0
@@ -431,35 +431,28 @@ class _Analysis:
         return attrs.evolve(cost, quoted=quoted, compares="uniqueItems" in used, reevaluates=bool(_UNEVALUATED & used))
 
     def _cost_of(self, schema: JsonObject, level: int) -> _Cost:
-        if id(schema) not in self._costs:
-            self._costs[id(schema)] = None
-            self._costs[id(schema)] = self._compute(schema, level)
-        return self._costs[id(schema)] or _Cost(width=1, loops=1, height=1)
-
-    def _compute(self, schema: JsonObject, level: int) -> _Cost:
+        if (known := self._costs.get(id(schema))) is not None:
+            return known
+        self._costs[id(schema)] = _Cost(width=1, loops=1, height=1)  # of a recursive reference
         if level > _HEIGHT:
             raise InvalidSchema("limit", f"subschemas or references follow one another more than {_HEIGHT} times")
         again = 3 if _UNEVALUATED & schema.keys() else 1
         parts = [*_subschemas(schema), *(("$ref", target) for target in self._targets(schema))]
-        width, loops, height = _own_reasons(schema), 0, 0
+        costs = [(keyword, self._cost_of(part, level + 1)) for keyword, part in parts if keyword not in _DEFINITIONS]
+        one_of = [cost for keyword, cost in costs if keyword in _EXCLUSIVE]
+        all_of = [
+            (again if keyword in _EVALUATED_AGAIN else 1, cost) for keyword, cost in costs if keyword not in _EXCLUSIVE
+        ]
         states = sum(map(_states, _patterns(schema))) + len(_COUNTING & schema.keys()) * _COUNTING_COST
-        max_width, max_loops, max_states = 0, 0, 0.0  # among the exclusive parts
-        for keyword, part in parts:
-            if keyword in _DEFINITIONS:
-                continue
-            cost = self._cost_of(part, level + 1)
-            height = max(height, cost.height)
-            if keyword in _EXCLUSIVE:
-                max_width, max_loops = max(max_width, cost.width), max(max_loops, cost.loops)
-                max_states = max(max_states, cost.states)
-            else:
-                times = again if keyword in _EVALUATED_AGAIN else 1
-                width, loops = width + times * cost.width, loops + times * cost.loops
-                states += times * cost.states
-        width, loops, height, states = width + max_width, loops + max_loops, height + 1, states + max_states
+        width = _own_reasons(schema) + sum(times * each.width for times, each in all_of)
+        width += max((each.width for each in one_of), default=0)
+        loops = sum(times * each.loops for times, each in all_of) + max((each.loops for each in one_of), default=0)
+        states += sum(times * each.states for times, each in all_of) + max((each.states for each in one_of), default=0)
+        height = 1 + max((each.height for _, each in costs), default=0)
         if width > _WIDTH or height > _HEIGHT:
             raise InvalidSchema("limit", f"more than {_WIDTH} subschemas can apply to one value, or {_HEIGHT} in a row")
-        return _Cost(width, loops, height, states)
+        cost = self._costs[id(schema)] = _Cost(width, loops, height, states)
+        return cost
 
 
 def _step(value: Json, step: str) -> list[Json]:
