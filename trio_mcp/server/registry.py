@@ -185,26 +185,21 @@ class Catalog:
             return None
         from trio_mcp.core.schema.templates import in_ascii  # templates have imported it already
 
-        ascii = in_ascii(uri)
-        if ascii is None:
+        if (ascii := in_ascii(uri)) is None:
             return None
-        for template in templates:
-            variables = template.entry.match(ascii)
-            if variables is not None:
-                return template, variables
-        return None
+        matches = ((template, template.entry.match(ascii)) for template in templates)
+        return next(((template, variables) for template, variables in matches if variables is not None), None)
 
     def relays(self, kind: str, key: str | None = None) -> Sequence[Mount]:
         """The mounts with a remote catalog that has entries of a kind, or may have this entry; longest prefix first.
 
         Only the server of a remote catalog knows its entries.
         """
-        found = []
-        for mount in self._mounts:
-            inner = None if key is None else mount.inner(kind, key)
-            if (key is None or inner is not None) and mount.catalog.has_remote(kind, inner):
-                found.append(mount)
-        return found if key is None else sorted(found, key=lambda mount: -len(mount.prefix))
+        if key is None:
+            return [mount for mount in self._mounts if mount.catalog.has_remote(kind)]
+        inside = ((mount, mount.inner(kind, key)) for mount in self._mounts)
+        found = [mount for mount, inner in inside if inner is not None and mount.catalog.has_remote(kind, inner)]
+        return sorted(found, key=lambda mount: -len(mount.prefix))
 
     def has_remote(self, kind: str, key: str | None = None) -> bool:
         """Whether this catalog or one below it is remote and has entries of a kind, or may have this entry."""

@@ -45,23 +45,20 @@ __all__ = ["attributes_of", "class_shape", "describes_itself", "members_of"]
 
 def members_of(kind: type, where: str) -> list[Member] | None:
     """Return the members that `__init__` takes, or None if this module does not know this kind of class."""
-    for recognises, fields in _KINDS:
-        if recognises(kind):
-            hints = resolved(kind, None, f"{where}: a hint in {kind.__name__}")
-            result = []
-            for name, _, hint, default in fields(kind, hints):
-                required = _required(hint, default is ABSENT)
-                result.append(Member(name, hint, required, default, f"{where}, member {name!r} of {kind.__name__}"))
-            return result
-    return None
+    fields = _fields_of(kind)
+    if fields is None:
+        return None
+    hints = resolved(kind, None, f"{where}: a hint in {kind.__name__}")
+    return [
+        Member(name, hint, _required(hint, default is ABSENT), default, f"{where}, member {name!r} of {kind.__name__}")
+        for name, _, hint, default in fields(kind, hints)
+    ]
 
 
 def attributes_of(kind: type) -> dict[str, str] | None:
     """Return the attribute of each member, or None as `members_of`.  It resolves no hints."""
-    for recognises, fields in _KINDS:
-        if recognises(kind):
-            return {name: attribute for name, attribute, _, _ in fields(kind, {})}
-    return None
+    fields = _fields_of(kind)
+    return None if fields is None else {name: attribute for name, attribute, _, _ in fields(kind, {})}
 
 
 # Name, attribute, hint and default of each member.  The default is ABSENT if the member is required, and None if it is
@@ -105,6 +102,10 @@ _KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Any, dict[str, Hint]], _Fie
     (attrs.has, _of_attrs),
     (lambda kind: hasattr(kind, "__dataclass_fields__"), _of_dataclass),
 )
+
+
+def _fields_of(kind: type) -> Callable[[Any, dict[str, Hint]], _Fields] | None:
+    return next((fields for recognises, fields in _KINDS if recognises(kind)), None)
 
 
 def _required(hint: Hint, otherwise: bool) -> bool:
