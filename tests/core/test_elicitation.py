@@ -56,13 +56,6 @@ def test_a_form_is_checked_whole_and_field_by_field() -> None:
         FormCheck({"type": "object", "properties": {"n": {"type": "odd"}}})
 
 
-def test_a_form_that_is_asked_again_is_compiled_once_unless_it_is_long() -> None:
-    form = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-    assert FormCheck(form).fields is FormCheck({**form, "required": []}).fields
-    long = {**form, "description": "x" * 5000}
-    assert FormCheck(long).fields is not FormCheck(long).fields
-
-
 @pytest.mark.parametrize("url", ["https://example.com/a?b#c", "http://127.0.0.1:80/", "x://h"])
 def test_a_url_with_a_host_is_taken_apart(url: str) -> None:
     parts = split_url(url)

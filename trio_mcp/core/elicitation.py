@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
@@ -13,7 +12,7 @@ import attrs
 from trio_mcp.core.messages import JsonObject
 
 if TYPE_CHECKING:
-    from trio_mcp.core.schema.validation import CompiledSchema, Problem
+    from trio_mcp.core.schema.validation import Problem
 
 __all__ = ["LOOPBACK_HOSTS", "Accepted", "Declined", "Dismissed", "ElicitationOutcome", "FormCheck", "split_url"]
 
@@ -46,9 +45,10 @@ class FormCheck:
     __slots__ = ("_required", "fields")
 
     def __init__(self, schema: JsonObject) -> None:
+        from trio_mcp.core.schema.validation import compile_schema
+
         self._required = schema.get("required") or ()
-        text = json.dumps({key: each for key, each in schema.items() if key != "required"})
-        self.fields = (_remembered if len(text) <= _REMEMBERED else _compiled)(text)
+        self.fields = compile_schema({key: each for key, each in schema.items() if key != "required"})
         """Checks the fields that are there."""
 
     def errors(self, content: JsonObject) -> list[Problem]:
@@ -61,16 +61,6 @@ class FormCheck:
             *(Problem("", "required", f"lacks the member {name}") for name in lacking[:_PROBLEMS]),
         ]
 
-
-def _compiled(text: str) -> CompiledSchema:
-    from trio_mcp.core.schema.validation import compile_schema
-
-    return compile_schema(json.loads(text))
-
-
-# A server asks the same form again and again, and compiling costs more than the rest of the question.
-_remembered = functools.lru_cache(64)(_compiled)
-_REMEMBERED = 4096  # characters of the longest form that is remembered: 64 forms of a peer take little memory
 
 # As many problems, and as long names, as in other error messages.
 _PROBLEMS = 20
