@@ -79,6 +79,7 @@ from trio_mcp.core.messages import (
     Request,
     Response,
     decode,
+    mutable_record,
     record,
 )
 from trio_mcp.core.requests import LinkKind
@@ -212,7 +213,7 @@ class Deliver:
         return empty(202, self.cors) if self.fault is None else refusal(400, self.fault, self.cors)  # http-16
 
 
-@record
+@mutable_record  # one for each request
 class Serve:
     """Feed this message, and answer its requests on this response: as JSON or as a stream, as `answer` allows.
 
