@@ -44,6 +44,7 @@ METHOD = "Mcp-Method"
 NAME = "Mcp-Name"
 PARAM_PREFIX = "Mcp-Param-"
 LAST_EVENT_ID = "Last-Event-ID"
+_METHOD, _NAME = METHOD.lower(), NAME.lower()
 
 # The mid-2026 draft's code for the later -32020 (draft-01).  Session-based revisions define no other code: there the
 # server compares the standard headers of clients that follow the draft, and the client understands both codes.
@@ -438,7 +439,7 @@ def standard_fault(
 
     `more` has the methods of extensions, as in `NAMED_BY`.
     """
-    method = headers.get(METHOD)
+    method = headers.by_name.get(_METHOD)
     if method is None and required:
         return f"the {METHOD} header is missing; it repeats the method, {shown(message.method)}"
     if method is not None and method != message.method:
@@ -446,7 +447,7 @@ def standard_fault(
     source = NAMED_BY.get(message.method) or more.get(message.method)
     if source is None:
         return None
-    sent, name = headers.get(NAME), message.params.get(source)
+    sent, name = headers.by_name.get(_NAME), message.params.get(source)
     if sent is None:
         # If the body lacks the parameter too, the code that needs it refuses the request.
         missing = required and isinstance(name, str)

@@ -323,7 +323,9 @@ class HttpConnection:
             response.cors = admitted.head.cors
             if head.length != 0:
                 response.pending_request = head
-                body = await self._body(head, admitted.holder)
+                body = self._reader.body()
+                if body is None:
+                    body = await self._body(head, admitted.holder)
                 response.pending_request = None
                 if body is None:
                     return None
@@ -341,11 +343,10 @@ class HttpConnection:
             raise UnreadableRequest(refusal(500, Error(None, INTERNAL_ERROR, "internal error"))) from None
 
     async def _body(self, head: RequestHead, holder: str | None) -> bytes | None:
-        """Read the body; None if the client disconnects first.  It is charged to `holder` until it is complete."""
+        """Wait for the rest of a body; None if the client disconnects first.  It is charged to `holder` until it is
+        complete."""
         reader, limits = self._reader, self._limits
-        body = reader.body()
-        if body is not None:
-            return body
+        body: bytes | None = None
         if head.expects_continue and not reader.body_received:
             await self.write(CONTINUE)
         pace = Pace(limits.body_seconds, limits.body_rate)

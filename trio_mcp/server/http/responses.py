@@ -297,7 +297,8 @@ class ResponseStream(Wire):
         retry = self._retry
         self._detach()
         queue, self._queue = self._queue, []
-        self._refund()
+        if self._charged:
+            self._refund()
         for message in queue:
             self._log_unsent(message)
         if self._ids:
@@ -324,7 +325,8 @@ class ResponseStream(Wire):
             self._response = None
             self._missed, self._keep_alive_due, self._retry = b"", False, None
             self._shared.attached.forget(self)
-            self._write_ended()
+            if self._written is not None:
+                self._written.unpark_all()
 
     # Messages to send.
 
@@ -340,11 +342,10 @@ class ResponseStream(Wire):
         return 0
 
     def _refund(self) -> None:
-        """Release the charge for messages that have left the queue, sent or dropped."""
-        if self._charged:
-            left = sum(map(charged, self._queue)) + (len(self._missed) if len(self._missed) > LONG else 0)
-            self.owner.server_session.account.give(self._charged - left)
-            self._charged = left
+        """Release the charge for messages that have left the queue, sent or dropped.  Call it if there is a charge."""
+        left = sum(map(charged, self._queue)) + (len(self._missed) if len(self._missed) > LONG else 0)
+        self.owner.server_session.account.give(self._charged - left)
+        self._charged = left
 
     def _log_unsent(self, message: OutgoingMessage) -> None:
         """Log a message without sending it, so that a client that reconnects gets it."""
@@ -526,14 +527,11 @@ class ResponseStream(Wire):
             if self._writing is response:
                 self._writing = None
             self._writes += 1
-            self._write_ended()
+            if self._written is not None:
+                self._written.unpark_all()
             if part is not None and part.more:
                 self.wake()  # for messages queued meanwhile
         return True
-
-    def _write_ended(self) -> None:
-        if self._written is not None:
-            self._written.unpark_all()
 
     async def _wait_for_write(self) -> None:
         if self._written is None:
@@ -559,7 +557,7 @@ class ResponseStream(Wire):
 
     def _stream_part(self, done: bool) -> _ResponsePart | None:
         self._streaming = True
-        head = None if self._begun else (200, self._fields(stream=True))
+        head = None if self._begun else (200, reply_headers(self._cors, stream=True, session=self.session_id))
         data = self._events(done)
         if head is None and not data and not done:
             return None
@@ -598,10 +596,8 @@ class ResponseStream(Wire):
         if rest or (self._streaming and status == 200):
             return None
         self._queue.clear()
-        return _ResponsePart((status, self._fields(stream=False)), encode(message), more=False, over=True)
-
-    def _fields(self, *, stream: bool) -> Fields:
-        return reply_headers(self._cors, stream=stream, session=self.session_id)
+        fields = reply_headers(self._cors, stream=False, session=self.session_id)
+        return _ResponsePart((status, fields), encode(message), more=False, over=True)
 
     def _encode_and_log(self, texts: Sequence[bytes], retry: float | None = None) -> bytes:
         """Encode these texts as events, and append them to the log, if there is one.  An empty text primes."""
@@ -624,7 +620,8 @@ class ResponseStream(Wire):
             else:
                 await response.begin(*part.head, part.data, more=part.more)
         finally:
-            self._refund()
+            if self._charged:
+                self._refund()
         if response is not self._response:
             return
         if part.more:
@@ -645,7 +642,8 @@ class ResponseStream(Wire):
                 _log.exception("the event log of a session has failed")
         owner = self.owner
         self._queue.clear()
-        self._refund()
+        if self._charged:
+            self._refund()
         if not self._log_failed:
             self.owner = _NO_OWNER  # breaks the reference cycle
         owner.ended(self)
