@@ -139,8 +139,16 @@ class _AuthenticateTimeout(Exception):
     """A function of the author did not return in time."""
 
 
-async def _awaited(found: Awaitable[T]) -> T:
+async def _authenticated(authenticate: Callable[[HttpRequest], Awaitable[Any]], request: HttpRequest) -> Any:
+    found: object = called(authenticate, request)
+    if not isinstance(found, Awaitable):
+        raise UsageError(f"authenticate must be an async function, but it returned {type(found).__name__}")
     return await found
+
+
+async def _verified(verify: Callable[[str], Any], token: str) -> Any:
+    found = called(verify, token)
+    return await found if isinstance(found, Awaitable) else found
 
 
 def _not_authenticated(request: HttpRequest, cors: Fields) -> Reply:
@@ -309,16 +317,11 @@ class Endpoint:
         if isinstance(token, Reply):
             return token
         try:
-            found: Any
             if authenticate is not None:
-                found = called(authenticate, request)
-                if not isinstance(found, Awaitable):
-                    raise UsageError(f"authenticate must be an async function, but it returned {type(found).__name__}")
-                name = stable_name(await self._ask("authenticate", found))
+                name = stable_name(await self._ask("authenticate", partial(_authenticated, authenticate, request)))
                 return _not_authenticated(request, cors) if name is None else name
             assert resource is not None
-            found = called(resource.protection.verify, token)
-            principal = await self._ask("verify", found) if isinstance(found, Awaitable) else found
+            principal = await self._ask("verify", partial(_verified, resource.protection.verify, token))
             if not isinstance(principal, Principal | None):
                 raise UsageError(f"verify must return a Principal or None, got {type(principal).__name__}")
         except (CannotVerify, _AuthenticateTimeout, RunStopped) as error:
@@ -339,9 +342,10 @@ class Endpoint:
             return resource.unauthorized(cors)
         return resource.protection.granted(principal)
 
-    async def _ask(self, name: str, found: Awaitable[T]) -> T:
+    async def _ask(self, name: str, function: Callable[[], Awaitable[T]]) -> T:
+        # The worker calls the function: a coroutine that is made here would never run if the run has stopped.
         with trio.move_on_after(self.limits.authenticate_seconds):
-            return await self._run.workers.call(partial(_awaited, found), name)
+            return await self._run.workers.call(function, name)
         seconds = self.limits.authenticate_seconds
         _log.warning("%s took longer than %g seconds (Limits.authenticate_seconds)", name, seconds)
         raise _AuthenticateTimeout
