@@ -41,8 +41,8 @@ TRANSPORTS = {
 }
 SELDOM = {
     *(f"trio_mcp.core.{name}" for name in ("http.fields", "oauth.resource", "revisions")),
-    *(f"trio_mcp.core.{name}" for name in ("rounds", "subscriptions")),
-    *(f"trio_mcp.server.{name}" for name in ("context", "parking", "publishing", "questions")),
+    *(f"trio_mcp.core.{name}" for name in ("extensions", "rounds", "subscriptions")),
+    *(f"trio_mcp.server.{name}" for name in ("context", "extensions", "parking", "publishing", "questions")),
     "trio_mcp.oauth.client",
     "trio_mcp.transport.paths",
 }

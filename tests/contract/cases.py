@@ -28,8 +28,8 @@ __all__ = ["EXCEPTIONS", "MODULES", "copies", "over_transports", "tables_of"]
 MODULES: Mapping[str, ModuleType] = {
     name: importlib.import_module(f"tests.server.test_{name}")
     for name in (
-        "admission", "asking", "calls", "cancelling", "changes", "composition", "draining", "lists", "parking",
-        "resilience",
+        "admission", "asking", "calls", "cancelling", "changes", "composition", "draining", "extensions", "lists",
+        "parking", "resilience",
     )
 }  # fmt: skip
 
@@ -87,6 +87,7 @@ EXCEPTIONS: Mapping[str, _Exception] = {
     "a_subscription_that_the_end_of_input_overtakes_is_answered": _HALF_CLOSED,
     "a_call_that_has_ended_and_waits_for_the_wire_can_still_be_cancelled": _UNREAD,
     "a_call_whose_answer_waits_for_the_wire_keeps_its_place": _UNREAD,
+    "a_client_that_does_not_read_gets_the_newest_notification_of_each_key": _UNREAD,
     "a_client_that_does_not_read_keeps_nobody_else_waiting": _UNREAD,
     "an_id_that_is_used_again_names_the_new_request_alone": _UNREAD,
     "notices_do_not_pile_up_before_a_client_that_does_not_read": _UNREAD,

@@ -35,6 +35,7 @@ from trio_mcp.core import (
     Refused,
     RemoteProtocolError,
     Request,
+    RequestError,
     Revision,
     Role,
     Rounds,
@@ -404,11 +405,19 @@ def test_a_notification_of_a_subscription_carries_its_id() -> None:
     assert pair.server.notify("com.example/changed", {"_meta": {META_SUBSCRIPTION_ID: id}}, about=id)
 
 
-def test_filters_of_extensions_are_known_with_the_declaration_of_the_peer() -> None:
-    extensions = Extensions([ping(filters=["pings"], revisions=[LATEST])])
-    assert extensions.filters(Terms(REVISIONS[LATEST])) == {"pings": False}
-    assert extensions.filters(Terms(REVISIONS[LATEST], {"extensions": {PING: {}}})) == {"pings": True}
-    assert extensions.filters(Terms(REVISIONS["2025-11-25"])) == {}
+@req("xtask-37")
+def test_a_filter_of_an_extension_needs_the_declaration_of_the_client() -> None:
+    extensions = Extensions([ping(filters=["pings", "pongs"], revisions=[LATEST])])
+    asked = {"notifications": {"pings": ["a"], "toolsListChanged": True}}
+    declaring = Terms(REVISIONS[LATEST], {"extensions": {PING: {}}})
+    assert extensions.asked(asked, declaring) == {"pings": ["a"]}
+    assert extensions.asked({"notifications": {"toolsListChanged": True}}, Terms(REVISIONS[LATEST])) == {}
+    assert extensions.asked({"notifications": ["pings"]}, declaring) == {}
+    assert extensions.asked(asked, Terms(REVISIONS["2025-11-25"])) == {}
+    with pytest.raises(RequestError, match="subscriptions/listen needs the client capability") as caught:
+        extensions.asked(asked, Terms(REVISIONS[LATEST]))
+    assert caught.value.code == MISSING_CLIENT_CAPABILITY
+    assert caught.value.data == {"requiredCapabilities": {"extensions": {PING: {}}}}
 
 
 # Results.

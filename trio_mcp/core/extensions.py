@@ -71,6 +71,10 @@ def _check_settings(extension: Extension, _: object, settings: object) -> None:
         raise UsageError(f"the settings of {extension.id} must be an object, got {type(settings).__name__}; use {{}}")
 
 
+def _as_tuple(methods: Iterable[ExtensionMethod]) -> tuple[ExtensionMethod, ...]:
+    return tuple(methods)
+
+
 @record
 class Extension:
     """One extension: its identifier, the settings of our side, and what it adds to the protocol.
@@ -88,7 +92,7 @@ class Extension:
 
     id: str
     settings: Mapping[str, Any] = attrs.field(default=NOTHING, validator=_check_settings)
-    methods: Sequence[ExtensionMethod] = attrs.field(default=(), converter=tuple)
+    methods: tuple[ExtensionMethod, ...] = attrs.field(default=(), converter=_as_tuple)
     result_types: Mapping[str, Collection[str]] = NOTHING
     filters: Collection[str] = ()
     revisions: Collection[str] = tuple(REVISIONS)
@@ -217,9 +221,18 @@ class Extensions:
         agreed = [each for each in self.of(terms.revision) if method in each.result_types and each.declared_in(terms)]
         return frozenset(kind for each in agreed for kind in each.result_types[method])
 
-    def filters(self, terms: Terms) -> Mapping[str, bool]:
-        """Return the members that our extensions add to a filter, and whether the peer has declared each one's."""
-        return {name: each.declared_in(terms) for each in self.of(terms.revision) for name in each.filters}
+    def asked(self, params: JsonObject, terms: Terms) -> Mapping[str, Any]:
+        """Return the members of the filter of a listen request that belong to our extensions.
+
+        Raises `RequestError` (-32021) if the client has not declared the extension of one of them (xtask-37).
+        """
+        filter = params.get("notifications")
+        if not isinstance(filter, dict):
+            return NOTHING
+        used = [each for each in self.of(terms.revision) if not filter.keys().isdisjoint(each.filters)]
+        if needed := [each.path(terms.revision) for each in used if not each.declared_in(terms)]:
+            raise _undeclared("subscriptions/listen", needed)
+        return {name: filter[name] for each in used for name in each.filters if name in filter}
 
 
 def _undeclared(name: str, needed: Sequence[Capability]) -> RequestError:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from trio_mcp.server.context import *
     from trio_mcp.server.dispatch import *
     from trio_mcp.server.entries import *
+    from trio_mcp.server.extensions import *
     from trio_mcp.server.handlers import *
     from trio_mcp.server.media import *
     from trio_mcp.server.parking import *
@@ -28,11 +29,16 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "context": "ClientError ClientGone Context LOG",
+            "context": "ClientError ClientGone Context LOG ROOTS_CHANGED",
             "dispatch": "CallNext Dispatcher Middleware",
             "entries": (
                 "CompletionOptions Entry HandlerOptions KINDS Kind LISTS PromptOptions RawResourceOptions "
                 "RawToolOptions ResourceOptions ToolOptions tool_of"
+            ),
+            "extensions": (
+                "Agree Background CallHost DetachedCall ExtensionRegistry ExtensionRun Listener ServerExtension agree "
+                "candidates detach entry_for notice_call notify_client offered_by request_client "
+                "session_for_notices start_subscription"
             ),
             "handlers": "Arguments BadArguments Handler RunMode arguments_of raw typed",
             "media": "audio file image",
@@ -47,6 +53,9 @@ else:
             "results": "BadResult InputRequired OutputSchema ToolError tool_failure tool_result",
             "run": "Rates Run RunMember Statistics Threads drained no_threads",
             "server": "Server check_names",
-            "session": ("ChargedMessage ServerSession UNFINISHED address_of converse serve_stream socket_of"),
+            "session": (
+                "CANCELLED_CALL ChargedMessage ServerSession UNFINISHED address_of converse serve_stream socket_of "
+                "start_work"
+            ),
         },
     )

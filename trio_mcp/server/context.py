@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import trio
 
 from trio_mcp.core.errors import RequestError, SessionClosed, UsageError, shown
-from trio_mcp.core.messages import PROGRESS, Id, Json, JsonObject, Request
+from trio_mcp.core.messages import ABSENT, PROGRESS, Id, Json, JsonObject, Request
 from trio_mcp.core.options import WithOtherNames
 from trio_mcp.core.principals import Principal
 from trio_mcp.core.revisions import NOTHING, Role, Terms
@@ -28,19 +28,20 @@ if TYPE_CHECKING:
 
     from trio_mcp.core.elicitation import Accepted, Declined, Dismissed
     from trio_mcp.core.models import CreateMessageResult, LogLevel, SamplingMessage
+    from trio_mcp.server.extensions import CallHost, DetachedCall
     from trio_mcp.server.parking import ParkedCall
     from trio_mcp.server.questions import ElicitUrl, Inquiry
     from trio_mcp.server.session import ChargedMessage, ServerSession
     from trio_mcp.transport.paths import Roots
     from trio_mcp.transport.wire import Wire
 
-__all__ = ["LOG", "ClientError", "ClientGone", "Context"]
+__all__ = ["LOG", "ROOTS_CHANGED", "ClientError", "ClientGone", "Context"]
 
 T = TypeVar("T")
 _TRACE = ("traceparent", "tracestate", "baggage")
 _NUMBERS = (int, float)
 _COMPLETED = "notifications/elicitation/complete"
-_ROOTS_CHANGED = "notifications/roots/list_changed"
+ROOTS_CHANGED = "notifications/roots/list_changed"
 _ROOTS = 16 * 1024  # characters of roots that are cached for the session; longer roots are asked for each time
 LOG = "notifications/message"
 
@@ -75,6 +76,7 @@ class Context(metaclass=WithOtherNames):
     | report to the client | `progress`, `log`, `completed` |
     | ask the client | `elicit`, `elicit_url`, `sample`, `roots`, `ask` |
     | release the connection of a long call | `hang_up` |
+    | use an extension | `extension`, `send_request`, `notify`, `detach` |
     | read the request | `request`, `request_id`, `method`, `meta`, `trace`, `revision`, `headers` |
     | know the client | `principal`, `scopes`, `claims`, `client`, `supports` |
     | use the value of the server's lifespan | `lifespan` |
@@ -183,6 +185,42 @@ class Context(metaclass=WithOtherNames):
     def supports(self, *capability: str) -> bool:
         """Whether the client declared a capability, as in ``ctx.supports("elicitation", "url")``."""
         return self._terms.declares(*capability)
+
+    def extension(self, id: str) -> Mapping[str, Any] | None:
+        """The settings with which the client declares an extension; None if it does not declare it."""
+        return self._terms.extension(id)
+
+    # Messages of extensions.
+
+    async def send_request(self, method: str, params: Any = None, *, returns: Any = ABSENT) -> Any:
+        """Send the client a request that the protocol does not have, and return its result as JSON.
+
+        `params` is a dict, or an object such as a dataclass.  With `returns`, the result is an object of that type.
+        Raises the errors of the class docstring; in 2026-07-28 servers send no requests (`NotInThisRevision`).
+        """
+        from trio_mcp.server.extensions import request_client
+
+        return await request_client(self, method, params, returns)
+
+    async def notify(self, method: str, params: Any = None) -> bool:
+        """Send the client a notification that the protocol does not have.  False: the client cannot receive it now.
+
+        It belongs to the current request.  Raises `NotDeclared` if the client has not declared the extension of a
+        method that the server lists in an `Extension`.
+        """
+        from trio_mcp.server.extensions import notify_client
+
+        return await notify_client(self, method, params)
+
+    async def detach(self, host: CallHost, result: JsonObject) -> DetachedCall:
+        """Answer the request now, with `result`, and go on without it: see `CallHost`, which replaces the client.
+
+        Raises `UsageError` if the call waits for an answer of its client, is detached already, or if `result` has a
+        type that no extension has, and `ClientGone` if the request has been cancelled.
+        """
+        from trio_mcp.server.extensions import detach
+
+        return await detach(self, host, result)
 
     # Reports to the client.
 
@@ -326,7 +364,7 @@ class Context(metaclass=WithOtherNames):
 
         link = await self._opened("roots/list")
         # root-12, root-13: the answer holds until the client notifies of a change; without that, for this call.
-        notifies = self._terms.revision.notification(Role.CLIENT, _ROOTS_CHANGED) is not None
+        notifies = self._terms.revision.notification(Role.CLIENT, ROOTS_CHANGED) is not None
         notifies = notifies and self._terms.declares("roots", "listChanged")
         if notifies and link.roots is not None:
             await trio.lowlevel.checkpoint()
@@ -357,7 +395,7 @@ class Context(metaclass=WithOtherNames):
                 key = f"{name}-{number}"
             keys[name] = key
             self._keys = (*self._keys, key)
-        answers = await link._run.parking.ask(self, dict(zip(keys.values(), questions.values(), strict=True)))
+        answers = await link.ask(self, dict(zip(keys.values(), questions.values(), strict=True)))
         return {name: answers[key] for name, key in keys.items()}
 
     async def _opened(self, subject: str) -> ServerSession:

@@ -33,6 +33,7 @@ from trio_mcp.core.errors import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
     INVALID_REQUEST,
+    METHOD_NOT_FOUND,
     MISSING_CLIENT_CAPABILITY,
     RESOURCE_NOT_FOUND,
     URL_ELICITATION_REQUIRED,
@@ -105,7 +106,10 @@ class Dispatcher:
 
     async def _served_by(self, server: Catalog, ctx: Context, request: Request) -> JsonObject:
         """Serve a request as `server` does: the running server, or a server that is mounted in it."""
-        serve = self._METHODS[ctx.request.method]  # a middleware may replace the request, but not its method
+        try:
+            serve = self._METHODS[ctx.request.method]  # a middleware may replace the request, but not its method
+        except KeyError:
+            serve = Dispatcher._beyond
         outer, ctx.lifespan = ctx.lifespan, self._lifespans.get(server)
         try:
             if not server.middleware:
@@ -397,7 +401,38 @@ class Dispatcher:
         found = self.catalog.find_resource(uri)
         return found is not None and found[0].allowed(ctx.principal)
 
+    # Extensions.
+
+    async def _beyond(self, server: Catalog, ctx: Context, request: Request) -> JsonObject:
+        """Serve a method that the protocol does not have: of this server, or of one that is mounted in it.
+
+        Of several servers with this method, each is asked until one knows what the params name.
+        """
+        from trio_mcp.server.extensions import candidates, entry_for
+
+        unknown = RequestError(METHOD_NOT_FOUND, f"{shown(request.method)} does not exist here")
+        for each in candidates(server, request.method):
+            try:
+                if each is not server:
+                    return await self._served_by(each, ctx, request)
+                entry, call = entry_for(server, ctx, request)
+                return await self._run_handler(ctx, entry, call, request.method)
+            except RequestError as error:
+                if error.code != INVALID_PARAMS:
+                    raise
+                if unknown.code == METHOD_NOT_FOUND:
+                    unknown = error
+        raise unknown
+
+    async def _agree(self, server: Catalog, ctx: Context, request: Request) -> JsonObject:
+        """Let extensions agree to their members of a filter, then start the subscription."""
+        from trio_mcp.server.extensions import start_subscription
+
+        await start_subscription(server, ctx)
+        return {}  # not sent: the request stays open
+
     _METHODS: ClassVar[Mapping[str, Serve]] = {
+        "subscriptions/listen": _agree,
         **dict.fromkeys(LISTS, _list),
         **dict.fromkeys(_USED, _use),
         "completion/complete": _complete,

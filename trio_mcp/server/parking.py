@@ -215,13 +215,18 @@ class Parking:
         session = ctx._link
         assert session is not None  # only modern calls are without a connection at times
         with ctx._waiting():
-            asked: dict[str, PendingQuestion] = {}
             try:
                 asking = self.write(ctx, questions)
             except NotDeclared as error:
                 if session.alone:  # without sessions the server forgets `initialize`; the client may have it declared
                     error.args = (f"{ctx.method} has a question, and {_NO_SESSION}",)
                 raise
+            return await self.send(ctx, session, asking)
+
+    async def send(self, ctx: Context, session: ServerSession, asking: Sequence[Question]) -> dict[str, JsonObject]:
+        """Send requests to the client, all at once, on the wire of the call.  Return the answers by key."""
+        with ctx._waiting():
+            asked: dict[str, PendingQuestion] = {}
             if ctx._wire.answers_only or session.alone:
                 why = f"{ctx.method} has a question, and {_NO_SESSION if session.alone else _JSON_ALONE}"
                 _log.warning("%s", why)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import trio
 
-from trio_mcp.core.messages import Id, JsonObject, Limits, Notification, Request
+from trio_mcp.core.messages import Id, Json, JsonObject, Limits, Notification, Request
 from trio_mcp.core.subscriptions import ChangeEvent, ChangeKind, Listeners
 from trio_mcp.server.registry import Catalog
 
@@ -68,10 +68,16 @@ class Publisher:
         serve = listeners.subscribe if request.method == "resources/subscribe" else listeners.unsubscribe
         return serve(key, request.params) if key in listeners else {}
 
-    def listen(self, session: ServerSession, ctx: Context, may_subscribe: Callable[[Context, str], bool]) -> bool:
+    def listen(
+        self,
+        session: ServerSession,
+        ctx: Context,
+        may_subscribe: Callable[[Context, str], bool],
+        agreed: Mapping[str, Json],
+    ) -> bool:
         """Start the subscription of a listen request.  False if its acknowledgement cannot reach the client.
 
-        Resources that this principal may not see are left out of it.
+        Resources that this principal may not see are left out of it.  `agreed` is what extensions add to it.
         """
         request, id = ctx.request, ctx.request.id
         asked = request.params.get("notifications")
@@ -85,7 +91,10 @@ class Publisher:
                 request = Request(id, request.method, {**request.params, "notifications": filter})
         declared = session.session.declared(ctx._terms.revision)
         acknowledged = self.listeners.listen(ListenerKey(session, id), request, declared, session.account)
-        if session.session.notify(acknowledged.method, acknowledged.params, about=id):
+        params = acknowledged.params
+        if agreed:
+            params = {**params, "notifications": {**params["notifications"], **agreed}}
+        if session.session.notify(acknowledged.method, params, about=id):
             return True
         self.forget(session, id)
         return False

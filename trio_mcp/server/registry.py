@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.oauth.resource import Protection
     from trio_mcp.core.revisions import Revision
     from trio_mcp.server.dispatch import Middleware
+    from trio_mcp.server.extensions import ExtensionRegistry
 
 __all__ = ["CAPABILITIES", "Catalog", "EntryRoute", "Filter", "Mount"]
 
@@ -149,6 +150,8 @@ class Catalog:
         # By kind and key, in the order of registration, which is the order of the lists (tool-25).
         self._tables: dict[str, dict[str, EntryRoute]] = {kind: {} for kind in KINDS}
         self._completers: dict[_Completed, Entry] = {}
+        self.extended: ExtensionRegistry | None = None
+        """The extensions of the server, if it has any."""
         self._mounts: list[Mount] = []
         self._above: weakref.WeakKeyDictionary[Catalog, None] = weakref.WeakKeyDictionary()
         # All three are dropped when a list changes: ways that were found, lists with mounted entries, and pages.  None:
@@ -384,6 +387,11 @@ class Catalog:
             self._mounts.append(mount)
             other._above[self] = None
             self._announce([kind for kind, routes in shown.items() if routes], other.kinds)
+
+    @property
+    def mounted(self) -> Sequence[Catalog]:
+        """The catalogs that are mounted in this one."""
+        return tuple(mount.catalog for mount in self._mounts)
 
     def parts(self) -> Iterator[Catalog]:
         """This catalog, and all that are mounted in it or below."""

@@ -126,6 +126,9 @@ class Run:
             self._make_publisher(watchers[0].listeners(limits, catalog, watchers))
         nursery.start_soon(self._publish_changes, name="publish changes")
         nursery.start_soon(self._expire_parked, name="expire parked handlers")
+        for part in catalog.parts():
+            if part.extended is not None:
+                part.extended.start(self)
 
     # Changes.  Most servers have none, and need neither listeners nor a publisher.
 

@@ -50,11 +50,13 @@ if TYPE_CHECKING:
 
     from trio_mcp.core.caching import CacheHints
     from trio_mcp.core.content import Icon, Resource
+    from trio_mcp.core.extensions import Extension
     from trio_mcp.core.models import Prompt, ResourceTemplate, Tool
     from trio_mcp.core.oauth.resource import Verify
     from trio_mcp.core.rounds import StateSealer
     from trio_mcp.core.subscriptions import ChangeEvent
     from trio_mcp.server.dispatch import Middleware
+    from trio_mcp.server.extensions import ExtensionRegistry, ServerExtension
     from trio_mcp.server.http.listener import HttpAddress
     from trio_mcp.server.http.options import HttpOptions
     from trio_mcp.server.publishing import Watcher
@@ -392,6 +394,65 @@ class Server(metaclass=WithOtherNames):
             raise UsageError("a running server cannot be protected; call protect before the server runs")
         self._catalog.protection = Protection(verify, authorization_servers, resource, scopes, implies or {})
 
+    # Extensions.
+
+    def extension(
+        self, id: str | Extension, *forms: Extension, settings: Mapping[str, Any] | None = None, required: bool = False
+    ) -> ServerExtension:
+        """Declare an extension of the protocol, and return the object that registers its methods.
+
+        - `id`: its identifier, with a prefix: "com.example/ping"; or an `Extension` of `trio_mcp.core`, and `forms` if
+          it differs between revisions.
+        - `settings`: an object for the client.
+        - `required`: refuse all requests of clients that do not declare it, with error -32021.
+
+        Raises `UsageError` for a malformed identifier, settings that are no object, or an extension that is there.
+        """
+        from trio_mcp.core.extensions import Extension
+
+        if isinstance(id, Extension):
+            if settings is not None or required:
+                raise UsageError("an Extension has its own settings; give them there")
+            return self._extended().add((id, *forms))
+        if not isinstance(id, str):
+            raise UsageError(f"the identifier of an extension must be a str, got {_kind_of(id)}")
+        return self._extended().add([Extension(id, {} if settings is None else settings, required=required)])
+
+    def method(
+        self, name: str, *, mcp_name: str | None = None, **options: Unpack[CompletionOptions]
+    ) -> Callable[[F], F]:
+        """Register a function for requests that the protocol does not have: `@server.method("com.example/ping")`.
+
+        The method belongs to no extension, so clients need not declare anything.  `ServerExtension.method` explains the
+        function and the options.
+        """
+        return self._extended().method(None, name, mcp_name, options)
+
+    def notification(self, name: str, **options: Unpack[CompletionOptions]) -> Callable[[F], F]:
+        """Register a function for notifications that the protocol does not have, as `method` does."""
+        return self._extended().notification(None, name, options)
+
+    def fallback(self, function: F) -> F:
+        """Register an `async def (ctx, method, params)` for requests and notifications with unknown methods.
+
+        It returns the result of a request.  Raises `UsageError` if there is a fallback already.
+        """
+        self._extended().set_fallback(function)
+        return function
+
+    def _extended(self) -> ExtensionRegistry:
+        if self._catalog.extended is None:
+            from trio_mcp.server.extensions import ExtensionRegistry
+
+            self._catalog.extended = ExtensionRegistry(self._catalog, self._offer_again, lambda: tuple(self._runs))
+        return self._catalog.extended
+
+    def _offer_again(self) -> None:
+        """An extension or a method has changed.  Raises `UsageError` if it cannot be offered."""
+        self._current_offer()
+        for run in self._runs:
+            run.make_offers()
+
     # Changes.
 
     def notify_list_changed(self, *lists: ListName) -> None:
@@ -455,7 +516,12 @@ class Server(metaclass=WithOtherNames):
         capabilities: dict[str, Any] = {"logging": {}, **self._experimental}
         for name in sorted(self._offers | self._catalog.kinds):
             capabilities[name] = {key: True for key in CAPABILITIES[name] if self._told[key]}
-        return Offer(self._info, capabilities, self._revisions, self._instructions)
+        if not any(part.extended is not None for part in self._catalog.parts()):
+            return Offer(self._info, capabilities, self._revisions, self._instructions)
+        from trio_mcp.server.extensions import offered_by
+
+        extensions = offered_by(self._catalog)
+        return Offer(self._info, capabilities, self._revisions, self._instructions, extensions)
 
     def statistics(self) -> Statistics:
         """Return the numbers of connections, requests, parked handlers and listeners, summed over all runs.

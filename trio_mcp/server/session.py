@@ -28,6 +28,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from contextvars import Context as Variables
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -56,21 +57,25 @@ from trio_mcp.core.messages import (
     prepared_progress,
 )
 from trio_mcp.core.requests import LinkKind, Outcome, RequestCancelled
-from trio_mcp.core.revisions import NOTHING, Terms
+from trio_mcp.core.revisions import NOTHING, Terms, in_protocol
 from trio_mcp.core.session import Call, Notice, ServerProtocol, SessionAgreed
 from trio_mcp.core.shares import LONG, Account, holder_of
-from trio_mcp.server.context import LOG, Context
+from trio_mcp.server.context import LOG, ROOTS_CHANGED, Context
 from trio_mcp.server.run import Run
 from trio_mcp.transport.nursery import open_nursery, sole
 from trio_mcp.transport.wire import CLOSING, Duplex, Framing, Lines, Tap, Wire, close_stream, keep_alive
 from trio_mcp.transport.workers import Work, Worker, guarded, scope_of
 
 if TYPE_CHECKING:
+    from trio_mcp.core.messages import Json
+    from trio_mcp.server.extensions import Listener
     from trio_mcp.server.parking import ParkedCall, PendingQuestion
+    from trio_mcp.server.questions import Inquiry
     from trio_mcp.server.server import Server
     from trio_mcp.transport.paths import Roots
 
 __all__ = [
+    "CANCELLED_CALL",
     "UNFINISHED",
     "ChargedMessage",
     "ServerSession",
@@ -78,6 +83,7 @@ __all__ = [
     "converse",
     "serve_stream",
     "socket_of",
+    "start_work",
 ]
 
 _log = logging.getLogger("trio_mcp")
@@ -91,7 +97,8 @@ _SHUTTING_DOWN = "the server is shutting down"
 UNFINISHED = "the server has shut down before this call had finished"
 """The error message of calls that have not finished when the time for draining is over."""
 _HALF_CLOSED = "the client has closed its side of the connection"
-_CANCELLED = RequestError(INTERNAL_ERROR, "cancelled")
+CANCELLED_CALL = RequestError(INTERNAL_ERROR, "cancelled")
+"""The outcome of a call that was cancelled; it is not sent."""
 _IN_TURN = frozenset({"resources/subscribe", "resources/unsubscribe"})
 
 
@@ -161,6 +168,9 @@ class ServerSession:
     - `terms`: the session is open with these terms from the start, for a request that belongs to no session.
     - `changes`: False if `wire` cannot carry notifications; then no change notifications are declared.
     """
+
+    listeners: dict[Id, Listener] | None = None
+    """The listen requests that extensions send notifications to; None if there was none."""
 
     def __init__(
         self,
@@ -233,6 +243,8 @@ class ServerSession:
         for event in self.session.receive(message, now, about=about, principal=principal, headers=headers):
             if type(event) is Call:
                 self._call(event, about, received)
+            elif type(event) is Notice:
+                self._notice(event, received)
             else:
                 self._act(event)
         if received is not None:
@@ -311,8 +323,6 @@ class ServerSession:
         elif isinstance(event, SessionAgreed):
             declared = self.session.declared(event.terms.revision)
             self._run.join(self, declared)
-        elif isinstance(event, Notice):  # the roots have changed; other notices do not come here
-            self.roots, self.roots_changes = None, self.roots_changes + 1
         else:
             _log.debug("%s", event)
 
@@ -336,6 +346,27 @@ class ServerSession:
                 _begin(ctx)
         if why is not None:
             self.session.refuse(request.id, RequestError(INTERNAL_ERROR, why))
+
+    def _notice(self, notice: Notice, received: ChargedMessage | None) -> None:
+        """Start the handler of a notification, unless the server is too busy: a notification may be lost."""
+        run, method = self._run, notice.notification.method
+        if method == ROOTS_CHANGED:
+            self.roots, self.roots_changes = None, self.roots_changes + 1
+            return
+        if in_protocol(method):  # the others of the protocol need no action
+            return
+        limited = run.calls.limited and run.calls.wait(self.account.holder or self.account)
+        too_long = received is not None and received.limit is not None
+        if run.draining or limited or too_long or self._take_place() is not None:
+            _log.warning("the notification %s was dropped: the server is too busy, or is shutting down", method)
+            return
+        from trio_mcp.server.extensions import notice_call
+
+        ctx = notice_call(self, notice)
+        if received is not None:
+            ctx._received = received
+            received.calls += 1
+        start_work(run, ctx, method, self._variables.copy())
 
     def _take_place(self) -> str | None:
         """Take a place for a request to run, and return None; or return the reason for refusing the request.
@@ -364,6 +395,7 @@ class ServerSession:
             ctx._cancel(event.reason or "the client cancelled the request")
             return
         wire = self._listening.pop(id, None)  # no handler will answer a subscription
+        self._end_listener(id)
         self._run.publisher.forget(self, id)
         self.held_changes = {key: held for key, held in self.held_changes.items() if key[2] != id}
         self.session.refuse(id, RequestError(INTERNAL_ERROR, "cancelled"))
@@ -537,12 +569,30 @@ class ServerSession:
         ctx._wire.wake()
         await ctx._wire.room()
 
+    async def ask(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, Any]:
+        """Return the client's answers, read, by the keys of `questions`."""
+        return await self._run.parking.ask(ctx, questions)
+
     # Changes.
 
     def _listen(self, ctx: Context) -> str | None:
-        """Start a subscription.  Return the reason for refusing it, or None if it has been answered."""
+        """Start a subscription.  Return the reason for refusing it, or None if it was answered, or will be."""
+        extensions = self.session.offer.extensions
         try:
-            acknowledged = self._run.publisher.listen(self, ctx, self._run.dispatcher.may_subscribe)
+            if extensions is not None and extensions.asked(ctx.request.params, ctx._terms):
+                why = self._take_place()
+                if why is None:
+                    _begin(ctx)  # extensions agree to the filter, then it is started
+                return why
+        except RequestError as error:
+            self._answer(ctx, error)
+            return None
+        return self.subscribe(ctx, NOTHING)
+
+    def subscribe(self, ctx: Context, agreed: Mapping[str, Json]) -> str | None:
+        """Start a subscription, as `_listen`.  `agreed` has the members of the filter that belong to extensions."""
+        try:
+            acknowledged = self._run.publisher.listen(self, ctx, self._run.dispatcher.may_subscribe, agreed)
         except Exception as error:  # noqa: BLE001  # the filter may fail like a handler
             self._answer(ctx, self._run.dispatcher.failure(ctx, error))
             return None
@@ -554,12 +604,13 @@ class ServerSession:
             "(Limits.bytes_each, Limits.bytes_in_all)"
         )
 
-    def tell_change(self, notification: Notification, about: Id | None) -> None:
+    def tell_change(self, notification: Notification, about: Id | None, key: str | None = None) -> None:
         wire = self.wire if about is None else self._listening.get(about)
         if wire is None:
             return  # the subscription has ended since the change was published
         if wire.full:
-            self.held_changes[notification.method, str(notification.params.get("uri")), about] = notification
+            key = str(notification.params.get("uri")) if key is None else key
+            self.held_changes[notification.method, key, about] = notification
         else:
             self.session.notify(notification.method, notification.params, about=about)
             wire.wake()
@@ -590,9 +641,15 @@ class ServerSession:
         """The parked handlers whose questions were sent on this connection."""
         return [parked for parked in self._run.parked if parked.link is self]
 
+    def _end_listener(self, id: Id) -> None:
+        """Tell extensions that a subscription has ended."""
+        if self.listeners is not None and (listener := self.listeners.pop(id, None)) is not None:
+            listener.ended.set()
+
     def _end_subscriptions(self) -> None:
         listening, self._listening = self._listening, {}
         for id, wire in listening.items():  # sub-08
+            self._end_listener(id)
             self.session.answer(id, self._run.publisher.close(self, id))
             wire.wake()
 
@@ -627,6 +684,11 @@ def _begin(ctx: Context) -> None:
     ctx._scope = session._run.workers.start(work, ctx, name, session._variables.copy()).scope
 
 
+def start_work(run: Run, ctx: Context, name: str, variables: Variables) -> None:
+    """Start the handler of a call that has no request, and so no place in the table of its session."""
+    ctx._scope = run.workers.start(_work, ctx, name, variables).scope
+
+
 async def _work_in_turn(worker: Worker, ctx: Context, *, before: trio.Event | None, done: trio.Event) -> None:
     """Run subscribe and unsubscribe requests in the order of their arrival; tasks start in any order."""
     try:
@@ -657,7 +719,7 @@ async def _work(worker: Worker, ctx: Context) -> None:
                 ctx._finish()
             session = ctx._link
             if outcome is None and worker.scope.cancel_called and session is not None:
-                session._close(ctx, _CANCELLED)
+                session._close(ctx, CANCELLED_CALL)
                 ctx._wire.wake()
         if ctx._parked is not None:  # the handler did not wait for the client's answer; the retry gets its result
             if worker.spoilt:  # the task must not wait any more, so there is no request to answer

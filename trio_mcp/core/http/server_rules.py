@@ -198,7 +198,7 @@ class Deliver:
     `reply` is 202, or 400 if there is a `fault`: a malformed response (the session is told, so that the request it
     answers fails), or invalid items in a batch without requests (they are left out of `message`).
 
-    Without a `session` there is nothing to feed: only send `reply`.  This is so for modern notifications; a modern
+    Without a `session`, as in the modern era, only notifications of extensions need a session, of their own.  A modern
     client cancels by closing its response stream.
     """
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.schema.classes import *
     from trio_mcp.core.schema.composites import *
     from trio_mcp.core.schema.hints import *
+    from trio_mcp.core.schema.params import *
     from trio_mcp.core.schema.shapes import *
     from trio_mcp.core.schema.templates import *
     from trio_mcp.core.schema.validation import *
@@ -26,6 +27,7 @@ else:
                 "Description Field Hint Member alternatives_of describe full_name hint_of parameters_of resolved "
                 "resolved_alone substituted unsupported wrapper_of"
             ),
+            "params": "MethodParams read_result write_object_of",
             "shapes": "Mode Shape Unreadable arguments_shape schema_of shape_of",
             "templates": "Matcher Template Value in_ascii",
             "validation": (

@@ -61,7 +61,7 @@ from trio_mcp.core.http.server_rules import (
     screen,
 )
 from trio_mcp.core.http.sse import SseEvent, encode_event, encode_message
-from trio_mcp.core.messages import Batch, Error, Id, Message, Request
+from trio_mcp.core.messages import Batch, Error, Id, Message, Notification, Request
 from trio_mcp.core.oauth.resource import CannotVerify, ResourceServer
 from trio_mcp.core.principals import Principal, has_scopes
 from trio_mcp.core.revisions import stable_name
@@ -409,6 +409,11 @@ class Endpoint:
             self._sessions.touch(verdict.session)
             self._receive(session.server_session, verdict.message, admitted, None, request.body)
             session.wake()
+        elif self._run.offer.extensions is not None and isinstance(verdict.message, Notification):
+            from trio_mcp.server.extensions import session_for_notices
+
+            alone = session_for_notices(self._run, self.account(admitted.holder), verdict.revision)
+            self._receive(alone, verdict.message, admitted, None, request.body)
         await send_reply(response, verdict.reply)
         return _ignore_disconnect
 
