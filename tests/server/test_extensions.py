@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, TypedDict
 
 import pytest
@@ -27,10 +29,11 @@ from trio_mcp.core import (
     Request,
     Role,
     Terms,
+    ToolExecution,
 )
 from trio_mcp.errors import NotDeclared, NotInThisRevision
 from trio_mcp.server import ClientGone, DetachedCall, ExtensionRun, Listener
-from trio_mcp.types import CallNext, Json
+from trio_mcp.types import CallNext, Json, Tool
 
 PING = "com.example/ping"
 LATEST = "2026-07-28"
@@ -436,6 +439,46 @@ def test_what_cannot_be_registered_is_refused() -> None:
     with pytest.raises(UsageError, match="the filter 'a' is registered already"):
         ext.filter("a")(agreed_to)
     assert ext.id == "com.example/filters"
+
+
+# The one option of a tool that loads an extension.
+
+
+class TasksModule(ModuleType):
+    def __init__(self) -> None:
+        super().__init__("trio_mcp.extensions.tasks")
+        self.added: list[tuple[Server, str, str]] = []
+
+    def add_tool(self, server: Server, name: str, task: str) -> None:
+        self.added.append((server, name, task))
+
+
+@req("task-05", "task-07", "task-08")
+@everywhere
+async def test_a_tool_says_whether_it_may_be_a_task(
+    revision: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks, server = TasksModule(), Server("tasks")
+    monkeypatch.setitem(sys.modules, "trio_mcp.extensions.tasks", tasks)
+    server.tool(name="plain")(lambda: 1)
+    server.tool(name="never", task="forbidden")(lambda: 1)
+    assert tasks.added == []
+    server.tool(name="maybe", task="optional")(lambda: 1)
+    by_hand = Tool("always", {"type": "object"}, execution=ToolExecution("required"))
+    server.add_tool(by_hand, lambda ctx, arguments: "1")
+    server.add_tool(Tool("not", {"type": "object"}, execution=ToolExecution("forbidden")), lambda ctx, arguments: "1")
+    assert tasks.added == [(server, "maybe", "optional"), (server, "always", "required")]
+    with pytest.raises(UsageError, match="task of the tool 'x' must be one of forbidden, optional, required"):
+        server.tool(name="x", task="sometimes")(lambda: 1)  # type: ignore[call-overload]
+    async with connected(server, revision) as wire:
+        listed = {each["name"]: each.get("execution") for each in (await wire.call("tools/list"))["tools"]}
+    expected = {
+        "maybe": {"taskSupport": "optional"},
+        "always": {"taskSupport": "required"},
+        "not": {"taskSupport": "forbidden"},
+    }
+    has = expected if revision == "2025-11-25" else {}
+    assert listed == {"plain": None, "never": None, "maybe": None, "always": None, "not": None} | has
 
 
 # Calls that go on without their request.

@@ -15,7 +15,7 @@ import logging
 import re
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypedDict, Unpack
 
 import attrs
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KINDS", "LISTS", "CompletionOptions", "Entry", "HandlerOptions", "Kind", "PromptOptions", "RawResourceOptions",
-    "RawToolOptions", "ResourceOptions", "ToolOptions", "tool_of",
+    "RawToolOptions", "ResourceOptions", "TaskSupport", "ToolOptions", "tool_of",
 ]  # fmt: skip
 
 _log = logging.getLogger("trio_mcp")
@@ -169,6 +169,10 @@ class Entry:
 # The options of decorators and `add_...`, each written once: `help` and type checkers read them here.
 
 
+TaskSupport: TypeAlias = Literal["forbidden", "optional", "required"]
+"""Whether a tool may run as a task."""
+
+
 class CompletionOptions(TypedDict, total=False):
     """How a function is run; see `Server.tool`."""
 
@@ -200,6 +204,7 @@ class ToolOptions(_EntryOptions, HandlerOptions, total=False):
     annotations: ToolAnnotations | None
     scopes: Collection[str]
     structured: bool
+    task: TaskSupport
 
 
 class ResourceOptions(_EntryOptions, HandlerOptions, total=False):
@@ -224,7 +229,7 @@ class RawResourceOptions(HandlerOptions, total=False):
 
 
 # Options that no client sees.
-_OWN = ("name", "scopes", "structured", "cache", *HandlerOptions.__annotations__)
+_OWN = ("name", "scopes", "structured", "task", "cache", *HandlerOptions.__annotations__)
 
 
 def read_function(
@@ -270,7 +275,8 @@ def described_as(model: str, *arguments: Any, **details: Any) -> Callable[[], An
     def describe() -> Any:
         from trio_mcp.core import models
 
-        return getattr(models, model)(*arguments, **details)
+        made = {name: value() if name == "execution" else value for name, value in details.items()}
+        return getattr(models, model)(*arguments, **made)
 
     return describe
 
@@ -309,6 +315,11 @@ def tool_of(function: Callable[..., Any], **options: Unpack[ToolOptions]) -> Ent
     except UsageError as error:
         raise UsageError(f"the tool {name!r}: {error}") from None
     output_schema = None if output is None else output.schema
+    task = options.get("task", "forbidden")
+    if task not in typing.get_args(TaskSupport):
+        raise UsageError(f"task of the tool {name!r} must be one of {', '.join(typing.get_args(TaskSupport))}")
+    if task != "forbidden":
+        details["execution"] = described_as("ToolExecution", task)
     describe = described_as("Tool", name, arguments.schema, output_schema=output_schema, **details)
     return tool_entry(name, handler, describe, arguments, output, options, embeds=_embeds(returned))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import inspect
 import logging
 import math
@@ -35,6 +36,7 @@ from trio_mcp.server.entries import (
     RawResourceOptions,
     RawToolOptions,
     ResourceOptions,
+    TaskSupport,
     ToolOptions,
 )
 from trio_mcp.server.process import live, parse_address, run_stdio
@@ -202,6 +204,8 @@ class Server(metaclass=WithOtherNames):
           `trio.from_thread.run(ctx.progress, 1)`.
         - `replay=True`: if the process ends while the call waits for an answer of the client, the function may be
           called again from the start; the answers that it had already received are not asked for again.
+        - `task`: whether a call may outlive its request, as a task: "optional", "required", or "forbidden" (the
+          default).
 
         Raises `UsageError` for a name that is taken or not allowed, or a signature or annotation that has no schema.
         Use `add_tool` to write the schema by hand, and `remove_tool` to remove the tool.
@@ -217,7 +221,11 @@ class Server(metaclass=WithOtherNames):
         are those of `tool`.  Raises `UsageError` for a name that is taken or not allowed, an invalid schema or a
         handler with other parameters.
         """
-        self._catalog.add(makers.raw_entry("tools", tool, handler, **options))
+        entry = makers.raw_entry("tools", tool, handler, **options)
+        support = None if tool.execution is None else tool.execution.task_support
+        if support is not None and support != "forbidden":
+            self._add_task(entry.key, support)
+        self._catalog.add(entry)
 
     def remove_tool(self, name: str) -> None:
         """Remove a tool and notify clients.
@@ -339,8 +347,15 @@ class Server(metaclass=WithOtherNames):
             how = f"give options by name: @server.{kind}(name={function!r})"
             raise UsageError(f"a decorator takes a function, got {function!r}; {how}")
         make: Callable[..., Entry] = makers.tool_of if kind == "tool" else makers.prompt_of
-        self._catalog.add(make(function, **options))
+        entry = make(function, **options)
+        if (task := options.get("task", "forbidden")) != "forbidden":
+            self._add_task(entry.key, task)
+        self._catalog.add(entry)
         return function
+
+    def _add_task(self, name: str, task: TaskSupport) -> None:
+        """Let a tool run as a task."""
+        importlib.import_module(_LOADED["task"]).add_tool(self, name, task)
 
     def mount(self, other: Server, *more: Never, prefix: str = "") -> None:
         """Serve all entries of another server in this one, including entries that are added later.
@@ -622,6 +637,8 @@ class Server(metaclass=WithOtherNames):
         )
 
 
+# Modules of `trio_mcp.extensions`, by the option or method that loads them.
+_LOADED = {"task": "trio_mcp.extensions.tasks"}
 _MOUNT = 'server.mount(other, prefix="notes_")'
 # Names of transports that other packages take as the first argument of `run`.
 _TRANSPORTS = ("stdio", "sse", "http", "streamable-http", "streamable_http")
