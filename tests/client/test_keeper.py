@@ -332,6 +332,7 @@ async def test_calls_do_not_wait_for_ever_for_a_server_to_take_the_end_of_the_ha
                 assert trio.current_time() == start + 30
                 (mistake,) = client.deviations
                 assert "notifications/initialized" in mistake
+                assert played.heard.count("notifications/initialized") == 4
 
 
 async def test_closing_ends_a_renewal_and_all_who_wait_for_it(autojump_clock: MockClock) -> None:

@@ -202,6 +202,20 @@ async def test_a_session_is_whole_though_its_opening_did_not_get_through_at_firs
     assert left == [0]
 
 
+@pytest.mark.parametrize(
+    ("transport", "era", "behind", "victim"), [("http", D, None, 0), ("sse", D, None, 1), ("stream", E, "http", 0)]
+)
+def test_a_listener_hears_of_changes_though_its_opening_was_sent_on_a_dead_line(
+    transport: str, era: str, behind: str | None, victim: int
+) -> None:
+    """The server has not received the end of the handshake, and did not close the connection."""
+    client = Program((Move("listen", size=60), Move("put", wait=45.0)))
+    dead = Fault("dead", at=491, victim=victim)
+    played = play(Plan(1, transport, era, (client,), faults=(dead,), behind=behind, behind_era=D))
+    assert played.fired == ("dead",)
+    assert played.violations == ()
+
+
 def test_a_relay_on_a_slow_line_listens_late() -> None:
     """Its session with the upstream server is open by then."""
     listens, puts = Program((Move("listen", size=9),)), Program((Move("listen"), Move("put")))

@@ -123,7 +123,9 @@ _DELETE_TIMEOUT = 2.0  # seconds for the DELETE of a session
 _ANSWER_TASKS = 32  # answers that are sent at once, each on a connection
 # Seconds between attempts to send an answer: a server that restarts has a minute.
 _PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 15.0)
-_INITIALIZED_ATTEMPTS = 3  # attempts to send `notifications/initialized` if the server breaks the connection
+# Attempts to send `notifications/initialized` if the server breaks the connection or does not reply.  They share the
+# time for a reply, because the calls of the session wait for it, and one connection may be dead.
+_INITIALIZED_ATTEMPTS = 4
 _BUSY = frozenset({429, 502, 503, 504})  # the server, or a proxy before it, may accept the message later
 _GONE_SECONDS = 1.0  # seconds for other requests to a lost session to be refused, too
 
@@ -439,9 +441,11 @@ class HttpLink(ClientSession):
 
         The server waits for an answer, and accepts it once.  Without `initialized` a server sends no questions and no
         changes in this session; but some servers break the connection over it, or do not reply, and work otherwise.
+        An attempt without a reply has waited already, so no pause follows it.
         """
         answers = isinstance(exchange.message, Response | Error)
         while True:
+            silent = False
             try:
                 verdict, reply = await self._attempt(exchange, body, "", None)
                 if not answers or reply.status not in _BUSY or isinstance(verdict, rules.RetryAfter):
@@ -450,12 +454,12 @@ class HttpLink(ClientSession):
                 lost = f"HTTP {reply.status}"
             except (ReplyBroken, ConnectionFailed, NoResponse) as error:
                 tries.broken += not isinstance(error, ConnectionFailed)
-                if not answers and (tries.broken > _INITIALIZED_ATTEMPTS or isinstance(error, NoResponse)):
+                if not answers and tries.broken == _INITIALIZED_ATTEMPTS:
                     raise
-                lost = str(error)
+                lost, silent = str(error), not answers and isinstance(error, NoResponse)
             if (pause := next(tries.pauses, None)) is None:  # the server and the caller here must learn it
                 self._close(SessionLost(True, f"{_name_of(exchange.message)} did not reach the server: {lost}"))
-            await trio.sleep(pause or 0.0)  # at least a checkpoint, at which this may be cancelled
+            await trio.sleep(0.0 if silent else pause or 0.0)  # at least a checkpoint, at which this may be cancelled
 
     def _end_abandoned_stream(self, why: str) -> None:
         """End the stream of a cancelled call that was silent for longest, if there is one."""
@@ -479,6 +483,8 @@ class HttpLink(ClientSession):
             if credentials is not None:
                 await credentials.get()
             seconds = ACKNOWLEDGE_TIMEOUT if exchange.method == "POST" and not exchange.asked else math.inf
+            if _is_initialized(exchange.message):
+                seconds /= _INITIALIZED_ATTEMPTS
             if opening is not None:  # not before: the user may need longer to allow access
                 opening.deadline = trio.current_time() + ENDPOINT
             with trio.move_on_after(seconds) as waiting:
