@@ -111,6 +111,8 @@ async def give_up(client: Client) -> None:
             patience.deadline = trio.current_time() + 0.2
 
         await client.call_tool("simmer", on_progress=wait_a_moment)
+    if client.has_unanswered_cancellations:  # the handler may still be clearing up, which the server does not tell
+        await trio.lowlevel.checkpoint()
     diary = await client.call_tool("read_diary", returns=list[str])
     print(f"  given up: {patience.cancelled_caught}; the diary: {', '.join(diary)}")
 
@@ -161,6 +163,8 @@ async def live_elsewhere(client: Client) -> None:
             other = await connect_client(nursery, KITCHEN, revision=client.revision)
         print(f"  another {other.server['name']}, for other guests")
         nursery.start_soon(other.aclose)
+        await other.wait_closed()
+        assert other.closed
 
 
 async def do_by_hand(client: Client) -> None:
