@@ -476,6 +476,7 @@ async def follow(client: Client) -> None:
 ADD = {"a": 1, "b": 2}
 WAYS: dict[str, Callable[[Client], Awaitable[object]]] = {
     "request": lambda client: client.request("tools/list"),
+    "notify": lambda client: client.notify("com.example/heard"),
     "list_tools_page": lambda client: client.list_tools_page(),
     "list_tools": lambda client: client.list_tools(),
     "call_tool": lambda client: client.call_tool("add", ADD),

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from trio_mcp.client.client import *
     from trio_mcp.client.connecting import *
     from trio_mcp.client.connection import *
+    from trio_mcp.client.extensions import *
     from trio_mcp.client.http import *
     from trio_mcp.client.options import *
     from trio_mcp.client.session import *
@@ -28,6 +29,7 @@ else:
             "client": "Client ToolCall _stream_call connect_client open_client",
             "connecting": "Connector SessionOptions Startup Target connector_for",
             "connection": "ClientConnection",
+            "extensions": "Around CallNextRequest ClientExtension ClientExtensions ExtensionCall",
             "http": "ACKNOWLEDGE_TIMEOUT ENDPOINT HttpLink MAX_RETRY_AFTER NeedsSse SseLink",
             "options": (
                 "ANSWERING ClientOptions RequestOptions check_client_options check_request_options copy_mapping "

@@ -17,7 +17,7 @@ at the server, and the connection remains usable.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from hashlib import sha256
@@ -65,6 +65,7 @@ from trio_mcp.core.subscriptions import ChangeEvent
 from trio_mcp.transport.nursery import Block, block, check_trio, open_nursery
 
 if TYPE_CHECKING:
+    from trio_mcp.client.extensions import ClientExtensions
     from trio_mcp.core.models import LogLevel
 
 __all__ = ["Client", "ClientOptions", "ToolCall", "_stream_call", "connect_client", "open_client"]
@@ -152,7 +153,10 @@ class Client(metaclass=WithOtherNames):
         self._has_timeout = min(self._timeout, self._max_timeout) < math.inf
         # Servers of 2026-07-28 send no logs unasked.
         log_level = options.get("log_level", "info" if "on_log" in options else None)
-        self._offer = _offer(options, self._answering.capabilities)
+        extensions = _extensions(options)
+        self._offer = _offer(options, self._answering.capabilities, extensions)
+        if extensions is not None and extensions.wrapped:
+            self._send = extensions.sending(self, self._send)  # type: ignore[assignment,method-assign]
         self._connection = ClientConnection(
             connector,
             lambda handler: SessionOptions(
@@ -162,6 +166,7 @@ class Client(metaclass=WithOtherNames):
             self._answering,
             log_level=_checked_level(log_level),
             forget_tools=lambda: self._tools.forget(),
+            extensions=extensions,
         )  # fmt: skip
         self._tools = KnownTools(self._connection.report_loss)
 
@@ -236,15 +241,39 @@ class Client(metaclass=WithOtherNames):
 
     # Requests
 
+    @overload
     async def request(
         self,
         method: str,
-        params: Mapping[str, Json] | None = None,
+        params: Any = None,
         *,
         on_progress: OnProgress | None = None,
         **options: Unpack[RequestOptions],
-    ) -> JsonObject:
-        """Send any request of the protocol, and return its result as JSON.
+    ) -> JsonObject: ...
+
+    @overload
+    async def request(
+        self,
+        method: str,
+        params: Any = None,
+        *,
+        returns: type[T],
+        on_progress: OnProgress | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> T: ...
+
+    async def request(
+        self,
+        method: str,
+        params: Any = None,
+        *,
+        returns: Any = ABSENT,
+        on_progress: OnProgress | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Any:
+        """Send any request, of the protocol, of an extension or of your own, and return its result as JSON.
+
+        `params` is a mapping, or an object such as a dataclass.  With `returns`, the result is an object of that type.
 
         If the server asks for input first, the callbacks of the client answer.  `on_progress` is called in this task
         with each progress report.  If `on_progress` raises, the request is cancelled, and this method raises the same
@@ -252,7 +281,27 @@ class Client(metaclass=WithOtherNames):
         """
         if options:
             check_request_options(options)
-        return await self._call(method, copy_mapping("params", params), options, on_progress)
+        result = await self._call(method, _params_of(method, params), options, on_progress)
+        if returns is ABSENT:
+            return result
+        from trio_mcp.core.schema.params import read_result
+
+        return read_result(returns, result)
+
+    async def notify(self, method: str, params: Any = None) -> bool:
+        """Send a notification of an extension or of your own.  False: the server cannot receive it any more.
+
+        Raises `NotDeclared` if the server does not declare the extension, and `NotInThisRevision` for a notification
+        that the session does not have.
+        """
+        caller = await self._connection.session()
+        sent = caller.notify(method, _params_of(method, params))
+        await trio.lowlevel.checkpoint()
+        return sent
+
+    def extension(self, id: str) -> Mapping[str, Any] | None:
+        """The settings with which the server declares an extension; None if it does not declare it."""
+        return self._terms.extension(id)
 
     async def _call(
         self, method: str, params: JsonObject, options: RequestOptions, on_progress: OnProgress | None = None
@@ -317,7 +366,8 @@ class Client(metaclass=WithOtherNames):
                     return result, params
                 terms = self._terms
                 declared = self._offer.declared(Role.CLIENT, terms.revision)
-                rounds = Rounds(terms.revision, method, params, declared)
+                kinds = self._connection.current.session.result_types(method, terms)
+                rounds = Rounds(terms.revision, method, params, declared, extensions=kinds)
             questions = rounds.receive(result)
             if questions is None:
                 return result, params
@@ -624,6 +674,7 @@ class Client(metaclass=WithOtherNames):
         prompts: bool = False,
         resources: bool | str | Iterable[str] = False,
         undeclared: bool = False,
+        filters: Mapping[str, Json] | None = None,
     ) -> AbstractAsyncContextManager[Subscription]:
         """``async with client.listen(tools=True, resources=["notes://todo"]) as changes``: iterate over changes.
 
@@ -631,6 +682,8 @@ class Client(metaclass=WithOtherNames):
         resources; one or more URIs subscribe to the contents of these resources; for both, add `RESOURCES_CHANGED`.
         With ``undeclared=True`` the block also waits for changes that the server does not declare or confirm: some
         servers, such as mcp up to 1.30, send them anyway, even without `resources/subscribe`.
+        `filters` are members that extensions add to the filter, in 2026-07-28; `Subscription.agreed` has the part that
+        the server confirmed.  The notifications go to the handlers of the extension.
 
         Raises UsageError if there are no changes, or too many.  The block is entered when the server has confirmed the
         subscription; `Subscription.missing` has the changes that it did not confirm.  Entering raises `RequestError` if
@@ -639,7 +692,7 @@ class Client(metaclass=WithOtherNames):
         """
         self._connection.check_run()
         return self._connection.subscriptions.listen(
-            *changes, tools=tools, prompts=prompts, resources=resources, undeclared=undeclared
+            *changes, tools=tools, prompts=prompts, resources=resources, undeclared=undeclared, filters=filters
         )
 
     async def set_log_level(self, level: LogLevel | None) -> None:
@@ -675,7 +728,16 @@ class Client(metaclass=WithOtherNames):
         return fields_of(headers)
 
 
-def _offer(options: ClientOptions, capabilities: JsonObject) -> Offer:
+def _extensions(options: ClientOptions) -> ClientExtensions | None:
+    given, all_notifications = options.get("extensions"), "on_notification" in options
+    if not given and not all_notifications:
+        return None
+    from trio_mcp.client.extensions import ClientExtensions
+
+    return ClientExtensions([] if given is None else given, fallback=all_notifications)
+
+
+def _offer(options: ClientOptions, capabilities: JsonObject, extensions: ClientExtensions | None) -> Offer:
     info = {"name": options.get("name", "trio_mcp"), "version": options.get("version", "0")}
     revisions = tuple(REVISIONS.values())
     if (name := options.get("revision")) is not None:
@@ -685,7 +747,16 @@ def _offer(options: ClientOptions, capabilities: JsonObject) -> Offer:
     experimental = options.get("experimental")
     if experimental is not None:
         capabilities = {**capabilities, "experimental": copy_mapping("experimental", experimental)}
-    return Offer(info, capabilities, revisions)
+    return Offer(info, capabilities, revisions, extensions=None if extensions is None else extensions.offered)
+
+
+def _params_of(method: str, params: Any) -> JsonObject:
+    """Return params as JSON."""
+    if isinstance(params, Mapping | Sequence | None):
+        return copy_mapping("params", params)  # type: ignore[arg-type]  # it refuses a sequence
+    from trio_mcp.core.schema.params import write_object_of
+
+    return write_object_of(params, f"the params of {method}")
 
 
 def _checked_level(level: str | None) -> str | None:

@@ -52,6 +52,7 @@ from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.transport.workers import called
 
 if TYPE_CHECKING:
+    from trio_mcp.client.extensions import ClientExtensions
     from trio_mcp.client.options import ClientOptions
 
 __all__ = ["ClientConnection"]
@@ -99,6 +100,7 @@ class ClientConnection:
         *,
         log_level: str | None,
         forget_tools: Callable[[], object],
+        extensions: ClientExtensions | None = None,
     ) -> None:
         self._connector = connector
         self._session_options = options(self)
@@ -106,6 +108,7 @@ class ClientConnection:
         self._answering = answering
         self._log_level = log_level
         self._forget_tools = forget_tools
+        self._extensions = extensions
         self._trio_token: trio.lowlevel.TrioToken | None = None  # of the `trio.run` of this client
         self._current: ClientSession | None = None
         self._session_closing = self._session_closed = trio.Event()  # of the current session
@@ -334,6 +337,10 @@ class ClientConnection:
     # ServerMessageHandler
 
     async def answer(self, call: Call) -> JsonObject:
+        if self._extensions is not None:
+            handler = self._extensions.handler(call.request.method, notification=False)
+            if handler is not None:
+                return await handler.answer(call.request.params)
         return await self._answering.answer(call.request.method, call.request.params, call.terms)
 
     def notice(self, notice: Notice) -> None:
@@ -343,7 +350,10 @@ class ClientConnection:
         if method == ChangeKind.TOOLS.method:
             self._forget_tools()
         on_log, on_complete = self._options.get("on_log"), self._options.get("on_elicitation_complete")
-        if method == "notifications/message" and on_log is not None:
+        handler = None if self._extensions is None else self._extensions.handler(method, notification=True)
+        if handler is not None:
+            self._hear(handler.hear, notice)
+        elif method == "notifications/message" and on_log is not None:
             try:
                 _call(on_log, from_json(LoggingMessageParams, params))
             except RemoteProtocolError as error:
@@ -359,6 +369,17 @@ class ClientConnection:
                 self.mistake(f"it sends {method} without declaring it; receive it with listen(..., undeclared=True)")
             if (callback := self._options.get("on_notification")) is not None:
                 _call(lambda params: callback(method, params), params)
+
+    def _hear(self, handler: Callable[[JsonObject], None], notice: Notice) -> None:
+        """Give a notification to an extension."""
+
+        def hear(params: JsonObject) -> None:
+            try:
+                handler(params)
+            except RemoteProtocolError as error:
+                self.mistake(f"{notice.notification.method}: {error}")
+
+        _call(hear, notice.notification.params)
 
     def _log_level_answered(self, outcome: Outcome, failure: McpError | None) -> None:
         self._log_level_set.set()

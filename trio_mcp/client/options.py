@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from trio_mcp.client.callbacks import GivenRoots, OnElicitation, OnElicitationUrl, OnSampling, UrlElicitationRequest
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import os
     import ssl
 
+    from trio_mcp.client.extensions import ClientExtension
     from trio_mcp.core.models import LogLevel
     from trio_mcp.oauth.client import OAuth
     from trio_mcp.transport.child import Environment
@@ -61,13 +62,15 @@ class ClientOptions(TypedDict, total=False):
     """Directories that the server may work in."""
     experimental: Mapping[str, Mapping[str, Any]]
     """Experimental capabilities of the client: an object for each name.  They are declared unchanged."""
+    extensions: Sequence[ClientExtension] | Mapping[str, Mapping[str, Any]]
+    """Extensions of the protocol: `ClientExtension` objects, or a mapping from identifiers to settings."""
     on_elicitation_complete: Callable[[UrlElicitationRequest], object]
     """Called when the server reports that the user has finished on a web page."""
     on_log: Callable[[LoggingMessageParams], object]
     """Called with each log message of the server."""
     on_notification: Callable[[str, JsonObject], object]
-    """Called with the method and the params of each notification that no other callback and no block receives: for
-    example a change without a `listen` block, or a log message without `on_log`."""
+    """Called with the method and the params of each notification that no other callback and no block receives:
+    a change without a `listen` block, a log message without `on_log`, or one that the protocol does not have."""
     log_level: LogLevel | None
     """The lowest level of log messages that the server is asked to send.  Default: "info" if `on_log` is given."""
     headers: Mapping[str, str] | Callable[[], Mapping[str, str]]
@@ -121,7 +124,7 @@ class ClientOptions(TypedDict, total=False):
 
 ANSWERING = ("sampling", "sampling_tools", "elicitation", "elicitation_url", "roots")
 _TIMEOUTS = ("timeout", "max_timeout")
-_MAPPINGS = ("headers", "experimental")  # checked where they are read
+_MAPPINGS = ("headers", "experimental", "extensions")  # checked where they are read
 
 
 def check_client_options(given: Mapping[str, Any]) -> None:

@@ -33,12 +33,13 @@ made by the task that waits in the block.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 
 import trio
 
+from trio_mcp.client.options import copy_mapping
 from trio_mcp.client.session import ClientSession, Unauthorized, failure_of
 from trio_mcp.core.client_subscriptions import (
     OpenSubscription,
@@ -55,10 +56,10 @@ from trio_mcp.core.errors import (
     repeated,
     shown,
 )
-from trio_mcp.core.messages import Id, Limits
+from trio_mcp.core.messages import Id, Json, JsonObject, Limits
 from trio_mcp.core.oauth.errors import AuthorizationFailed
 from trio_mcp.core.requests import Answered, Outcome, Refused
-from trio_mcp.core.revisions import Role
+from trio_mcp.core.revisions import NOTHING, Role
 from trio_mcp.core.session import Notice
 from trio_mcp.core.subscriptions import (
     ACKNOWLEDGED,
@@ -94,8 +95,8 @@ class SubscriptionUnsupported(McpError):
     `missing` are the requested changes.
     """
 
-    def __init__(self, missing: tuple[ChangeEvent, ...]) -> None:
-        kinds = ", ".join(sorted({change.kind.field for change in missing}))
+    def __init__(self, missing: tuple[ChangeEvent, ...], filters: Iterable[str] = ()) -> None:
+        kinds = ", ".join(sorted({*filters, *(change.kind.field for change in missing)}))
         super().__init__(f"the server does not support these subscriptions ({kinds}); poll instead")
         self.missing = missing
 
@@ -127,10 +128,14 @@ class Subscription:
         limits: Limits,
         *,
         undeclared: bool = False,
+        filters: Mapping[str, Json] = NOTHING,
     ) -> None:
         self.missing: tuple[ChangeEvent, ...] = ()
         """The requested changes that the server does not send.  They may differ after a gap."""
+        self.agreed: Mapping[str, Json] = NOTHING
+        """The members that extensions add to the filter, as far as the server confirmed them."""
         self._asked = dict.fromkeys(asked)
+        self._filters = filters
         self._undeclared = undeclared  # also wait for changes that the server did not confirm
         self._manager = manager
         self._limits = limits
@@ -200,6 +205,11 @@ class Subscription:
             added = [each for each in self._asked if each.kind is change.kind]
         self._unread.update(dict.fromkeys(added))
         self._changed.set()
+
+    def _agree(self, confirmed: Json) -> None:
+        """Keep what the server confirmed of the members of extensions."""
+        if isinstance(confirmed, dict):
+            self.agreed = {name: confirmed[name] for name in self._filters if name in confirmed}
 
     def _begin(self, subscription: OpenSubscription) -> None:
         self._subscription, self._retry_at, self._open = subscription, math.inf, False
@@ -284,6 +294,7 @@ class SubscriptionManager:
         prompts: bool = False,
         resources: bool | str | Iterable[str] = False,
         undeclared: bool = False,
+        filters: Mapping[str, Json] | None = None,
     ) -> AbstractAsyncContextManager[Subscription]:
         """``async with manager.listen(...) as changes``: see `Client.listen`.
 
@@ -303,11 +314,12 @@ class SubscriptionManager:
             if len(change.item) > limits.uri_length:
                 raise UsageError(f"a URI has more than {limits.uri_length} characters (Limits.uri_length)")
         asked = tuple(dict.fromkeys(asked))
-        if not asked:
+        filters = copy_mapping("filters", filters)
+        if not asked and not filters:
             raise UsageError("listen needs at least one change: tools, prompts, resources or a ChangeEvent")
         if (most := limits.listener_changes) < len(asked):
             raise UsageError(f"a listen block may have {most} changes (Limits.listener_changes), got {len(asked)}")
-        return self._block(Subscription(asked, self, limits, undeclared=undeclared))
+        return self._block(Subscription(asked, self, limits, undeclared=undeclared, filters=filters))
 
     @asynccontextmanager
     async def _block(self, changes: Subscription) -> AsyncIterator[Subscription]:
@@ -345,7 +357,9 @@ class SubscriptionManager:
             changes = self._listeners[event.subscription.id]
             if not isinstance(event, SubscriptionAcknowledged):
                 changes._add(event.change)
-            elif event.subscription.expected:
+                continue
+            changes._agree(notification.params.get("notifications"))
+            if event.subscription.expected or changes.agreed:
                 changes._confirm()
             else:
                 self._close_unsupported(changes)
@@ -397,7 +411,7 @@ class SubscriptionManager:
         if terms.revision.request(Role.CLIENT, _LISTEN) is not None:
             on_end = partial(self._listen_ended, caller, changes)
             try:
-                id: Id = caller.begin(_LISTEN, listen_params(changes._asked), on_end=on_end)
+                id: Id = caller.begin(_LISTEN, _listen_params(changes), on_end=on_end)
             except McpError as error:  # such as too many requests
                 changes._close(error)
                 return
@@ -442,7 +456,7 @@ class SubscriptionManager:
     def _close_unsupported(self, changes: Subscription, cause: McpError | None = None) -> None:
         self._unsubscribe(changes)
         changes.missing = tuple(changes._asked)
-        error = SubscriptionUnsupported(changes.missing)
+        error = SubscriptionUnsupported(changes.missing, changes._filters)
         error.__cause__ = cause
         changes._close(error)
 
@@ -517,3 +531,8 @@ class SubscriptionManager:
         if self._uses(caller):
             del self._resources[uri]  # with any answer: an unsubscribe is not repeated
             self._update_resources()
+
+
+def _listen_params(changes: Subscription) -> JsonObject:
+    params = listen_params(changes._asked)
+    return {"notifications": {**params["notifications"], **changes._filters}} if changes._filters else params
