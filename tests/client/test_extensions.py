@@ -156,7 +156,7 @@ async def test_what_the_server_has_not_declared_is_not_sent(revision: str, autoj
             await client.request("tools/cal")
         with pytest.raises(NotInThisRevision):
             await client.notify("notifications/roots/changed")
-        with pytest.raises(UsageError, match="the params of .* must be an object"):
+        with pytest.raises(UsageError, match="must be an object, such as"):
             await client.request(PING, 1)
 
 
@@ -400,7 +400,6 @@ async def test_a_client_listens_to_an_extension(where: Where, autojump_clock: Mo
 # Calls of 2025-11-25 that go on.
 
 
-@req("prog-11")
 async def test_progress_may_come_after_the_answer(autojump_clock: MockClock) -> None:
     server, calls, lines = Server("later"), list[DetachedCall](), list[bytes]()
 
