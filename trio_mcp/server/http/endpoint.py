@@ -146,9 +146,8 @@ async def _authenticated(authenticate: Callable[[HttpRequest], Awaitable[Any]], 
     return await found
 
 
-async def _verified(verify: Callable[[str], Any], token: str) -> Any:
-    found = called(verify, token)
-    return await found if isinstance(found, Awaitable) else found
+async def _awaited(found: Awaitable[T]) -> T:
+    return await found
 
 
 def _not_authenticated(request: HttpRequest, cors: Fields) -> Reply:
@@ -321,7 +320,8 @@ class Endpoint:
                 name = stable_name(await self._ask("authenticate", partial(_authenticated, authenticate, request)))
                 return _not_authenticated(request, cors) if name is None else name
             assert resource is not None
-            principal = await self._ask("verify", partial(_verified, resource.protection.verify, token))
+            found = called(resource.protection.verify, token)
+            principal = await self._ask("verify", partial(_awaited, found)) if isinstance(found, Awaitable) else found
             if not isinstance(principal, Principal | None):
                 raise UsageError(f"verify must return a Principal or None, got {type(principal).__name__}")
         except (CannotVerify, _AuthenticateTimeout, RunStopped) as error:
