@@ -265,6 +265,12 @@ def test_a_question_is_withdrawn_when_no_handler_waits_for_it() -> None:
     assert (last.task.status, last.task.answers) == (WORKING, {})
 
 
+def test_an_answer_from_before_the_task_counts() -> None:
+    early = attrs.evolve(NEW, answers={"name": ANN})
+    assert early.ask([NAME], 1001) == TaskStep(early, NOTHING)
+    assert early.ask([NAME, SIZE], 1001).task.questions == (SIZE,)
+
+
 def test_a_task_that_runs_again_keeps_its_questions_and_answers() -> None:
     half = ASKING.answer({"name": ANN}, 1002).task
     again = half.take_over(1003).task

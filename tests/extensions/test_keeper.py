@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import attrs
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import MockClock
 
 from tests.requirements import req
 from trio_mcp import Limits, RequestError
@@ -31,29 +30,12 @@ ANN = {"action": "accept", "content": {"name": "Ann"}}
 RESULT: dict[str, Any] = {"content": [{"type": "text", "text": "done"}]}
 
 
-@pytest.fixture(autouse=True)
-def virtual_wall(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wall clock follows the clock of the test."""
-    monkeypatch.setattr(keepers, "wall", lambda: 1e9 + trio.current_time())
-
-
 @pytest.fixture(params=["memory", "sqlite"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     memory = MemoryStore(max_bytes=200_000)
     if request.param == "memory":
         return lambda: memory
     return partial(SQLiteStore, tmp_path / "tasks.db", max_bytes=200_000)
-
-
-@pytest.fixture
-def inline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For virtual time, which runs on while a thread works: SQLite works in the event loop."""
-
-    async def run(self: SQLiteStore, job: Callable[..., Any], *arguments: Any) -> Any:
-        await trio.lowlevel.checkpoint()
-        return job(*arguments)
-
-    monkeypatch.setattr(SQLiteStore, "_in_thread", run)
 
 
 @asynccontextmanager
@@ -72,7 +54,7 @@ def new(id: str = "t-1", **changes: Any) -> TaskRecord:
 async def begun(keeper: Keeper, id: str = "t-1", **changes: Any) -> TaskHost:
     task = new(id, **changes)
     await keeper.add(task, "principal ann")
-    return TaskHost(keeper, task, EXTENSION_TASKS)
+    return TaskHost(keeper, task)
 
 
 async def until(keeper: Keeper, status: TaskStatus, id: str = "t-1") -> TaskRecord:
@@ -145,7 +127,8 @@ async def test_another_process_answers_and_cancels(make: Make) -> None:
         heard: list[str] = []
 
         async def work() -> None:
-            with trio.CancelScope() as host.scope:
+            with trio.CancelScope() as scope:
+                host.cancel = lambda reason: scope.cancel()
                 await host.ask([NAME])
                 heard.append("answered")
                 await trio.sleep_forever()
@@ -183,6 +166,10 @@ async def test_a_question_that_is_given_up_is_closed(make: Make) -> None:
             nursery.cancel_scope.cancel()
         task = await keeper.find("t-1")
         assert task is not None
+        assert task.questions == (NAME,)  # another process may ask it again
+        await host.note("the handler goes on")
+        task = await keeper.find("t-1")
+        assert task is not None
         assert (task.status, task.questions) == (TaskStatus.WORKING, ())
 
 
@@ -199,13 +186,24 @@ async def test_a_question_that_the_client_refuses_raises(make: Make) -> None:
         await keeper.step("t-1", lambda task: task.withdraw(["name"], 0))
 
 
-async def test_messages_are_stored(make: Make) -> None:
+async def test_messages_are_stored(make: Make, inline: None, autojump_clock: MockClock) -> None:
     async with kept(make) as keeper:
         host = await begun(keeper)
+
+        async def shown() -> Any:
+            return (await keeper.get({"taskId": "t-1"}, "ann", EXTENSION_TASKS)).get("statusMessage")
+
         await host.note("half")
-        await host.progress(1, 2, "x")
+        assert await shown() == "half"
         await host.log("info", "x", None)
-        assert (await keeper.get({"taskId": "t-1"}, "ann", EXTENSION_TASKS))["statusMessage"] == "half"
+        await host.progress(1, 2, None)
+        await host.progress(2, 2, "page 2" * 1000)
+        assert await shown() == ("page 2" * 1000)[:1024]
+        await host.progress(3, 2, "page 3")
+        assert str(await shown()).startswith("page 2")  # not each of a hundred reports in a second is stored
+        await trio.sleep(1)
+        await host.progress(4, 2, "page 4")
+        assert await shown() == "page 4"
 
 
 # Limits
@@ -254,7 +252,8 @@ async def test_a_task_expires_while_it_runs(make: Make, inline: None, autojump_c
         host, stopped = await begun(keeper, ttl=5_000), trio.Event()
 
         async def work() -> None:
-            with trio.CancelScope() as host.scope:
+            with trio.CancelScope() as scope:
+                host.cancel = lambda reason: scope.cancel()
                 await trio.sleep_forever()
             stopped.set()
 
@@ -378,7 +377,8 @@ async def test_listeners_hear_of_each_change(make: Make) -> None:
     heard: list[str] = []
     async with kept(make) as keeper, kept(make) as other:
         for each in (keeper, other):
-            each.on_change.append(lambda task: heard.append(task.status.value))
+            each.followed = {"t-1"}
+            each.on_change = lambda task: heard.append(task.status.value)
         await other.find("x")  # both are ready
         host = await begun(keeper)
         await host.finish(RESULT)
@@ -386,20 +386,21 @@ async def test_listeners_hear_of_each_change(make: Make) -> None:
 
 
 async def test_a_stopped_host_says_nothing_more(make: Make) -> None:
-    told: list[str] = []
     async with kept(make) as keeper:
-        task = new()
-        await keeper.add(task, None)
-        host = TaskHost(keeper, task, CORE_TASKS, lambda method, params: told.append(method))
-        await host.progress(1, 2, "half")
-        await host.log("info", {"a": 1}, "me")
+        host = await begun(keeper)
         await keeper.cancel({"taskId": "t-1"}, "ann", CORE_TASKS)
-        await host.progress(2, 2, None)
-        await host.log("info", {"a": 1}, None)
+        assert host.over
+        await host.note("late")
+        await host.progress(1, 2, "late")
         await host.finish(RESULT)
-        assert told == ["notifications/progress", "notifications/message"]
-        await wait_all_tasks_blocked()
-        got = await keeper.find("t-1")
-        assert got is not None
-        assert got.status is TaskStatus.CANCELLED
-        assert inf > got.expires
+        task = await keeper.find("t-1")
+        assert task is not None
+        assert (task.status, task.message) == (TaskStatus.CANCELLED, "The task was cancelled.")
+
+
+async def test_a_result_that_is_not_json_fails_the_task(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    async with kept(make) as keeper:
+        await (await begun(keeper)).finish({"content": object()})
+        task = await until(keeper, TaskStatus.FAILED)
+        assert task.message == "the task failed; the server's log says why"
+        assert "cannot be written as JSON" in caplog.text

@@ -555,6 +555,7 @@ ENDS = {
     ("session", "_work_in_turn"): "whoever is before has been cancelled, too",
     ("session", "serve"): "what it waits for has been cancelled",
     ("wire", "run"): "the write that it waits for has a deadline by then",
+    ("sqlite", "__aexit__"): "SQLite waits for other processes for ten seconds",
     ("listener", "_close"): "to close a listener takes no time",
     ("connection", "write"): "its pace has a deadline, which moves with what the client reads",
 }

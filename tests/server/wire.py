@@ -253,6 +253,11 @@ class _Sent:
     def open(self) -> bool:
         return self.response is None
 
+    @property
+    def at_work(self) -> bool:
+        """It waits for its response, or became a task: "the original token stays in use" (2025-11-25)."""
+        return self.response is None or "task" in self.response.get("result", {})
+
     def covers(self, params: Object, field: str) -> bool:
         promised = (self.agreed or {}).get(field)
         # "the server may send for sub-resources": whether one is, only the scheme can tell
@@ -636,7 +641,7 @@ class Wire:
 
     def _hear_progress(self, params: Object) -> None:
         token = _key(params["progressToken"])
-        of = [sent for sent in self._sent.values() if sent.open and _key(sent.meta.get("progressToken")) == token]
+        of = [sent for sent in self._sent.values() if sent.at_work and _key(sent.meta.get("progressToken")) == token]
         _rule(of, "progress of nothing that runs", params)
         before = of[-1].progress
         _rule(before is None or params["progress"] > before, f"progress that does not rise from {before}", params)

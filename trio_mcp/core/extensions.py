@@ -194,13 +194,16 @@ class Extensions:
 
     def lacking(self, sender: Role, name: str, terms: Terms) -> Capability | None:
         """Return the capability that the peer must declare for this method of `sender`, and has not."""
-        _, extension = self._rows.get((terms.revision, sender, name), (None, None))
-        return None if extension is None or extension.declared_in(terms) else extension.path(terms.revision)
+        row, extension = self._rows.get((terms.revision, sender, name), (None, None))
+        # Only the owner of a core capability declares it: the receiver of a request, the sender of a notification.
+        if row is None or extension is None or (extension.capability and row.notification):
+            return None
+        return None if extension.declared_in(terms) else extension.path(terms.revision)
 
     def refusal(self, sender: Role, name: str, terms: Terms) -> RequestError | None:
         """Return the error for a request of `sender`, our peer, that has not declared the extension; or None."""
         missing = self.lacking(sender, name, terms)
-        if missing is None:
+        if missing is None or len(missing) == 1:  # of a core capability we are the owner
             return None
         if sender is Role.SERVER:
             why = f"{name} belongs to {missing[-1]}, which the server has not declared"

@@ -197,7 +197,7 @@ class TaskRecord:
                     f"the task asked another question under the key {each.key!r} before; "
                     "a tool with replay=True asks the same questions in the same order each time it runs"
                 )
-            if each.key not in self.asked:
+            if each.key not in self.asked and each.key not in self.answers:  # it may be answered before the task began
                 new[each.key] = each, text
         if not new:
             return TaskStep(self, _NOTHING)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from trio_mcp.core.elicitation import Accepted, Declined, Dismissed
     from trio_mcp.core.models import CreateMessageResult, LogLevel, SamplingMessage
+    from trio_mcp.extensions.tasks.server import ToolTask
     from trio_mcp.server.extensions import CallHost, DetachedCall
     from trio_mcp.server.parking import ParkedCall
     from trio_mcp.server.questions import ElicitUrl, Inquiry
@@ -92,8 +93,8 @@ class Context(metaclass=WithOtherNames):
 
     __slots__ = (
         "_kept_roots", "_keys", "_last_write", "_link", "_over", "_pages", "_parked", "_progress", "_received",
-        "_recorded", "_refusal", "_replay", "_rounds", "_scope", "_terms", "_waits", "_wire", "answers", "lifespan",
-        "request", "state",
+        "_recorded", "_refusal", "_replay", "_rounds", "_scope", "_task", "_terms", "_waits", "_wire", "answers",
+        "lifespan", "request", "state",
     )  # fmt: skip
 
     def __init__(self, link: ServerSession, request: Request, terms: Terms, wire: Wire) -> None:
@@ -125,6 +126,7 @@ class Context(metaclass=WithOtherNames):
         self._replay = False
         self._recorded: Mapping[str, JsonObject] = NOTHING  # the answers that it had before it was run again
         self._kept_roots: Roots | None = None
+        self._task: ToolTask | None = None
 
     # The request.
 
@@ -189,6 +191,16 @@ class Context(metaclass=WithOtherNames):
     def extension(self, id: str) -> Mapping[str, Any] | None:
         """The settings with which the client declares an extension; None if it does not declare it."""
         return self._terms.extension(id)
+
+    @property
+    def task(self) -> ToolTask:
+        """The task of this call, in a tool with `task=`; it has status messages, and starts a task later.
+
+        Raises `UsageError` in other handlers.
+        """
+        if self._task is None:
+            raise UsageError('this handler has no ctx.task; write @server.tool(task="optional")')
+        return self._task
 
     # Messages of extensions.
 

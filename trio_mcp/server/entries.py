@@ -113,6 +113,10 @@ class Entry:
     """The arguments of a tool that are repeated in HTTP headers."""
     scopes: Sequence[str] = ()
     """The scopes that an access token needs for a call of a tool over HTTP."""
+    task: TaskSupport = "forbidden"
+    """Whether a call of a tool becomes a task."""
+    asks_first: bool = False
+    """Whether the handler of a tool itself makes its call a task."""
     embeds: bool = False
     """The results of a tool contain resources, so the server declares the resources capability (tool-12)."""
     matcher: Matcher | None = None
@@ -205,6 +209,7 @@ class ToolOptions(_EntryOptions, HandlerOptions, total=False):
     scopes: Collection[str]
     structured: bool
     task: TaskSupport
+    asks_first: bool
 
 
 class ResourceOptions(_EntryOptions, HandlerOptions, total=False):
@@ -220,6 +225,7 @@ class RawToolOptions(HandlerOptions, total=False):
     """The options of a tool that is described by hand."""
 
     scopes: Collection[str]
+    asks_first: bool
 
 
 class RawResourceOptions(HandlerOptions, total=False):
@@ -229,7 +235,7 @@ class RawResourceOptions(HandlerOptions, total=False):
 
 
 # Options that no client sees.
-_OWN = ("name", "scopes", "structured", "task", "cache", *HandlerOptions.__annotations__)
+_OWN = ("name", "scopes", "structured", "task", "asks_first", "cache", *HandlerOptions.__annotations__)
 
 
 def read_function(
@@ -321,7 +327,7 @@ def tool_of(function: Callable[..., Any], **options: Unpack[ToolOptions]) -> Ent
     if task != "forbidden":
         details["execution"] = described_as("ToolExecution", task)
     describe = described_as("Tool", name, arguments.schema, output_schema=output_schema, **details)
-    return tool_entry(name, handler, describe, arguments, output, options, embeds=_embeds(returned))
+    return tool_entry(name, handler, describe, arguments, output, options, task, embeds=_embeds(returned))
 
 
 def _embeds(hint: object) -> bool:
@@ -336,6 +342,7 @@ def tool_entry(
     arguments: Arguments,
     output: OutputSchema | None,
     options: Mapping[str, Any],
+    task: TaskSupport = "forbidden",
     *,
     embeds: bool = False,
 ) -> Entry:
@@ -362,9 +369,12 @@ def tool_entry(
                     rule.path[-1],
                     rule.header,
                 )
+    asks_first = options.get("asks_first", False)
+    if asks_first and task == "forbidden":
+        raise UsageError(f"the tool {name!r} asks before it becomes a task, but never becomes one; give task=...")
     return Entry(
-        "tools", name, handler, _finish_tool, describe, replay=options.get("replay", False),
-        arguments=arguments, output=output, mirrors=mirrors, scopes=scopes, embeds=embeds,
+        "tools", name, handler, _finish_tool, describe, replay=options.get("replay", False), arguments=arguments,
+        output=output, mirrors=mirrors, scopes=scopes, task=task, asks_first=asks_first, embeds=embeds,
     )  # fmt: skip
 
 

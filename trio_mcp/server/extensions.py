@@ -415,6 +415,11 @@ class DetachedCall(Wire):
 
     # For extensions.
 
+    @property
+    def host(self) -> CallHost:
+        """The host of the call."""
+        return self._host
+
     def cancel(self, reason: str) -> None:
         """Cancel the handler.  Does nothing after its end."""
         self._ctx._cancel(reason)

@@ -99,7 +99,8 @@ def _raw_tool(tool: models.Tool, handler: Handler, options: Mapping[str, Any]) -
         output = None if tool.output_schema is None else OutputSchema(schema=tool.output_schema)
     except InvalidSchema as error:
         raise InvalidSchema(error.reason, f"the {which} schema of the tool {tool.name!r}: {error}") from None
-    return tool_entry(tool.name, handler, lambda: tool, arguments, output, options)
+    task = None if tool.execution is None else tool.execution.task_support
+    return tool_entry(tool.name, handler, lambda: tool, arguments, output, options, task or "forbidden")
 
 
 def _raw_prompt(prompt: models.Prompt, handler: Handler, options: Mapping[str, Any]) -> Entry:

@@ -36,7 +36,6 @@ from trio_mcp.server.entries import (
     RawResourceOptions,
     RawToolOptions,
     ResourceOptions,
-    TaskSupport,
     ToolOptions,
 )
 from trio_mcp.server.process import live, parse_address, run_stdio
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
     from trio_mcp.server.http.listener import HttpAddress
     from trio_mcp.server.http.options import HttpOptions
     from trio_mcp.server.publishing import Watcher
+    from trio_mcp.stores.rows import Store
     from trio_mcp.transport.wire import Tap
 
 __all__ = ["Server", "check_names"]
@@ -107,6 +107,8 @@ class Server(metaclass=WithOtherNames):
     - `change_debounce`: seconds to collect changes before clients are notified of all of them.
     - `threads`: the number of plain (`def`) functions that may run at once.
     - `limits`: bounds for messages, calls and memory; see `Limits`.
+    - `store`: keeps the tasks of tools with `task=`; by default a `MemoryStore`.  With an `SQLiteStore` they survive
+      the process.
     - `state_keys`: keys of 32 random bytes or more.  In 2026-07-28 a call that asks the user sends its state to the
       client, which returns it with the answer.  The keys protect this state against changes.  Give the same keys to
       every replica.  By default the server makes one random key.
@@ -137,6 +139,7 @@ class Server(metaclass=WithOtherNames):
         threads: int = 40,
         limits: Limits | None = None,
         state_keys: Sequence[bytes] | None = None,
+        store: Store | None = None,
         revisions: Collection[str] = tuple(REVISIONS),
         **other: Never,
     ) -> None:
@@ -163,6 +166,7 @@ class Server(metaclass=WithOtherNames):
         self._change_debounce = change_debounce
         self._threads = threads
         self._limits = limits if limits is not None else Limits()
+        self._store = store
         self._state_keys = state_keys if state_keys is not None else [os.urandom(32)]
         if state_keys is not None:
             self._sealer  # noqa: B018  # so that wrong keys raise now
@@ -203,9 +207,12 @@ class Server(metaclass=WithOtherNames):
           thread runs to its end without it.  A thread can call `trio.from_thread.check_cancelled()` and
           `trio.from_thread.run(ctx.progress, 1)`.
         - `replay=True`: if the process ends while the call waits for an answer of the client, the function may be
-          called again from the start; the answers that it had already received are not asked for again.
-        - `task`: whether a call may outlive its request, as a task: "optional", "required", or "forbidden" (the
-          default).
+          called again from the start; the answers that it had already received are not asked for again.  The same
+          holds for a task that was running.
+        - `task`: whether a call may outlive its request, as a task: "optional" (for clients that know tasks),
+          "required" (other clients are refused), or "forbidden" (the default).  `ctx.task` sets the status message.
+        - `asks_first=True`: the function makes its call a task itself, with `await ctx.task.start()`, for example when
+          its questions are answered.
 
         Raises `UsageError` for a name that is taken or not allowed, or a signature or annotation that has no schema.
         Use `add_tool` to write the schema by hand, and `remove_tool` to remove the tool.
@@ -221,11 +228,7 @@ class Server(metaclass=WithOtherNames):
         are those of `tool`.  Raises `UsageError` for a name that is taken or not allowed, an invalid schema or a
         handler with other parameters.
         """
-        entry = makers.raw_entry("tools", tool, handler, **options)
-        support = None if tool.execution is None else tool.execution.task_support
-        if support is not None and support != "forbidden":
-            self._add_task(entry.key, support)
-        self._catalog.add(entry)
+        self._add(makers.raw_entry("tools", tool, handler, **options))
 
     def remove_tool(self, name: str) -> None:
         """Remove a tool and notify clients.
@@ -347,15 +350,13 @@ class Server(metaclass=WithOtherNames):
             how = f"give options by name: @server.{kind}(name={function!r})"
             raise UsageError(f"a decorator takes a function, got {function!r}; {how}")
         make: Callable[..., Entry] = makers.tool_of if kind == "tool" else makers.prompt_of
-        entry = make(function, **options)
-        if (task := options.get("task", "forbidden")) != "forbidden":
-            self._add_task(entry.key, task)
-        self._catalog.add(entry)
+        self._add(make(function, **options))
         return function
 
-    def _add_task(self, name: str, task: TaskSupport) -> None:
-        """Let a tool run as a task."""
-        importlib.import_module(_LOADED["task"]).add_tool(self, name, task)
+    def _add(self, entry: Entry) -> None:
+        if entry.task != "forbidden":
+            importlib.import_module(_LOADED["task"]).add_tool(self, entry.key, entry.task)
+        self._catalog.add(entry)
 
     def mount(self, other: Server, *more: Never, prefix: str = "") -> None:
         """Serve all entries of another server in this one, including entries that are added later.

@@ -1,1 +1,13 @@
 """Tasks: calls that outlive their requests, in a store; for servers and clients, in both forms of the protocol."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trio_mcp._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from trio_mcp.extensions.tasks.server import ToolTask as ToolTask
+    from trio_mcp.extensions.tasks.server import add_tool as add_tool
+else:
+    __getattr__, __dir__ = lazy_names(__name__, {"server": "ToolTask add_tool"})

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,6 +29,8 @@ from trio_mcp.core.revisions import stable_name
 from trio_mcp.core.rounds import Question
 from trio_mcp.core.tasks import (
     CORE_TASKS,
+    MAX_MESSAGE,
+    POLL_MS,
     TaskDeed,
     TaskForm,
     TaskRecord,
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.messages import Limits
     from trio_mcp.stores.rows import Store
 
-__all__ = ["LEASE", "Keeper", "TaskHost"]
+__all__ = ["LEASE", "Keeper", "TaskHost", "wall_time"]
 
 _log = logging.getLogger("trio_mcp")
 
@@ -57,8 +59,12 @@ _CLOSING: Final = 5.0  # seconds for the last writes of a run that ends
 _PAGE: Final = 50  # tasks on one page of tasks/list
 _CLAIMED: Final = 50  # tasks that are recovered at once
 
-wall = time.time
-"""The clock of all records."""
+wall = time.time  # the clock of all records; a test replaces it
+
+
+def wall_time() -> float:
+    """The time of records, in seconds since the epoch."""
+    return wall()
 
 
 class Keeper:
@@ -78,8 +84,10 @@ class Keeper:
         self._hosts: dict[str, TaskHost] = {}
         self._watched: dict[str, set[trio.Event]] = {}
         self._ready = trio.Event()
-        self.on_change: list[Callable[[TaskRecord], object]] = []
-        """Called with each task that has changed, in this process or in another one."""
+        self.followed: Container[str] = ()
+        """The tasks of which `on_change` is to hear."""
+        self.on_change: Callable[[TaskRecord], object] = lambda task: None
+        """Called with a task of `followed` that has changed, in this process or in another one."""
 
     # The life of a run.
 
@@ -96,7 +104,7 @@ class Keeper:
                         await self._keep_up()
                         await trio.sleep(_PERIOD)
             finally:
-                with trio.move_on_after(_CLOSING, shield=True):
+                with trio.CancelScope(deadline=trio.current_time() + _CLOSING, shield=True):
                     await self._store.lease(self._holder, -inf)  # the next process need not wait for the lease
 
     async def _keep_up(self) -> None:
@@ -129,7 +137,7 @@ class Keeper:
             try:
                 number, names = await self._store.changes(number)
                 for kind, key in names:
-                    if kind == self._kind and (key in self._hosts or key in self._watched or self.on_change):
+                    if kind == self._kind and (key in self._hosts or key in self._watched or key in self.followed):
                         await self._see(key)
             except StoreFailed as error:
                 _log.error("%s", error)
@@ -145,19 +153,18 @@ class Keeper:
             host.stop("the client cancelled the task")
         for event in self._watched.get(id, ()):
             event.set()
-        if task is not None:
-            for tell in self.on_change:
-                tell(task)
+        if task is not None and id in self.followed:
+            self.on_change(task)
 
     # Tasks.
 
-    async def add(self, task: TaskRecord, holder: str | None) -> None:
+    async def add(self, task: TaskRecord, holder: object) -> None:
         """Store a new task.  `holder` is the client that is charged for it.  Raises `RequestError` if there is no room.
 
         The task runs in this process from now on; give it a host, or `drop` it.
         """
         await self._ready.wait()
-        owner, each = ("", inf) if holder is None else (holder, self._limits.tasks_each)
+        owner, each = ("", inf) if holder is None else (str(holder), self._limits.tasks_each)
         row = Row(self._kind, task.id, self._body(task), owner, task.created, task.expires, self._holder)
         try:
             await self._store.add(row, each=each, total=self._limits.tasks)
@@ -167,7 +174,7 @@ class Keeper:
 
     async def drop(self, id: str) -> None:
         """Delete a task of which no client knows."""
-        with trio.move_on_after(_CLOSING, shield=True):
+        with trio.CancelScope(deadline=trio.current_time() + _CLOSING, shield=True):
             await self._store.delete(self._kind, id)
 
     def host(self, host: TaskHost) -> None:
@@ -262,7 +269,7 @@ class Keeper:
         return form.acknowledged(step.task)
 
     async def list(
-        self, params: Mapping[str, Any], holder: str | None, belongs: Callable[[TaskRecord], bool]
+        self, params: Mapping[str, Any], holder: object, belongs: Callable[[TaskRecord], bool]
     ) -> JsonObject:
         """Serve tasks/list: the tasks for which `belongs` returns True (task-60)."""
         cursor = params.get("cursor")
@@ -271,7 +278,7 @@ class Keeper:
         found: list[TaskRecord] = []
         more, now = True, wall()
         while more and len(found) <= _PAGE:
-            rows = await self._store.list(self._kind, holder or "", after, _PAGE)
+            rows = await self._store.list(self._kind, "" if holder is None else str(holder), after, _PAGE)
             more = len(rows) == _PAGE
             found += [task for task in map(_read, rows) if task.expires > now and belongs(task)]
             after = (rows[-1].created, rows[-1].key) if rows else after
@@ -286,66 +293,48 @@ def _read(row: Row) -> TaskRecord:
 
 
 class TaskHost:
-    """What the context of a handler uses in place of a request, from the moment on when its call is a task.
+    """What a handler has in place of its client from the moment on when its call is a task."""
 
-    `tell` sends a notification to the requestor, if its session is open still and the form has one; `token` is the
-    progress token of its request.
-    """
-
-    def __init__(
-        self,
-        keeper: Keeper,
-        task: TaskRecord,
-        form: TaskForm,
-        tell: Callable[[str, JsonObject], object] | None = None,
-    ) -> None:
-        self._keeper = keeper
+    def __init__(self, keeper: Keeper, task: TaskRecord) -> None:
         self.id = task.id
         self.expires = task.expires
-        self.form = form
-        self.scope: trio.CancelScope | None = None
-        """The scope of the handler."""
-        self._tell = tell
-        self._over = False
+        self.cancel: Callable[[str], object] = lambda reason: None
+        """Cancels the handler, with a reason."""
+        self.over = False
+        """True: the task has ended, or another process has taken it over."""
+        self._keeper = keeper
+        self._noted = -inf
+        self._abandoned: frozenset[str] = frozenset()
         keeper.host(self)
 
     def stop(self, reason: str) -> None:
         """Cancel the handler; its outcome does not count any more."""
-        self._over = True
+        self.over = True
         self._keeper.release(self)
-        if self.scope is not None:
-            self.scope.cancel(reason=reason)
+        self.cancel(reason)
 
-    async def _step(self, take: Callable[[TaskRecord], TaskStep]) -> TaskStep | None:
+    async def _step(self, take: Callable[[TaskRecord], TaskStep]) -> None:
+        if self._abandoned:
+            keys, self._abandoned = self._abandoned, frozenset()
+            await self._keeper.step(self.id, lambda task: task.withdraw(keys, wall()), ours=True)
         step = await self._keeper.step(self.id, take, ours=True)
         if step is None or (step.deed is TaskDeed.NOTHING and step.task.terminal):
-            self.stop("the task has ended")
-        return step
+            self.stop("the task has ended, or another process has taken it over")
 
     async def note(self, message: str) -> None:
         """Set the status message."""
         await self._step(lambda task: task.note(message, wall()))
 
     async def progress(self, progress: float, total: float | None, message: str | None) -> None:
-        """Report progress: to the requestor where its form has progress, and there until the task ends (prog-11)."""
-        if self._tell is None or self._over:
+        """Show the message of a progress report as the status message, at most once in an interval of polls."""
+        if message is not None and not self.over and wall() - self._noted >= POLL_MS / 1000:
+            self._noted = wall()
+            await self.note(message[:MAX_MESSAGE])
+        else:
             await trio.lowlevel.checkpoint()
-            return
-        params: JsonObject = {"progress": progress}
-        if total is not None:
-            params["total"] = total
-        if message is not None:
-            params["message"] = message
-        self._tell("notifications/progress", params)
-        await trio.lowlevel.checkpoint()
 
     async def log(self, level: str, data: Any, logger: str | None) -> None:
-        """Send a log message, where the form has them (xtask-39)."""
-        if self._tell is not None and not self._over:
-            params: JsonObject = {"level": level, "data": data}
-            if logger is not None:
-                params["logger"] = logger
-            self._tell("notifications/message", params)
+        """Take a log message.  xtask-39: it is not sent."""
         await trio.lowlevel.checkpoint()
 
     async def ask(self, questions: Sequence[Question]) -> Mapping[str, JsonObject]:
@@ -357,8 +346,8 @@ class TaskHost:
                 self.id, lambda task: not any(each.key in keys for each in task.questions) or task.terminal
             )
         except trio.Cancelled:
-            with trio.move_on_after(_CLOSING, shield=True):
-                await self._keeper.step(self.id, lambda task: task.withdraw(keys, wall()), ours=True)
+            # The questions are closed if the handler goes on.  If the run ends, they stay open for the next process.
+            self._abandoned |= keys
             raise
         if task is None or not keys <= task.answers.keys():
             raise SessionClosed("the question has no answer: the task has ended, or the client refused the question")
@@ -366,11 +355,11 @@ class TaskHost:
 
     async def finish(self, outcome: JsonObject | RequestError) -> None:
         """Store the outcome of the handler."""
-        if self._over:
+        if self.over:
             return
-        self._over = True
-        with trio.CancelScope(shield=True) as scope:  # the run may be about to end
-            scope.deadline = trio.current_time() + _CLOSING
+        self.over = True
+        # The run may be about to end.
+        with trio.CancelScope(deadline=trio.current_time() + _CLOSING, shield=True):
             while True:
                 try:
                     await self._store(outcome)
@@ -382,6 +371,9 @@ class TaskHost:
                     outcome = RequestError(INTERNAL_ERROR, "the store has no room for the result of this task")
                 except RequestError as error:  # the result is too large
                     outcome = error
+                except (TypeError, ValueError):
+                    _log.exception("the result of a task cannot be written as JSON")
+                    outcome = RequestError(INTERNAL_ERROR, "the task failed; the server's log says why")
         self._keeper.release(self)
 
     async def _store(self, outcome: JsonObject | RequestError) -> None:

@@ -1,0 +1,680 @@
+"""Tasks of a server, in both forms, against a client that writes its JSON by hand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from trio.testing import MockClock
+
+from tests.requirements import req
+from tests.server.wire import ACKNOWLEDGED, CAPABILITIES, MESSAGE, PROGRESS, Wire, WireError, connected
+from tests.server.wire import speaking as on_stream
+from trio_mcp import Context, Elicit, RequestError, Server, ToolError, UsageError, serve_stream
+from trio_mcp.core import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    METHOD_NOT_FOUND,
+    MISSING_CLIENT_CAPABILITY,
+    RELATED_TASK,
+    TASKS_EXTENSION,
+)
+from trio_mcp.stores import MemoryStore
+
+CORE, EXTENSION = "2025-11-25", "2026-07-28"
+BOTH = pytest.mark.parametrize("revision", [CORE, EXTENSION])
+NEWER = pytest.mark.parametrize("revision", [EXTENSION])
+OLDER = pytest.mark.parametrize("revision", [CORE])
+
+
+@dataclass
+class Name:
+    name: str
+
+
+def serving(**options: Any) -> Server:
+    server = Server("tasks", **options)
+
+    @server.tool
+    async def greet(name: str) -> str:
+        return f"Hello, {name}!"
+
+    @server.tool(task="optional")
+    async def compute(seconds: float, ctx: Context) -> str:
+        for second in range(int(seconds)):
+            await ctx.progress(second, seconds, f"second {second}")
+            await ctx.log("info", {"second": second})
+            await trio.sleep(1)
+        return f"computed, {'a task' if ctx.task.id else 'no task'}"
+
+    @server.tool(task="required")
+    async def failing(kind: str) -> str:
+        await trio.sleep(1)
+        raise ToolError("no disk") if kind == "tool" else RequestError(-5, "no protocol", {"x": 1})
+
+    @server.tool(task="optional")
+    async def confirm(ctx: Context) -> str:
+        answer = await ctx.elicit("Really?", bool)
+        return f"confirmed: {answer!r}"
+
+    @server.tool(task="optional")
+    async def two(ctx: Context) -> str:
+        answers = await ctx.ask(first=Elicit("First?", Name), second=Elicit("Second?", Name))
+        return f"{answers['first'].value.name} and {answers['second'].value.name}"
+
+    @server.tool(task="required", asks_first=True)
+    async def ask_first(ctx: Context) -> str:
+        answer = await ctx.elicit("Who?", Name)
+        assert ctx.task.id is None
+        await ctx.task.status("not a task yet")
+        assert await ctx.task.start()
+        assert await ctx.task.start()
+        await ctx.task.status("half of it")
+        await trio.sleep(1)
+        return f"Hello, {answer.value.name}!"  # type: ignore[union-attr]
+
+    return server
+
+
+def capabilities(revision: str) -> dict[str, Any]:
+    extra = {"extensions": {TASKS_EXTENSION: {}}} if revision == EXTENSION else {}
+    return {**CAPABILITIES[revision], **extra}
+
+
+@asynccontextmanager
+async def speaking(revision: str, server: Server | None = None, **options: Any) -> AsyncIterator[Wire]:
+    options.setdefault("capabilities", capabilities(revision))
+    async with connected(server or serving(), revision, check=False, **options) as wire:
+        yield wire
+
+
+@asynccontextmanager
+async def attached(revision: str, server: Server) -> AsyncIterator[Wire]:
+    """As `speaking`, in a run of the server that goes on; its tasks may be left."""
+    ours, theirs = trio.testing.memory_stream_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_stream, server, theirs)
+        async with on_stream(ours, revision, check=False, capabilities=capabilities(revision)) as wire:
+            yield wire
+
+
+async def begin(wire: Wire, name: str, arguments: dict[str, Any] | None = None, **how: Any) -> str:
+    """Call a tool as a task, and return the id of the task."""
+    params: dict[str, Any] = {"name": name, "arguments": arguments or {}}
+    if wire.revision == CORE:
+        params["task"] = how.pop("task", {})
+    result = await wire.call("tools/call", params, **how)
+    if wire.revision == CORE:
+        assert result.keys() <= {"task", "_meta"}
+        return str(result["task"]["taskId"])
+    assert result["resultType"] == "task"
+    assert not {"task", "result", "requestState", "inputRequests"} & result.keys()
+    return str(result["taskId"])
+
+
+async def until(wire: Wire, id: str, *statuses: str) -> dict[str, Any]:
+    while True:
+        task = await wire.call("tasks/get", {"taskId": id})
+        assert wire.revision == CORE or task["resultType"] == "complete"
+        if task["status"] in (statuses or ("completed", "failed", "cancelled")):
+            return task
+        await trio.sleep(0.2)
+
+
+def text(result: dict[str, Any]) -> str:
+    return str(result["content"][0]["text"])
+
+
+# Calls
+
+
+@req("task-20", "task-33", "task-34", "task-35", "xtask-01", "xtask-10", "xtask-16", "xtask-18", "xtask-22")
+@BOTH
+async def test_a_call_becomes_a_task_and_its_result_is_kept(revision: str, autojump_clock: MockClock) -> None:
+    async with speaking(revision) as wire:
+        start = trio.current_time()
+        id = await begin(wire, "compute", {"seconds": 5})
+        assert trio.current_time() == start
+        assert (await wire.call("tasks/get", {"taskId": id}))["status"] == "working"
+        task = await until(wire, id)
+        assert task["status"] == "completed"
+        if revision == EXTENSION:
+            result = task["result"]
+        else:
+            result = await wire.call("tasks/result", {"taskId": id})
+            assert result["_meta"] == {RELATED_TASK: {"taskId": id}}
+        assert text(result) == "computed, a task"
+
+
+@req("xtask-02", "task-03")
+@BOTH
+async def test_a_client_without_tasks_gets_an_ordinary_result(revision: str, autojump_clock: MockClock) -> None:
+    async with speaking(revision, capabilities=CAPABILITIES[revision]) as wire:
+        result = await wire.call("tools/call", {"name": "compute", "arguments": {"seconds": 1}})
+        assert text(result) == "computed, no task"
+
+
+@pytest.mark.parametrize("revision", ["2024-11-05", "2025-03-26", "2025-06-18"])
+async def test_an_older_client_gets_an_ordinary_result(revision: str, autojump_clock: MockClock) -> None:
+    async with connected(serving(), revision, check=False) as wire:
+        params = {"name": "compute", "arguments": {"seconds": 1}, "task": {}}
+        assert text(await wire.call("tools/call", params)) == "computed, no task"
+        for method in ("tasks/get", "tasks/list"):
+            with pytest.raises(WireError) as caught:
+                await wire.call(method, {"taskId": "x"})
+            assert caught.value.code == METHOD_NOT_FOUND
+
+
+@req("task-06", "task-09", "xtask-05", "task-17")
+@BOTH
+async def test_a_tool_says_whether_it_runs_as_a_task(revision: str, autojump_clock: MockClock) -> None:
+    async with speaking(revision, capabilities=CAPABILITIES[revision]) as wire:
+        with pytest.raises(WireError) as caught:
+            await wire.call("tools/call", {"name": "failing", "arguments": {"kind": "tool"}})
+        if revision == CORE:
+            assert caught.value.code == METHOD_NOT_FOUND
+        else:
+            assert caught.value.code == MISSING_CLIENT_CAPABILITY
+            assert caught.value.data == {"requiredCapabilities": {"extensions": {TASKS_EXTENSION: {}}}}
+    async with speaking(revision) as wire:
+        params = {"name": "greet", "arguments": {"name": "Ann"}, "task": {"ttl": 5}}
+        if revision == CORE:
+            with pytest.raises(WireError) as caught:
+                await wire.call("tools/call", params)
+            assert caught.value.code == METHOD_NOT_FOUND
+        else:
+            assert text(await wire.call("tools/call", params)) == "Hello, Ann!"  # the param means nothing there
+
+
+@req("task-17")
+@OLDER
+async def test_a_server_without_tasks_ignores_the_param(revision: str, autojump_clock: MockClock) -> None:
+    server = Server("plain")
+
+    @server.tool
+    async def greet(name: str) -> str:
+        return f"Hello, {name}!"
+
+    async with speaking(revision, server) as wire:
+        assert "tasks" not in wire.opening["capabilities"]
+        params = {"name": "greet", "arguments": {"name": "Ann"}, "task": {}}
+        assert text(await wire.call("tools/call", params)) == "Hello, Ann!"
+
+
+@req("task-01", "task-66", "xtask-50")
+@BOTH
+async def test_the_server_declares_tasks(revision: str, autojump_clock: MockClock) -> None:
+    async with speaking(revision) as wire:
+        declared = (await wire.about())["capabilities"]
+        if revision == CORE:
+            assert declared["tasks"] == {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
+            assert "experimental" not in declared
+        else:
+            assert declared["extensions"] == {TASKS_EXTENSION: {}}
+            assert "tasks" not in declared
+        tools = {tool["name"]: tool for tool in (await wire.call("tools/list"))["tools"]}
+        support = {name: tool.get("execution") for name, tool in tools.items()}
+        if revision == CORE:
+            assert support["greet"] is None
+            assert (support["compute"], support["failing"]) == (
+                {"taskSupport": "optional"},
+                {"taskSupport": "required"},
+            )
+        else:
+            assert set(support.values()) == {None}
+
+
+@req("task-64", "xtask-09", "xtask-20", "xtask-21", "task-54", "task-35")
+@BOTH
+async def test_failures_of_tools_and_of_the_protocol_differ(revision: str, autojump_clock: MockClock) -> None:
+    async with speaking(revision) as wire:
+        tool = await until(wire, await begin(wire, "failing", {"kind": "tool"}))
+        protocol = await until(wire, await begin(wire, "failing", {"kind": "protocol"}))
+        assert (protocol["status"], protocol["statusMessage"]) == ("failed", "no protocol")
+        if revision == EXTENSION:
+            assert (tool["status"], text(tool["result"]), tool["result"]["isError"]) == ("completed", "no disk", True)
+            assert protocol["error"] == {"code": -5, "message": "no protocol", "data": {"x": 1}}
+            assert "result" not in protocol
+        else:
+            assert (tool["status"], tool["statusMessage"]) == ("failed", "no disk")
+            assert (await wire.call("tasks/result", {"taskId": tool["taskId"]}))["isError"] is True
+            with pytest.raises(WireError) as caught:
+                await wire.call("tasks/result", {"taskId": protocol["taskId"]})
+            assert (caught.value.code, caught.value.message, caught.value.data) == (-5, "no protocol", {"x": 1})
+
+
+@BOTH
+async def test_wrong_arguments_make_no_task(revision: str, autojump_clock: MockClock) -> None:
+    async with speaking(revision) as wire:
+        result = await wire.call("tools/call", {"name": "compute", "arguments": {"seconds": "x"}, "task": {}})
+        assert result["isError"]
+        with pytest.raises(WireError):
+            await wire.call("tools/call", {"name": "unknown", "task": {}})
+
+
+@req("xtask-42", "xtask-52", "xtask-41", "task-51", "xtask-31")
+@BOTH
+async def test_the_methods_of_each_form(revision: str, autojump_clock: MockClock) -> None:
+    there = {CORE: ("get", "result", "cancel"), EXTENSION: ("get", "update", "cancel")}[revision]
+    async with speaking(revision) as wire:
+        for name in ("get", "update", "result", "cancel"):
+            with pytest.raises(WireError) as caught:
+                await wire.call(f"tasks/{name}", {"taskId": "x", "inputResponses": {}})
+            assert caught.value.code == (INVALID_PARAMS if name in there else METHOD_NOT_FOUND)
+        if revision == EXTENSION:
+            with pytest.raises(WireError) as caught:
+                await wire.call("tasks/list")
+            assert caught.value.code == METHOD_NOT_FOUND
+    if revision == EXTENSION:
+        async with speaking(revision, capabilities=CAPABILITIES[revision]) as wire:
+            for name in there:
+                with pytest.raises(WireError) as caught:
+                    await wire.call(f"tasks/{name}", {"taskId": "x"})
+                assert caught.value.code == MISSING_CLIENT_CAPABILITY
+
+
+@req("cancel-09", "task-45", "task-46", "task-44", "xtask-19", "xtask-29")
+@BOTH
+async def test_a_task_is_cancelled(revision: str, autojump_clock: MockClock) -> None:
+    ended: list[str] = []
+    server = serving()
+
+    @server.tool(task="optional")
+    async def endless() -> str:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.append("stopped")
+
+    async with speaking(revision, server) as wire:
+        id = await begin(wire, "endless")
+        await trio.sleep(1)
+        result = await wire.call("tasks/cancel", {"taskId": id})
+        if revision == CORE:
+            assert result["status"] == "cancelled"
+        else:
+            assert result.keys() <= {"resultType", "_meta"}
+        assert (await wire.call("tasks/get", {"taskId": id}))["status"] == "cancelled"
+        await trio.sleep(1)
+        assert ended == ["stopped"]
+        if revision == CORE:
+            with pytest.raises(WireError, match="is cancelled and cannot be cancelled"):
+                await wire.call("tasks/cancel", {"taskId": id})
+            with pytest.raises(WireError, match="was cancelled and has no result"):
+                await wire.call("tasks/result", {"taskId": id})
+        else:
+            assert (await wire.call("tasks/cancel", {"taskId": id})).keys() <= {"resultType", "_meta"}
+        assert server.statistics().running == 0
+
+
+@req("cancel-09", "xtask-34")
+@BOTH
+async def test_a_cancelled_notification_does_not_touch_a_task(revision: str, autojump_clock: MockClock) -> None:
+    async with speaking(revision) as wire:
+        params: dict[str, Any] = {"name": "compute", "arguments": {"seconds": 2}, "task": {}}
+        request = await wire.start("tools/call", params)
+        result = (await wire.response(request))["result"]
+        await wire.cancel(request)
+        task = await until(wire, result["taskId"] if revision == EXTENSION else result["task"]["taskId"])
+        assert task["status"] == "completed"
+
+
+# Questions
+
+
+@req("xtask-17", "xtask-25", "xtask-32", "xtask-33", "xtask-29", "xtask-47")
+@NEWER
+async def test_questions_are_answered_by_updates(revision: str, autojump_clock: MockClock) -> None:
+    async with speaking(revision) as wire:
+        id = await begin(wire, "two")
+        task = await until(wire, id, "input_required")
+        assert set(task["inputRequests"]) == {"first", "second"}
+        assert task["inputRequests"]["first"]["method"] == "elicitation/create"
+        answer = {"action": "accept", "content": {"name": "Ann"}}
+        ack = await wire.call("tasks/update", {"taskId": id, "inputResponses": {"first": answer, "x": {"y": True}}})
+        assert ack.keys() <= {"resultType", "_meta"}
+        task = await wire.call("tasks/get", {"taskId": id})
+        assert (task["status"], list(task["inputRequests"])) == ("input_required", ["second"])
+        again = {"action": "accept", "content": {"name": "Eve"}}
+        await wire.call("tasks/update", {"taskId": id, "inputResponses": {"first": again}})
+        await wire.call("tasks/update", {"taskId": id, "inputResponses": {"second": again}})
+        task = await until(wire, id)
+        assert text(task["result"]) == "Ann and Eve"
+
+
+@req("task-23", "task-25", "task-26", "task-27", "task-36")
+@OLDER
+async def test_questions_come_on_the_stream_of_tasks_result(revision: str, autojump_clock: MockClock) -> None:
+    async with speaking(revision) as wire:
+        wire.answers["elicitation/create"] = lambda params: {
+            "action": "accept",
+            "content": {"name": params["message"].removesuffix("?")},
+        }
+        id = await begin(wire, "two")
+        task = await until(wire, id, "input_required")
+        assert not wire.asked
+        result = await wire.call("tasks/result", {"taskId": id})
+        assert text(result) == "First and Second"
+        assert [params["_meta"][RELATED_TASK] for _, params in wire.asked] == [{"taskId": id}] * 2
+        assert "_meta" not in task
+
+
+@OLDER
+async def test_a_question_that_the_client_refuses_fails_in_the_handler(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    async with speaking(revision) as wire:
+        wire.answers["elicitation/create"] = lambda params: WireError(-1, "no user")
+        id = await begin(wire, "confirm")
+        result = await wire.call("tasks/result", {"taskId": id})
+        assert result["isError"]
+        assert "the client refused the question" in text(result)
+
+
+@OLDER
+async def test_a_question_waits_for_the_next_tasks_result(revision: str, autojump_clock: MockClock) -> None:
+    async with speaking(revision) as wire:
+        answered = trio.Event()
+
+        async def slowly(params: dict[str, Any]) -> dict[str, Any]:
+            await answered.wait()
+            return {"action": "accept", "content": {"value": True}}
+
+        wire.answers["elicitation/create"] = slowly
+        id = await begin(wire, "confirm")
+        first = await wire.start("tasks/result", {"taskId": id})
+        await trio.sleep(1)
+        assert len(wire.asked) == 1
+        second = await wire.start("tasks/result", {"taskId": id})
+        await trio.sleep(1)
+        assert len(wire.asked) == 1  # the user is asked once
+        await wire.cancel(first)
+        await trio.sleep(30)
+        assert len(wire.asked) == 2
+        answered.set()
+        result = (await wire.response(second))["result"]
+        assert text(result) == "confirmed: Accepted(value=True)"
+
+
+@NEWER
+async def test_an_answer_of_the_wrong_shape_may_be_sent_again(revision: str, autojump_clock: MockClock) -> None:
+    async with speaking(revision) as wire:
+        id = await begin(wire, "confirm")
+        await until(wire, id, "input_required")
+        for responses in ({"form": {"action": "perhaps"}}, {"form": 3}, [], None):
+            with pytest.raises(WireError) as caught:
+                await wire.call("tasks/update", {"taskId": id, "inputResponses": responses})
+            assert caught.value.code == INVALID_PARAMS
+        await wire.call("tasks/update", {"taskId": id, "inputResponses": {"form": {"action": "decline"}}})
+        assert text((await until(wire, id))["result"]) == "confirmed: Declined()"
+
+
+@req("xtask-11")
+@BOTH
+async def test_a_tool_may_ask_first_and_become_a_task_afterwards(revision: str, autojump_clock: MockClock) -> None:
+    async with speaking(revision) as wire:
+        wire.answers["elicitation/create"] = lambda params: {"action": "accept", "content": {"name": "Alice"}}
+        id = await begin(wire, "ask_first")
+        assert len(wire.asked) == 1
+        task = await wire.call("tasks/get", {"taskId": id})
+        assert (task["status"], task["statusMessage"]) == ("working", "half of it")
+        task = await until(wire, id)
+        result = task["result"] if revision == EXTENSION else await wire.call("tasks/result", {"taskId": id})
+        assert text(result) == "Hello, Alice!"
+
+
+@req("task-33")
+@BOTH
+async def test_a_tool_that_never_starts_its_task_has_one_where_the_client_asked_for_it(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    server = Server("lazy")
+
+    @server.tool(task="optional", asks_first=True)
+    async def lazy() -> str:
+        return "done"
+
+    async with speaking(revision, server) as wire:
+        if revision == EXTENSION:
+            assert text(await wire.call("tools/call", {"name": "lazy"})) == "done"
+        else:
+            id = await begin(wire, "lazy")
+            assert text(await wire.call("tasks/result", {"taskId": id})) == "done"
+
+
+# Reports
+
+
+@req("prog-11", "prog-12", "task-15", "task-26", "task-39")
+@OLDER
+async def test_progress_goes_on_until_the_task_ends(revision: str, autojump_clock: MockClock) -> None:
+    async with speaking(revision) as wire:
+        id = await begin(wire, "compute", {"seconds": 3}, progress="p")
+        await until(wire, id)
+        reports = wire.noted(PROGRESS)
+        assert [(each["progressToken"], each["progress"]) for each in reports] == [("p", 0), ("p", 1), ("p", 2)]
+        assert [each["_meta"][RELATED_TASK]["taskId"] for each in wire.noted(MESSAGE)] == [id] * 3
+        statuses = wire.noted("notifications/tasks/status")
+        assert [(each["taskId"], each["status"]) for each in statuses][-1] == (id, "completed")
+        assert all("_meta" not in each for each in statuses)
+        await trio.sleep(30)
+        assert wire.noted(PROGRESS) == reports
+
+
+@req("xtask-39")
+@NEWER
+async def test_progress_becomes_the_status_message(revision: str, autojump_clock: MockClock) -> None:
+    async with speaking(revision) as wire:
+        id = await begin(wire, "compute", {"seconds": 3}, progress="p")
+        await trio.sleep(1.5)
+        assert (await wire.call("tasks/get", {"taskId": id}))["statusMessage"] == "second 1"
+        await until(wire, id)
+        assert not wire.noted(PROGRESS)
+        assert not wire.noted(MESSAGE)
+
+
+@req("xtask-36", "xtask-37", "xtask-48", "xtask-49")
+@NEWER
+async def test_listeners_get_the_whole_task(revision: str, autojump_clock: MockClock) -> None:
+    async with speaking(revision) as wire:
+        id = await begin(wire, "confirm")
+        listening = await wire.start("subscriptions/listen", {"notifications": {"taskIds": [id, "unknown", id]}})
+        acknowledged = await wire.note(ACKNOWLEDGED)
+        assert acknowledged["notifications"] == {"taskIds": [id]}
+        await until(wire, id, "input_required")
+        await wire.call("tasks/update", {"taskId": id, "inputResponses": {"form": {"action": "cancel"}}})
+        task = await until(wire, id)
+        await trio.sleep(1)
+        notes = wire.noted("notifications/tasks")
+        tag = {"io.modelcontextprotocol/subscriptionId": listening}
+        assert all(each["_meta"] == tag for each in notes)
+        last = {name: value for name, value in notes[-1].items() if name != "_meta"}
+        assert last == {name: value for name, value in task.items() if name not in ("_meta", "resultType")}
+        await wire.cancel(listening)
+        with pytest.raises(WireError) as caught:
+            await wire.call("subscriptions/listen", {"notifications": {"taskIds": "x"}})
+        assert caught.value.code == INVALID_PARAMS
+    async with speaking(revision, capabilities=CAPABILITIES[revision]) as wire:
+        with pytest.raises(WireError) as caught:
+            await wire.call("subscriptions/listen", {"notifications": {"taskIds": ["x"]}})
+        assert caught.value.code == MISSING_CLIENT_CAPABILITY
+
+
+# Owners and lists
+
+
+@req("task-40", "task-43", "task-58", "task-60", "task-56")
+@OLDER
+async def test_a_session_lists_its_own_tasks(revision: str, autojump_clock: MockClock) -> None:
+    server = serving()
+    async with server.running(), attached(revision, server) as ann, attached(revision, server) as bob:
+        ids = [await begin(ann, "compute", {"seconds": 1}) for _ in range(3)]
+        await begin(bob, "compute", {"seconds": 1})
+        listed = await ann.call("tasks/list")
+        assert sorted(task["taskId"] for task in listed["tasks"]) == sorted(ids)
+        assert len((await bob.call("tasks/list"))["tasks"]) == 1
+        assert (await bob.call("tasks/get", {"taskId": ids[0]}))["status"] == "working"  # the id is the key
+        with pytest.raises(WireError) as caught:
+            await ann.call("tasks/list", {"cursor": "x"})
+        assert caught.value.code == INVALID_PARAMS
+
+
+@req("task-10", "task-29", "task-30")
+@OLDER
+async def test_the_requested_ttl_counts_up_to_the_limit(revision: str, autojump_clock: MockClock) -> None:
+    async with speaking(revision) as wire:
+        for asked, given in (({"ttl": 5_000}, 5_000), ({}, 86_400_000), ({"ttl": 10**12}, 86_400_000)):
+            id = await begin(wire, "compute", {"seconds": 1}, task=asked)
+            assert (await wire.call("tasks/get", {"taskId": id}))["ttl"] == given
+        with pytest.raises(WireError):
+            await begin(wire, "compute", {"seconds": 1}, task={"ttl": "long"})
+
+
+@req("xtask-45", "task-57", "task-19")
+@BOTH
+async def test_ids_are_long_and_random(revision: str, autojump_clock: MockClock) -> None:
+    async with speaking(revision) as wire:
+        ids = {await begin(wire, "compute", {"seconds": 1}) for _ in range(20)}
+        assert len(ids) == 20
+        assert min(map(len, ids)) >= 32
+
+
+# The end of a run
+
+
+@BOTH
+async def test_a_task_outlives_the_connection_that_began_it(revision: str, autojump_clock: MockClock) -> None:
+    server = serving()
+    async with server.running():
+        async with attached(revision, server) as wire:
+            id = await begin(wire, "compute", {"seconds": 3})
+        await trio.sleep(5)
+        async with attached(revision, server) as wire:
+            assert (await until(wire, id))["status"] == "completed"
+
+
+@BOTH
+async def test_a_store_outlives_the_run(revision: str, autojump_clock: MockClock) -> None:
+    store, runs = MemoryStore(), list[str]()
+
+    def made() -> Server:
+        server = Server("again", store=store)
+
+        @server.tool(task="optional", replay=True)
+        async def ask(ctx: Context) -> str:
+            runs.append("ask")
+            first = await ctx.elicit("First?", Name)
+            second = await ctx.elicit("Second?", Name)
+            return f"{first.value.name}, {second.value.name}"  # type: ignore[union-attr]
+
+        @server.tool(task="optional")
+        async def once() -> str:
+            runs.append("once")
+            await trio.sleep(1000)
+            return "done"
+
+        return server
+
+    async with speaking(revision, made()) as wire:
+        wire.answers["elicitation/create"] = lambda params: {"action": "accept", "content": {"name": params["message"]}}
+        asking, single = await begin(wire, "ask"), await begin(wire, "once")
+        await until(wire, asking, "input_required")
+        if revision == EXTENSION:
+            answer = {"action": "accept", "content": {"name": "First?"}}
+            await wire.call("tasks/update", {"taskId": asking, "inputResponses": {"form": answer}})
+            await trio.sleep(1)
+            assert list((await until(wire, asking, "input_required"))["inputRequests"]) == ["form-2"]
+    async with speaking(revision, made()) as wire:
+        wire.answers["elicitation/create"] = lambda params: {"action": "accept", "content": {"name": params["message"]}}
+        lost = await until(wire, single)
+        assert lost["status"] == "failed"
+        assert "the server stopped while this task ran" in lost["statusMessage"]
+        task = await until(wire, asking, "input_required")
+        if revision == EXTENSION:
+            assert list(task["inputRequests"]) == ["form-2"]
+            answer = {"action": "accept", "content": {"name": "Second?"}}
+            await wire.call("tasks/update", {"taskId": asking, "inputResponses": {"form-2": answer}})
+            result = (await until(wire, asking))["result"]
+        else:
+            result = await wire.call("tasks/result", {"taskId": asking})
+        assert text(result) == "First?, Second?"
+    assert sorted(runs) == ["ask", "ask", "once"]
+
+
+# Registration
+
+
+def test_options_of_a_tool_are_checked() -> None:
+    server = Server("x")
+    with pytest.raises(UsageError, match="task"):
+        server.tool(name="x", task="sometimes")(lambda: None)  # type: ignore[call-overload]
+    with pytest.raises(UsageError, match="never becomes one"):
+
+        @server.tool(asks_first=True)
+        async def never() -> None: ...
+
+
+async def test_a_tool_without_a_task_has_none(autojump_clock: MockClock) -> None:
+    server = Server("x")
+
+    @server.tool
+    async def plain(ctx: Context) -> str:
+        with pytest.raises(UsageError, match=r"this handler has no ctx\.task"):
+            ctx.task  # noqa: B018
+        return "plain"
+
+    async with speaking(EXTENSION, server) as wire:
+        assert text(await wire.call("tools/call", {"name": "plain"})) == "plain"
+
+
+@BOTH
+async def test_tasks_of_a_mounted_server(revision: str, autojump_clock: MockClock) -> None:
+    outer = Server("outer")
+    outer.mount(serving(), prefix="in_")
+    async with speaking(revision, outer) as wire:
+        id = await begin(wire, "in_compute", {"seconds": 1})
+        assert (await until(wire, id))["status"] == "completed"
+
+
+@req("xtask-43", "task-52")
+@BOTH
+async def test_a_store_that_fails_is_an_internal_error(
+    revision: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: object) -> None:
+        await trio.lowlevel.checkpoint()
+        raise OSError("the disk is gone")
+
+    async with speaking(revision) as wire:
+        id = await begin(wire, "compute", {"seconds": 1})
+        await until(wire, id)
+        monkeypatch.setattr(MemoryStore, "get", broken)
+        with pytest.raises(WireError) as caught:
+            await wire.call("tasks/get", {"taskId": id})
+        assert caught.value.code == INTERNAL_ERROR
+        assert "disk" not in caught.value.message
+
+
+async def test_the_code_of_the_page_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline: None, autojump_clock: MockClock
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec("\n".join(re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)), names)
+    async with speaking(EXTENSION, names["server"]) as wire:
+        wire.answers["elicitation/create"] = lambda params: {"action": "accept", "content": {"value": "small"}}
+        report, order = await begin(wire, "report", {"pages": 1}), await begin(wire, "order")
+        assert "a pizza, Accepted(value='small')" in text((await until(wire, order))["result"])
+        await until(wire, report, "input_required")
+        answer = {"action": "accept", "content": {"value": True}}
+        await wire.call("tasks/update", {"taskId": report, "inputResponses": {"form": answer}})
+        assert text((await until(wire, report))["result"]) == "1 pages, Accepted(value=True)"
+    assert (tmp_path / "tasks.db").exists()

@@ -1,0 +1,457 @@
+"""Tasks of a server: calls of tools with `task=` that go on after their request is answered.
+
+`add_tool` adds the extension to a server, in both forms.  A middleware makes a call of a tool with `task=` a task
+before its handler starts.  A tool with `asks_first=True` does it itself, with `await ctx.task.start()`, when its first
+questions are answered.  The handler notices no difference: `ctx.detach` puts a `TaskHost` in the place of its client.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import attrs
+import trio
+
+from trio_mcp.core.errors import INVALID_PARAMS, METHOD_NOT_FOUND, McpError, RequestError, SessionClosed
+from trio_mcp.core.extensions import Extension, ExtensionMethod
+from trio_mcp.core.messages import JsonObject, Request
+from trio_mcp.core.revisions import REVISIONS, Role, Terms, stable_name
+from trio_mcp.core.rounds import Question
+from trio_mcp.core.tasks import (
+    CORE_TASKS,
+    EXTENSION_TASKS,
+    TASKS_EXTENSION,
+    TaskForm,
+    TaskRecord,
+    missing_extension,
+    read_task_id,
+    related,
+    requested_ttl,
+)
+from trio_mcp.extensions.tasks.keeper import Keeper, TaskHost, wall_time
+from trio_mcp.server.context import ClientGone
+from trio_mcp.server.handlers import BadArguments
+from trio_mcp.stores.memory import MemoryStore
+from trio_mcp.transport.nursery import open_nursery
+
+if TYPE_CHECKING:
+    from trio_mcp.core.messages import Json
+    from trio_mcp.server.context import Context
+    from trio_mcp.server.dispatch import CallNext
+    from trio_mcp.server.entries import Entry, TaskSupport
+    from trio_mcp.server.extensions import DetachedCall, ExtensionRun, Listener
+    from trio_mcp.server.run import Run
+    from trio_mcp.server.server import Server
+
+__all__ = ["RunTasks", "ServerTasks", "ToolTask", "add_tool"]
+
+_CLIENT, _SERVER = Role.CLIENT, Role.SERVER
+_MODERN = tuple(name for name, revision in REVISIONS.items() if not revision.handshake)
+
+# xtask-50, xtask-52
+_EXTENSION = Extension(
+    TASKS_EXTENSION,
+    methods=[
+        *(ExtensionMethod(f"tasks/{name}", _CLIENT, mcp_name="taskId") for name in ("get", "update", "cancel")),
+        ExtensionMethod(EXTENSION_TASKS.status_notification, _SERVER, notification=True, subscribed=True),
+    ],
+    result_types={"tools/call": ["task"]},
+    revisions=_MODERN,
+)
+# task-01, task-66
+_CORE = Extension(
+    TASKS_EXTENSION,
+    {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}},
+    methods=[
+        *(ExtensionMethod(f"tasks/{name}", _CLIENT) for name in ("get", "result", "list", "cancel")),
+        ExtensionMethod(CORE_TASKS.status_notification, _SERVER, notification=True),
+    ],
+    revisions=[CORE_TASKS.name],
+    capability="tasks",
+)
+
+
+# Members of params that belong to one request only.
+_OF_ONE_REQUEST = frozenset({"_meta", "task", "inputResponses", "requestState"})
+
+_installed: WeakKeyDictionary[Server, ServerTasks] = WeakKeyDictionary()
+
+
+def add_tool(server: Server, name: str, task: TaskSupport) -> None:
+    """A tool of the server is about to be registered that runs as a task; the first one adds the extension."""
+    if server not in _installed:
+        _installed[server] = ServerTasks(server)
+
+
+class ServerTasks:
+    """Tasks in one server: a middleware for its tools, and the methods of both forms."""
+
+    def __init__(self, server: Server) -> None:
+        self._catalog = server._catalog
+        ext = server.extension(_EXTENSION, _CORE)
+        ext.middleware(self._around)
+        ext.background(_keep)
+        ext.filter("taskIds")(_listen)
+        for name, serve in {
+            "get": _get,
+            "update": _update,
+            "cancel": _cancel,
+            "result": _result,
+            "list": _list,
+        }.items():
+            ext.method(f"tasks/{name}")(serve)
+
+    async def _around(self, ctx: Context, request: Request, call_next: CallNext) -> JsonObject:
+        """The middleware for calls of tools."""
+        name = request.params.get("name")
+        route = self._catalog.find("tools", name) if isinstance(name, str) else None
+        if request.method != "tools/call" or route is None or len(route.places) > 1:
+            return await call_next()
+        entry, form = route.entry, _form_of(ctx)
+        if entry.task == "forbidden" or not route.allowed(ctx.principal):
+            if form is CORE_TASKS and route.allowed(ctx.principal):  # task-06
+                raise RequestError(METHOD_NOT_FOUND, f"the tool {route.key!r} never runs as a task; call it without")
+            return await call_next()
+        task = ctx._task = ToolTask(ctx, entry)
+        if task.id is not None:  # it runs again, after the end of another process
+            return await call_next()
+        try:
+            entry.prepare(ctx, _arguments(request))
+        except BadArguments:
+            return await call_next()  # it refuses the arguments, without a task
+        if not entry.asks_first:
+            await task.start()
+        elif form is None:
+            _refuse_plain_call(ctx, entry)
+        result = await call_next()
+        if task.id is None and form is CORE_TASKS:
+            await task.start()  # task-33: a call that asks for a task is answered with one
+        return result
+
+
+def _arguments(request: Request) -> JsonObject:
+    arguments = request.params.get("arguments")
+    return arguments if isinstance(arguments, dict) else {}
+
+
+def _form_of(ctx: Context) -> TaskForm | None:
+    """The form in which the call of `ctx` can become a task; None if its client cannot have one."""
+    if not ctx._terms.revision.handshake:
+        # xtask-02: only what this request declares counts.
+        return None if ctx.extension(TASKS_EXTENSION) is None else EXTENSION_TASKS
+    known = ctx.revision == CORE_TASKS.name
+    return CORE_TASKS if known and "task" in ctx.request.params else None
+
+
+def _refuse_plain_call(ctx: Context, entry: Entry) -> None:
+    """Raise RequestError if a tool that needs a task is called without one (task-09, xtask-05)."""
+    if entry.task == "required":
+        if not ctx._terms.revision.handshake:
+            raise missing_extension("this tool")
+        raise RequestError(METHOD_NOT_FOUND, "this tool runs only as a task: call it with params.task, in 2025-11-25")
+
+
+class ToolTask:
+    """The task of a call, as its handler sees it: `ctx.task`.
+
+    A tool with `task=` has one in each of its calls.  `id` is None as long as the call is an ordinary one.
+    """
+
+    __slots__ = ("_ctx", "_entry", "_host")
+
+    def __init__(self, ctx: Context, entry: Entry) -> None:
+        self._ctx = ctx
+        self._entry = entry
+        host = getattr(ctx._link, "host", None)
+        self._host = host if isinstance(host, TaskHost) else None
+
+    @property
+    def id(self) -> str | None:
+        """The id of the task; None if the call is an ordinary one."""
+        return None if self._host is None else self._host.id
+
+    async def start(self) -> bool:
+        """Make the call a task now, in a tool with `asks_first=True`.  False if this client cannot have a task.
+
+        The request of the client is answered, and the handler goes on.  Does nothing if the call is a task already.
+        Raises `RequestError` if the tool must run as a task and the client cannot have one, or if there is no room.
+        """
+        if self._host is None:
+            form = _form_of(self._ctx)
+            if form is None:
+                _refuse_plain_call(self._ctx, self._entry)
+                await trio.lowlevel.checkpoint()
+                return False
+            self._host = await _in(self._ctx).start(self._ctx, form)
+        return True
+
+    async def status(self, message: str) -> None:
+        """Set the status message, which the client shows while the task runs; at most 1,024 characters.
+
+        In an ordinary call nothing is sent.
+        """
+        if self._host is None:
+            await trio.lowlevel.checkpoint()
+        else:
+            await self._host.note(message)
+
+
+# Runs, and the methods of the protocol.
+
+_runs: WeakKeyDictionary[Run, RunTasks] = WeakKeyDictionary()
+
+
+def _of(run: Run) -> RunTasks:
+    if run not in _runs:
+        _runs[run] = RunTasks(run)
+    return _runs[run]
+
+
+def _in(ctx: Context) -> RunTasks:
+    return _of(ctx._open_link("a task")._run)
+
+
+async def _keep(extended: ExtensionRun) -> None:
+    await _of(extended._run).run(extended)
+
+
+async def _get(params: dict[str, Any], ctx: Context) -> JsonObject:
+    return await _in(ctx).keeper.get(params, ctx.principal, _asked_in(ctx))
+
+
+async def _update(params: dict[str, Any], ctx: Context) -> JsonObject:
+    return await _in(ctx).keeper.update(params, ctx.principal)
+
+
+async def _cancel(params: dict[str, Any], ctx: Context) -> JsonObject:
+    return await _in(ctx).keeper.cancel(params, ctx.principal, _asked_in(ctx))
+
+
+async def _result(params: dict[str, Any], ctx: Context) -> JsonObject:
+    return await _in(ctx).result(params, ctx)
+
+
+async def _list(params: dict[str, Any], ctx: Context) -> JsonObject:
+    return await _in(ctx).list(params, ctx)
+
+
+async def _listen(ctx: Context, asked: Json, listener: Listener) -> Json:
+    return await _in(ctx).listen(ctx, asked, listener)
+
+
+_METHODS = {
+    "tasks/get": _get,
+    "tasks/update": _update,
+    "tasks/cancel": _cancel,
+    "tasks/result": _result,
+    "tasks/list": _list,
+}
+
+
+def _asked_in(ctx: Context) -> TaskForm:
+    """The form of a request about a task."""
+    return CORE_TASKS if ctx._terms.revision.handshake else EXTENSION_TASKS
+
+
+class RunTasks:
+    """The tasks of one run of a server, and of the servers mounted in it."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        server = run.server
+        if server._store is None:
+            server._store = MemoryStore()
+        self.keeper = Keeper(server._store, server._info["name"], run.limits, self._recover)
+        self.keeper.on_change = self._tell
+        self._extended: ExtensionRun | None = None
+        self._listeners: dict[str, dict[Listener, None]] = {}
+        self._callers: dict[str, DetachedCall] = {}  # of the older form: their sessions hear of each change
+        self.keeper.followed = ChainMap[str, Any](self._listeners, self._callers)
+        self._asking: set[tuple[str, str]] = set()  # task and key of each question that is on its way to a client
+        self._sessions: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+
+    async def run(self, extended: ExtensionRun) -> None:
+        if self._extended is None:  # else a server that is mounted here has tasks, too
+            self._extended = extended
+            await self.keeper.run()
+
+    # Calls.
+
+    async def start(self, ctx: Context, form: TaskForm) -> TaskHost:
+        """Make a call a task, and answer its request; the handler of the call goes on.
+
+        xtask-10: the request is answered when the store has the task.
+        """
+        link, terms, limits = ctx._open_link("a task"), ctx._terms, self._run.limits
+        kept: JsonObject = {"revision": terms.revision.name, "capabilities": dict(terms.capabilities)}
+        if terms.identity is not None:
+            kept["identity"] = dict(terms.identity)
+        if ctx.principal is None and form is CORE_TASKS:
+            kept["session"] = self._session_name(ctx)
+        params = {name: each for name, each in ctx.request.params.items() if name not in _OF_ONE_REQUEST}
+        task = TaskRecord(
+            secrets.token_urlsafe(24),  # xtask-45, task-57
+            stable_name(ctx.principal), wall_time(),
+            requested_ttl(ctx.request.params if form is CORE_TASKS else {}, limits.task_seconds),
+            ctx.method, params, kept, answers=dict(ctx._recorded),
+        )  # fmt: skip
+        host = _ServerHost(self.keeper, task) if form is EXTENSION_TASKS else _CoreTaskHost(self.keeper, task, ctx)
+        try:
+            await self.keeper.add(task, link.account.holder)
+            call = await ctx.detach(host, form.created(task))
+        except BaseException:
+            self.keeper.release(host)
+            await self.keeper.drop(task.id)  # no client knows it
+            raise
+        host.cancel = call.cancel
+        if isinstance(host, _CoreTaskHost):
+            host.call = self._callers[task.id] = call
+        return host
+
+    def _session_name(self, ctx: Context) -> str:
+        """A name for the session of a client without a principal: it lists the tasks of this session only (task-58)."""
+        return self._sessions.setdefault(ctx._open_link("a task"), secrets.token_urlsafe(12))
+
+    def _recover(self, task: TaskRecord) -> bool:
+        """Run a task again, if its tool allows that."""
+        route = self._run.dispatcher.catalog.find("tools", str(task.params.get("name")))
+        if route is None or not route.entry.replay or self._extended is None:
+            return False
+        revision, kept = REVISIONS[task.terms["revision"]], task.terms
+        terms = Terms(revision, kept["capabilities"], kept.get("identity"), None, task.owner)
+        host = _ServerHost(self.keeper, task)
+        host.cancel = self._extended.start(Request(1, task.method, task.params), terms, host).cancel
+        return True
+
+    # The older form.
+
+    async def result(self, params: Mapping[str, Any], ctx: Context) -> JsonObject:
+        """Serve tasks/result: ask the questions of the task on the stream of this request until it ends (task-36)."""
+        id, asked = read_task_id(params), dict[str, trio.CancelScope]()
+
+        def new(task: TaskRecord) -> list[Question]:
+            return [each for each in task.questions if each.key not in asked and (id, each.key) not in self._asking]
+
+        async with open_nursery() as nursery:
+            while not (task := await self.keeper.owned(id, ctx.principal)).terminal:
+                for each in new(task):
+                    asked[each.key] = trio.CancelScope()
+                    self._asking.add((id, each.key))
+                    nursery.start_soon(self._ask, ctx, id, each, asked[each.key])
+                open = {each.key for each in task.questions}
+                for key in asked.keys() - open:
+                    asked[key].cancel()  # the question was answered elsewhere, or withdrawn
+                await self.keeper.watch(
+                    id,
+                    lambda task, open=open: (
+                        task.terminal  # type: ignore[misc]
+                        or {each.key for each in task.questions} != open
+                        or bool(new(task))
+                    ),
+                )
+            nursery.cancel_scope.cancel()
+        return CORE_TASKS.outcome(task)
+
+    async def _ask(self, ctx: Context, id: str, question: Question, scope: trio.CancelScope) -> None:
+        """Ask the client, and give its answer to the task.
+
+        If the client refuses, the question is withdrawn, and the handler gets an error.  If the client is gone, it
+        stays open for the next tasks/result.
+        """
+        try:
+            with scope:
+                params = {**question.params, "_meta": {**question.params.get("_meta", {}), **related(id)}}  # task-26
+                asking = attrs.evolve(question, params=params)
+                answers = await self._run.parking.send(ctx, ctx._open_link("a question"), [asking])
+                await self.keeper.step(id, lambda task: task.answer(answers, wall_time()))
+        except ClientGone:
+            return
+        except McpError:
+            await self.keeper.step(id, lambda task: task.withdraw([question.key], wall_time()))
+        finally:
+            self._asking.discard((id, question.key))
+
+    async def list(self, params: Mapping[str, Any], ctx: Context) -> JsonObject:
+        """Serve tasks/list."""
+        owner = stable_name(ctx.principal)
+        session = self._session_name(ctx) if owner is None else None
+        return await self.keeper.list(
+            params,
+            ctx._open_link("tasks/list").account.holder,
+            lambda task: task.owner == owner and task.terms.get("session") == session,
+        )
+
+    # Notifications.
+
+    async def listen(self, ctx: Context, asked: Json, listener: Listener) -> Sequence[str]:
+        """Agree to notifications about the tasks of this client (xtask-49)."""
+        most = self._run.limits.listener_changes
+        if not isinstance(asked, list) or not all(isinstance(each, str) for each in asked) or len(asked) > most:
+            raise RequestError(INVALID_PARAMS, f"notifications.taskIds must be an array of at most {most:g} strings")
+        agreed = []
+        for id in dict.fromkeys(asked):
+            task = await self.keeper.find(id)
+            if task is not None and task.owner == stable_name(ctx.principal):
+                agreed.append(id)
+                self._listeners.setdefault(id, {})[listener] = None
+        if agreed:
+            self._run.nursery.start_soon(self._forget, listener, agreed, name="the end of a listener of tasks")
+        return agreed
+
+    async def _forget(self, listener: Listener, ids: Sequence[str]) -> None:
+        await listener.ended.wait()
+        for id in ids:
+            del self._listeners[id][listener]
+            if not self._listeners[id]:
+                del self._listeners[id]
+
+    def _tell(self, task: TaskRecord) -> None:
+        """Tell clients of the present state of a task (xtask-48, task-15)."""
+        note = EXTENSION_TASKS.notification(task)
+        for listener in self._listeners.get(task.id, ()):
+            listener.notify(note.method, note.params, task.id)
+        if (call := self._callers.get(task.id)) is not None:
+            note = CORE_TASKS.notification(task)
+            call.notify(note.method, note.params)
+            if task.terminal:
+                del self._callers[task.id]
+
+
+class _ServerHost(TaskHost):
+    """The host of a handler."""
+
+    async def ask(self, questions: Sequence[Question]) -> Mapping[str, JsonObject]:
+        """As `TaskHost.ask`."""
+        try:
+            return await super().ask(questions)
+        except SessionClosed as error:  # the dispatcher tells the client why its call failed
+            raise ClientGone(str(error)) from None
+
+
+class _CoreTaskHost(_ServerHost):
+    """The host of a task in the older form: progress and log messages go on in the session of its client."""
+
+    def __init__(self, keeper: Keeper, task: TaskRecord, ctx: Context) -> None:
+        super().__init__(keeper, task)
+        self.call: DetachedCall | None = None
+        self._token = ctx.meta.get("progressToken")
+        self._terms = ctx._terms
+
+    async def progress(self, progress: float, total: float | None, message: str | None) -> None:
+        """Report progress under the token of the request (prog-11), until the task ends (prog-12)."""
+        if self.call is not None and not self.over and isinstance(self._token, str | int):
+            self.call.progress(self._token, progress, total, message)
+        await trio.lowlevel.checkpoint()
+
+    async def log(self, level: str, data: Any, logger: str | None) -> None:
+        """Send a log message."""
+        if self.call is not None and not self.over and self._terms.wants_log(level):
+            params: JsonObject = {"level": level, "data": data, "_meta": related(self.id)}  # task-26
+            if logger is not None:
+                params["logger"] = logger
+            self.call.notify("notifications/message", params)
+        await trio.lowlevel.checkpoint()
