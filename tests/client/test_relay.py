@@ -31,7 +31,7 @@ from trio_mcp import (
     serve_stream,
 )
 from trio_mcp.client import Client, open_client
-from trio_mcp.core import REVISIONS, LoggingMessageParams
+from trio_mcp.core import METHOD_NOT_FOUND, MISSING_CLIENT_CAPABILITY, REVISIONS, LoggingMessageParams
 from trio_mcp.errors import SessionClosed
 from trio_mcp.relay import open_relay
 from trio_mcp.types import CallToolResult, PromptReference, ResourceReference, Tool
@@ -1185,3 +1185,45 @@ async def test_arguments_in_headers_are_those_of_the_tool_behind() -> None:
         ("south", "south"),
         ("east", "east"),
     ]
+
+
+# What the protocol does not have.
+
+
+@behind
+@before
+async def test_methods_of_extensions_are_passed_on(behind: str, before: str, autojump_clock: MockClock) -> None:
+    server, heard, said = Server("extended"), list[Any](), list[Any]()
+    ext = server.extension("com.example/ping", settings={"loud": True})
+
+    @ext.method("com.example/ping")
+    async def ping(target: str, ctx: Context) -> dict[str, Any]:
+        await ctx.notify("com.example/said", {"target": target})
+        return {"target": target, "meta": dict(ctx.meta).get("com.example/x")}
+
+    @server.method("com.example/open")
+    async def open_to_all() -> None: ...
+
+    @server.notification("com.example/heard")
+    async def on_heard(n: int) -> None:
+        heard.append(n)
+
+    options: Any = {"on_notification": lambda method, params: said.append((method, params))}
+    declares: Any = {"extensions": {"com.example/ping": {}}}
+    async with relayed(server, behind, before, declares, **declares, **options) as client:
+        assert client.extensions == {"com.example/ping": {"loud": True}}
+        result = await client.request("com.example/ping", {"target": "moon"}, meta={"com.example/x": 7})
+        assert (result["target"], result["meta"]) == ("moon", 7)
+        assert said == [("com.example/said", {"target": "moon"})]
+        assert await client.notify("com.example/heard", {"n": 1})
+        await trio.sleep(1)
+        assert heard == [1]
+        with pytest.raises(RequestError) as caught:
+            await client.request("com.example/unknown")
+        assert caught.value.code == METHOD_NOT_FOUND
+    async with relayed(server, behind, before) as client:
+        assert client.extensions == {}
+        await client.request("com.example/open")
+        with pytest.raises(RequestError) as caught:
+            await client.request("com.example/ping", {"target": "moon"})
+        assert caught.value.code == MISSING_CLIENT_CAPABILITY

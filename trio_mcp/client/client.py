@@ -299,6 +299,14 @@ class Client(metaclass=WithOtherNames):
         await trio.lowlevel.checkpoint()
         return sent
 
+    @property
+    def extensions(self) -> Mapping[str, Mapping[str, Any]]:
+        """The extensions that both sides declare, with the settings of the server."""
+        given = self._offer.extensions
+        ids = () if given is None else (each.id for each in given.of(self._terms.revision))
+        found = {id: self._terms.extension(id) for id in ids}
+        return {id: settings for id, settings in found.items() if settings is not None}
+
     def extension(self, id: str) -> Mapping[str, Any] | None:
         """The settings with which the server declares an extension; None if it does not declare it."""
         return self._terms.extension(id)

@@ -297,14 +297,15 @@ class SessionProtocol(Peer):
         """Check a message that this revision does not define: of an extension, or agreed between two programs.
 
         Raises `NotInThisRevision` if another revision defines it, for a request of a modern server, which can send
-        none, and for a name that is probably misspelt.  With `undeclared`, as a proxy needs it, spelling and
-        declarations are not checked.
+        none, and for a name that is probably misspelt.  With `undeclared` spelling and declarations are not
+        checked; a proxy, which has a fallback, sends unknown names as they are.
         """
         revision, extensions = terms.revision, self.offer.extensions
         row = None if extensions is None else extensions.find(self.role, revision, method, notification=notification)
         if row is None:
             known = in_protocol(method) or (extensions is not None and method in extensions)
-            elsewhere = known or (is_like_protocol(method) and not undeclared)
+            passes_on = undeclared or (extensions is not None and extensions.fallback)
+            elsewhere = known or (is_like_protocol(method) and not passes_on)
         else:
             elsewhere = False
         if elsewhere or (self.role is Role.SERVER and not (revision.handshake or notification)):

@@ -13,6 +13,7 @@ server, through a `Client`, with a new id and a new progress token.
 |---|---|
 | list requests, page by page, with upstream cursors | the pages, in the client's revision |
 | calls, reads, prompts, completions | unchanged results and errors, progress, log messages |
+| requests and notifications that the protocol does not have | the same, unchanged |
 | the cancellation of a call | |
 | subscriptions, while a client has them | changes |
 | answers | questions, asked of the client that made the call |
@@ -65,10 +66,11 @@ from trio_mcp.client.connecting import Target
 from trio_mcp.client.subscriptions import SubscriptionUnsupported
 from trio_mcp.core.content import MalformedContent, well_formed
 from trio_mcp.core.errors import INTERNAL_ERROR, McpError, RequestError, UsageError, shown
+from trio_mcp.core.extensions import Extension, Extensions
 from trio_mcp.core.http.fields import Mirror, find_mirrors
 from trio_mcp.core.messages import Id, JsonObject, Limits, Request
 from trio_mcp.core.models import Tool
-from trio_mcp.core.revisions import REVISIONS, Role
+from trio_mcp.core.revisions import REVISIONS, Role, in_protocol
 from trio_mcp.core.session import Offer
 from trio_mcp.core.shares import Shares
 from trio_mcp.core.subscriptions import ChangeEvent, ChangeKind, Listeners, resource_updated
@@ -179,7 +181,7 @@ class Relay:
     # The innermost middleware.
 
     async def _serve(self, ctx: Context, request: Request, call_next: CallNext) -> JsonObject:
-        if request.method not in FORWARDED:
+        if request.method not in FORWARDED and in_protocol(request.method):
             result = await call_next(request)
             if request.method == "resources/subscribe":
                 link: Any = ctx._open_link("a request")
@@ -187,6 +189,8 @@ class Relay:
             return result
         call = RelayedCall(ctx)
         upstream = await self._upstream_for(call.owner, call.link)
+        if call.notifies:
+            return await upstream.forward_notification(request)
         return await upstream.forward(call, request)
 
     # Choosing the session of a client.
@@ -347,7 +351,10 @@ class RelayServer(Server):
         if "completions" not in REVISIONS[client.revision].capabilities[Role.SERVER]:  # it does not declare them
             capabilities["completions"] = {}
         offered = [REVISIONS[name] for name in revisions]
-        self._relay_offer = Offer(info, capabilities, offered, client.instructions)
+        # An extension is agreed only if the relay was given it, because it declares it to the upstream server.
+        given = client.extensions
+        extensions = Extensions([Extension(id, settings) for id, settings in given.items()], fallback=True)
+        self._relay_offer = Offer(info, capabilities, offered, client.instructions, extensions)
         super().__init__(info["name"], middleware=relay.catalog.middleware, limits=limits, revisions=revisions)
         self._catalog, self._watcher = relay.catalog, relay
         self._catalog.kinds |= capabilities.keys() & CAPABILITIES.keys()

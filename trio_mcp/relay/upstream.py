@@ -44,7 +44,7 @@ from trio_mcp.core.errors import (
 )
 from trio_mcp.core.messages import Json, JsonObject, Request
 from trio_mcp.core.models import CreateMessageResult, ListToolsResult, LoggingMessageParams, Root
-from trio_mcp.core.revisions import LATEST, REVISIONS, Revision, check_meta
+from trio_mcp.core.revisions import LATEST, REVISIONS, Revision, check_meta, in_protocol
 from trio_mcp.core.shares import holder_of
 from trio_mcp.core.subscriptions import ChangeEvent, ChangeKind
 from trio_mcp.server.context import Context
@@ -98,10 +98,14 @@ class RelayedCall:
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
-        self.link: Any = ctx._open_link("a request")
+        link: Any = ctx._open_link("a request")
+        self.notifies: bool = link.detached
+        """Whether this is a notification, which has no request."""
+        self.link = link.origin if self.notifies else link
         self.owner = owner_of(self.link)
         self.question_lock = trio.Lock()  # asks one question at a time, because a 2026-07-28 call may have only one
-        self.logs: deque[LoggingMessageParams] = deque(maxlen=_MAX_LOGS)
+        self.logs: deque[LoggingMessageParams | tuple[str, JsonObject]] = deque(maxlen=_MAX_LOGS)
+        """Log messages, and notifications that the protocol does not have."""
         self.logs_sent: trio.Event | None = None  # set when all `logs` are sent; None if there are none
 
 
@@ -247,6 +251,7 @@ class Upstream:
             "roots": self._list_roots,
         }
         own: ClientOptions = {"on_log": self._logged, "on_elicitation_complete": self._elicitation_complete}
+        own["on_notification"] = self._notified
         own["log_level"] = "debug"
         own["cache"] = False  # two caches in a row would keep a result for twice its lifetime
         offered: Any = {name: answers[name] for name in asks}
@@ -308,7 +313,8 @@ class Upstream:
     async def forward(self, call: RelayedCall, request: Request) -> JsonObject:
         """Send the request upstream and return its result."""
         with self.used():
-            if request.method in _QUESTIONS:  # before the session opens, because some servers ask at once
+            # Before the session opens, because some servers ask at once.
+            if request.method in _QUESTIONS or not in_protocol(request.method):
                 self._calls[call] = None
             try:
                 model = await self._send_upstream(call, request)
@@ -320,7 +326,15 @@ class Upstream:
                 self._calls.pop(call, None)
             return _result(model, self._upstream_revision, call.ctx._terms.revision)
 
-    async def _send_upstream(self, call: RelayedCall, request: Request) -> Model:
+    async def forward_notification(self, request: Request) -> JsonObject:
+        """Send a notification upstream that the protocol does not have."""
+        with self.used():
+            client = await self.client()
+            params = {name: value for name, value in request.params.items() if name != "_meta"}
+            await client.notify(request.method, params)
+            return {}
+
+    async def _send_upstream(self, call: RelayedCall, request: Request) -> Model | JsonObject:
         client = await self.client()
         token = _current_call.set(call)
         try:
@@ -338,8 +352,12 @@ class Upstream:
         finally:
             _current_call.reset(token)
 
-    async def _call_upstream(self, client: Client, ctx: Context, request: Request) -> Model:
-        method, params = request.method, _params(request, self._upstream_revision)
+    async def _call_upstream(self, client: Client, ctx: Context, request: Request) -> Model | JsonObject:
+        method = request.method
+        if not in_protocol(method):
+            given = {name: value for name, value in request.params.items() if name != "_meta"}
+            return await client.request(method, given, meta=_end_to_end_meta(ctx.meta, self._upstream_revision))
+        params = _params(request, self._upstream_revision)
         if method in _LISTS:
             page = await _LISTS[method](client, params.get("cursor"))
             self.lists_known = True
@@ -433,7 +451,11 @@ class Upstream:
         except McpError as error:
             _log.info("the completion of a URL elicitation could not be forwarded: %s", error)
 
-    def _logged(self, message: LoggingMessageParams) -> None:
+    def _notified(self, method: str, params: JsonObject) -> None:
+        if not in_protocol(method):
+            self._logged((method, params))
+
+    def _logged(self, message: LoggingMessageParams | tuple[str, JsonObject]) -> None:
         call = self._call_for_message(list(self._calls))
         if isinstance(call, str):
             level = logging.DEBUG if call in self._relay.warned else logging.WARNING
@@ -449,7 +471,10 @@ class Upstream:
         try:
             while call.logs:
                 each = call.logs.popleft()
-                await call.ctx.log(each.level, each.data, logger=each.logger)
+                if isinstance(each, tuple):
+                    await call.ctx.notify(*each)
+                else:
+                    await call.ctx.log(each.level, each.data, logger=each.logger)
         except McpError as error:
             _log.info("a log message could not be forwarded: %s", error)
         finally:
@@ -514,7 +539,11 @@ def _params(request: Request, revision: Revision) -> JsonObject:
     return to_json(read, revision)
 
 
-def _result(model: Model, upstream_revision: Revision, revision: Revision) -> JsonObject:
+def _result(model: Model | JsonObject, upstream_revision: Revision, revision: Revision) -> JsonObject:
+    if isinstance(model, dict):
+        result = {name: value for name, value in model.items() if name != "resultType"}
+        meta = _end_to_end_meta(result.pop("_meta", None) or {}, revision)
+        return {**result, "_meta": meta} if meta else result
     raw = model.raw
     result = dict(raw) if upstream_revision is revision and raw is not None else to_json(model, revision)
     meta = _end_to_end_meta(result.pop("_meta", None) or {}, revision)

@@ -399,6 +399,7 @@ class DetachedCall(Wire):
     __slots__ = (
         "_ctx", "_host", "_outcome", "_place", "_run", "_session", "account", "held_reports", "roots", "roots_changes",
     )  # fmt: skip
+    detached: ClassVar[bool] = True
     _running: ClassVar[int] = 0  # other calls that are about to end on this wire
 
     def __init__(self, ctx: Context, run: Run, host: CallHost, session: ServerSession | None, *, place: bool) -> None:
@@ -450,6 +451,11 @@ class DetachedCall(Wire):
         return self._session is None or self._session.alone
 
     # As a session.
+
+    @property
+    def origin(self) -> ServerSession | None:
+        """The session of the call or the notification."""
+        return self._session
 
     @property
     def session(self) -> ServerProtocol | _Silence:

@@ -31,7 +31,7 @@ from contextlib import suppress
 from contextvars import Context as Variables
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import trio
 
@@ -169,6 +169,8 @@ class ServerSession:
     - `changes`: False if `wire` cannot carry notifications; then no change notifications are declared.
     """
 
+    detached: ClassVar[bool] = False
+    """True for a `DetachedCall`, which takes the place of a session."""
     listeners: dict[Id, Listener] | None = None
     """The listen requests that extensions send notifications to; None if there was none."""
 
