@@ -196,7 +196,10 @@ async def test_a_stream_that_stands_open_comes_back_with_a_new_token(autojump_cl
         assert len(at.pages) == 1
 
 
-async def test_a_stream_comes_back_also_if_no_token_is_to_be_had_for_a_while(autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("plain_verify", [True, False])
+async def test_a_stream_comes_back_also_if_no_token_is_to_be_had_for_a_while(
+    plain_verify: bool, autojump_clock: MockClock
+) -> None:
     server = build()
 
     asked = trio.Event()
@@ -207,7 +210,7 @@ async def test_a_stream_comes_back_also_if_no_token_is_to_be_had_for_a_while(aut
 
     async with (
         quiet(),
-        town("http", server, lifetime=100) as at,
+        town("http", server, lifetime=100, plain_verify=plain_verify) as at,
         at.client(revision=D) as client,
         client.listen(tools=True) as changes,
     ):

@@ -452,8 +452,10 @@ class HttpLink(ClientSession):
                     received = answers and tries.broken and reply.status in (400, 404, 409)  # an earlier attempt
                     return rules.ReplyAccepted() if received else verdict, reply
                 lost = f"HTTP {reply.status}"
-            except (ReplyBroken, ConnectionFailed, NoResponse) as error:
-                tries.broken += not isinstance(error, ConnectionFailed)
+            except (ReplyBroken, ConnectionFailed, NoResponse, AuthorizationFailed) as error:
+                if isinstance(error, AuthorizationFailed) and not error.passes:
+                    raise
+                tries.broken += not isinstance(error, ConnectionFailed | AuthorizationFailed)
                 if not answers and tries.broken == _INITIALIZED_ATTEMPTS:
                     raise
                 lost, silent = str(error), not answers and isinstance(error, NoResponse)
