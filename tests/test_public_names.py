@@ -22,6 +22,7 @@ TOP = [
     "file", "file_path", "image", "open_client", "serve_http", "serve_http_stream", "serve_stdio", "serve_stream",
 ]  # fmt: skip
 NAMESPACES = ["trio_mcp", "trio_mcp.types", "trio_mcp.errors", "trio_mcp.oauth", "trio_mcp.relay", "trio_mcp.stores"]
+NAMESPACES += ["trio_mcp.extensions"]
 ROOMS = [f"trio_mcp.{room}" for room in ("core", "core.http", "core.oauth", "core.schema", "transport", "server")]
 ROOMS += ["trio_mcp.server.http", "trio_mcp.client"]
 

@@ -41,6 +41,7 @@ from trio_mcp import (
 )
 from trio_mcp.core import resource_updated
 from trio_mcp.errors import HandshakeError, NoResponse, NotInThisRevision, Unauthorized
+from trio_mcp.extensions import ClientExtension
 from trio_mcp.testing import MemoryPair, open_memory_pair
 from trio_mcp.transport import open_nursery
 from trio_mcp.types import FormElicitationRequest, Icon, PromptMessage, PromptReference, Tool
@@ -465,6 +466,42 @@ async def oauth(revision: str) -> None:
 
 
 # What is not here yet.
+
+
+def extended() -> Server:
+    server = house()
+    ext = server.extension("com.example/ping")
+
+    @ext.method("com.example/ping")
+    async def ping(ctx: Context, back: bool = False) -> dict[str, Any]:
+        await ctx.notify("com.example/said")
+        return await ctx.send_request("com.example/ask") if back else {"pong": 1}
+
+    return server
+
+
+@tries("Extensions, with methods and notifications")
+async def extensions(revision: str) -> None:
+    ext, said = ClientExtension("com.example/ping"), []
+    ext.notification("com.example/said")(lambda: said.append(1))
+    async with open_client(extended(), revision=revision, extensions=[ext]) as client:
+        assert (await client.request("com.example/ping"))["pong"] == 1
+        assert said == [1]
+
+
+@tries("Extensions are declared in")
+async def declared_extensions(revision: str) -> str:
+    async with open_client(extended(), revision=revision) as client:
+        (place,) = [name for name in ("experimental", "extensions") if name in client.capabilities]
+        return f"`{place}`"
+
+
+@tries("Requests of extensions by the server")
+async def requests_of_extensions(revision: str) -> None:
+    ext = ClientExtension("com.example/ping")
+    ext.method("com.example/ask")(lambda: {"answered": 1})
+    async with open_client(extended(), revision=revision, extensions=[ext]) as client:
+        assert (await client.request("com.example/ping", {"back": True}))["answered"] == 1
 
 
 @tries("Tasks")

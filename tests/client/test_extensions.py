@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.client.everywhere import Where, contract, visiting
+from tests.client.everywhere import ROOT, Where, at_home, contract, visiting
 from tests.requirements import req
 from trio_mcp import Context, RequestError, Server, UsageError, open_client
 from trio_mcp.client import CallNextRequest, ClientExtension, ExtensionCall
@@ -395,6 +396,31 @@ async def test_a_client_listens_to_an_extension(where: Where, autojump_clock: Mo
         with pytest.raises(UsageError, match="listen needs at least one change"):
             async with client.listen():
                 pass
+
+
+# The page of the documentation.
+
+
+@contract(without=("child",))
+async def test_the_extension_of_the_documentation_runs(
+    where: Where, autojump_clock: MockClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs" / "extensions.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert len([line for line in code.splitlines() if line]) <= 30
+    names: dict[str, Any] = {"__name__": "greeter"}
+    exec(compile(code, "extensions.md", "exec", dont_inherit=True), names)
+    async with at_home(where.transport, names["server"]) as target:
+
+        def opened(_: object, **options: Any) -> Any:
+            return open_client(target, revision=where.revision, **options)
+
+        names["open_client"] = opened
+        await names["main"]()
+    greeted = [] if where.transport == "http json" else ["Ada was greeted"]  # plain JSON has no room for it
+    assert capsys.readouterr().out.splitlines() == [
+        "{'languages': ['en', 'de']}", *greeted, "Greeting(text='Hallo Ada')"
+    ]  # fmt: skip
 
 
 # Calls of 2025-11-25 that go on.
