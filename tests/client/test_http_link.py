@@ -625,7 +625,7 @@ async def test_an_answer_of_ours_waits_as_long_as_the_server_says_and_no_longer_
         assert len(bench.talk.mistakes) == (not through)
 
 
-@pytest.mark.parametrize("status", [429, 502, 503, 504])
+@pytest.mark.parametrize("status", [408, 429, 502, 503, 504])
 async def test_an_answer_is_sent_again_while_a_proxy_says_that_its_server_is_away(
     status: int, autojump_clock: MockClock
 ) -> None:
@@ -651,6 +651,25 @@ async def test_an_answer_is_sent_again_while_a_proxy_says_that_its_server_is_awa
             assert await bench.caller.request("tools/list") == {"tools": []}
         assert [seconds - at[0] for seconds in at] == [0, 0, 1, 3]
         assert bench.talk.mistakes == []
+
+
+@pytest.mark.parametrize("times", [1, 3, 4])
+async def test_the_end_of_the_handshake_is_sent_again_while_a_proxy_says_that_its_server_is_away(
+    times: int, autojump_clock: MockClock
+) -> None:
+    at: list[float] = []
+
+    async def play(asked: Asked, out: Out) -> None:
+        if asked.what == "notifications/initialized":
+            at.append(trio.current_time())
+            await reply(502 if len(at) <= times else 202)(asked, out)
+        else:
+            await legacy(answers(lambda asked: asked.answer({"tools": []})))(asked, out)
+
+    async with script(play) as server, linked(server.connect, [D]) as bench:
+        assert await bench.caller.request("tools/list") == {"tools": []}
+        assert [seconds - at[0] for seconds in at] == [0, 0, 1, 3][: times + 1]
+        assert len(bench.talk.mistakes) == (times == 4)
 
 
 @streamable
@@ -735,13 +754,13 @@ ANSWER = {"jsonrpc": "2.0", "id": 2, "result": {"tools": []}}  # initialize had 
 
 @req("http-41", "http-44", "http-48", "http-50")
 @in_sessions
-@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize(("cut", "away"), [(False, 503), (True, 503), (True, 408)])
 async def test_a_stream_that_breaks_is_taken_up_after_its_last_event(
-    revision: str, cut: bool, autojump_clock: MockClock
+    revision: str, cut: bool, away: int, autojump_clock: MockClock
 ) -> None:
     play, gets = breaking(
         stream(with_id("e1", retry=3000), with_id("e2", REPORT), cut=cut),
-        reply(503),
+        reply(away),
         stream(cut=cut),
         stream(with_id("e3", REPORT), with_id("e4", ANSWER)),
     )

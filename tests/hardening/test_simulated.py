@@ -257,6 +257,15 @@ def test_a_relay_listens_again_to_a_server_that_comes_back(era: str, fault: str,
     assert played.violations == ()
 
 
+def test_a_call_is_answered_though_a_slow_line_keeps_the_answer_to_its_question_from_the_server() -> None:
+    """The server gives up after `Limits.head_seconds`, says so with 408, and waits for the answer."""
+    slow = Fault("slow", at=0, victim=2, seconds=3.0)
+    played = play(Plan(1, "http", D, (Program((Move("ask"),)),), Line(chunk=64, window=4096), (slow,)))
+    assert played.fired == ("slow",)
+    assert played.outcomes == ("answered",)
+    assert played.violations == ()
+
+
 def test_a_question_that_nobody_has_read_does_not_wait_for_the_end_of_its_session() -> None:
     """The client lost the response to one call; the relay asks there, and another call of the session waits for it."""
     calls = Program((Move("count", wait=0.01, size=3), Move("count", wait=0.3, size=2), Move("ask"), Move("echo")))

@@ -126,7 +126,8 @@ _PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 15.0)
 # Attempts to send `notifications/initialized` if the server breaks the connection or does not reply.  They share the
 # time for a reply, because the calls of the session wait for it, and one connection may be dead.
 _INITIALIZED_ATTEMPTS = 4
-_BUSY = frozenset({429, 502, 503, 504})  # the server, or a proxy before it, may accept the message later
+# The server, or a proxy before it, may accept the message later; after 408 it has waited too long for the whole of it.
+_BUSY = frozenset({408, 429, 502, 503, 504})
 _GONE_SECONDS = 1.0  # seconds for other requests to a lost session to be refused, too
 
 # The most streams of cancelled calls that are still read, and the limits of each in seconds: without a message about
@@ -174,7 +175,7 @@ class _Insistence:
     """The attempts to send a message that must arrive."""
 
     pauses: Iterator[float] = attrs.field(factory=lambda: iter(_PAUSES))
-    broken: int = 0  # attempts that the server may have received
+    broken: int = 0  # attempts that the server may have received; of `initialized` also those that it was too busy for
 
 
 @attrs.define(eq=False, repr=False)
@@ -445,19 +446,21 @@ class HttpLink(ClientSession):
         """
         answers = isinstance(exchange.message, Response | Error)
         while True:
-            silent = False
+            last = not answers and tries.broken + 1 >= _INITIALIZED_ATTEMPTS
             try:
                 verdict, reply = await self._attempt(exchange, body, "", None)
-                if not answers or reply.status not in _BUSY or isinstance(verdict, rules.RetryAfter):
+                if last or reply.status not in _BUSY or isinstance(verdict, rules.RetryAfter):
                     received = answers and tries.broken and reply.status in (400, 404, 409)  # an earlier attempt
                     return rules.ReplyAccepted() if received else verdict, reply
-                lost = f"HTTP {reply.status}"
+                tries.broken += not answers
+                lost, silent = f"HTTP {reply.status}", False
             except (ReplyBroken, ConnectionFailed, NoResponse, AuthorizationFailed) as error:
                 if isinstance(error, AuthorizationFailed) and not error.passes:
                     raise
-                tries.broken += not isinstance(error, ConnectionFailed | AuthorizationFailed)
-                if not answers and tries.broken == _INITIALIZED_ATTEMPTS:
+                sent = not isinstance(error, ConnectionFailed | AuthorizationFailed)
+                if last and sent:
                     raise
+                tries.broken += sent
                 lost, silent = str(error), not answers and isinstance(error, NoResponse)
             if (pause := next(tries.pauses, None)) is None:  # the server and the caller here must learn it
                 self._close(SessionLost(True, f"{_name_of(exchange.message)} did not reach the server: {lost}"))

@@ -594,11 +594,12 @@ class StreamResumption:
 
     def refused(self, verdict: ReplyVerdict) -> Reconnect | ReplyLost:
         """The GET was answered without a stream, and `read_reply` returned this verdict.  Returns the next step."""
-        # 5xx: a proxy whose server is restarting.  409: a server that has not noticed the end of the last connection.
+        # 5xx: a proxy whose server is restarting.  408: a slow line.  409: a server that has not noticed the end of the
+        # last connection.
         if (
             isinstance(verdict, ReplyLost)
             and verdict.status is not None
-            and (verdict.status >= 500 or verdict.status == 409)
+            and (verdict.status >= 500 or verdict.status in (408, 409))
         ):
             return self.ended()
         if isinstance(verdict, RetryAfter):
