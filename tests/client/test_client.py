@@ -482,6 +482,7 @@ WAYS: dict[str, Callable[[Client], Awaitable[object]]] = {
     "call_tool": lambda client: client.call_tool("add", ADD),
     "call_tool with returns": lambda client: client.call_tool("add", ADD, returns=int),
     "stream_tool": follow,
+    "start_task": lambda client: client.start_task("add", ADD),
     "list_resources_page": lambda client: client.list_resources_page(),
     "list_resources": lambda client: client.list_resources(),
     "list_resource_templates_page": lambda client: client.list_resource_templates_page(),
@@ -515,7 +516,7 @@ async def test_every_wait_for_a_client_is_a_checkpoint_and_can_be_cancelled(
     """Also the second time, when the answer may be at hand; and to be cancelled there costs nothing else."""
     lists = ("tools", "resources", "resources/templates", "prompts")
     server = build(cache={f"{name}/list": CacheHints(ttl_ms=60_000) for name in lists})
-    async with nothing_left(), open_client(server, revision=revision, roots=["/tmp"]) as client:
+    async with nothing_left(), open_client(server, revision=revision, roots=["/tmp"], tasks=True) as client:
         for _ in range(2):
             with trio.CancelScope() as scope:
                 scope.cancel()

@@ -84,7 +84,7 @@ def serving(**options: Any) -> Server:
 
 
 def capabilities(revision: str) -> dict[str, Any]:
-    extra = {"extensions": {TASKS_EXTENSION: {}}} if revision == EXTENSION else {}
+    extra: dict[str, Any] = {"extensions": {TASKS_EXTENSION: {}}} if revision == EXTENSION else {}
     return {**CAPABILITIES[revision], **extra}
 
 
@@ -408,7 +408,8 @@ async def test_an_answer_of_the_wrong_shape_may_be_sent_again(revision: str, aut
     async with speaking(revision) as wire:
         id = await begin(wire, "confirm")
         await until(wire, id, "input_required")
-        for responses in ({"form": {"action": "perhaps"}}, {"form": 3}, [], None):
+        wrong: list[Any] = [{"form": {"action": "perhaps"}}, {"form": 3}, [], None]
+        for responses in wrong:
             with pytest.raises(WireError) as caught:
                 await wire.call("tasks/update", {"taskId": id, "inputResponses": responses})
             assert caught.value.code == INVALID_PARAMS

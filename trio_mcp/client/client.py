@@ -16,6 +16,7 @@ at the server, and the connection remains usable.
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -67,6 +68,7 @@ from trio_mcp.transport.nursery import Block, block, check_trio, open_nursery
 if TYPE_CHECKING:
     from trio_mcp.client.extensions import ClientExtensions
     from trio_mcp.core.models import LogLevel
+    from trio_mcp.extensions.tasks.client import ClientTask, ClientTasks
 
 __all__ = ["Client", "ClientOptions", "ToolCall", "_stream_call", "connect_client", "open_client"]
 
@@ -74,6 +76,7 @@ T = TypeVar("T")
 M = TypeVar("M", bound=Model)
 
 _COMPLETE = "completion/complete"
+_TASKS = "trio_mcp.extensions.tasks"  # loaded by the option `tasks`
 _USAGE = "async with open_client(...) as client; or, without a block, client = await connect_client(nursery, ...)"
 _CLOSE_TIMEOUT = 40.0  # seconds; `ClientConnection` closes within 30
 
@@ -153,7 +156,7 @@ class Client(metaclass=WithOtherNames):
         self._has_timeout = min(self._timeout, self._max_timeout) < math.inf
         # Servers of 2026-07-28 send no logs unasked.
         log_level = options.get("log_level", "info" if "on_log" in options else None)
-        extensions = _extensions(options)
+        self._extensions = extensions = _extensions(options)
         self._offer = _offer(options, self._answering.capabilities, extensions)
         if extensions is not None and extensions.wrapped:
             self._send = extensions.sending(self, self._send)  # type: ignore[assignment,method-assign]
@@ -592,6 +595,34 @@ class Client(metaclass=WithOtherNames):
 
         return _stream_call(call, f"tools/call {name[:80]!r}, streamed")
 
+    async def start_task(
+        self,
+        name: str,
+        arguments: Mapping[str, Json] | None = None,
+        *,
+        ttl: float | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> ClientTask:
+        """Call a tool as a task, and return the handle of the task.  Needs the option `tasks`.
+
+        In 2026-07-28 the server decides whether there is a task.  In 2025-11-25 the client asks for one, and for `ttl`
+        seconds to keep it.  If there is none, the call has ended when this returns, and the handle has its result.
+        """
+        if options:
+            check_request_options(options, "start_task", name)
+        given = copy_mapping("arguments", arguments)
+        return await self._task_extension().start(self, name, given, ttl, options)
+
+    def open_task(self, id: str) -> ClientTask:
+        """Return the handle of a task by its id, which any client of the same principal may have got."""
+        return self._task_extension().open(self, id)
+
+    def _task_extension(self) -> ClientTasks:
+        found: ClientTasks | None = None if self._extensions is None else self._extensions.tasks
+        if found is None:
+            raise UsageError("this client does not know tasks; write open_client(target, tasks=True)")
+        return found
+
     # Resources
 
     async def list_resources_page(
@@ -738,11 +769,12 @@ class Client(metaclass=WithOtherNames):
 
 def _extensions(options: ClientOptions) -> ClientExtensions | None:
     given, all_notifications = options.get("extensions"), "on_notification" in options
-    if not given and not all_notifications:
+    if not given and not all_notifications and not options.get("tasks"):
         return None
     from trio_mcp.client.extensions import ClientExtensions
 
-    return ClientExtensions([] if given is None else given, fallback=all_notifications)
+    added = [importlib.import_module(_TASKS).ClientTasks()] if options.get("tasks") else []
+    return ClientExtensions([] if given is None else given, *added, fallback=all_notifications)
 
 
 def _offer(options: ClientOptions, capabilities: JsonObject, extensions: ClientExtensions | None) -> Offer:

@@ -80,6 +80,7 @@ _DECLARED_BY = {
     "sampling": {"": "sampling", "tools": "sampling_tools"},
     "elicitation": {"": "elicitation", "form": "elicitation", "url": "elicitation_url"},
     "roots": {"": "roots"},
+    "extensions": {"io.modelcontextprotocol/tasks": "tasks"},
 }
 
 

@@ -222,12 +222,15 @@ class _MessageHandler:
 class ClientExtensions:
     """The extensions of one client.  Raises `UsageError` for two with one identifier, or one method."""
 
-    def __init__(self, given: object, *, fallback: bool) -> None:
+    def __init__(self, given: object, *added: ClientExtension, fallback: bool) -> None:
         if isinstance(given, Mapping):
             given = [ClientExtension(id, settings=settings) for id, settings in given.items()]
         if not isinstance(given, Sequence) or not all(isinstance(each, ClientExtension) for each in given):
             raise UsageError("extensions must be a list of ClientExtension, or a mapping from identifiers to settings")
-        self._extensions: Sequence[ClientExtension] = given
+        self._extensions: Sequence[ClientExtension] = (*given, *added)
+        given = self._extensions
+        self.tasks: Any = added[0] if added else None
+        """The extension that the option `tasks` has added."""
         self.offered = Extensions([value for each in given for value in each.values()], fallback=fallback)
         self._handlers = {name: handler for each in given for name, handler in each._handlers.items()}
         self.wrapped = frozenset(name for each in given for name in each._around)

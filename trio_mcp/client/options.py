@@ -64,6 +64,8 @@ class ClientOptions(TypedDict, total=False):
     """Experimental capabilities of the client: an object for each name.  They are declared unchanged."""
     extensions: Sequence[ClientExtension] | Mapping[str, Mapping[str, Any]]
     """Extensions of the protocol: `ClientExtension` objects, or a mapping from identifiers to settings."""
+    tasks: bool
+    """True: the server may answer calls of tools with tasks.  `call_tool` waits for them; see `Client.start_task`."""
     on_elicitation_complete: Callable[[UrlElicitationRequest], object]
     """Called when the server reports that the user has finished on a web page."""
     on_log: Callable[[LoggingMessageParams], object]

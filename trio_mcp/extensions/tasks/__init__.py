@@ -7,7 +7,20 @@ from typing import TYPE_CHECKING
 from trio_mcp._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from trio_mcp.core.tasks import TaskState as TaskState
+    from trio_mcp.core.tasks import TaskStatus as TaskStatus
+    from trio_mcp.extensions.tasks.client import ClientTask as ClientTask
+    from trio_mcp.extensions.tasks.client import ClientTasks as ClientTasks
+    from trio_mcp.extensions.tasks.client import TaskCancelled as TaskCancelled
     from trio_mcp.extensions.tasks.server import ToolTask as ToolTask
     from trio_mcp.extensions.tasks.server import add_tool as add_tool
 else:
-    __getattr__, __dir__ = lazy_names(__name__, {"server": "ToolTask add_tool"})
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "core.tasks": "TaskState TaskStatus",
+            "extensions.tasks.client": "ClientTask ClientTasks TaskCancelled",
+            "extensions.tasks.server": "ToolTask add_tool",
+        },
+        "trio_mcp",
+    )

@@ -17,9 +17,8 @@ import attrs
 import trio
 
 from trio_mcp.core.errors import INVALID_PARAMS, METHOD_NOT_FOUND, McpError, RequestError, SessionClosed
-from trio_mcp.core.extensions import Extension, ExtensionMethod
 from trio_mcp.core.messages import JsonObject, Request
-from trio_mcp.core.revisions import REVISIONS, Role, Terms, stable_name
+from trio_mcp.core.revisions import REVISIONS, Terms, stable_name
 from trio_mcp.core.rounds import Question
 from trio_mcp.core.tasks import (
     CORE_TASKS,
@@ -32,6 +31,7 @@ from trio_mcp.core.tasks import (
     related,
     requested_ttl,
 )
+from trio_mcp.extensions.tasks.forms import CORE_FORM, EXTENSION_FORM
 from trio_mcp.extensions.tasks.keeper import Keeper, TaskHost, wall_time
 from trio_mcp.server.context import ClientGone
 from trio_mcp.server.handlers import BadArguments
@@ -48,32 +48,6 @@ if TYPE_CHECKING:
     from trio_mcp.server.server import Server
 
 __all__ = ["RunTasks", "ServerTasks", "ToolTask", "add_tool"]
-
-_CLIENT, _SERVER = Role.CLIENT, Role.SERVER
-_MODERN = tuple(name for name, revision in REVISIONS.items() if not revision.handshake)
-
-# xtask-50, xtask-52
-_EXTENSION = Extension(
-    TASKS_EXTENSION,
-    methods=[
-        *(ExtensionMethod(f"tasks/{name}", _CLIENT, mcp_name="taskId") for name in ("get", "update", "cancel")),
-        ExtensionMethod(EXTENSION_TASKS.status_notification, _SERVER, notification=True, subscribed=True),
-    ],
-    result_types={"tools/call": ["task"]},
-    revisions=_MODERN,
-)
-# task-01, task-66
-_CORE = Extension(
-    TASKS_EXTENSION,
-    {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}},
-    methods=[
-        *(ExtensionMethod(f"tasks/{name}", _CLIENT) for name in ("get", "result", "list", "cancel")),
-        ExtensionMethod(CORE_TASKS.status_notification, _SERVER, notification=True),
-    ],
-    revisions=[CORE_TASKS.name],
-    capability="tasks",
-)
-
 
 # Members of params that belong to one request only.
 _OF_ONE_REQUEST = frozenset({"_meta", "task", "inputResponses", "requestState"})
@@ -92,7 +66,7 @@ class ServerTasks:
 
     def __init__(self, server: Server) -> None:
         self._catalog = server._catalog
-        ext = server.extension(_EXTENSION, _CORE)
+        ext = server.extension(EXTENSION_FORM, CORE_FORM)
         ext.middleware(self._around)
         ext.background(_keep)
         ext.filter("taskIds")(_listen)

@@ -1,0 +1,276 @@
+"""Tasks of a client, in both forms, on each transport in memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from tests.client.everywhere import Where, contract, visiting
+from tests.extensions.test_server_tasks import CORE, EXTENSION, Name, serving
+from tests.requirements import req
+from trio_mcp import Client, Context, Elicit, RequestError, Server, TextContent, UsageError, open_client
+from trio_mcp.client import CallNextRequest, ClientExtension, ExtensionCall
+from trio_mcp.core import INVALID_PARAMS, JsonObject, Request
+from trio_mcp.errors import ConnectionFailed, InputUnavailable, RemoteProtocolError
+from trio_mcp.extensions.tasks import TaskCancelled, TaskState, TaskStatus
+from trio_mcp.types import CallNext, CallToolResult, FormElicitationRequest
+
+BOTH = pytest.mark.parametrize("revision", [CORE, EXTENSION])
+NEWER = pytest.mark.parametrize("revision", [EXTENSION])
+
+
+def text(result: CallToolResult) -> str:
+    (block,) = result.content
+    assert isinstance(block, TextContent)
+    return block.text
+
+
+class User:
+    """Fills in forms, and remembers what was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def __call__(self, request: FormElicitationRequest) -> dict[str, Any]:
+        self.asked.append(request.message)
+        return {name: True if name == "value" else request.message for name in request.fields}
+
+
+class Heard:
+    """A server whose requests are remembered."""
+
+    def __init__(self) -> None:
+        self.methods: list[str] = []
+        self.params: list[JsonObject] = []
+        self.server = serving(middleware=[self.watch])
+
+    async def watch(self, ctx: Context, request: Request, call_next: CallNext) -> JsonObject:
+        self.methods.append(request.method)
+        self.params.append(request.params)
+        return await call_next()
+
+
+@asynccontextmanager
+async def visit(revision: str, server: Server | None = None, **options: Any) -> AsyncIterator[Client]:
+    options.setdefault("tasks", True)
+    async with open_client(server or serving(), revision=revision, **options) as client:
+        yield client
+
+
+@req("xtask-03", "xtask-14", "xtask-51", "xtask-50", "task-08", "task-14", "task-16", "xtask-40", "task-12")
+@contract(revisions=(CORE, EXTENSION), without=("child",), legacy_without=("http json",))
+async def test_call_tool_waits_for_a_task(where: Where, autojump_clock: MockClock) -> None:
+    user = User()
+    async with visiting(where, serving(), tasks=True, elicitation=user) as client:
+        with pytest.raises(RequestError, match="no protocol"):
+            await client.call_tool("failing", {"kind": "protocol"})
+        failed = await client.call_tool("failing", {"kind": "tool"})
+        assert (failed.is_error, text(failed)) == (True, "no disk")
+        assert await client.call_tool("greet", {"name": "Ann"}, returns=str) == "Hello, Ann!"
+        asked = await client.call_tool("ask_first")
+        assert text(asked) == "Hello, Who?!"
+        assert user.asked == ["Who?"]
+        task = await client.start_task("two")
+        assert text(await task.result()) == "First? and Second?"
+
+
+@req("xtask-25", "xtask-26", "xtask-27", "task-27")
+@BOTH
+async def test_questions_are_answered_by_the_callbacks(revision: str, autojump_clock: MockClock) -> None:
+    user = User()
+    async with visit(revision, elicitation=user) as client:
+        task = await client.start_task("two")
+        assert text(await task.result()) == "First? and Second?"
+        assert sorted(user.asked) == ["First?", "Second?"]
+        assert text(await task.result()) == "First? and Second?"  # as often as it is wanted
+
+
+@req("task-07", "task-05", "task-04", "task-02")
+@pytest.mark.parametrize("revision", [CORE])
+async def test_a_task_is_asked_for_only_where_the_tool_has_one(revision: str, autojump_clock: MockClock) -> None:
+    heard = Heard()
+    async with visit(revision, heard.server) as client:
+        assert text(await client.call_tool("compute", {"seconds": 0})) == "computed, no task"
+        assert text(await client.call_tool("greet", {"name": "Ann"})) == "Hello, Ann!"
+        plain = await client.start_task("greet", {"name": "Ann"})
+        assert (plain.id, plain.state.status) == ("", TaskStatus.COMPLETED)
+        assert text(await plain.result()) == "Hello, Ann!"
+        assert (await plain.status()).terminal
+        with pytest.raises(UsageError, match="there is no task to cancel"):
+            await plain.cancel()
+        assert text(await (await client.start_task("compute", {"seconds": 0})).result()) == "computed, a task"
+        calls = [params for method, params in zip(heard.methods, heard.params, strict=True) if method == "tools/call"]
+        assert ["task" in params for params in calls] == [False, False, False, True]
+        assert heard.methods.count("tools/list") == 1
+    server = Server("plain")
+    server.tool(name="plain")(lambda: "plain")
+    async with visit(revision, server) as client:
+        assert text(await client.call_tool("plain")) == "plain"
+        assert text(await (await client.start_task("plain")).result()) == "plain"
+
+
+@req("xtask-15", "xtask-38", "task-63")
+@BOTH
+async def test_a_task_is_opened_again_by_its_id(revision: str, autojump_clock: MockClock) -> None:
+    server = serving()
+    async with server.running():
+        async with visit(revision, server) as client:
+            id = (await client.start_task("compute", {"seconds": 3})).id
+        async with visit(revision, server) as client:
+            task = client.open_task(id)
+            states = [state async for state in task]
+            assert [state.status for state in (states[0], states[-1])] == [TaskStatus.WORKING, TaskStatus.COMPLETED]
+            assert text(await task.result()) == "computed, a task"
+            with pytest.raises(RequestError) as caught:
+                await client.open_task("unknown").status()
+            assert caught.value.code == INVALID_PARAMS
+
+
+@req("cancel-09", "xtask-34", "xtask-35", "task-49")
+@BOTH
+async def test_cancelling_a_call_cancels_its_task(revision: str, autojump_clock: MockClock) -> None:
+    heard, ended = Heard(), list[str]()
+
+    @heard.server.tool(task="required")
+    async def endless() -> str:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.append("stopped")
+
+    async with visit(revision, heard.server) as client:
+        with trio.move_on_after(5) as scope:
+            await client.call_tool("endless")
+        assert scope.cancelled_caught
+        await trio.sleep(1)
+        assert ended == ["stopped"]
+        assert heard.methods.count("tasks/cancel") == 1
+        with pytest.raises(trio.TooSlowError):
+            await client.call_tool("endless", max_timeout=3)
+        await trio.sleep(1)
+        assert ended == ["stopped", "stopped"]
+        task = await client.start_task("endless")
+        with trio.move_on_after(5):
+            await task.result()
+        assert (await task.status()).status is TaskStatus.WORKING  # only the waiting has ended
+        await task.cancel()
+        with pytest.raises(TaskCancelled, match="was cancelled"):
+            await task.result()
+
+
+@BOTH
+async def test_a_question_without_a_callback_ends_the_call(revision: str, autojump_clock: MockClock) -> None:
+    def refuse(request: FormElicitationRequest) -> None:
+        raise RequestError(-1, "no user")
+
+    heard = Heard()
+
+    @heard.server.tool(task="required")
+    async def ask(ctx: Context) -> str:
+        await ctx.ask(name=Elicit("Who?", Name))
+        return "asked"
+
+    async with visit(revision, heard.server, elicitation=refuse) as client:
+        if revision == EXTENSION:
+            with pytest.raises(InputUnavailable, match="no user"):
+                await client.call_tool("ask")
+            assert heard.methods[-1] == "tasks/cancel"
+        else:
+            assert (await client.call_tool("ask")).is_error
+
+
+@req("xtask-36", "xtask-12", "task-13")
+@NEWER
+async def test_the_client_listens_and_polls_seldom(revision: str, autojump_clock: MockClock) -> None:
+    heard = Heard()
+    start = trio.current_time()
+    async with visit(revision, heard.server) as client:
+        assert text(await client.call_tool("compute", {"seconds": 100})) == "computed, a task"
+        assert trio.current_time() - start < 101
+        assert heard.methods.count("tasks/get") < 20
+        assert client.open_task("x")._tasks._notices == {}
+
+
+@req("xtask-47")
+@NEWER
+async def test_a_program_may_answer_itself(revision: str, autojump_clock: MockClock) -> None:
+    async with visit(revision, elicitation=User()) as client:
+        task = await client.start_task("confirm")
+        async for state in task:
+            for question in state.questions:
+                await task.answer({question.key: {"action": "accept", "content": {"value": True}}})
+        assert text(await task.result()) == "confirmed: Accepted(value=True)"
+
+
+@req("xtask-04")
+@NEWER
+async def test_a_task_in_answer_to_another_request_is_invalid(revision: str, autojump_clock: MockClock) -> None:
+    server = serving()
+
+    @server.prompt
+    def hello() -> str:
+        return "hello"
+
+    async with visit(revision, server) as client:
+        original = client._send
+
+        async def altered(method: str, *args: Any, **how: Any) -> Any:
+            result, params = await original(method, *args, **how)
+            return ({**result, "resultType": "task", "taskId": "x", "status": "working"}, params)
+
+        client._send = altered  # type: ignore[method-assign]
+        with pytest.raises(RemoteProtocolError):
+            await client.get_prompt("hello")
+
+
+@NEWER
+async def test_other_extensions_stay(revision: str, autojump_clock: MockClock) -> None:
+    other, seen = ClientExtension("com.example/other"), list[str]()
+
+    @other.around("tools/call")
+    async def watch(call: ExtensionCall, call_next: CallNextRequest) -> JsonObject:
+        seen.append(call.method)
+        return await call_next()
+
+    server = serving()
+    server.extension("com.example/other")
+    async with visit(revision, server, extensions=[other]) as client:
+        assert set(client.extensions) == {"com.example/other", "io.modelcontextprotocol/tasks"}
+        assert text(await client.call_tool("compute", {"seconds": 1})) == "computed, a task"
+        assert seen == ["tools/call"]
+
+
+@BOTH
+async def test_a_client_without_the_option_says_so(revision: str, autojump_clock: MockClock) -> None:
+    async with visit(revision, tasks=False) as client:
+        with pytest.raises(UsageError, match="tasks=True"):
+            client.open_task("x")
+        with pytest.raises(RequestError) as caught:
+            await client.call_tool("failing", {"kind": "tool"})
+        if revision == EXTENSION:
+            assert "these options of the client: tasks" in caught.value.__notes__[0]
+
+
+@BOTH
+async def test_a_server_that_is_away_for_a_moment_is_asked_again(revision: str, autojump_clock: MockClock) -> None:
+    async with visit(revision) as client:
+        task = await client.start_task("compute", {"seconds": 3})
+        waiting = task._waiting()
+        original, failures = waiting.request, [ConnectionFailed("away")] * 3
+
+        async def request(method: str, params: JsonObject) -> JsonObject:
+            if failures:
+                raise failures.pop()
+            return await original(method, params)
+
+        waiting.request = request
+        state: TaskState = await waiting.get()
+        assert state.id == task.id
+        failures += [ConnectionFailed("away")] * 5
+        with pytest.raises(ConnectionFailed, match="away"):
+            await waiting.get()

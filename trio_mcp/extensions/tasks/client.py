@@ -1,0 +1,324 @@
+"""Tasks of a client: `call_tool` that waits for a task, and handles of tasks that outlive the client.
+
+`open_client(target, tasks=True)` declares the extension.  Then each call of a tool may be answered with a task.
+`call_tool` drives it to its end: it polls, listens where the server sends notices, and answers questions by the usual
+callbacks.  `client.start_task` returns a `ClientTask` instead, and `client.open_task` makes one of an id.
+
+Cancelling `call_tool` cancels the task.  Cancelling a method of a handle cancels only the waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import trio
+
+from trio_mcp.client.extensions import CallNextRequest, ClientExtension, ExtensionCall
+from trio_mcp.core.codec import from_json
+from trio_mcp.core.errors import (
+    ConnectionFailed,
+    InputUnavailable,
+    McpError,
+    RemoteProtocolError,
+    SessionClosed,
+    UsageError,
+    shown,
+)
+from trio_mcp.core.messages import Json, JsonObject
+from trio_mcp.core.models import CallToolResult
+from trio_mcp.core.revisions import Terms, declares
+from trio_mcp.core.rounds import Question
+from trio_mcp.core.tasks import (
+    CORE_TASKS,
+    EXTENSION_TASKS,
+    TaskForm,
+    TaskState,
+    TaskStatus,
+    poll_seconds,
+    read_created,
+    read_task,
+)
+from trio_mcp.extensions.tasks.forms import CORE_FORM, EXTENSION_FORM
+
+if TYPE_CHECKING:
+    from trio_mcp.client.client import Client
+    from trio_mcp.client.options import RequestOptions
+
+__all__ = ["ClientTask", "ClientTasks", "TaskCancelled"]
+
+_LISTENING: Final = 15.0  # seconds between two polls while the server sends notices: they may get lost
+_FAILURES: Final = 5  # polls in a row that may fail because the server is away; it may be starting again
+_CANCELLING: Final = 2.0  # seconds for the cancellation of a task whose call was cancelled
+_TOOLS: Final = 10_000  # tools whose task support is remembered
+
+
+class TaskCancelled(McpError):
+    """The task was cancelled, by this client or another one, and has no result."""
+
+
+# In `start_task`: the ttl that the caller asks for, in milliseconds; the wrapper returns the task as it came.
+_starting: ContextVar[tuple[int | None] | None] = ContextVar("starting", default=None)
+
+
+class ClientTasks(ClientExtension):
+    """The extension of a client; `open_client(..., tasks=True)` makes one."""
+
+    def __init__(self) -> None:
+        super().__init__(EXTENSION_FORM, attrs.evolve(CORE_FORM, settings={}))
+        self._support: dict[str, str] = {}  # of the listed tools, in 2025-11-25
+        self._notices: dict[str, _LatestState] = {}  # of the tasks that a call waits for
+        self.around("tools/call")(self._around_call)
+        self.around("tools/list")(self._around_list)
+        for form in (CORE_TASKS, EXTENSION_TASKS):
+            self.notification(form.status_notification)(self._noticed)
+
+    def _noticed(self, params: dict[str, Any]) -> None:
+        notice = self._notices.get(str(params.get("taskId")))
+        if notice is not None:
+            notice.state = read_task(params)
+            notice.came.set()
+
+    async def _around_list(self, call: ExtensionCall, call_next: CallNextRequest) -> JsonObject:
+        """Remember which tools run as tasks (task-05, task-08)."""
+        result = await call_next()
+        tools = result.get("tools")
+        for tool in tools if isinstance(tools, list) else ():
+            execution = tool.get("execution") if isinstance(tool, dict) else None
+            support = execution.get("taskSupport") if isinstance(execution, dict) else None
+            if isinstance(tool, dict) and len(self._support) < _TOOLS:
+                self._support[str(tool.get("name"))] = support if isinstance(support, str) else "forbidden"
+        return result
+
+    async def _around_call(self, call: ExtensionCall, call_next: CallNextRequest) -> JsonObject:
+        starting, form = _starting.get(), _form(call.terms)
+        params: Mapping[str, Json] = call.params
+        if form is CORE_TASKS and await self._asks_for_task(call, starting is not None):
+            params = {**params, "task": {} if starting is None or starting[0] is None else {"ttl": starting[0]}}
+        result = await call_next(params)
+        state = read_created(result)
+        if state is None or starting is not None:
+            return result
+        waiting = _Waiting(self, call.client, form, state.id, call.request, call.answer)
+        return await waiting.drive(state, cancels=True)
+
+    async def _asks_for_task(self, call: ExtensionCall, wanted: bool) -> bool:
+        """Whether a call asks for a task: if its tool needs one, or the caller wants one and the tool can have one."""
+        if not declares(call.terms.capabilities, ("tasks", "requests", "tools", "call")):  # task-02, task-04
+            return False
+        name = str(call.params.get("name"))
+        if name not in self._support:
+            await call.client.list_tools()
+        support = self._support.setdefault(name, "forbidden")
+        return support == "required" or (wanted and support == "optional")
+
+    async def start(
+        self, client: Client, name: str, arguments: JsonObject, ttl: float | None, options: RequestOptions
+    ) -> ClientTask:
+        """Call a tool, and return its task; if the server has answered at once, a task that has ended."""
+        token = _starting.set((None if ttl is None else int(ttl * 1000),))
+        try:
+            result = await client.request("tools/call", {"name": name, "arguments": arguments}, **options)
+        finally:
+            _starting.reset(token)
+        state = read_created(result)
+        if state is None:
+            return ClientTask(self, client, TaskState("", TaskStatus.COMPLETED, result=result))
+        return ClientTask(self, client, state)
+
+    def open(self, client: Client, id: str) -> ClientTask:
+        """Return the handle of a task."""
+        return ClientTask(self, client, TaskState(id, TaskStatus.WORKING))
+
+
+def _form(terms: Terms) -> TaskForm:
+    return CORE_TASKS if terms.revision.handshake else EXTENSION_TASKS
+
+
+@attrs.define(eq=False)
+class _LatestState:
+    """The latest state that a notification brought."""
+
+    users: int = 0
+    state: TaskState | None = None
+    came: trio.Event = attrs.field(factory=trio.Event)
+
+    def take(self) -> TaskState | None:
+        state, self.state, self.came = self.state, None, trio.Event()
+        return state
+
+
+@attrs.define(eq=False)
+class _Waiting:
+    """A call or a handle that waits for a task."""
+
+    tasks: ClientTasks
+    client: Client
+    form: TaskForm
+    id: str
+    request: Callable[[str, JsonObject], Awaitable[JsonObject]]
+    answer: Callable[[Sequence[Question]], Awaitable[Mapping[str, JsonObject]]]
+    failures: int = 0
+
+    async def get(self) -> TaskState:
+        """Poll.  A server that is away is asked again a few times, because it may be starting again."""
+        while True:
+            try:
+                state = read_task(await self.request("tasks/get", {"taskId": self.id}))
+            except (SessionClosed, ConnectionFailed):
+                self.failures += 1
+                if self.failures == _FAILURES or self.client.closed:
+                    raise
+                await trio.sleep(1)
+            else:
+                self.failures = 0
+                return state
+
+    async def drive(self, state: TaskState, *, cancels: bool) -> JsonObject:
+        """Wait for the end of the task, and return the result of the call.  Raises as the call would have."""
+        try:
+            async with aclosing(self.states(state)) as states:
+                async for each in states:
+                    state = each
+                    if self.form is CORE_TASKS and state.status is TaskStatus.INPUT_REQUIRED:
+                        break  # task-27: the questions come on the stream of tasks/result
+            return await self._outcome(state)
+        except (trio.Cancelled, trio.TooSlowError, InputUnavailable):
+            if cancels:  # cancel-09, xtask-34: never by notifications/cancelled
+                with trio.CancelScope(deadline=trio.current_time() + _CANCELLING, shield=True):
+                    await self._cancel_quietly()
+            raise
+
+    async def _cancel_quietly(self) -> None:
+        try:
+            await self.client.request("tasks/cancel", {"taskId": self.id})
+        except McpError:
+            return  # it has ended, or the server is away
+
+    async def states(self, state: TaskState) -> AsyncGenerator[TaskState, None]:
+        """Each state of the task that differs from the last, until it has ended; questions are answered meanwhile."""
+        asked: set[str] = set()
+        notice = self.tasks._notices.setdefault(self.id, _LatestState())
+        notice.users += 1
+        try:
+            async with AsyncExitStack() as stack:
+                listening = False
+                yield state
+                while not state.terminal:
+                    new = [each for each in state.questions if each.key not in asked]  # xtask-27
+                    if new:
+                        asked |= {each.key for each in new}
+                        answers = await self.answer(new)
+                        await self.request("tasks/update", {"taskId": self.id, "inputResponses": dict(answers)})
+                    else:
+                        with trio.move_on_after(_LISTENING if listening else poll_seconds(state)):
+                            await notice.came.wait()
+                        listening = listening or await self._listen(stack)
+                    following = notice.take() or await self.get()
+                    if following != state:
+                        state = following
+                        yield state
+        finally:
+            notice.users -= 1
+            if not notice.users:
+                self.tasks._notices.pop(self.id, None)
+
+    async def _listen(self, stack: AsyncExitStack) -> bool:
+        """Ask for notices of the task, where the server has them; else polls go on."""
+        if self.form is CORE_TASKS:
+            return False  # task-16: they come by themselves or not at all
+        try:
+            await stack.enter_async_context(self.client.listen(filters={"taskIds": [self.id]}))
+        except McpError:
+            return False
+        return True
+
+    async def _outcome(self, state: TaskState) -> JsonObject:
+        if state.status is TaskStatus.CANCELLED:
+            raise TaskCancelled(f"the task {shown(self.id)} was cancelled: {state.message or 'no reason was given'}")
+        if self.form is CORE_TASKS:
+            return await self.request("tasks/result", {"taskId": self.id})
+        if state.error is not None:
+            raise state.error
+        if state.result is None:
+            raise RemoteProtocolError(f"the task {shown(self.id)} is {state.status.value}, but has no result")
+        return state.result
+
+
+class ClientTask:
+    """A handle of a task, made by `Client.start_task` or `Client.open_task`.
+
+    Iterate over it to see its states: ``async for state in task``.  It can be awaited in another process: keep the
+    `id`, and open it there.  The methods raise `RequestError` (-32602) if the server does not have the task any more.
+    """
+
+    def __init__(self, tasks: ClientTasks, client: Client, state: TaskState) -> None:
+        self._tasks = tasks
+        self._client = client
+        self.state = state
+        """The latest known state."""
+
+    @property
+    def id(self) -> str:
+        """The id of the task; empty if the server has answered the call at once, without a task."""
+        return self.state.id
+
+    def _waiting(self) -> _Waiting:
+        client = self._client
+
+        async def request(method: str, params: JsonObject) -> JsonObject:
+            return await client.request(method, params)
+
+        async def answer(questions: Sequence[Question]) -> Mapping[str, JsonObject]:
+            return await client._answering.answer_all(
+                questions, client._terms, lambda key, why: InputUnavailable("tasks/get", key, why)
+            )
+
+        return _Waiting(self._tasks, client, _form(client._terms), self.id, request, answer)
+
+    async def status(self) -> TaskState:
+        """Ask the server for the state of the task."""
+        if self.id:
+            self.state = await self._waiting().get()
+        else:
+            await trio.lowlevel.checkpoint()
+        return self.state
+
+    async def result(self) -> CallToolResult:
+        """Wait for the end of the task, and return its result; the callbacks of the client answer questions.
+
+        Raises `RequestError` if the call failed with an error, and `TaskCancelled`.  If this is cancelled, only the
+        waiting ends.
+        """
+        if self.id:
+            raw = await self._waiting().drive(await self.status(), cancels=False)
+        else:
+            await trio.lowlevel.checkpoint()
+            raw = self.state.result or {}
+        return from_json(CallToolResult, raw)
+
+    async def cancel(self) -> None:
+        """Cancel the task.  It may still end in another way, if it was about to."""
+        if not self.id:
+            raise UsageError("there is no task to cancel: the server has answered the call at once")
+        await self._client.request("tasks/cancel", {"taskId": self.id})
+
+    async def answer(self, responses: Mapping[str, Mapping[str, Json]]) -> None:
+        """Answer questions of `state.questions` by their keys, instead of the callbacks (2026-07-28)."""
+        responses_as_json = {key: dict(each) for key, each in responses.items()}
+        await self._client.request("tasks/update", {"taskId": self.id, "inputResponses": responses_as_json})
+
+    async def __aiter__(self) -> AsyncIterator[TaskState]:
+        """The states of the task until its end.  Questions are left to `answer` or `result`."""
+        waiting = self._waiting()
+        state = await self.status()
+        yield state
+        while not state.terminal:
+            await trio.sleep(poll_seconds(state))
+            following = await waiting.get()
+            if following != state:
+                state = self.state = following
+                yield state

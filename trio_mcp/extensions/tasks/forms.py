@@ -1,0 +1,36 @@
+"""What the two forms of tasks add to the protocol, for both roles."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from trio_mcp.core.extensions import Extension, ExtensionMethod
+from trio_mcp.core.revisions import REVISIONS, Role
+from trio_mcp.core.tasks import CORE_TASKS, EXTENSION_TASKS, TASKS_EXTENSION
+
+__all__ = ["CORE_FORM", "EXTENSION_FORM"]
+
+_CLIENT, _SERVER = Role.CLIENT, Role.SERVER
+
+# xtask-50, xtask-52.  xtask-40: Mcp-Name is the id of the task.
+EXTENSION_FORM: Final = Extension(
+    TASKS_EXTENSION,
+    methods=[
+        *(ExtensionMethod(f"tasks/{name}", _CLIENT, mcp_name="taskId") for name in ("get", "update", "cancel")),
+        ExtensionMethod(EXTENSION_TASKS.status_notification, _SERVER, notification=True, subscribed=True),
+    ],
+    result_types={"tools/call": ["task"]},
+    revisions=[name for name, revision in REVISIONS.items() if not revision.handshake],
+)
+
+# task-01, task-66: what a server declares.
+CORE_FORM: Final = Extension(
+    TASKS_EXTENSION,
+    {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}},
+    methods=[
+        *(ExtensionMethod(f"tasks/{name}", _CLIENT) for name in ("get", "result", "list", "cancel")),
+        ExtensionMethod(CORE_TASKS.status_notification, _SERVER, notification=True),
+    ],
+    revisions=[CORE_TASKS.name],
+    capability="tasks",
+)
