@@ -18,6 +18,7 @@ from trio_mcp.core import (
     MISSING_CLIENT_CAPABILITY,
     REVISIONS,
     Answered,
+    ByteBudget,
     Call,
     ClientProtocol,
     Error,
@@ -25,6 +26,7 @@ from trio_mcp.core import (
     ExtensionMethod,
     Extensions,
     JsonObject,
+    Limits,
     NotDeclared,
     Notice,
     Notification,
@@ -459,6 +461,24 @@ def test_a_client_accepts_the_result_types_that_both_sides_declare(declares: boo
     else:
         with pytest.raises(RemoteProtocolError):
             rounds.receive({"resultType": "later"})
+
+
+# Progress of a request that is answered.
+
+
+def test_progress_may_follow_the_answer() -> None:
+    pair = joined(REVISIONS["2025-11-25"])
+    assert pair.server.progress_later("p", 1, 2, "half")
+    (note,) = drain(pair.server)
+    assert note == Notification(
+        "notifications/progress", {"progressToken": "p", "progress": 1, "total": 2, "message": "half"}
+    )
+    budget = ByteBudget(Limits(bytes_each=100_000))
+    pair.server.account = budget.account("holder")
+    assert pair.server.progress_later("p", 2, None, "x" * 30_000)
+    assert not pair.server.progress_later("p", 3, None, "x" * 30_000)
+    pair.server.connection_lost()
+    assert not pair.server.progress_later("p", 4, None, None)
 
 
 # HTTP.

@@ -48,9 +48,8 @@ def _read(shape: Shape, given: JsonObject, where: str) -> Any:
     known = shape.schema.get("properties", {}) if closed else given.keys() - _OF_THE_PROTOCOL
     value = {key: each for key, each in given.items() if key in known}
     if not shape.fits(value):
-        problems = compile_schema(shape.schema).errors(value)
-        if problems:
-            raise RemoteProtocolError("; ".join(f"{where}{each.path}: {each.message}" for each in problems))
+        problems = [f"{where}{each.path}: {each.message}" for each in compile_schema(shape.schema).errors(value)]
+        raise RemoteProtocolError("; ".join(problems) or f"{where}: unexpected value")
     try:
         return value if shape.read is None else shape.read(value)
     except Unreadable as error:
