@@ -498,4 +498,4 @@ def test_the_name_header_repeats_the_parameter_of_the_extension() -> None:
 
     assert fault(dict(sent)) is None
     assert fault({**dict(sent), "Mcp-Name": "sun"}) == "the Mcp-Name header says 'sun', params.target is 'moon'"
-    assert fault({"Mcp-Method": PING}) == "the Mcp-Name header is missing; it repeats params.target, 'moon'"
+    assert fault({"Mcp-Method": PING}) is None  # an intermediary misses it, and this server does not need it

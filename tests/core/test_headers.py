@@ -276,13 +276,18 @@ def test_a_session_id_is_visible_ascii() -> None:
 # Standard headers.
 
 
-@req("http-74", "http-75", "draft-06")
+@req("http-74", "http-75", "draft-06", "xtask-40")
 @pytest.mark.parametrize(("method", "source"), NAMED_BY.items())
 def test_method_and_name_repeat_the_body(method: str, source: str) -> None:
     message = Request(1, method, {source: "größe"})
     fields = standard_headers(message)
     assert fields == (("Mcp-Method", method), ("Mcp-Name", "=?base64?Z3LDtsOfZQ==?="))
     assert standard_fault(Headers(fields), message, required=True) is None
+
+
+def test_a_name_may_be_missing_where_only_an_intermediary_needs_it() -> None:
+    fields = Headers([("Mcp-Method", "tasks/get")])
+    assert standard_fault(fields, Request(1, "tasks/get", {"taskId": "x"}), required=True) is None
 
 
 def test_other_messages_have_a_method_only() -> None:
