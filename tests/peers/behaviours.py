@@ -31,7 +31,6 @@ elicitation        ``test_elicitation`` of "Which?", accepted with ``{"response"
 roots              ``interop_roots``, of file:///srv/a (named "a") and file:///srv/b: the text of the result
 1 MB               ``interop_echo`` of `LARGE` text: whether it came back the same
 20 at once         20 of ``interop_echo`` with delay_ms 200: how many came back the same
-tasks              not looked at yet: ``interop_task`` of 2 steps, called as a task: the text of its result
 end                closes; told after that: ``"clean"``.  If a server on stdio has not ended with status 0 then,
                    the visit adds that: ``"clean, but the server ended with SIGTERM"``; so it does, over HTTP, with what
                    goes on there when the client has gone: ``"clean, but the server was left with 2 listeners"``
@@ -43,8 +42,6 @@ end                closes; told after that: ``"clean"``.  If a server on stdio h
 from __future__ import annotations
 
 from typing import Any
-
-from tests.peers.interop import NOTHING
 
 __all__ = ["ABSENT", "LISTS", "PAGE_SIZE", "Holding", "seen_in"]
 
@@ -114,26 +111,23 @@ TABLE: dict[str, Any] = {
     "roots": "file:///srv/a,file:///srv/b",
     "1 MB": True,
     "20 at once": 20,
-    "tasks": "task done 2",
     "end": "clean",
 }
 # What some revisions do not have: the server then does what is next to it, or says so.
 ABSENT = {
-    "2024-11-05": {"structured", "elicitation", "tasks"},
-    "2025-03-26": {"structured", "elicitation", "tasks"},
-    "2025-06-18": {"tasks"},
+    "2024-11-05": {"structured", "elicitation"},
+    "2025-03-26": {"structured", "elicitation"},
 }
 # What some revisions have otherwise.
 OLD = {
     "structured": [None, SUM],
     "bad arguments": -32602,
     "completion": [["alpha", "alphabet"], [], ["1", "12"]],
-    "tasks": NOTHING,
 }
 OTHERWISE: dict[str, dict[str, Any]] = {
     "2024-11-05": {**OLD, "elicitation": Holding("elicitation/create does not exist in 2024-11-05")},
     "2025-03-26": {**OLD, "elicitation": Holding("elicitation/create does not exist in 2025-03-26")},
-    "2025-06-18": {"bad arguments": -32602, "tasks": NOTHING},
+    "2025-06-18": {"bad arguments": -32602},
     "2025-11-25": {},
     "2026-07-28": {"unknown resource": -32602},
 }

@@ -131,6 +131,7 @@ PEERS = {
             (),
         ),
         Peer("fastmcp-4.1.2", ("fastmcp==4.1.2", "mcp==2.3.0"), "server_fastmcp4.py", ()),
+        Peer("fastmcp-tasks-4.1.2", ("fastmcp[tasks]==4.1.2", "mcp==2.3.0"), "tasks_fastmcp4.py", ()),
     )
 }
 
@@ -142,6 +143,7 @@ NEWEST = {
     "typescript-2.4.0",
     "fastmcp-4.1.2",
     "fastmcp-4.1.8",
+    "fastmcp-tasks-4.1.2",
     "inspector-2.12.0",
     "chromium-typescript-2.4.0",
     "mcp-remote-0.15.1",

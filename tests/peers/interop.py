@@ -38,6 +38,8 @@ __all__ = [
     "NOTHING",
     "OUR_CLIENT",
     "OUR_SERVER",
+    "TASKS_OF_OTHERS",
+    "TASKS_OF_OURS",
     "WAYS",
     "Gap",
     "Pair",
@@ -83,7 +85,6 @@ BEHAVIOURS = (
     "roots",
     "1 MB",
     "20 at once",
-    "tasks",
     "end",
 )
 
@@ -162,6 +163,9 @@ class Side:
 
 OUR_SERVER = Side("Clients of others at our server")
 OUR_CLIENT = Side("Our client at servers of others")
+TASKS_OF_OURS = Side("Clients of others at the tasks of our server")
+TASKS_OF_OTHERS = Side("Our client at the tasks of servers of others")
+SIDES = (OUR_SERVER, OUR_CLIENT, TASKS_OF_OURS, TASKS_OF_OTHERS)
 
 
 # The file.  It is read back, to keep the rows of those who were not visited this time.
@@ -188,7 +192,7 @@ def merged(text: str, sides: Sequence[Side]) -> str:
     return HEAD + "".join(f"\n## {title}\n\n{sections[title].strip()}\n" for title in titles)
 
 
-def write_file(sides: Sequence[Side] = (OUR_SERVER, OUR_CLIENT), file: Path = FILE) -> None:
+def write_file(sides: Sequence[Side] = SIDES, file: Path = FILE) -> None:
     """Put what this run has recorded into the file; one process at a time."""
     if not any(side.recorded for side in sides):
         return

@@ -15,7 +15,7 @@ import pytest
 from tests.peers import python_gaps, typescript_gaps
 from tests.peers.behaviours import ABSENT, PAGE_SIZE, seen_in
 from tests.peers.installed import LEFT_OUT, PEERS, needs, tool, visits
-from tests.peers.interop import BEHAVIOURS, FILE, NOTHING, OUR_SERVER, Gap, shortcomings
+from tests.peers.interop import BEHAVIOURS, FILE, OUR_SERVER, Gap, shortcomings
 from tests.peers.visits import Visit, visited
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the first visit installs the client
@@ -33,7 +33,6 @@ HANDSHAKE = {
 ONE_PAGE = {"python-1.0.0"}  # who cannot turn them
 # Around clients that are visited by themselves, too.
 AROUND = {"inspector-2.12.0", "chromium-typescript-1.32.2", "chromium-typescript-2.4.0", "mcp-remote-0.15.1"}
-NOT_BUILT = {"tasks": Gap(NOTHING, "tasks are not built yet", "ours")}
 
 OUR_SERVER.holds(VISITS, BEHAVIOURS, LEFT_OUT)
 
@@ -43,8 +42,7 @@ def revision_of(peer: str, way: str) -> str:
 
 
 def gaps_of(peer: str, way: str) -> dict[str, Gap]:
-    ours = {} if "tasks" in ABSENT.get(revision_of(peer, way), ()) else NOT_BUILT
-    return {**ours, **GAPS.get((peer, way), {})}
+    return dict(GAPS.get((peer, way), {}))
 
 
 def check(visit: Visit, wrong: Mapping[str, str]) -> None:

@@ -21,7 +21,7 @@ import trio
 from tests.fixtures.everything_server import make_server
 from tests.peers.behaviours import ABSENT, PAGE_SIZE, seen_in
 from tests.peers.installed import LEGACY, MODERN, PEERS, PROGRAMS, Peer, needs, node, npm, visits
-from tests.peers.interop import BEHAVIOURS, FILE, NOTHING, OUR_CLIENT, Gap, Pair, expected, shortcomings
+from tests.peers.interop import BEHAVIOURS, FILE, OUR_CLIENT, Gap, Pair, expected, shortcomings
 from tests.peers.listening import listening
 from tests.peers.looking import TOO_LATE, visiting
 from tests.peers.server_gaps import GAPS, LISTED
@@ -34,7 +34,6 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the first visit ins
 
 PATIENCE = 300.0  # seconds for all of one visit, on a busy machine
 PATHS = {"session": "/mcp", "modern": "/mcp", "sse": "/sse", "ws": "/ws"}
-NOT_BUILT = {"tasks": Gap(NOTHING, "tasks are not built yet", "ours")}
 A, B, C, D, E = REVISIONS
 
 
@@ -92,8 +91,7 @@ def table_of(pair: Pair) -> dict[str, Any]:
 
 
 def gaps_of(pair: Pair) -> dict[str, Gap]:
-    ours = {} if "tasks" in ABSENT.get(revision_of(pair), ()) else NOT_BUILT
-    return {**ours, **GAPS.get(pair, {})}
+    return dict(GAPS.get(pair, {}))
 
 
 def witnessed(ended: Path, command: Sequence[str]) -> list[str]:
@@ -179,4 +177,4 @@ async def test_our_client_sees_everything_at_our_own_server(way: str, revision: 
     async with our_own(way, tmp_path) as target, visiting(target, revision=revision) as visitor:
         seen = await visitor.look(table)
         assert visitor.client.deviations == ()
-    assert shortcomings({**seen, "end": "clean"}, {**table, "tasks": NOTHING}, {}) == {}
+    assert shortcomings({**seen, "end": "clean"}, table, {}) == {}

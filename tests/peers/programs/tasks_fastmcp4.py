@@ -1,4 +1,4 @@
-"""Tasks of FastMCP 4: ``tasks_fastmcp4.py serve`` on stdio, or ``tasks_fastmcp4.py visit COMMAND ...``.
+"""Tasks of FastMCP 4: ``tasks_fastmcp4.py serve`` on stdio, or ``tasks_fastmcp4.py visit URL`` or ``... COMMAND ...``.
 
 The visit prints one JSON object: what came of each tool that runs as a task.
 """
@@ -57,7 +57,8 @@ async def text_of(call: Awaitable[Any]) -> Any:
 
 async def visit(command: list[str]) -> dict[str, Any]:
     seen: dict[str, Any] = {}
-    async with Client(StdioTransport(command[0], command[1:]), elicitation_handler=accepts) as client:
+    where: Any = StdioTransport(command[0], command[1:]) if command[1:] else command[0]
+    async with Client(where, elicitation_handler=accepts) as client:
         seen["greet"] = await text_of(client.call_tool("greet", {"name": "Ada"}))
         seen["slow"] = await text_of(client.call_tool("slow_compute", {"seconds": 0.1, "label": "sum"}))
         seen["confirm"] = await text_of(client.call_tool("confirm_delete", {"filename": "a.txt"}))

@@ -1,4 +1,5 @@
-"""Tasks of the official Python SDK 1: ``tasks_python1.py serve`` on stdio, or ``tasks_python1.py visit COMMAND ...``.
+"""Tasks of the official Python SDK 1: ``tasks_python1.py serve`` on stdio, or ``tasks_python1.py visit URL`` or
+``... COMMAND ...``.
 
 The visit prints one JSON object: what came of each tool that runs as a task.
 """
@@ -11,6 +12,7 @@ from typing import Any
 
 from mcp import ClientSession, StdioServerParameters, stdio_client, types
 from mcp.client.experimental.task_handlers import ExperimentalTaskHandlers
+from mcp.client.streamable_http import streamablehttp_client
 from mcp.server.experimental.task_context import ServerTaskContext
 from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.stdio import stdio_server
@@ -105,7 +107,7 @@ class Kept:
         )
 
 
-async def run(session: ClientSession, name: str, given: dict[str, Any]) -> list[Any]:
+async def run(session: ClientSession, seen: dict[str, Any], name: str, given: dict[str, Any]) -> list[Any]:
     """Start a tool as a task, look until it has ended or asks, and take its result."""
     tasks = session.experimental
     made = await tasks.call_tool_as_task(name, given)
@@ -117,8 +119,9 @@ async def run(session: ClientSession, name: str, given: dict[str, Any]) -> list[
     result = await tasks.get_task_result(made.task.taskId, CallToolResult)
     last = await tasks.get_task(made.task.taskId)
     meta = (result.meta or {}).get("io.modelcontextprotocol/related-task", {})
-    same = meta.get("taskId") == made.task.taskId
-    return [states[0], last.status, result.isError, result.content[0].text, same]  # type: ignore[union-attr]
+    seen["related"] = meta.get("taskId") == made.task.taskId
+    seen["asked"] = seen.get("asked", False) or "input_required" in states
+    return [states[0], last.status, result.isError, result.content[0].text]  # type: ignore[union-attr]
 
 
 async def visit(command: list[str]) -> dict[str, Any]:
@@ -126,10 +129,8 @@ async def visit(command: list[str]) -> dict[str, Any]:
     where = StdioServerParameters(command=command[0], args=command[1:])
     kept = Kept()
     async with (
-        stdio_client(where) as (incoming, outgoing),
-        ClientSession(
-            incoming, outgoing, elicitation_callback=accepts, experimental_task_handlers=kept.handlers
-        ) as session,
+        stdio_client(where) if command[1:] else streamablehttp_client(command[0]) as streams,
+        ClientSession(*streams[:2], elicitation_callback=accepts, experimental_task_handlers=kept.handlers) as session,
     ):
         opened = await session.initialize()
         assert opened.capabilities.tasks is not None
@@ -140,9 +141,9 @@ async def visit(command: list[str]) -> dict[str, Any]:
             if tool.execution and tool.name in TOOLS and tool.name != "greet"
         }
         seen["greet"] = (await session.call_tool("greet", {"name": "Ada"})).content[0].text  # type: ignore[union-attr]
-        seen["slow"] = await run(session, "slow_compute", {"seconds": 0.1, "label": "sum"})
-        seen["confirm"] = await run(session, "confirm_delete", {"filename": "a.txt"})
-        seen["failing"] = await run(session, "failing_job", {})
+        seen["slow"] = await run(session, seen, "slow_compute", {"seconds": 0.1, "label": "sum"})
+        seen["confirm"] = await run(session, seen, "confirm_delete", {"filename": "a.txt"})
+        seen["failing"] = await run(session, seen, "failing_job", {})
         for name, wrong in (("plain_required", "failing_job"), ("task_forbidden", "greet")):
             try:
                 if name == "task_forbidden":

@@ -1,8 +1,9 @@
-// Tasks of the official TypeScript SDK 1.x: tasks_typescript1.mjs serve, on stdio, or tasks_typescript1.mjs visit COMMAND ...
+// Tasks of the official TypeScript SDK 1.x: tasks_typescript1.mjs serve, on stdio, or tasks_typescript1.mjs visit URL or COMMAND ...
 // The visit prints one JSON object: what came of each tool that runs as a task.
 
 import { Client } from "@modelcontextprotocol/sdk/client/index.js";
 import { StdioClientTransport } from "@modelcontextprotocol/sdk/client/stdio.js";
+import { StreamableHTTPClientTransport } from "@modelcontextprotocol/sdk/client/streamableHttp.js";
 import { InMemoryTaskMessageQueue, InMemoryTaskStore } from "@modelcontextprotocol/sdk/experimental/tasks";
 import { McpServer } from "@modelcontextprotocol/sdk/server/mcp.js";
 import { StdioServerTransport } from "@modelcontextprotocol/sdk/server/stdio.js";
@@ -60,7 +61,8 @@ async function visit() {
   const capabilities = { elicitation: {} };
   const client = new Client({ name: "tasks", version: "1" }, { capabilities });
   client.setRequestHandler(ElicitRequestSchema, async () => ({ action: "accept", content: { confirm: true } }));
-  await client.connect(new StdioClientTransport({ command: command[0], args: command.slice(1), stderr: "inherit" }));
+  const byPipe = () => new StdioClientTransport({ command: command[0], args: command.slice(1), stderr: "inherit" });
+  await client.connect(command.length > 1 ? byPipe() : new StreamableHTTPClientTransport(new URL(command[0])));
   const tasks = client.experimental.tasks;
   const seen = { capability: client.getServerCapabilities().tasks };
   const { tools } = await client.listTools();
@@ -71,16 +73,26 @@ async function visit() {
   seen.greet = (await client.callTool({ name: "greet", arguments: { name: "Ada" } })).content[0].text;
   const run = async (name, given) => {
     const states = [];
+    let id, result;
     for await (const message of tasks.callToolStream({ name, arguments: given }, CallToolResultSchema, { task: {} })) {
-      if (message.type === "taskCreated") states.push(message.task.status);
-      else if (message.type === "taskStatus" && states.at(-1) !== message.task.status) states.push(message.task.status);
-      else if (message.type === "result") return [...states, Boolean(message.result.isError), message.result.content[0].text];
-      else if (message.type === "error") return [...states, message.error.message];
+      if (message.task) {
+        id = message.task.taskId;
+        states.push(message.task.status);
+      }
+      result = message.result;
     }
+    result ??= await tasks.getTaskResult(id, CallToolResultSchema); // of a task that has failed it is not told
+    seen.related = result._meta?.["io.modelcontextprotocol/related-task"]?.taskId === id;
+    seen.asked ||= states.includes("input_required");
+    return [states[0], (await tasks.getTask(id)).status, Boolean(result.isError), result.content[0].text];
   };
+  const refused = (call) => call.then(() => "a result", (error) => error.code);
   seen.slow = await run("slow_compute", { seconds: 0.1, label: "sum" });
   seen.confirm = await run("confirm_delete", { filename: "a.txt" });
   seen.failing = await run("failing_job", {});
+  seen.plain_required = await refused(client.callTool({ name: "failing_job", arguments: {} }));
+  const greet = { name: "greet", arguments: { name: "Ada" } };
+  seen.task_forbidden = await refused(client.callTool(greet, CallToolResultSchema, { task: {} }));
   for await (const message of tasks.callToolStream(
     { name: "slow_compute", arguments: { seconds: 60, label: "long" } }, CallToolResultSchema, { task: {} },
   )) {
@@ -88,10 +100,10 @@ async function visit() {
     const { taskId } = message.task;
     seen.listed = (await tasks.listTasks()).tasks.some((each) => each.taskId === taskId);
     seen.cancelled = (await tasks.cancelTask(taskId)).status;
-    seen.cancelled_twice = await tasks.cancelTask(taskId).then((each) => each.status, (error) => error.code);
+    seen.cancelled_twice = await refused(tasks.cancelTask(taskId));
     break;
   }
-  seen.unknown = await tasks.getTask("unknown").then((each) => each.status, (error) => error.code);
+  seen.unknown = await refused(tasks.getTask("unknown"));
   console.log(JSON.stringify(seen));
   await client.close();
 }
