@@ -475,8 +475,8 @@ def test_progress_may_follow_the_answer() -> None:
     )
     budget = ByteBudget(Limits(bytes_each=100_000))
     pair.server.account = budget.account("holder")
-    assert pair.server.progress_later("p", 2, None, "x" * 30_000)
-    assert not pair.server.progress_later("p", 3, None, "x" * 30_000)
+    assert pair.server.progress_later("p", 2, None, "x" * 80_000)
+    assert not pair.server.progress_later("p", 3, None, "x" * 80_000)
     pair.server.connection_lost()
     assert not pair.server.progress_later("p", 4, None, None)
 
