@@ -44,6 +44,8 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "complete": CommandEntry("explore", "complete an argument of a prompt or of a resource template"),
     "listen": CommandEntry("explore", "show changes of lists and resources as they come"),
     "ping": CommandEntry("explore", "measure round trips"),
+    "install": CommandEntry("install", "write a server into the configuration of a host"),
+    "hosts": CommandEntry("hosts", "show the hosts of this machine and their servers"),
 }
 
 _USAGE = "usage: trio-mcp COMMAND [TARGET] [options] [-- SERVER COMMAND ...]"

@@ -13,8 +13,6 @@ A child process gets few variables of the environment, as in hosts; `--env` adds
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import re
 import signal
 import sys
@@ -26,6 +24,7 @@ from typing import Any, Unpack
 import attrs
 import trio
 
+from trio_mcp.cli.hosts import configured_entries
 from trio_mcp.client.client import Client, open_client
 from trio_mcp.client.options import ClientOptions
 from trio_mcp.client.session import HandshakeError
@@ -86,7 +85,7 @@ def target_of(arguments: argparse.Namespace) -> ServerTarget:
         return ServerTarget(command, env, headers)
     if _URL.match(given):
         return ServerTarget(given, env, headers)
-    configured = dict(_configured(arguments.config))
+    configured = _configured(arguments.config)
     if given in configured:
         found = configured[given]
         return attrs.evolve(found, env={**found.env, **env}, headers={**found.headers, **headers})
@@ -106,39 +105,14 @@ def _pair(text: str, sign: str, form: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def _files() -> Iterator[Path]:
-    """The configuration files of hosts, in the order of search: those of the folder first."""
-    home = Path.home()
-    config = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
-    yield from (Path(".mcp.json"), Path(".cursor/mcp.json"), Path(".vscode/mcp.json"), Path(".gemini/settings.json"))
-    yield home / ".claude.json"
-    yield home / ".cursor" / "mcp.json"
-    yield home / ".gemini" / "settings.json"
-    yield home / "Library" / "Application Support" / "Claude" / "claude_desktop_config.json"
-    yield config / "Claude" / "claude_desktop_config.json"
-    yield config / "Code" / "User" / "mcp.json"
-
-
-def _configured(file: str | None) -> Iterator[tuple[str, ServerTarget]]:
-    """The servers of one file, or of all files of hosts that exist; an entry that comes first wins."""
-    seen: set[str] = set()
-    for path in [Path(file)] if file else _files():
-        try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            if file:
-                raise UsageError(f"there is no file {file}") from None
-            continue
-        except (OSError, ValueError) as error:
-            if file:
-                raise UsageError(f"{path} cannot be read: {error}") from None
-            continue
-        servers = document.get("mcpServers", document.get("servers")) if isinstance(document, dict) else None
-        for name, entry in servers.items() if isinstance(servers, dict) else ():
-            target = _entry(entry)
-            if target is not None and name not in seen:
-                seen.add(name)
-                yield name, target
+def _configured(file: str | None) -> dict[str, ServerTarget]:
+    """The servers of one file, or of all files of hosts; an entry that comes first wins."""
+    found: dict[str, ServerTarget] = {}
+    for name, entry in configured_entries(file):
+        target = _entry(entry)
+        if target is not None:
+            found.setdefault(name, target)
+    return found
 
 
 def _entry(entry: Any) -> ServerTarget | None:
@@ -146,12 +120,16 @@ def _entry(entry: Any) -> ServerTarget | None:
     if not isinstance(entry, dict):
         return None
     command, args, url = entry.get("command"), entry.get("args", []), entry.get("url", entry.get("httpUrl"))
-    env, headers = entry.get("env", {}), entry.get("headers", {})
+    env, headers = (_strings(entry.get(name)) for name in ("env", "headers"))
     if isinstance(command, str) and isinstance(args, list):
-        return ServerTarget([command, *map(str, args)], {str(name): str(value) for name, value in env.items()})
+        return ServerTarget([command, *map(str, args)], env)
     if isinstance(url, str):
-        return ServerTarget(url, headers={str(name): str(value) for name, value in headers.items()})
+        return ServerTarget(url, headers={**headers, **_strings(entry.get("http_headers"))})
     return None
+
+
+def _strings(values: Any) -> dict[str, str]:
+    return {str(name): str(value) for name, value in values.items()} if isinstance(values, dict) else {}
 
 
 @asynccontextmanager
