@@ -222,6 +222,18 @@ def test_each_example_is_run_by_a_test() -> None:
         assert re.search(rf"\b{stem}\.py|\"{stem}\"|import {stem}\b", tests), stem
 
 
+def test_a_report_outlives_its_client(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", "-X", "dev", str(EXAMPLES / "long_report.py")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines() == [
+        "begun: working",
+        "asked: How shall it end?",
+        "result: Chapter 1. Chapter 2. Chapter 3. A cheerful ending.",
+    ]
+    assert done.stderr == ""
+    assert (tmp_path / "reports.db").exists()
+
+
 # A client without an event loop.
 
 PEER = """

@@ -504,7 +504,16 @@ async def requests_of_extensions(revision: str) -> None:
         assert (await client.request("com.example/ping", {"back": True}))["answered"] == 1
 
 
-@tries("Tasks")
+@tries("Tasks, of calls of tools")
 async def tasks(revision: str) -> None:
-    async with at(revision) as pair:
-        await pair.client.request("tasks/get", {"taskId": "1"})
+    server = Server("tasks")
+
+    @server.tool(task="required")
+    async def work() -> str:
+        return "worked"
+
+    async with open_client(server, revision=revision, tasks=True) as client:
+        assert await client.call_tool("work", returns=str) == "worked"
+        task = await client.start_task("work")
+        assert task.id
+        assert (await task.result()).content

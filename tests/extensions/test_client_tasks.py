@@ -87,6 +87,7 @@ async def test_questions_are_answered_by_the_callbacks(revision: str, autojump_c
         task = await client.start_task("two")
         assert text(await task.result()) == "First? and Second?"
         assert sorted(user.asked) == ["First?", "Second?"]
+        assert await task.value(str) == "First? and Second?"
         assert text(await task.result()) == "First? and Second?"  # as often as it is wanted
 
 

@@ -679,3 +679,4 @@ async def test_the_code_of_the_page_runs(
         await wire.call("tasks/update", {"taskId": report, "inputResponses": {"form": answer}})
         assert text((await until(wire, report))["result"]) == "1 pages, Accepted(value=True)"
     assert (tmp_path / "tasks.db").exists()
+    await names["come_back"](names["server"], report)

@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
 import trio
 
 from trio_mcp.client.extensions import CallNextRequest, ClientExtension, ExtensionCall
+from trio_mcp.client.tools import ReturnType
 from trio_mcp.core.codec import from_json
 from trio_mcp.core.errors import (
     ConnectionFailed,
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from trio_mcp.client.options import RequestOptions
 
 __all__ = ["ClientTask", "ClientTasks", "TaskCancelled"]
+
+T = TypeVar("T")
 
 _LISTENING: Final = 15.0  # seconds between two polls while the server sends notices: they may get lost
 _FAILURES: Final = 5  # polls in a row that may fail because the server is away; it may be starting again
@@ -299,6 +302,14 @@ class ClientTask:
             await trio.lowlevel.checkpoint()
             raw = self.state.result or {}
         return from_json(CallToolResult, raw)
+
+    async def value(self, returns: type[T]) -> T:
+        """As `result`, and return the structured value as an object of a type, as `call_tool(..., returns=...)` does.
+
+        Raises `ToolFailed` if the tool has failed.
+        """
+        kind = ReturnType(returns)
+        return kind.value(f"of the task {self.id}", await self.result(), wrapped=True)
 
     async def cancel(self) -> None:
         """Cancel the task.  It may still end in another way, if it was about to."""

@@ -1,0 +1,81 @@
+"""A report that takes longer than its request: a task with progress, a question and a result.
+
+    python examples/long_report.py                        # all of it, in one process
+    python examples/long_report.py serve                  # a server at http://127.0.0.1:3000/mcp
+    python examples/long_report.py begin URL              # begins a report, and prints its id
+    python examples/long_report.py fetch URL ID           # waits for the report, perhaps tomorrow
+
+The tasks are in `reports.db`, in the current directory.  If the server is killed and starts again, a report that was at
+work is written again (`replay=True`), and its question is not asked a second time.
+"""
+
+import sys
+from dataclasses import dataclass
+from typing import Literal
+
+import trio
+
+from trio_mcp import Accepted, Context, Server, open_client, serve_http
+from trio_mcp.stores import SQLiteStore
+from trio_mcp.types import FormElicitationRequest
+
+server = Server("reports", version="1.0", store=SQLiteStore("reports.db"))
+
+
+@dataclass
+class Ending:
+    tone: Literal["cheerful", "sober"]
+
+
+@server.tool(task="optional", replay=True)
+async def report(chapters: int, ctx: Context) -> str:
+    """Write a report, chapter by chapter."""
+    written = []
+    for chapter in range(1, chapters + 1):
+        await ctx.progress(chapter, chapters, f"chapter {chapter}")
+        await trio.sleep(0.2)
+        written.append(f"Chapter {chapter}.")
+    answer = await ctx.elicit("How shall it end?", Ending)
+    ending = answer.value.tone if isinstance(answer, Accepted) else "abrupt"
+    return " ".join([*written, f"A {ending} ending."])
+
+
+def user(request: FormElicitationRequest) -> dict[str, str]:
+    print("asked:", request.message)
+    return {"tone": "cheerful"}
+
+
+async def begin(url: str) -> str:
+    """Begin a report, and leave."""
+    # A task may ask only what the client that began it can answer.
+    async with open_client(url, tasks=True, elicitation=user) as client:
+        task = await client.start_task("report", {"chapters": 3})
+        print("begun:", (await task.status()).status.value)
+        return task.id
+
+
+async def fetch(url: str, id: str) -> None:
+    """Come back for a report."""
+    async with open_client(url, tasks=True, elicitation=user) as client:
+        print("result:", await client.open_task(id).value(str))
+
+
+async def all_of_it() -> None:
+    async with trio.open_nursery() as nursery:
+        address = await nursery.start(serve_http, server)
+        id = await begin(address.url)
+        await trio.sleep(1)  # meanwhile no client is there
+        await fetch(address.url, id)
+        nursery.cancel_scope.cancel()
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["serve"]:
+            server.run(http="127.0.0.1:3000")
+        case ["begin", url]:
+            print(trio.run(begin, url))
+        case ["fetch", url, id]:
+            trio.run(fetch, url, id)
+        case _:
+            trio.run(all_of_it)
