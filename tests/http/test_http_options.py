@@ -90,9 +90,9 @@ async def test_an_authenticate_that_fails_costs_its_request_only(
             assert (answer.status, answer.code) == (500, -32603)
             assert answer.headers["Access-Control-Allow-Origin"] == "https://app.example"
             assert said not in answer.body.decode()
-    first = caplog.records[0]
-    assert first.message == "authenticate has failed"
-    assert said in str(first.exc_info)
+    head, *trace = caplog.records[0].message.splitlines()
+    assert head == "authenticate has failed"
+    assert said in trace[-1]
 
 
 async def test_an_authenticate_that_cannot_verify_now_asks_for_another_try(autojump_clock: MockClock) -> None:
@@ -104,6 +104,28 @@ async def test_an_authenticate_that_cannot_verify_now_asks_for_another_try(autoj
     assert (answer.status, answer.code) == (503, -32603)
     assert answer.headers["Retry-After"]
     assert "no database" not in answer.body.decode()
+
+
+@pytest.mark.parametrize("error", [KeyError, CannotVerify])
+@pytest.mark.parametrize(
+    ("name", "value", "quoted"),
+    [
+        ("Authorization", "Bearer very-secret", "Bearer very-secret"),
+        ("Authorization", "Bearer very-secret", "very-secret"),
+        ("Cookie", "theme=dark; sid=very-secret", "very-secret"),
+        ("X-API-Key", "very-secret", "very-secret"),
+    ],
+)
+async def test_credentials_that_the_exception_of_authenticate_quotes_are_not_logged(
+    error: Any, name: str, value: str, quoted: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    async def authenticate(request: HttpRequest) -> str | None:
+        raise error(quoted)
+
+    async with served(Stage().server, authenticate=authenticate) as web:
+        await web.call("server/discover", headers={name: value})
+    assert "[secret]" in caplog.text
+    assert "very-secret" not in caplog.text
 
 
 async def test_what_is_refused_is_told_without_secrets(

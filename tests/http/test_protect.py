@@ -455,8 +455,8 @@ async def test_a_verifier_may_wait(is_async: bool, autojump_clock: MockClock) ->
 @pytest.mark.parametrize(
     ("raised", "status", "said"),
     [
-        (lambda token: ValueError(f"what is {token}?"), 500, "what is (the token)?"),
-        (lambda token: CannotVerify(f"no keys for {token}"), 503, "no keys for (the token)"),
+        (lambda token: ValueError(f"what is {token}?"), 500, "what is [secret]?"),
+        (lambda token: CannotVerify(f"no keys for {token}"), 503, "no keys for [secret]"),
         (None, 500, "got str"),
     ],
 )

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
@@ -44,7 +45,7 @@ from weakref import WeakKeyDictionary
 import attrs
 import trio
 
-from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST, UsageError, shown
+from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST, UsageError, redacted, shown
 from trio_mcp.core.http.event_log import EventLog, MemoryEventLog, NotReplayable
 from trio_mcp.core.http.fields import Fields, Headers, HttpRequest, Reply, refusal, reply_headers
 from trio_mcp.core.http.h1 import RequestHead
@@ -157,8 +158,19 @@ def _not_authenticated(request: HttpRequest, cors: Fields) -> Reply:
     return refusal(401, Error(None, INVALID_REQUEST, why), cors, (("WWW-Authenticate", "Bearer"),))
 
 
-def _without(token: str, text: str) -> str:
-    return text.replace(token, "(the token)") if token else text
+# The names of headers that may carry credentials, whatever method the author has chosen.
+_CREDENTIALS = re.compile("authorization|cookie|key|password|secret|session|signature|token", re.IGNORECASE)
+_SEPARATOR = re.compile(r"[\s;,=\"]+")
+_SCHEMES = ("Basic", "Bearer", "Digest")
+
+
+def _without_credentials(text: str, headers: Headers) -> str:
+    """auth-22: an author's exception may quote what the client has sent, and that must not get into the log."""
+    values = [value for name, value in headers.items() if _CREDENTIALS.search(name)]
+    # The author may have taken a value apart: into a scheme and a token, or into the pairs of a cookie.
+    parts = {part for value in values for part in (value, *_SEPARATOR.split(value, 32)) if part not in _SCHEMES}
+    longest_first: list[str] = sorted(parts, key=len, reverse=True)
+    return redacted(text, longest_first)
 
 
 class _GuardedLog:
@@ -327,15 +339,12 @@ class Endpoint:
         except (CannotVerify, _AuthenticateTimeout, RunStopped) as error:
             why = "authentication is not available; try again later"
             if isinstance(error, CannotVerify):
-                _log.warning("access tokens cannot be verified: %s", _without(token, str(error)))
+                _log.warning("access tokens cannot be verified: %s", _without_credentials(str(error), request.headers))
                 why = "the access token cannot be verified now; try again later"
             return refusal(503, Error(None, INTERNAL_ERROR, why), cors, _LATER)
         except Exception as error:  # noqa: BLE001  # an author's function may raise any exception; only this request fails
-            if resource is None:
-                _log.exception("authenticate has failed")
-            else:
-                # auth-22: the author's exception may quote the token, and the token must not get into the log.
-                _log.error("verify has failed\n%s", _without(token, "".join(traceback.format_exception(error))))
+            trace = _without_credentials("".join(traceback.format_exception(error)), request.headers)
+            _log.error("%s has failed\n%s", "authenticate" if resource is None else "verify", trace)
             return refusal(500, Error(None, INTERNAL_ERROR, "internal error"), cors)
         # auth-21.  The expiry is checked here, so that a `verify` that caches its results need not check it.
         if principal is None or seconds_left(principal) <= 0:
