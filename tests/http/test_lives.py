@@ -211,6 +211,14 @@ async def test_a_handshake_that_fails_leaves_no_session(revision: str, autojump_
         assert await web.initialize(revision)
 
 
+async def test_a_server_without_room_for_any_session_refuses_them(autojump_clock: MockClock) -> None:
+    async with served(Stage(limits=Limits(sessions=0)).server) as web:
+        params = {"protocolVersion": D, "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
+        answer = await web.call("initialize", params, revision=D)
+        assert answer.status == 503
+        assert b"Limits.sessions" in answer.body
+
+
 @req("http-07", "sse-03")
 @pytest.mark.parametrize("method", ["POST", "GET", "DELETE"])
 async def test_a_session_is_bound_to_who_opened_it(method: str, autojump_clock: MockClock) -> None:

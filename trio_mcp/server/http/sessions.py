@@ -348,7 +348,10 @@ class Sessions:
 
     def _unused(self, holder: Hashable | None) -> Iterator[tuple[str, Hashable | None]]:
         """Sessions that are not in use: first those of the holder, then those of the holder with the most sessions."""
-        for each in {holder: None, max(self._queues, key=self._shares.of): None} if self._shares.full else (holder,):
+        holders = [holder]
+        if self._shares.full:
+            holders.append(max(self._queues, key=self._shares.of, default=holder))  # no sessions if there may be none
+        for each in dict.fromkeys(holders):
             queue = self._queues.get(each, OrderedDict())
             for id in tuple(itertools.islice(queue, _LOOKED_AT)):
                 if self._all[id].in_use:
