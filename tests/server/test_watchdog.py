@@ -7,14 +7,17 @@ import os
 import subprocess
 import sys
 import threading
+from contextvars import copy_context
 from pathlib import Path
 
 import pytest
 import trio
 import trio.lowlevel
+import trio.testing
 
 from trio_mcp import Server, open_client
 from trio_mcp.server import process, watched
+from trio_mcp.transport.workers import Worker, WorkerPool, watchdog
 
 ROOT = Path(__file__).parents[2]
 
@@ -75,6 +78,33 @@ def test_a_handler_that_holds_the_loop_is_told_of_once(
     assert f"{ROOT / 'trio_mcp'}{os.sep}" not in first  # whose checkout may have the same name
     assert second.startswith("tools/call block_again has blocked the event loop")
     assert threading.active_count() <= before + 1  # Trio keeps the thread of a plain function for a while
+
+
+async def test_a_call_counts_before_the_watchdog_is_asked_whether_it_sleeps() -> None:
+    """Otherwise it might fall asleep between the two, and miss the call."""
+    busy: list[bool] = []
+
+    class Watchdog:
+        def watch(self, pool: WorkerPool) -> None:
+            self.pool = pool
+
+        @property
+        def asleep(self) -> bool:
+            busy.append(self.pool.busy)
+            return False
+
+    async def work(worker: Worker, _: None) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        before = watchdog.set(Watchdog())
+        pool = WorkerPool(nursery)
+        watchdog.reset(before)
+        for _ in range(2):  # in a new worker, and in one that waits
+            pool.start(work, None, "a call", copy_context())
+            await trio.testing.wait_all_tasks_blocked()
+        pool.end()
+    assert busy == [True, True]
 
 
 PROGRAM = """

@@ -147,8 +147,6 @@ class WorkerPool:
 
         After the handler has ended, `work` must call `worker.check` or `worker.judged` before it waits again.
         """
-        if self._watchdog is not None and self._watchdog.asleep:
-            self._watchdog.wake()
         self._calls += 1
         if not self._calls % _PERIOD:
             self._dismiss(self._idle[_SPARE : self._unused])
@@ -166,6 +164,9 @@ class WorkerPool:
             start_soon: Callable[..., None] = self._nursery.start_soon
             variables.copy().run(start_soon, worker.supervise, name, name=_SUPERVISOR)
         worker.work, worker.argument = work, argument
+        # Last: a watchdog that was not asleep here looks for calls before it sleeps, and finds this one.
+        if self._watchdog is not None and self._watchdog.asleep:
+            self._watchdog.wake()
         return worker
 
     async def call(self, function: Callable[[], Awaitable[T]], name: str, *, joins: bool = False) -> T:
