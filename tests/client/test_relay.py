@@ -1227,3 +1227,15 @@ async def test_methods_of_extensions_are_passed_on(behind: str, before: str, aut
         with pytest.raises(RequestError) as caught:
             await client.request("com.example/ping", {"target": "moon"})
         assert caught.value.code == MISSING_CLIENT_CAPABILITY
+
+
+async def test_a_middleware_that_changes_a_list_with_a_mounted_relay_changes_no_entry() -> None:
+    async def louder(ctx: Context, request: Any, call_next: Any) -> Any:
+        page = await call_next()
+        for tool in page.get("tools", ()):
+            tool["title"] = f"{tool.get('title', 'x')}!"
+        return page
+
+    async with mounting(("house_", build()), middleware=[louder]) as front, open_client(front) as client:
+        for _ in range(3):
+            assert {tool.title for tool in await client.list_tools()} == {"x!"}

@@ -10,6 +10,7 @@ import contextlib
 import json
 import threading
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,6 +27,8 @@ from trio_mcp import Context, Limits, Server
 from trio_mcp.asgi import AsgiApp
 from trio_mcp.core import Role
 from trio_mcp.core.http import Headers
+from trio_mcp.server import Threads
+from trio_mcp.server.run import _ThreadPlace  # only its two methods can meet in one tick
 
 OLD = "2025-11-25"
 LONG = b"x" * 200_000
@@ -301,6 +304,38 @@ async def test_a_thread_that_waits_gets_its_turn_and_one_that_was_cancelled_none
             await until(lambda: bool(done))
     finally:
         desk.thread.set()
+
+
+async def test_a_place_for_a_thread_that_comes_with_a_cancellation_goes_to_the_next_call() -> None:
+    threads, given_up = Threads(1), trio.CancelScope()
+    held = _ThreadPlace(threads._places, threads._turns, "ann")
+    await held.acquire_on_behalf_of(None)
+    began: list[str] = []
+
+    async def call(name: str) -> None:
+        await threads.run(lambda: began.append(name), name, abandon_on_cancel=False)
+
+    async def call_and_give_up() -> None:
+        with given_up:
+            await call("bob")
+
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            for each in (call_and_give_up, partial(call, "cid")):
+                nursery.start_soon(each)
+                await wait_all_tasks_blocked()
+            given_up.cancel()
+            held.release_on_behalf_of(None)  # it is the turn of bob, whose task has not run since its cancellation
+    assert began == ["cid"]
+
+
+async def test_calls_of_clients_without_an_address_have_one_rate(autojump_clock: MockClock) -> None:
+    async with served(Desk(call_rate=2).server) as web:  # each request has an account of its own
+        codes = [(await web.call("tools/list")).code for _ in range(3)]
+        assert codes == [None, None, -32603]
+        session = await web.initialize(OLD)  # as a stream, it has a rate of its own
+        codes = [(await web.call("tools/list", session=session)).code for _ in range(3)]
+        assert codes == [None, None, -32603]
 
 
 # Subscriptions and questions.

@@ -844,3 +844,54 @@ async def test_a_stream_ends_with_its_listeners(revision: str, autojump_clock: M
         await listening(wire, {"pings": ["a"]})
     (listener,) = made.listeners
     assert listener.ended.is_set()
+
+
+@modern
+async def test_a_listener_ends_with_a_subscription_that_does_not_begin(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    made, other = Watched(), "com.example/other"
+    listeners: list[Listener] = []
+
+    async def refuses(ctx: Context, asked: Json, listener: Listener) -> Json:
+        listeners.append(listener)
+        await trio.sleep(3)
+        raise RequestError(INVALID_PARAMS, "no others here")
+
+    made.server.extension(other).filter("others")(refuses)
+    filter: JsonObject = {"pings": ["a"], "others": True}
+    async with connected(made.server, revision, capabilities=declaring(revision, PING, other), check=False) as wire:
+        with pytest.raises(WireError, match="no others here"):
+            await wire.call("subscriptions/listen", {"notifications": filter})
+        id = await wire.start("subscriptions/listen", {"notifications": filter})
+        await trio.sleep(2)
+        await wire.cancel(id)
+        await wait_all_tasks_blocked()
+        assert made.listeners == listeners
+        assert [listener.ended.is_set() for listener in listeners] == [True, True]
+
+
+@legacy
+async def test_a_method_that_a_client_makes_up_is_one_short_line_of_the_log(
+    revision: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    server, names = Server("other", limits=Limits(call_rate=2)), []
+
+    @server.fallback
+    async def any_method(ctx: Context, method: str, params: Any) -> None:
+        names.append(trio.lowlevel.current_task().name)
+        raise ValueError(method)
+
+    made_up = "com.example/x\nERROR forged" + "x" * 500
+    async with connected(server, revision, check=False) as wire:
+        with pytest.raises(WireError):
+            await wire.call(made_up, {})
+        for _ in range(3):
+            await wire.notify(made_up, {})
+        await wait_all_tasks_blocked()
+    lines = [*names, *(record.getMessage() for record in caplog.records)]
+    assert len(lines) > 3
+    for line in lines:
+        assert "ERROR forged" in line
+        assert line.isprintable()
+        assert len(line) < 200

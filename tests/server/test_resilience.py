@@ -10,8 +10,9 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.server.checkpoints import narrow
 from tests.server.wire import LATEST, connected, everywhere, legacy
-from trio_mcp import Context, ListRoots, RequestError, Server, ToolError, UsageError
+from trio_mcp import Context, Limits, ListRoots, RequestError, Server, ToolError, UsageError
 from trio_mcp.errors import RemoteProtocolError
 from trio_mcp.server import serve_stream
 from trio_mcp.types import ImageContent
@@ -196,3 +197,26 @@ async def test_a_question_that_cannot_be_written_leaves_nobody_waiting(autojump_
     async with server.running(), connected(server, LATEST) as wire:
         assert (await wire.call("tools/call", {"name": "ask"}))["isError"]
         assert server.statistics().parked == 0
+
+
+@everywhere
+async def test_progress_may_have_any_kind_of_float_also_while_the_client_does_not_read(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    class Float(float):
+        """As those of numpy."""
+
+    server = Server("floats", limits=Limits(outgoing=1))
+
+    @server.tool
+    async def count(ctx: Context) -> str:
+        for done in range(1, 5):
+            await ctx.progress(Float(done), Float(4))
+        return "counted"
+
+    async with connected(server, revision, streams=narrow) as wire:
+        with wire.deaf():
+            id = await wire.start("tools/call", {"name": "count", "arguments": {}}, progress="p")
+            await trio.sleep(5)
+        answer = await wire.response(id)
+        assert answer["result"]["content"][0]["text"] == "counted"

@@ -17,7 +17,7 @@ import trio.testing
 
 from trio_mcp import Server, open_client
 from trio_mcp.server import process, watched
-from trio_mcp.transport.workers import Worker, WorkerPool, watchdog
+from trio_mcp.transport import Worker, WorkerPool, watchdog
 
 ROOT = Path(__file__).parents[2]
 

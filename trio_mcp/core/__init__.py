@@ -89,7 +89,7 @@ else:
             "requests": (
                 "ANSWER Action Answered CALLING CANCELLED ConnectionLost GONE InvalidAnswer LinkKind NOTE Outcome "
                 "Outgoing Peer PeerComplaint PeerMistake ProgressReported Refused RequestCancelled RequestEvent "
-                "SERVING State SubscriptionEnded Table TimedOut charged first_state step"
+                "SERVING State SubscriptionEnded Table TimedOut charged checked_total first_state step"
             ),
             "revisions": (
                 "Capability CapabilityRule ConditionalNeed HttpRules INSTEAD LATEST LATEST_LEGACY LEGACY LOG_LEVELS "

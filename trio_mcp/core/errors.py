@@ -163,7 +163,7 @@ def shown(value: object, limit: int = 80) -> str:
 
 
 def printable(line: str) -> str:
-    """Return a line of another program for terminals and logs, with control characters replaced."""
+    """Return a line or a name of another program for terminals and logs, with control characters replaced."""
     return "".join([char if char.isprintable() or char == "\t" else "\ufffd" for char in line])
 
 

@@ -63,7 +63,7 @@ __all__ = [
     "ANSWER", "CALLING", "CANCELLED", "GONE", "NOTE", "SERVING", "Action", "Answered", "ConnectionLost",
     "InvalidAnswer", "LinkKind", "Outcome", "Outgoing", "Peer", "PeerComplaint", "PeerMistake", "ProgressReported",
     "Refused", "RequestCancelled", "RequestEvent", "State", "SubscriptionEnded", "Table", "TimedOut", "charged",
-    "first_state", "step",
+    "checked_total", "first_state", "step",
 ]  # fmt: skip
 
 
@@ -384,6 +384,16 @@ def _number(value: object) -> float | None:
     return int(value) if isinstance(value, int) and type(value) is not bool else None
 
 
+def checked_total(total: object, message: object) -> float | None:
+    """Return the total of a progress report.  Raises `UsageError` if it, or the message, has a wrong type."""
+    number = total if total is None or type(total) is int else _number(total)
+    if total is not None and number is None:
+        raise UsageError(f"the total of progress must be a finite number, got {shown(total)}")
+    if not (message is None or isinstance(message, str)):
+        raise UsageError(f"the message of progress must be a string, got {type(message).__name__}")
+    return number
+
+
 @attrs.define(eq=False, repr=False)
 class _OutgoingRequest:
     """A request that we made.  `progress`: the highest value received, or None if we did not ask for progress."""
@@ -605,14 +615,10 @@ class Peer:
         if serving.token is None:
             return False
         new_value = progress if type(progress) is int else _number(progress)
-        new_total = total if total is None or type(total) is int else _number(total)
-        if total is not None and new_total is None:
-            raise UsageError(f"the total of progress must be a finite number, got {shown(total)}")
+        new_total = checked_total(total, message)
         if new_value is None or new_value < serving.progress:
             last = "" if serving.progress == -math.inf else f", at least {shown(serving.progress)}"
             raise UsageError(f"progress of request {shown(id)} must be a finite number{last}, got {shown(progress)}")
-        if not (message is None or isinstance(message, str)):
-            raise UsageError(f"the message of progress must be a string, got {type(message).__name__}")
         # Not an error: a loop that reports its count of finished items reports the same count after a skipped item.
         if new_value == serving.progress:
             return False

@@ -44,6 +44,7 @@ from trio_mcp.core.errors import (
     RequestError,
     ResourceNotFound,
     UsageError,
+    printable,
     shown,
 )
 from trio_mcp.core.messages import CachedResult, JsonObject, Request, parse, to_text
@@ -189,8 +190,8 @@ class Dispatcher:
             page = server.list(method, revision, cursor, server.page_size, allowed)
             if relays and "nextCursor" not in page:
                 page = await self._list_relayed(server, ctx, request, page[member], f"{_OF_RELAYS}0.")
-            elif server.middleware:  # it may change the page, and the cached one is shown to other clients
-                page = parse(page.text if isinstance(page, CachedResult) else to_text(page))[0]
+        if server.middleware:  # it may change the page, and cached entries are shown to other clients
+            page = parse(page.text if isinstance(page, CachedResult) else to_text(page))[0]
         hints = server.cache.get(method)
         if hints is None or method not in revision.cacheable:
             return page
@@ -462,7 +463,8 @@ def _renamed(request: Request, kind: str, key: str) -> Request:
 def _described(ctx: Context) -> str:
     """Describe the request for messages and logs."""
     name = ctx.request.params.get("name", ctx.request.params.get("uri"))
-    return f"{ctx.method} {shown(name)}" if isinstance(name, str) else ctx.method
+    method = printable(ctx.method[:80])  # with a fallback, clients choose it
+    return f"{method} {shown(name)}" if isinstance(name, str) else method
 
 
 def _error_answer(ctx: Context, text: str) -> JsonObject | RequestError:

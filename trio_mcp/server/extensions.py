@@ -634,7 +634,11 @@ async def start_subscription(server: Catalog, ctx: Context) -> None:
     extensions, id = session.session.offer.extensions, ctx.request.id
     assert extensions is not None  # they have members in this filter
     listener = Listener(session, id)
-    agreed = await agree(server, ctx, listener, extensions.asked(ctx.request.params, ctx._terms))
+    try:
+        agreed = await agree(server, ctx, listener, extensions.asked(ctx.request.params, ctx._terms))
+    except BaseException:  # an extension that has agreed already may wait for the end of the subscription
+        listener.ended.set()
+        raise
     if session.listeners is None:
         session.listeners = {}
     session.listeners[id] = listener

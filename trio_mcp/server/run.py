@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from contextvars import copy_context
@@ -298,7 +299,9 @@ class Rates:
         self.limited = rate != math.inf
         """Whether requests are counted."""
         self._burst = max(rate, 1.0)
-        self._buckets: dict[Hashable, tuple[float, float]] = {}  # the tokens, and the time of the last change
+        # The tokens, and the time of the last change.  A plain dict would search for its first client through all that
+        # have moved to the end.
+        self._buckets: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
 
     def forget(self, client: Hashable) -> None:
         """Drop the bucket of a client that will not come back."""
@@ -320,7 +323,7 @@ class Rates:
         allowed = held >= 1
         self._buckets[client] = (held - allowed, now)
         if len(self._buckets) > _MOST:
-            del self._buckets[next(iter(self._buckets))]
+            self._buckets.popitem(last=False)
         return 0.0 if allowed else (1 - held) / self._rate
 
 
@@ -387,8 +390,11 @@ class _ThreadPlace:
         self._turns.add(self._holder, turn)
         try:
             await turn.wait()
-        except trio.Cancelled:  # then it has no turn: only one of the two happens
-            self._turns.discard(self._holder, turn)
+        except trio.Cancelled:
+            if turn.is_set():  # its turn has come between the cancellation and this line: the next call gets the place
+                self.release_on_behalf_of(borrower)
+            else:
+                self._turns.discard(self._holder, turn)
             raise
 
     def release_on_behalf_of(self, borrower: object) -> None:

@@ -38,9 +38,8 @@ import trio
 from trio_mcp.core.errors import (
     INTERNAL_ERROR,
     RequestError,
-    UsageError,
     check_seconds,
-    shown,
+    printable,
 )
 from trio_mcp.core.messages import (
     PROGRESS,
@@ -56,7 +55,7 @@ from trio_mcp.core.messages import (
     prepare,
     prepared_progress,
 )
-from trio_mcp.core.requests import LinkKind, Outcome, RequestCancelled
+from trio_mcp.core.requests import LinkKind, Outcome, RequestCancelled, checked_total
 from trio_mcp.core.revisions import NOTHING, Terms, in_protocol
 from trio_mcp.core.session import Call, Notice, ServerProtocol, SessionAgreed
 from trio_mcp.core.shares import LONG, Account, holder_of
@@ -332,7 +331,7 @@ class ServerSession:
         request, run = call.request, self._run
         if run.dismissed or (run.draining and not _is_retry(request, call.terms)):
             why: str | None = _SHUTTING_DOWN
-        elif run.calls.limited and (wait := run.calls.wait(self.account.holder or self.account)):
+        elif run.calls.limited and (wait := self._wait_for_rate()):
             why = f"more than {run.limits.call_rate:g} calls a second (Limits.call_rate); try again in {wait:.3g} s"
         elif received is not None and received.limit is not None:
             why = f"the server holds too many bytes of this client's calls (Limits.{received.limit}); try again later"
@@ -357,10 +356,11 @@ class ServerSession:
             return
         if in_protocol(method):  # the others of the protocol need no action
             return
-        limited = run.calls.limited and run.calls.wait(self.account.holder or self.account)
+        limited = run.calls.limited and self._wait_for_rate()
         too_long = received is not None and received.limit is not None
         if run.draining or limited or too_long or self._take_place() is not None:
-            _log.warning("the notification %s was dropped: the server is too busy, or is shutting down", method)
+            why = "the server is too busy, or is shutting down"
+            _log.warning("the notification %s was dropped: %s", printable(method[:80]), why)
             return
         from trio_mcp.server.extensions import notice_call
 
@@ -368,7 +368,15 @@ class ServerSession:
         if received is not None:
             ctx._received = received
             received.calls += 1
-        start_work(run, ctx, method, self._variables.copy())
+        start_work(run, ctx, printable(method[:80]), self._variables.copy())
+
+    def _wait_for_rate(self) -> float:
+        """Count a call for `Limits.call_rate`; return 0, or the seconds to wait if there are too many.
+
+        A client without a holder is known by its stream or session.  Requests without either count together.
+        """
+        client = self.account.holder
+        return self._run.calls.wait(self.account if client is None and not self.alone else client)
 
     def _take_place(self) -> str | None:
         """Take a place for a request to run, and return None; or return the reason for refusing the request.
@@ -485,16 +493,16 @@ class ServerSession:
 
         Reports may come in quick succession, so they are collected for up to a millisecond.
         """
-        wire, id = ctx._wire, ctx.request.id
-        if (wire.full or id in self.held_reports) and await self._hold(ctx, method, *report):
+        if (ctx._wire.full or ctx.request.id in self.held_reports) and await self._hold(ctx, method, *report):
             sent = False
         elif method == PROGRESS:
-            sent = self.session.progress(id, *report)
+            sent = self.session.progress(ctx.request.id, *report)
         else:
-            sent = self.session.notify(method, *report, about=id)
+            sent = self.session.notify(method, *report, about=ctx.request.id)
         if not sent:
             await trio.lowlevel.checkpoint()
             return
+        wire = ctx._wire
         ctx._last_write = wire.mark
         wire.wake()
         if trio.current_time() - self._last_yield < _BATCH_SECONDS:
@@ -520,10 +528,7 @@ class ServerSession:
             return False
         if method == PROGRESS:
             progress, total, message = report
-            if total is not None and type(total) is not int and not (type(total) is float and math.isfinite(total)):
-                raise UsageError(f"the total of progress must be a finite number, got {shown(total)}")
-            if not (message is None or isinstance(message, str)):
-                raise UsageError(f"the message of progress must be a string, got {type(message).__name__}")
+            total = checked_total(total, message)
             prepare(prepared_progress(0, progress, total, message))  # raises if it cannot be written
             held = self.held_reports.setdefault(id, _HeldReports(ctx))
             if message is not None and len(message) > LONG:
@@ -671,18 +676,15 @@ def _begin(ctx: Context) -> None:
     """Start the handler of a request that has a place."""
     session, request = cast(ServerSession, ctx._link), ctx.request
     session._contexts[request.id] = ctx
-    name = request.params.get("name")
-    if name is None:
-        name = request.params.get("uri")
-    if not isinstance(name, str):
-        name = ""
-    elif not name.isidentifier() or len(name) > 80:
-        name = repr(name[:80])[1:-1]  # the client chose it; on one line
+    target = request.params.get("name") or request.params.get("uri")
+    parts = request.method, target if isinstance(target, str) else "", f"#{request.id}"
+    name = " ".join(parts)
+    if len(name) > 160 or not name.isprintable():  # the client chose them
+        name = " ".join([printable(part[:80]) for part in parts])
     work: Work = _work
     if request.method in _IN_TURN:
         before, session._turn = session._turn, trio.Event()
         work = partial(_work_in_turn, before=before, done=session._turn)
-    name = f"{request.method} {name} #{request.id}"
     ctx._scope = session._run.workers.start(work, ctx, name, session._variables.copy()).scope
 
 
