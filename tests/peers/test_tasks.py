@@ -15,10 +15,13 @@ from typing import Any
 
 import attrs
 import pytest
+import trio
 
 from tests.peers.installed import PEERS, Peer, needs, visits
-from tests.peers.interop import FILE, TASKS_OF_OURS, Gap, Pair
+from tests.peers.interop import FILE, TASKS_OF_OTHERS, TASKS_OF_OURS, Gap, Pair
 from tests.peers.visits import ROOT, served_by_process
+from trio_mcp import Client, RequestError, open_client
+from trio_mcp.extensions.tasks import ClientTask, TaskCancelled
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the first visit installs the peer
 
@@ -63,7 +66,7 @@ EXTENSION = {
     "cancelled": "cancelled",
 }
 SEEN = {PYTHON: CORE, TYPESCRIPT: CORE, FASTMCP: EXTENSION}
-CLIENT_GAPS = {
+CLIENT_GAPS: dict[str, dict[str, Gap]] = {
     TYPESCRIPT: {"plain_required": Gap(-32600, "it does not send a plain call of a tool that requires a task")},
 }
 
@@ -92,3 +95,138 @@ def test_a_real_client_runs_tools_of_ours_as_tasks(name: str, way: str) -> None:
 def test_each_visit_to_tasks_of_ours_has_its_row_in_the_file() -> None:
     _, _, ours = FILE.read_text(encoding="utf-8").partition(f"## {TASKS_OF_OURS.title}")
     assert TASKS_OF_OURS.unseen(ours) == []
+
+
+# Our client at servers of others.
+
+SLOW, LONG = {"seconds": 0.1, "label": "sum"}, {"seconds": 60, "label": "long"}
+FILE_NAME = {"filename": "a.txt"}
+# What it sees of a server on stdio, by the revision that the server knows.  Of a call isError and the text; of a task
+# its first and its last status as well.
+CALLED = {
+    "greet": [False, "Hello, Ada!"],
+    "slow": [False, "sum took 0.1 seconds"],
+    "confirm": [False, "a.txt: accept {'confirm': True}"],
+    "failing": [True, "the job has failed"],
+    "slow task": ["working", "completed", False, "sum took 0.1 seconds"],
+    "confirm task": ["working", "completed", False, "a.txt: accept {'confirm': True}"],
+    "failing task": ["working", "completed", True, "the job has failed"],
+    "states": ["working", "completed"],
+    "reopened": "working",
+    "cancelled": "cancelled",
+    "result of cancelled": "TaskCancelled",
+    "unknown": -32602,
+    "deviations": [],
+}
+CALLED_CORE = {
+    **CALLED,
+    "failing task": ["working", "failed", True, "the job has failed"],
+    "cancelled twice": -32602,
+    "listed": True,
+}
+CALLED_EXTENSION = {**CALLED, "answered": ["input_required", "completed"], "cancelled twice": None}
+CALLED_BY = {PYTHON: CALLED_CORE, TYPESCRIPT: CALLED_CORE, FASTMCP: CALLED_EXTENSION}
+ACCEPTS = 'a.txt: accept {"confirm":true}'  # as JavaScript writes it
+SERVER_GAPS: dict[str, dict[str, Gap]] = {
+    PYTHON: {
+        "failing task": Gap(
+            ["working", "completed", True, "the job has failed"], "it counts isError as completed", "the server's"
+        )
+    },
+    TYPESCRIPT: {
+        "confirm": Gap([False, ACCEPTS], "its program writes JSON", "no fault"),
+        # task-20.  Its handlers start before the request is answered.
+        "confirm task": Gap(
+            ["input_required", "completed", False, ACCEPTS], "its task does not begin as working", "the server's"
+        ),
+        "failing task": Gap(
+            ["failed", "failed", True, "the job has failed"], "its task does not begin as working", "the server's"
+        ),
+    },
+}
+CALLS = [(name, WAYS[name][0]) for name in NAMES]
+
+TASKS_OF_OTHERS.holds(CALLS, tuple({**CALLED_CORE, **CALLED_EXTENSION}))
+
+
+async def text_of(client: Client, name: str, given: dict[str, Any]) -> list[Any]:
+    result = await client.call_tool(name, given)
+    return [result.is_error, result.content[0].text]  # type: ignore[union-attr]  # all of it is text
+
+
+async def run(client: Client, name: str, given: dict[str, Any]) -> list[Any]:
+    """Run a tool as a task: its first and its last status, and its result."""
+    task = await client.start_task(name, given)
+    assert task.id
+    first, result = task.state.status.value, await task.result()
+    return [first, (await task.status()).status.value, result.is_error, result.content[0].text]  # type: ignore[union-attr]
+
+
+async def states_of(task: ClientTask) -> list[str]:
+    """The states of a task, whose questions are answered by their keys."""
+    states = []
+    async for state in task:
+        states.append(state.status.value)
+        if state.questions:
+            answer = {"action": "accept", "content": {"confirm": True}}
+            await task.answer({each.key: answer for each in state.questions})
+    return list(dict.fromkeys(states))  # the program may need a moment to go on
+
+
+async def cancelled(client: Client) -> dict[str, Any]:
+    """A task that is listed, opened by its id, and cancelled twice."""
+    seen: dict[str, Any] = {}
+    task = await client.start_task("slow_compute", LONG)
+    if client.revision == "2025-11-25":
+        listed: Any = await client.request("tasks/list", {})
+        seen["listed"] = task.id in [each["taskId"] for each in listed["tasks"]]
+    again = client.open_task(task.id)
+    seen["reopened"] = (await again.status()).status.value
+    await again.cancel()
+    seen["cancelled"] = (await task.status()).status.value
+    try:
+        seen["cancelled twice"] = await again.cancel()  # type: ignore[func-returns-value]
+    except RequestError as error:
+        seen["cancelled twice"] = error.code
+    try:
+        await task.result()
+    except TaskCancelled as error:
+        seen["result of cancelled"] = type(error).__name__
+    return seen
+
+
+async def looked_at(command: Sequence[str]) -> dict[str, Any]:
+    async with open_client(command, tasks=True, stderr=None, elicitation=lambda form: {"confirm": True}) as client:
+        seen = {
+            "greet": await text_of(client, "greet", {"name": "Ada"}),
+            "slow": await text_of(client, "slow_compute", SLOW),
+            "confirm": await text_of(client, "confirm_delete", FILE_NAME),
+            "failing": await text_of(client, "failing_job", {}),
+            "slow task": await run(client, "slow_compute", SLOW),
+            "confirm task": await run(client, "confirm_delete", FILE_NAME),
+            "failing task": await run(client, "failing_job", {}),
+            "states": await states_of(await client.start_task("slow_compute", {"seconds": 0.3, "label": "sum"})),
+            **await cancelled(client),
+        }
+        if client.revision == "2026-07-28":
+            states = await states_of(await client.start_task("confirm_delete", FILE_NAME))
+            seen["answered"] = [state for state in states if state != "working"]  # it may ask at once
+        try:
+            await client.open_task("unknown").status()
+        except RequestError as error:
+            seen["unknown"] = error.code
+        return {**seen, "deviations": list(client.deviations)}
+
+
+@pytest.mark.parametrize(("name", "way"), visits(CALLS))
+async def test_our_client_runs_tools_of_a_real_server_as_tasks(name: str, way: str) -> None:
+    command = [*needs(name, peer_of(name).command), "serve"]
+    with trio.fail_after(PATIENCE):
+        seen = await looked_at(command)
+    wrong = TASKS_OF_OTHERS.record((name, way), seen, CALLED_BY[name], SERVER_GAPS.get(name, {}))
+    assert not wrong
+
+
+def test_each_visit_to_tasks_of_others_has_its_row_in_the_file() -> None:
+    _, _, others = FILE.read_text(encoding="utf-8").partition(f"## {TASKS_OF_OTHERS.title}")
+    assert TASKS_OF_OTHERS.unseen(others) == []

@@ -27,7 +27,7 @@ TOOLS: Mapping[str, tuple[str, Mapping[str, str]]] = {  # how each runs, and its
     "greet": ("forbidden", {"name": "string"}),
     "slow_compute": ("optional", {"seconds": "number", "label": "string"}),
     "failing_job": ("required", {}),
-    "confirm_delete": ("optional", {"filename": "string"}),
+    "confirm_delete": ("required", {"filename": "string"}),
 }
 
 
