@@ -20,6 +20,7 @@ from trio_mcp.core import (
     RequestError,
     ResourceNotFound,
     UsageError,
+    check_amount,
     check_seconds,
     name_of,
     printable,
@@ -195,3 +196,11 @@ def test_other_values_are_no_number_of_seconds(seconds: object) -> None:
     with pytest.raises(UsageError) as caught:
         check_seconds("timeout", seconds)
     assert str(caught.value) == f"timeout must be a number of seconds, 0 or more, got {seconds!r}"
+
+
+def test_a_number_may_have_to_be_finite_and_may_be_of_bytes() -> None:
+    check_seconds("pause", 0.5, finite=True)
+    with pytest.raises(UsageError, match="pause must be a number of seconds, 0 or more, got inf"):
+        check_seconds("pause", math.inf, finite=True)
+    with pytest.raises(UsageError, match="size must be a number of bytes, 0 or more, got -1"):
+        check_amount("size", -1, "bytes")

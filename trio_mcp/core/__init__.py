@@ -57,8 +57,8 @@ else:
                 "CannotServe ConnectionFailed HEADER_MISMATCH INTERNAL_ERROR INVALID_PARAMS INVALID_REQUEST "
                 "InputUnavailable METHOD_NOT_FOUND MISSING_CLIENT_CAPABILITY MODERN_ERRORS McpError NotDeclared "
                 "NotInThisRevision PARSE_ERROR RESOURCE_NOT_FOUND RemoteProtocolError RequestError ResourceNotFound "
-                "SessionClosed UNSUPPORTED_VERSION URL_ELICITATION_REQUIRED UsageError check_seconds name_of printable "
-                "redacted repeated shown"
+                "SessionClosed UNSUPPORTED_VERSION URL_ELICITATION_REQUIRED UsageError check_amount check_seconds "
+                "name_of printable redacted repeated shown"
             ),
             "extensions": "Extension ExtensionMethod Extensions",
             "forms": (
@@ -85,7 +85,7 @@ else:
             ),
             "opening": "Attempt ClientProtocol Negotiation OpeningFailed Phase",
             "options": "OPTIONS WithOtherNames check_options option_error show_options",
-            "principals": "Principal declared_scopes has_scopes",
+            "principals": "Principal declared_scopes has_scopes name_of_principal",
             "requests": (
                 "ANSWER Action Answered CALLING CANCELLED ConnectionLost GONE InvalidAnswer LinkKind NOTE Outcome "
                 "Outgoing Peer PeerComplaint PeerMistake ProgressReported Refused RequestCancelled RequestEvent "

@@ -20,6 +20,7 @@ code.
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Iterable
 from typing import Any, TypeVar
@@ -29,7 +30,7 @@ __all__ = [
     "MISSING_CLIENT_CAPABILITY", "MODERN_ERRORS", "PARSE_ERROR", "RESOURCE_NOT_FOUND", "UNSUPPORTED_VERSION",
     "URL_ELICITATION_REQUIRED", "CannotServe", "ConnectionFailed", "InputUnavailable", "McpError", "NotDeclared",
     "NotInThisRevision", "RemoteProtocolError", "RequestError", "ResourceNotFound", "SessionClosed", "UsageError",
-    "check_seconds", "name_of", "printable", "redacted", "repeated", "shown",
+    "check_amount", "check_seconds", "name_of", "printable", "redacted", "repeated", "shown",
 ]  # fmt: skip
 
 PARSE_ERROR = -32700
@@ -206,7 +207,13 @@ def name_of(function: object) -> str:
     return getattr(function, "__qualname__", None) or f"an object of {type(function).__qualname__}"
 
 
-def check_seconds(name: str, seconds: object) -> None:
-    """Raise UsageError if `seconds` is not a number of at least 0."""
-    if type(seconds) not in (int, float) or not seconds >= 0:  # type: ignore[operator]  # `not ... >=` catches NaN
-        raise UsageError(f"{name} must be a number of seconds, 0 or more, got {seconds!r}")
+def check_amount(name: str, amount: object, unit: str, *, finite: bool = False) -> None:
+    """Raise UsageError if `amount` is not a number of at least 0; infinity is one, unless it must be `finite`."""
+    number = type(amount) in (int, float)
+    if not number or not amount >= 0 or (finite and amount == math.inf):  # type: ignore[operator]  # `not` catches NaN
+        raise UsageError(f"{name} must be a number of {unit}, 0 or more, got {amount!r}")
+
+
+def check_seconds(name: str, seconds: object, *, finite: bool = False) -> None:
+    """Raise UsageError if `seconds` is not a number of seconds, as `check_amount`."""
+    check_amount(name, seconds, "seconds", finite=finite)

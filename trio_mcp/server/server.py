@@ -11,12 +11,11 @@ import functools
 import importlib
 import inspect
 import logging
-import math
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, Literal, Never, TypeAlias, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, TypeAlias, TypeVar, Unpack, get_args, overload
 
 import attrs
 import trio
@@ -70,7 +69,7 @@ _log = logging.getLogger("trio_mcp")
 F = TypeVar("F", bound=Callable[..., Any])
 Lifespan: TypeAlias = "Callable[[Server], AbstractAsyncContextManager[Any]]"
 ListName: TypeAlias = Literal["tools", "prompts", "resources"]
-_LISTS = ("tools", "prompts", "resources")
+_LISTS = get_args(ListName)
 
 
 class Server(metaclass=WithOtherNames):
@@ -791,8 +790,7 @@ def check_names(option: str, names: Collection[str], known: Collection[str], one
 def _check_numbers(page_size: int | None, change_debounce: float, threads: int) -> None:
     if page_size is not None and (type(page_size) is not int or page_size < 1):
         raise UsageError(f"page_size must be a number of items, 1 or more, or None for one page, got {page_size!r}")
-    if type(change_debounce) not in (int, float) or not 0 <= change_debounce < math.inf:
-        raise UsageError(f"change_debounce must be a number of seconds, 0 or more, got {change_debounce!r}")
+    check_seconds("change_debounce", change_debounce, finite=True)
     if type(threads) is not int or threads < 1:
         raise UsageError(f"threads must be a number of threads, 1 or more, got {threads!r}")
 

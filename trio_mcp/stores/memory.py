@@ -12,7 +12,7 @@ from types import TracebackType
 import attrs
 import trio
 
-from trio_mcp.core.errors import check_seconds
+from trio_mcp.core.errors import check_amount
 from trio_mcp.stores.rows import Row, StoreFull, check_room
 
 __all__ = ["MemoryStore"]
@@ -25,7 +25,7 @@ class MemoryStore:
     """A store in memory, for one process.  Several servers of the process may share it."""
 
     def __init__(self, *, max_bytes: float = 256 * 1024 * 1024) -> None:
-        check_seconds("max_bytes", max_bytes)
+        check_amount("max_bytes", max_bytes, "bytes")
         self._max_bytes = max_bytes
         self._rows: dict[tuple[str, str], Row] = {}
         self._owned: dict[tuple[str, str], dict[str, None]] = {}  # (kind, owner) -> its keys

@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 import trio
 
-from trio_mcp.core.errors import UsageError, check_seconds
+from trio_mcp.core.errors import UsageError, check_amount
 from trio_mcp.stores.rows import Row, StoreFailed, StoreFull, check_room
 
 __all__ = ["SQLiteStore"]
@@ -89,7 +89,7 @@ class SQLiteStore:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, max_bytes: float = 8 * 1024 * 1024 * 1024) -> None:
-        check_seconds("max_bytes", max_bytes)
+        check_amount("max_bytes", max_bytes, "bytes")
         if os.fspath(path) in ("", ":memory:"):
             raise UsageError("SQLiteStore needs the path of a file; write MemoryStore() for a store in memory")
         self._path = os.fspath(path)
