@@ -16,7 +16,7 @@ import attrs
 from trio_mcp.core.errors import UsageError
 from trio_mcp.core.messages import record
 
-__all__ = ["Principal", "declared_scopes", "has_scopes"]
+__all__ = ["Principal", "declared_scopes", "has_scopes", "name_of_principal"]
 
 _SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+")  # RFC 6749, 3.3; no character of it needs quoting in a challenge
 
@@ -60,6 +60,11 @@ class Principal:
         # Comparisons with NaN are always false, so the token would never expire.
         if expires is not None and (type(expires) not in (int, float) or math.isnan(expires)):
             raise UsageError(f"expires must be a time in seconds since 1970, or None, not {expires!r}")
+
+
+def name_of_principal(principal: Any) -> Any:
+    """Return the name of a principal.  One that has no access token is its name, and None is anonymous."""
+    return principal.name if isinstance(principal, Principal) else principal
 
 
 def has_scopes(principal: object, needed: Collection[str]) -> bool:

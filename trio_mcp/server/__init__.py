@@ -45,7 +45,7 @@ else:
             "parking": "ParkedCall Parking PendingQuestion",
             "process": "ProcessLife live parse_address run_stdio serve_stdio watched",
             "prompts": "completer_of completion_result prompt_of prompt_result text_arguments",
-            "publishing": "ListenerKey ListeningConnection Publisher Watcher",
+            "publishing": "ListenerKey Publisher Watcher",
             "questions": "Elicit ElicitUrl Inquiry ListRoots Sample UrlElicitationRequired",
             "raw_entries": "raw_entry",
             "registry": "CAPABILITIES Catalog EntryRoute Filter Mount",

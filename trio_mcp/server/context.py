@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import trio
 
-from trio_mcp.core.errors import RequestError, SessionClosed, UsageError, shown
+from trio_mcp.core.errors import RequestError, SessionClosed, UsageError, check_seconds, shown
 from trio_mcp.core.messages import ABSENT, PROGRESS, Id, Json, JsonObject, Request
 from trio_mcp.core.options import WithOtherNames
-from trio_mcp.core.principals import Principal
+from trio_mcp.core.principals import Principal, name_of_principal
 from trio_mcp.core.revisions import NOTHING, Role, Terms
 
 if TYPE_CHECKING:
@@ -159,8 +159,7 @@ class Context(metaclass=WithOtherNames):
     @property
     def principal(self) -> Any:
         """The name of the authenticated principal; None without authentication."""
-        principal = self._terms.principal
-        return principal.name if isinstance(principal, Principal) else principal
+        return name_of_principal(self._terms.principal)
 
     @property
     def scopes(self) -> frozenset[str]:
@@ -287,8 +286,7 @@ class Context(metaclass=WithOtherNames):
         Returns False and does nothing if that is not possible.  It needs a session over HTTP in 2025-11-25 and a client
         that accepts streams and is connected now.  Raises `UsageError` if `retry` is not a number of seconds.
         """
-        if type(retry) not in (int, float) or not 0 <= retry < math.inf:
-            raise UsageError(f"retry must be a number of seconds, 0 or more, got {shown(retry)}")
+        check_seconds("retry", retry, finite=True)
         await trio.lowlevel.checkpoint()
         return self._heard is not None and self._wire.hang_up(retry)
 

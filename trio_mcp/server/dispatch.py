@@ -73,11 +73,11 @@ class CallNext(Protocol):
     def __call__(self, request: Request | None = None, /) -> Awaitable[JsonObject]: ...
 
 
-_Serve: TypeAlias = Callable[[Request], Awaitable[JsonObject]]
+_Rest: TypeAlias = Callable[[Request], Awaitable[JsonObject]]  # of the chain of middleware
 Middleware: TypeAlias = Callable[[Context, Request, CallNext], Awaitable[JsonObject]]
 _USED = {"tools/call": "tools", "prompts/get": "prompts", "resources/read": "resources"}  # the kind of the entry
 _OF_RELAYS = "@"  # begins the cursors of pages of relays; the cursors of `paginate` do not have it
-Serve: TypeAlias = "Callable[[Dispatcher, Catalog, Context, Request], Awaitable[JsonObject]]"
+_Method: TypeAlias = "Callable[[Dispatcher, Catalog, Context, Request], Awaitable[JsonObject]]"
 
 _log = logging.getLogger("trio_mcp")
 
@@ -115,7 +115,7 @@ class Dispatcher:
         try:
             if not server.middleware:
                 return await serve(self, server, ctx, request)
-            call_next: _Serve = functools.partial(serve, self, server, ctx)
+            call_next: _Rest = functools.partial(serve, self, server, ctx)
             for middleware in reversed(server.middleware):
                 call_next = functools.partial(_pass, middleware, ctx, call_next)
             result = await call_next(request)
@@ -432,7 +432,7 @@ class Dispatcher:
         await start_subscription(server, ctx)
         return {}  # not sent: the request stays open
 
-    _METHODS: ClassVar[Mapping[str, Serve]] = {
+    _METHODS: ClassVar[Mapping[str, _Method]] = {
         "subscriptions/listen": _agree,
         **dict.fromkeys(LISTS, _list),
         **dict.fromkeys(_USED, _use),
@@ -441,11 +441,11 @@ class Dispatcher:
     }
 
 
-async def _pass(middleware: Middleware, ctx: Context, call_next: _Serve, request: Request) -> JsonObject:
+async def _pass(middleware: Middleware, ctx: Context, call_next: _Rest, request: Request) -> JsonObject:
     return await middleware(ctx, request, functools.partial(_next, call_next, request))
 
 
-def _next(call_next: _Serve, request: Request, other: Request | None = None, /) -> Awaitable[JsonObject]:
+def _next(call_next: _Rest, request: Request, other: Request | None = None, /) -> Awaitable[JsonObject]:
     if not isinstance(other, Request | None):
         raise UsageError(f"call_next takes a Request, got {type(other).__name__}; write await call_next()")
     return call_next(request if other is None else other)

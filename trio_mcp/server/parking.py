@@ -317,7 +317,7 @@ class Parking:
 
         Raises `NotInThisRevision` or `NotDeclared` if the client does not support one of them; then none is sent.
         """
-        terms, wire = ctx._terms, []
+        terms, written = ctx._terms, []
         for key, question in questions.items():
             if not isinstance(question, Inquiry):
                 kinds = "Elicit(...), ElicitUrl(...), Sample(...) or ListRoots()"
@@ -331,9 +331,9 @@ class Parking:
             lacking += [need for need in question.needs(terms.revision) if not terms.declares(*need)]
             if lacking:
                 raise NotDeclared(question.method, "client", lacking[-1])
-            wire.append(Question(key, question.method, params))
+            written.append(Question(key, question.method, params))
         ctx._pages += tuple([question for question in questions.values() if isinstance(question, ElicitUrl)])
-        return wire
+        return written
 
     def _seal(self, ctx: Context, round: int, parked: ParkedCall | None, again: Json = None) -> str:
         """Seal the request state of a parked handler, or of one that is started again.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import trio
 
-from trio_mcp.core.messages import Id, Json, JsonObject, Limits, Notification, Request
+from trio_mcp.core.messages import Id, Json, JsonObject, Limits, Request
 from trio_mcp.core.subscriptions import ChangeEvent, ChangeKind, Listeners
 from trio_mcp.server.registry import Catalog
 
@@ -22,22 +22,15 @@ if TYPE_CHECKING:
     from trio_mcp.server.context import Context
     from trio_mcp.server.session import ServerSession
 
-__all__ = ["ListenerKey", "ListeningConnection", "Publisher", "Watcher"]
+__all__ = ["ListenerKey", "Publisher", "Watcher"]
 
 _BURST = 8  # notifications until other tasks have a turn: thousands of clients may listen
-
-
-class ListeningConnection(Protocol):
-    """A connection with listeners."""
-
-    def tell_change(self, notification: Notification, about: Id | None) -> None:
-        """Send the notification for the listen request `about`, if it is still open, or for the session if None."""
 
 
 class ListenerKey(NamedTuple):
     """A listener: a listen request on a connection, or (with id None) the legacy session of the connection."""
 
-    link: ListeningConnection
+    link: ServerSession
     id: Id | None
 
 

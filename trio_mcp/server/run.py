@@ -26,6 +26,7 @@ from trio_mcp.transport.wire import CLOSING
 from trio_mcp.transport.workers import WorkerPool
 
 if TYPE_CHECKING:
+    from trio_mcp.core.session import Offer
     from trio_mcp.core.subscriptions import ChangeEvent, Listeners
     from trio_mcp.server.parking import ParkedCall, Parking
     from trio_mcp.server.publishing import ListenerKey, Publisher, Watcher
@@ -111,8 +112,7 @@ class Run:
         self.calls = Rates(limits.call_rate, "call_rate")
         self.running = Shares(limits.calls_in_all)
         """The places of requests that run."""
-        self.kinds = catalog.kinds
-        """The capabilities that the entries need; with more of them than `offered`, call `make_offers`."""
+        self._kinds = catalog.kinds  # the capabilities that the entries need; it only grows
         self.make_offers()
         self.threads = Threads(server._threads)
         self._sessions: dict[ServerSession, Mapping[str, Any]] = {}  # legacy ones, and what was declared to them
@@ -194,13 +194,19 @@ class Run:
 
     def make_offers(self) -> None:
         """Make the offer to clients, and the one to clients that can only receive answers: without changes."""
-        self.offered = len(self.kinds)
+        self._offered = len(self._kinds)
         self.offer = self.server._current_offer()
         capabilities = {
             kind: {name: value for name, value in members.items() if name not in _OF_CHANGES}
             for kind, members in self.offer.capabilities.items()
         }
-        self.quiet_offer = attrs.evolve(self.offer, capabilities=capabilities)
+        self._quiet_offer = attrs.evolve(self.offer, capabilities=capabilities)
+
+    def offer_to(self, session: ServerSession) -> Offer:
+        """Return the current offer to a client."""
+        if len(self._kinds) != self._offered:  # entries of a new kind have been added
+            self.make_offers()
+        return self.offer if session.changes else self._quiet_offer
 
     async def drain(self) -> None:
         """Refuse new requests from now on, and return when all connections have closed.

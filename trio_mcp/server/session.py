@@ -98,6 +98,7 @@ UNFINISHED = "the server has shut down before this call had finished"
 _HALF_CLOSED = "the client has closed its side of the connection"
 CANCELLED_CALL = RequestError(INTERNAL_ERROR, "cancelled")
 """The outcome of a call that was cancelled; it is not sent."""
+# Requests that take effect in the order of their arrival: the last one decides whether there is a subscription.
 _IN_TURN = frozenset({"resources/subscribe", "resources/unsubscribe"})
 
 
@@ -183,11 +184,8 @@ class ServerSession:
         terms: Terms | None = None,
         changes: bool = True,
     ) -> None:
-        if len(run.kinds) != run.offered:  # entries of a new kind have been added
-            run.make_offers()
-        self._changes = changes
-        offer = run.offer if changes else run.quiet_offer
-        self.session = ServerProtocol(offer, link=link, limits=run.limits, terms=terms)
+        self.changes = changes
+        self.session = ServerProtocol(run.offer_to(self), link=link, limits=run.limits, terms=terms)
         self.session.account = self.account = run.bytes.account(None) if account is None else account
         self._run = run
         self.wire = wire
@@ -203,9 +201,9 @@ class ServerSession:
         self.roots: Roots | None = None
         """The client's roots, if it has been asked for them and notifies of changes."""
         self.roots_changes = 0
-        self._idle = trio.lowlevel.ParkingLot()
-        self._variables = copy_context()
-        self._turn: trio.Event | None = None
+        self._idle = trio.lowlevel.ParkingLot()  # tasks that wait until no request has a place
+        self._variables = copy_context()  # the handlers of all requests begin with copies of these
+        self._turn: trio.Event | None = None  # set at the end of the newest request of `_IN_TURN`
         self._last_yield = -math.inf  # when a reporting call last yielded to other tasks
 
     # Incoming messages.
@@ -225,10 +223,7 @@ class ServerSession:
 
         Immediate answers are queued in `session` without a wake-up: the transport sends them after this call.
         """
-        run = self._run
-        if len(run.kinds) != run.offered:
-            run.make_offers()
-        self.session.offer = run.offer if self._changes else run.quiet_offer
+        self.session.offer = self._run.offer_to(self)
         about = self.wire if wire is None else wire
         received, opens = None, False
         if size > LONG:
@@ -612,6 +607,10 @@ class ServerSession:
         )
 
     def tell_change(self, notification: Notification, about: Id | None, key: str | None = None) -> None:
+        """Send a change for the listen request `about`, if it is still open, or for the session if that is None.
+
+        While there is no room, only the newest notification of a method and `key` is held.  The default key is the URI.
+        """
         wire = self.wire if about is None else self._listening.get(about)
         if wire is None:
             return  # the subscription has ended since the change was published

@@ -26,7 +26,7 @@ import logging
 import math
 import signal
 from collections.abc import Awaitable, Callable, Container, Iterable, MutableMapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 from urllib.parse import quote
 
@@ -236,14 +236,13 @@ async def _running_app(stack: AsyncExitStack, app: AsgiApp, closed: bool) -> Non
         raise UsageError("this ASGI application is running already")
     app._claimed = True
     stack.callback(app._leave)
-    joined = app._server._joined()
-    run = await stack.enter_async_context(joined)
-    run.held = True  # by the ASGI server, or the program
+    run = await stack.enter_async_context(app._server._joined())
+    shared, run.held = run.held, True  # by the ASGI server, or the program
     nursery = await stack.enter_async_context(open_nursery())
     endpoint = Endpoint(run, **app._options)
     nursery.start_soon(endpoint.run, name="endpoint of an ASGI application")
     # A shared run continues without this application.
-    ending = endpoint if isinstance(joined, nullcontext) else run
+    ending = endpoint if shared else run
 
     async def drain(kind: object, error: BaseException | None, traceback: object) -> None:
         if error is None:

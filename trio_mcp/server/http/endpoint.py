@@ -64,7 +64,7 @@ from trio_mcp.core.http.server_rules import (
 from trio_mcp.core.http.sse import SseEvent, encode_event, encode_message
 from trio_mcp.core.messages import Batch, Error, Id, Message, Notification, Request
 from trio_mcp.core.oauth.resource import CannotVerify, ResourceServer
-from trio_mcp.core.principals import Principal, has_scopes
+from trio_mcp.core.principals import Principal, has_scopes, name_of_principal
 from trio_mcp.core.revisions import stable_name
 from trio_mcp.core.shares import FEW, LONG, Account, holder_of, weight
 from trio_mcp.server.http.options import HttpOptions, keep_alive_of, policy_of, public_url_of
@@ -83,7 +83,7 @@ from trio_mcp.transport.wire import Framing, Tap
 from trio_mcp.transport.workers import RunStopped, called
 
 __all__ = [
-    "AdmittedRequest", "Caller", "Endpoint", "HttpOptions", "busy", "log_refusal", "name_of",
+    "AdmittedRequest", "Caller", "Endpoint", "HttpOptions", "busy", "log_refusal",
     "over_limit", "seconds_left", "send_reply",
 ]  # fmt: skip
 
@@ -130,10 +130,6 @@ def seconds_left(caller: Caller) -> float:
     """Seconds until the caller's access token expires."""
     expires = caller.expires if isinstance(caller, Principal) else None
     return math.inf if expires is None else expires - time.time()
-
-
-def name_of(caller: Caller) -> str | None:
-    return caller.name if isinstance(caller, Principal) else caller
 
 
 class _AuthenticateTimeout(Exception):
@@ -298,7 +294,7 @@ class Endpoint:
         caller = await self._identify(request, head.cors)
         if isinstance(caller, Reply):
             return caller
-        name = name_of(caller)
+        name: str | None = name_of_principal(caller)
         if name is not None:
             address, holder = holder, holder_of(name, None)
             if self._rates.limited:
