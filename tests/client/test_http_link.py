@@ -599,6 +599,21 @@ async def test_a_busy_server_is_asked_once_more_when_it_said(status: int, autoju
         assert server.heard == ["server/discover", "tools/list", "tools/list"]
 
 
+async def test_a_session_that_ended_while_its_server_was_busy_is_lost(autojump_clock: MockClock) -> None:
+    play = legacy(first(reply(503, **{"Retry-After": "5"}), then=reply(404)))
+    async with script(play) as server, linked(server.connect, [D]) as bench:
+        lost = await failing(bench)
+        assert isinstance(lost, SessionLost)
+        assert not lost.request_may_have_run
+
+
+async def test_headers_that_a_busy_server_refuses_later_are_told_apart(autojump_clock: MockClock) -> None:
+    refused = answers(lambda asked: asked.error(-32020), 400)
+    play = modern(first(reply(503, **{"Retry-After": "5"}), then=refused))
+    async with script(play) as server, linked(server.connect, [E]) as bench:
+        assert isinstance(await failing(bench, "tools/call", {"name": "t"}), HeadersRefused)
+
+
 @pytest.mark.parametrize("through", [True, False])
 async def test_an_answer_of_ours_waits_as_long_as_the_server_says_and_no_longer_for_its_reply(
     through: bool, autojump_clock: MockClock
@@ -670,6 +685,29 @@ async def test_the_end_of_the_handshake_is_sent_again_while_a_proxy_says_that_it
         assert await bench.caller.request("tools/list") == {"tools": []}
         assert [seconds - at[0] for seconds in at] == [0, 0, 1, 3][: times + 1]
         assert len(bench.talk.mistakes) == (times == 4)
+
+
+async def test_a_batch_of_answers_is_sent_again_too(autojump_clock: MockClock) -> None:
+    at, answered = list[float](), trio.Event()
+
+    async def play(asked: Asked, out: Out) -> None:
+        if asked.what == "tools/list":
+            await out.begin()
+            await out.event([{"jsonrpc": "2.0", "id": id, "method": "ping"} for id in "st"])
+            await answered.wait()
+            await out.event(asked.answer({"tools": []}))
+            await out.end()
+        else:  # the batch
+            at.append(trio.current_time())
+            await reply(503 if len(at) < 3 else 202)(asked, out)
+            if len(at) == 3:
+                answered.set()
+
+    async with script(legacy(play)) as server, linked(server.connect, [B]) as bench:
+        with trio.fail_after(60):
+            assert await bench.caller.request("tools/list") == {"tools": []}
+        assert [seconds - at[0] for seconds in at] == [0, 0, 1]
+        assert bench.talk.mistakes == []
 
 
 @streamable
@@ -830,10 +868,11 @@ async def test_the_stream_for_what_belongs_to_no_request_is_opened_again(autojum
 
 
 @pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("reports", [False, True])
 async def test_an_answer_that_comes_by_another_stream_is_waited_for_no_longer(
-    begun: bool, autojump_clock: MockClock
+    begun: bool, reports: bool, autojump_clock: MockClock
 ) -> None:
-    asks = trio.Event()
+    asks, on_progress = trio.Event(), (lambda *report: None) if reports else None
 
     async def play(asked: Asked, out: Out) -> None:
         if asked.what == "GET":
@@ -850,12 +889,44 @@ async def test_an_answer_that_comes_by_another_stream_is_waited_for_no_longer(
         await wait_all_tasks_blocked()
         start = trio.current_time()
         with trio.fail_after(1):
-            assert await bench.caller.request("tools/list") == {"tools": []}
+            assert await bench.caller.request("tools/list", on_progress=on_progress) == {"tools": []}
         assert trio.current_time() == start
         assert bench.link._in_flight == {}
         await wait_all_tasks_blocked()
         assert server.left == ["tools/list"]
         assert bench.talk.mistakes == []
+
+
+async def test_a_request_without_a_task_is_waited_for_no_longer_either(autojump_clock: MockClock) -> None:
+    asks, outcomes = trio.Event(), list[Any]()
+
+    async def play(asked: Asked, out: Out) -> None:
+        if asked.what == "GET":
+            await out.begin()
+            await asks.wait()
+            await out.event({"jsonrpc": "2.0", "id": server.asked[-1].id, "result": {"tools": []}})
+        asks.set()
+        await out.hold()
+
+    async with script(legacy(play)) as server, linked(server.connect, [D]) as bench:
+        bench.nursery.start_soon(bench.link.run_event_stream)
+        await wait_all_tasks_blocked()
+        bench.caller.begin("tools/list", on_end=lambda outcome, failure: outcomes.append(outcome.result))
+        bench.caller.handle_events(())
+        await wait_all_tasks_blocked()
+        assert outcomes == [{"tools": []}]
+        assert bench.link._in_flight == {}
+        assert server.left == ["tools/list"]
+
+
+async def test_a_page_in_place_of_the_event_stream_does_not_tell_the_token(autojump_clock: MockClock) -> None:
+    async def play(asked: Asked, out: Out) -> None:
+        await out.reply(200, f"you sent {asked.headers['Authorization']}".encode(), kind="text/plain")
+
+    headers = (("Authorization", "Bearer abcdefghijkl"),)
+    async with script(legacy(play)) as server, linked(server.connect, [D], headers=lambda: headers) as bench:
+        await bench.link.run_event_stream()
+        assert "you sent Bearer [secret]" in bench.talk.mistakes[0]
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,6 @@ class _InFlight:
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     sent: bool = False
     streaming: bool = False  # the response is a stream that has begun
-    awaited: bool = False  # the task that waits for the answer sends it
     answered: bool = False  # the answer came on another stream
 
 
@@ -254,7 +253,6 @@ class HttpLink(ClientSession):
             if not isinstance(message, Request) or message.id != id:
                 self._start(message)
             elif (flight := self._begin(message)) is not None:
-                flight.awaited = True
                 sending = self._post(message, flight)
         return sending
 
@@ -302,7 +300,7 @@ class HttpLink(ClientSession):
 
     def request_done(self, id: Id) -> None:
         flight = self._in_flight.get(id)
-        if flight is not None and flight.awaited:  # answered on another stream: end the wait for this one
+        if flight is not None:  # answered on another stream: end the wait for this one
             flight.answered = True
             self.request_abandoned(id)
 
@@ -410,7 +408,7 @@ class HttpLink(ClientSession):
         message = exchange.message
         assert not isinstance(message, InvalidMessage)  # messages to send are made here
         body = b"" if message is None else encode(message)
-        must_arrive = isinstance(message, Response | Error) or _is_initialized(message)
+        must_arrive = isinstance(message, Response | Error | Batch) or _is_initialized(message)
         insistence = _Insistence() if must_arrive else None
         redirects = 0
         while True:
@@ -431,7 +429,7 @@ class HttpLink(ClientSession):
                         return rules.ReplyLost(why, reply.status), exchange, reply
                     self._end_abandoned_stream("the server is busy, perhaps with too many connections")
                     await trio.sleep(seconds)
-                    exchange = attrs.evolve(exchange, again=True)
+                    exchange = attrs.evolve(exchange, waited=True)
                 case _:
                     return verdict, exchange, reply
 
@@ -444,7 +442,7 @@ class HttpLink(ClientSession):
         changes in this session; but some servers break the connection over it, or do not reply, and work otherwise.
         An attempt without a reply has waited already, so no pause follows it.
         """
-        answers = isinstance(exchange.message, Response | Error)
+        answers = not _is_initialized(exchange.message)
         while True:
             last = not answers and tries.broken + 1 >= _INITIALIZED_ATTEMPTS
             try:
@@ -518,7 +516,7 @@ class HttpLink(ClientSession):
                 await _drain(reply)  # only the status matters
             elif not success or rules.kind_of(reply.headers) != EVENT_STREAM:
                 content = await reply.read(self._limits.message_bytes)
-            if not success:
+            if not success or exchange.method == "GET":  # then it is no message, and an error may show it
                 content = without_credentials(content, fields)
             verdict = rules.read_reply(exchange, status, reply.headers, content, self._limits)
             if isinstance(verdict, rules.AnswerReceived | rules.Streaming) and verdict.session is not None:
@@ -868,6 +866,9 @@ class SseLink(HttpLink):
 
     def send_request(self, id: Id) -> None:
         self.wake()  # the reply to a POST has no answer
+
+    def request_done(self, id: Id) -> None:
+        """Do nothing: the reply to the POST may still come, so that its connection can be used again."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run the session until its stream ends; it is started when the server has sent the URL for POSTs.

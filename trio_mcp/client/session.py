@@ -445,14 +445,14 @@ class ClientSession:
 
     def _finish(self, outcome: Outcome, failure: McpError | None) -> None:
         pending = self._pending.pop(outcome.id, None)
-        if pending is None:
-            if (on_end := self._begun.pop(outcome.id, None)) is not None:
-                on_end(outcome, failure)
-            return
-        pending.outcome, pending.failure = outcome, failure
-        if pending.timer is not None:
-            pending.timer.answered()
-        pending.wake()
+        if pending is not None:
+            pending.outcome, pending.failure = outcome, failure
+            if pending.timer is not None:
+                self._timers.discard(pending.timer)  # a question of the server must not start it again
+                pending.timer.answered()
+            pending.wake()
+        elif (on_end := self._begun.pop(outcome.id, None)) is not None:
+            on_end(outcome, failure)
         self.request_done(outcome.id)
 
     def _add_report(self, report: ProgressReported) -> None:

@@ -93,7 +93,8 @@ class Exchange:
     """One HTTP request of the client, with the facts to judge its response by.
 
     `revision` is the revision of the message (for initialize, the proposed one).  `probing`: this is the first contact
-    with the server.  `again`: this is the second attempt.  `sse`: the transport is HTTP+SSE.
+    with the server.  `again`: this is the second attempt.  `waited`: it was sent again after a `RetryAfter`; the other
+    steps are still open to it.  `sse`: the transport is HTTP+SSE.
     """
 
     url: str
@@ -104,6 +105,7 @@ class Exchange:
     speaks: Sequence[Revision] = tuple(REVISIONS.values())  # the revisions this client supports
     probing: bool = False
     again: bool = False
+    waited: bool = False
     sse: bool = False
     asked: frozenset[Id] = attrs.field(init=False, eq=False, repr=False)
     """The ids of the requests in the message: usually one."""
@@ -309,7 +311,8 @@ def read_reply(
         return Challenged(status, headers.get("WWW-Authenticate", ""), why)
     after = headers.get("Retry-After", "")
     # Seconds only: a date would need a clock, and servers with rate limits do not send dates.
-    if status in (429, 503) and not exchange.again and re.fullmatch(r"[0-9]{1,9}", after):
+    waited = exchange.again or exchange.waited
+    if status in (429, 503) and not waited and re.fullmatch(r"[0-9]{1,9}", after):
         return RetryAfter(int(after))
     # A 400 means an unknown session with servers of the Python SDK up to 1.12.
     blamed = isinstance(message, InvalidMessage) and b"session" in body[:_QUOTED_BYTES].lower()
