@@ -542,6 +542,7 @@ def test_a_busy_server_is_asked_again_once_when_it_said() -> None:
     for status in (429, 503):
         assert reply(exchange(), status, Retry_After="7") == RetryAfter(7)
         assert isinstance(reply(exchange(again=True), status, Retry_After="7"), ReplyLost)
+        assert isinstance(reply(exchange(waited=True), status, Retry_After="7"), ReplyLost)
     assert isinstance(reply(exchange(), 500, Retry_After="7"), ReplyLost)
 
 

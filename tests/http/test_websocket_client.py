@@ -187,7 +187,7 @@ async def test_what_is_no_header_is_our_callers_mistake(field: tuple[str, str], 
 
 
 async def refused_by(
-    reply: Callable[[h11.Request], bytes], url: str = URL, *, ends: bool = True, **options: Any
+    reply: Callable[[h11.Request], bytes], url: str = URL, *headers: tuple[str, str], ends: bool = True, **options: Any
 ) -> Exception:
     """What is raised to who dials a server that answers so, and says no more."""
     ours, theirs = wide()
@@ -197,7 +197,7 @@ async def refused_by(
         @nursery.start_soon
         async def _() -> None:
             try:
-                await dial(ours, url, **options)
+                await dial(ours, url, *headers, **options)
             except Exception as error:  # noqa: BLE001  # whatever it is, the test looks at it
                 caught.append(error)
 
@@ -241,6 +241,17 @@ async def test_what_a_server_answers_otherwise_is_told(
     assert "secret" not in str(error)
     if status == 401:
         assert error.headers["WWW-Authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("before", [0, 380, 399])
+async def test_no_part_of_a_token_is_told(before: int, autojump_clock: MockClock) -> None:
+    token = "abcdefghijklmnopqrstuvwxyz" * 20
+    body = b"x" * before + token.encode() + b"y" * 1000
+    said = b"HTTP/1.1 401 No\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    error = await refused_by(lambda request: said, URL, ("Authorization", f"Bearer {token}"))
+    assert isinstance(error, UpgradeRefused)
+    assert len(error.body) == 400
+    assert b"ab" not in error.body
 
 
 CONSENTS: list[tuple[str, dict[str, str | None], str]] = [

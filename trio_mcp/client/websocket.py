@@ -129,7 +129,7 @@ async def _shake_hands(
         while (head := reader.head()) is None:
             reader.feed(await _receive(stream))
         status, reply = head
-        rest = reader.rest() if status == 101 else await _read_beginning(stream, reader)
+        rest = reader.rest() if status == 101 else await _read_beginning(stream, reader, sent)
     except GONE as error:
         other = "ws" if name.startswith("wss") else "wss"
         raise SessionClosed(
@@ -140,7 +140,6 @@ async def _shake_hands(
         why = "the server uses TLS: use wss://" if tls else str(error)
         raise RemoteProtocolError(f"{name} did not answer the handshake with HTTP: {why}") from error
     if status != 101:
-        rest = without_credentials(rest, sent)
         why = f": {shown(rest.decode(errors='replace'), _BODY_SHOWN)}" if rest else ""
         if 300 <= status < 400:
             why = "; redirects are not followed here: open the URL in its Location header"
@@ -157,15 +156,17 @@ async def _receive(stream: trio.abc.Stream) -> bytes:
     return data
 
 
-async def _read_beginning(stream: trio.abc.Stream, reader: ReplyReader) -> bytes:
-    """Return the part of a body that comes at once.  It may be incomplete, or never end."""
+async def _read_beginning(stream: trio.abc.Stream, reader: ReplyReader, sent: Fields) -> bytes:
+    """Return the beginning of a body, without the credentials in `sent`.  It may be incomplete, or never end."""
+    # More is read than is shown: half of a token would not be found.
+    most = _BODY_SHOWN + max((len(value) for _, value in sent), default=0)
     body = b""
     with trio.move_on_after(CLOSING), suppress(RemoteProtocolError, *GONE):
-        while len(body) < _BODY_SHOWN and not reader.done:
+        while len(body) < most and not reader.done:
             if not (data := reader.body()) and not reader.done:
                 reader.feed(await _receive(stream))
             body += data
-    return body[:_BODY_SHOWN]
+    return without_credentials(body, sent)[:_BODY_SHOWN]
 
 
 def _upgrade_fault(reply: Headers, key: bytes) -> str | None:
