@@ -17,6 +17,7 @@ from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 from tests.client.everywhere import Where, at_home, everywhere, nothing_left, reachable, visiting
 from tests.client.house import build
 from tests.client.http_script import URL, Asked, Out, Script, legacy, modern, script
+from tests.client.linked import Peer
 from tests.http.stage import D, E
 from tests.requirements import req
 from tests.server.checkpoints import wide
@@ -241,6 +242,69 @@ async def test_progress_puts_off_the_timeout_and_not_the_maximum(where: Where, a
         assert await client.call_tool("work", {"seconds": 50}, max_timeout=math.inf, returns=int) == 50
         with pytest.raises(trio.TooSlowError, match="for 3 seconds"):
             await client.request("tools/call", {"name": "sleep", "arguments": {}}, timeout=3)
+
+
+@contextlib.asynccontextmanager
+async def of_a_peer(**options: Any) -> AsyncIterator[tuple[Client, Peer]]:
+    ours, theirs = memory_stream_pair()
+    peer = Peer(theirs, D, {"tools": {}})
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(peer.run)
+        async with open_client(ours, revision=D, **options) as client:
+            yield client, peer
+
+
+async def test_a_question_does_not_start_the_timeout_of_a_call_again_that_was_answered(
+    autojump_clock: MockClock,
+) -> None:
+    results = []
+
+    async def slowly(*report: Any) -> None:
+        await trio.sleep(60)
+
+    async with of_a_peer(roots=["/x"]) as (client, peer), trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def call() -> None:
+            results.append(await client.call_tool("t", on_progress=slowly, timeout=5))
+
+        asked = await peer.take("tools/call")
+        token = asked["params"]["_meta"]["progressToken"]
+        await peer.tell("notifications/progress", {"progressToken": token, "progress": 1})
+        await peer.answer(asked, {"content": []})
+        await peer.send({"id": 1, "method": "roots/list"})
+    assert len(results) == 1
+
+
+@pytest.mark.parametrize("option", ["timeout", "max_timeout"])
+@pytest.mark.parametrize("returns", [False, True])
+async def test_the_timeout_of_a_call_is_that_of_the_list_which_it_needs_too(
+    returns: bool, option: str, autojump_clock: MockClock
+) -> None:
+    async def play(asked: Asked, out: Out) -> None:
+        if asked.what == "tools/list":
+            assert asked.headers["X-Key"] == "k"
+            await out.hold()
+        await out.json(asked.error(-32020, "the headers do not fit"), 400)
+
+    async with script(modern(play)) as server:
+        with reachable(server.connect):
+            async with open_client(URL, revision=E) as client:
+                start, expected = trio.current_time(), {"returns": int} if returns else {}
+                options: Any = {option: 5, "headers": {"X-Key": "k"}, **expected}
+                with trio.fail_after(60), pytest.raises(trio.TooSlowError, match=f"5 seconds.*{option}"):
+                    await client.call_tool("t", **options)
+                assert trio.current_time() == start + 5
+                assert server.heard[-1] == "tools/list"
+
+
+async def test_what_is_kept_of_a_deviation_is_short(autojump_clock: MockClock) -> None:
+    async with of_a_peer() as (client, peer):
+        await peer.send({"id": None, "error": {"code": -32600, "message": "x" * 100_000}})
+        await wait_all_tasks_blocked()
+        [why] = client.deviations
+        assert why.startswith("the server could not read a message: 'xxx")
+        assert len(why) <= 1000
 
 
 @everywhere(revisions=[D, E], without=["child", "http json"])

@@ -356,7 +356,7 @@ class Client(metaclass=WithOtherNames):
                 if refused is not None:
                     if self._connection.cache is not None:
                         self._connection.cache.forget("tools/list")
-                    await self.list_tools()
+                    await self._list_tools(headers, timer)
                 # New headers for each round: the user may take longer to answer than a token is valid.
                 fields = self._fields(headers) if fields is None else fields
                 result = await self._connection.request(method, params, on_progress, fields, timer)
@@ -484,6 +484,11 @@ class Client(metaclass=WithOtherNames):
         pages = self._pages("tools/list", models.ListToolsResult, options)
         return [tool async for page in pages for tool in self._remember_tools(page)]
 
+    async def _list_tools(self, headers: Mapping[str, str] | None, timer: Timer | None) -> None:
+        """List the tools for a call, with its headers and in its time."""
+        list_tools = partial(self.list_tools, headers=headers)
+        await (list_tools() if timer is None else timer.run("tools/list", list_tools))
+
     def _remember_tools(self, page: models.ListToolsResult) -> list[models.Tool]:
         return self._tools.add(page.tools, mirroring=self._connection.current.session.link is LinkKind.EXCHANGE)
 
@@ -545,9 +550,10 @@ class Client(metaclass=WithOtherNames):
         returned: ReturnType[Any] | None = None
         if returns is not ABSENT:
             returned = ReturnType(returns)  # raises UsageError before a request is sent
-            await self._tools.ensure_listed(name, self.list_tools)
         sent_params, headers = self._with_meta(params, options.get("meta")), options.get("headers")
         timer = self._timer(options, progress=True) if options or self._has_timeout else None
+        if returned is not None:
+            await self._tools.ensure_listed(name, partial(self._list_tools, headers, timer))
         raw_result, _ = await self._send("tools/call", sent_params, on_progress, headers, timer, refresh_tools=True)
         result = from_json(models.CallToolResult, raw_result)
         self._tools.check_result(name, result)

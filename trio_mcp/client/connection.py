@@ -63,6 +63,7 @@ _log = logging.getLogger("trio_mcp.client")
 
 _SET_LEVEL = "logging/setLevel"
 _DEVIATIONS = 100  # the newest that are kept; the log has all of them
+_DEVIATION_LENGTH = 1000  # characters of one deviation
 # Seconds that a new session waits for the answer to `logging/setLevel`, because over HTTP a call could overtake it.
 # After that the session is used with any answer.
 _LOG_LEVEL_WAIT = 1.0
@@ -392,14 +393,14 @@ class ClientConnection:
             self._forget_tools()
         self.subscriptions.missed(for_good=for_good)
 
-    def mistake(self, why: str) -> None:
+    def mistake(self, why: str, level: int = logging.INFO) -> None:
+        why = why[:_DEVIATION_LENGTH]  # it may repeat a text of the server, which may be as long as a message
         self.deviations.append(why)
-        _log.info("deviation of the server: %s", why)
+        _log.log(level, "deviation of the server: %s", why)
 
     def report_loss(self, why: str) -> None:
         """Report a violation of the protocol that makes an item of the server unusable (http-86)."""
-        self.deviations.append(why)
-        _log.warning("deviation of the server: %s", why)
+        self.mistake(why, logging.WARNING)
 
     def connection_lost(self, failure: McpError) -> None:
         if self._open.cancel_called or self._current is None or self._current.failure is not failure:
