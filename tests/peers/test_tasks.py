@@ -65,7 +65,7 @@ EXTENSION = {
     "started": "working",
     "cancelled": "cancelled",
 }
-SEEN = {PYTHON: CORE, TYPESCRIPT: CORE, FASTMCP: EXTENSION}
+SEEN: dict[str, dict[str, Any]] = {PYTHON: CORE, TYPESCRIPT: CORE, FASTMCP: EXTENSION}
 CLIENT_GAPS: dict[str, dict[str, Gap]] = {
     TYPESCRIPT: {"plain_required": Gap(-32600, "it does not send a plain call of a tool that requires a task")},
 }

@@ -1,0 +1,65 @@
+"""A server whose tasks are in a file, to be killed at any moment: ``python -m tests.extensions.mortal FOLDER``.
+
+It prints its URL when it listens.  Each run of a handler adds a line to the file `runs` of the folder.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import trio
+
+from trio_mcp import Accepted, Context, Limits, Server, serve_http
+from trio_mcp.extensions.tasks import keeper
+from trio_mcp.stores import SQLiteStore
+
+LEASE = 0.6  # seconds; only one process lives at a time, and the next one need not wait for long
+
+
+def make_server(folder: Path) -> Server:
+    server = Server("mortal", store=SQLiteStore(folder / "tasks.db"), limits=Limits(tasks=100_000))
+    runs = os.open(folder / "runs", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    @server.tool(task="required")
+    async def once(token: str, seconds: float) -> str:
+        """Work that cannot be done again."""
+        os.write(runs, f"{token}\n".encode())
+        await trio.sleep(seconds)
+        return f"done {token}"
+
+    @server.tool(task="required", replay=True)
+    async def again(token: str, seconds: float, ctx: Context) -> str:
+        """Work that can be done again, with notes about it."""
+        os.write(runs, f"{token}\n".encode())
+        for number in range(4):
+            await ctx.task.status(f"part {number}")
+            await trio.sleep(seconds / 4)
+        return f"done {token}"
+
+    @server.tool(task="required", replay=True)
+    async def asks(token: str, seconds: float, ctx: Context) -> str:
+        """Two questions, and some work between them."""
+        os.write(runs, f"{token}\n".encode())
+        said = []
+        for number in range(2):
+            answer = await ctx.elicit(f"{token} {number}?", str)
+            said.append(answer.value if isinstance(answer, Accepted) else "nothing")
+            await trio.sleep(seconds)
+        return f"done {token} {' '.join(said)}"
+
+    return server
+
+
+async def main(folder: Path) -> None:
+    async with trio.open_nursery() as nursery:
+        address = await nursery.start(serve_http, make_server(folder))
+        sys.stdout.write(f"{address.url}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    keeper.LEASE = LEASE  # type: ignore[misc]
+    keeper._PERIOD = LEASE / 3  # type: ignore[misc]
+    trio.run(main, Path(sys.argv[1]))

@@ -1,0 +1,183 @@
+"""A server process that is killed at any moment, again and again, and loses no task that a client knows of."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+
+from trio_mcp import Client, open_client
+from trio_mcp.client import ClientOptions
+from trio_mcp.core.tasks import TaskState, TaskStatus
+from trio_mcp.errors import ConnectionFailed, SessionClosed
+from trio_mcp.extensions.tasks import ClientTask
+
+ROOT = Path(__file__).parents[2]
+CLIENTS = 4
+YOUNG, LONGEST = 1.0, 3.0  # seconds: a life that may end before the server listens, and one with clients
+LAST = 120.0  # seconds in which all tasks end, when the server is not killed any more
+# Questions are answered by their keys, and not by this callback.
+OPTIONS: ClientOptions = {"tasks": True, "revision": "2026-07-28", "elicitation": lambda form: {}}
+TOOLS = ("once", "once", "again", "asks")
+LOST = "the server stopped while this task ran"
+
+
+@attrs.define(eq=False)
+class Known:
+    """A task that a client knows of."""
+
+    id: str
+    tool: str
+    token: str
+    ended: TaskState | None = None
+    answered: set[str] = attrs.field(factory=set)
+
+
+@attrs.define(eq=False)
+class World:
+    folder: Path
+    dice: random.Random
+    known: list[Known] = attrs.field(factory=list)
+    wrong: list[str] = attrs.field(factory=list)
+    begun: int = 0
+    lives: int = 0  # in which the server has listened
+
+    def see(self, task: Known, state: TaskState) -> None:
+        """A state of a task, as a client got it."""
+        if task.ended is not None and repr(state) != repr(task.ended):  # errors are compared by identity
+            self.wrong.append(f"{task.token} was {task.ended}, and is {state}")
+        if task.answered & {each.key for each in state.questions}:
+            self.wrong.append(f"{task.token} asks {state.questions} again")
+        if not state.terminal or task.ended is not None:
+            return
+        task.ended = state
+        said = "" if state.result is None else state.result["content"][0]["text"]
+        if state.status is TaskStatus.COMPLETED:
+            wanted = f"done {task.token}" + (" 0 1" if task.tool == "asks" else "")
+            if said != wanted:
+                self.wrong.append(f"{task.token} returned {said!r}")
+        elif state.status is TaskStatus.FAILED and (task.tool != "once" or LOST not in str(state.error)):
+            self.wrong.append(f"{task.token} failed: {state.error}")
+
+
+async def visit(world: World, url: str, life: trio.CancelScope, seconds: float) -> None:
+    """Start tasks and look at tasks.  The life of the server ends so many seconds after a client was open."""
+    try:
+        async with open_client(url, **OPTIONS) as client:
+            life.deadline = min(life.deadline, trio.current_time() + seconds)
+            while True:
+                await act(world, client)
+                await trio.sleep(world.dice.uniform(0, 0.02))
+    except (ConnectionFailed, SessionClosed):
+        return  # it was killed
+
+
+async def act(world: World, client: Client) -> None:
+    dice = world.dice
+    deed = dice.random()
+    if deed < 0.5 or not world.known:
+        world.begun += 1
+        tool, token = dice.choice(TOOLS), f"t{world.begun}"
+        task = await client.start_task(tool, {"token": token, "seconds": dice.choice((0, 0.02, 0.3))})
+        known = Known(task.id, tool, token)
+        world.known.append(known)
+        world.see(known, task.state)
+        return
+    # More often a young one: a task that has ended does not change any more.
+    number = len(world.known) - 1 - min(int(dice.expovariate(1 / 20)), len(world.known) - 1)
+    known = world.known[number if deed < 0.9 else dice.randrange(len(world.known))]
+    task = client.open_task(known.id)
+    if deed > 0.97:
+        await task.cancel()
+    await look(world, known, task)
+
+
+async def look(world: World, known: Known, task: ClientTask) -> None:
+    """Look at a task, and answer it."""
+    state = await task.status()
+    world.see(known, state)
+    for each in state.questions:
+        number = each.params["message"].split()[1].rstrip("?")
+        await task.answer({each.key: {"action": "accept", "content": {"value": number}}})
+        known.answered.add(each.key)
+
+
+async def live(world: World) -> None:
+    """One life of the server, most often with clients."""
+    async with serving(world) as process:
+        if world.dice.random() < 0.2:
+            await trio.sleep(world.dice.uniform(0, YOUNG))
+            return
+        with trio.fail_after(LAST):
+            url = await address(process)
+        world.lives += 1
+        with trio.fail_after(LAST), trio.CancelScope() as life:
+            async with trio.open_nursery() as nursery:
+                for _ in range(CLIENTS):
+                    nursery.start_soon(visit, world, url, life, world.dice.uniform(0, LONGEST))
+
+
+class serving:
+    """A server process, which is killed at the end of the block."""
+
+    def __init__(self, world: World) -> None:
+        self._command = [sys.executable, "-m", "tests.extensions.mortal", str(world.folder)]
+
+    async def __aenter__(self) -> trio.Process:
+        self._process = await trio.lowlevel.open_process(self._command, stdout=subprocess.PIPE, cwd=ROOT)
+        return self._process
+
+    async def __aexit__(self, *_: Any) -> None:
+        assert self._process.poll() is None
+        self._process.kill()
+        with trio.CancelScope(shield=True):
+            await self._process.wait()
+            assert self._process.stdout is not None
+            await self._process.stdout.aclose()
+
+
+async def address(process: trio.Process) -> str:
+    said = b""
+    assert process.stdout is not None
+    while not said.endswith(b"\n"):
+        more = await process.stdout.receive_some()
+        assert more, "the server did not start"
+        said += more
+    return said.decode().strip()
+
+
+async def all_end(world: World) -> None:
+    """The last life, in which each task has to end."""
+    async with serving(world) as process, open_client(await address(process), **OPTIONS) as client:
+        with trio.fail_after(LAST):
+            for known in world.known:
+                await look(world, known, client.open_task(known.id))
+            while left := [known for known in world.known if known.ended is None]:
+                await trio.sleep(0.1)
+                for known in left:
+                    await look(world, known, client.open_task(known.id))
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("rounds", [4, pytest.param(200, marks=pytest.mark.long)])
+async def test_a_server_that_is_killed_loses_no_task(rounds: int, tmp_path: Path) -> None:
+    world = World(tmp_path, random.Random(rounds))
+    for _ in range(rounds):
+        await live(world)
+    await all_end(world)
+    runs = Counter((tmp_path / "runs").read_text().split())
+    ended = Counter(f"{known.tool} {known.ended.status.value}" for known in world.known if known.ended)
+    twice = sum(count > 1 for count in runs.values())
+    figures = f"{len(world.known)} tasks, {dict(ended)}, {twice} ran again"
+    sys.stdout.write(f"{rounds} rounds, {world.lives} with clients: {figures}\n")
+    assert world.wrong == []
+    # task-31: only work that can be done again was done again, and none that had ended.
+    assert [known.token for known in world.known if known.tool == "once" and runs[known.token] > 1] == []
+    assert len(world.known) > rounds
