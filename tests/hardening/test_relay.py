@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -490,6 +491,55 @@ for line in sys.stdin:
     assert "/home/bob" in said[1]
 
 
+GREETING = """
+import json, sys
+def send(**message):
+    print(json.dumps({"jsonrpc": "2.0", **message}))
+for line in sys.stdin:
+    message = json.loads(line)
+    method, id = message.get("method"), message.get("id")
+    if method == "initialize":
+        capabilities = {"tools": {}, "logging": {}}
+        info = {"name": "x", "version": "1"}
+        send(id=id, result={"protocolVersion": "2025-11-25", "capabilities": capabilities, "serverInfo": info})
+        send(method="notifications/message", params={"level": "error", "data": "hello"})
+    elif id is not None:
+        send(id=id, result={"content": []})
+    sys.stdout.flush()
+"""
+
+
+async def test_a_log_message_of_the_opening_of_a_shared_session_goes_to_the_call_that_opens_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    heard: list[Any] = []
+    async with (
+        open_relay([sys.executable, "-E", "-S", "-c", GREETING], revision=D) as shown,
+        shown.running(),
+        at_home("http", shown) as url,
+        open_client(url, revision=D) as first,
+    ):
+        await first.call_tool("look")  # in the session that was opened at the start
+        async with open_client(url, revision=E, on_log=lambda message: heard.append(message.data)) as client:
+            await client.call_tool("look")
+    assert heard == ["hello"]
+    assert "callback" not in caplog.text
+
+
+async def test_log_messages_that_wait_for_a_slow_client_are_bounded_in_bytes() -> None:
+    async with of_a_peer("memory") as (peer, client), trio.open_nursery() as nursery:
+        heard: list[int] = []
+        async with client("", D, on_log=lambda message: heard.append(len(message.data))) as slow:
+            nursery.start_soon(slow.call_tool, "t")
+            call = await peer.take("tools/call")
+            params = {"level": "error", "data": "x" * 100_000}
+            line = json.dumps({"jsonrpc": "2.0", "method": "notifications/message", "params": params})
+            await peer.stream.send_all(f"{line}\n".encode() * 100)  # at once, so few are sent meanwhile
+            await peer.answer(call, {"content": []})
+            await settled()
+        assert 0 < sum(heard) <= 2 * 1024 * 1024
+
+
 # What changes.
 
 
@@ -732,6 +782,20 @@ async def test_a_subscription_goes_on_in_the_next_session(autojump_clock: MockCl
             await call(client)
             assert (await changes.__anext__()).item == "house://one"  # it may have changed meanwhile
             await trio.sleep(31)
+
+
+async def test_a_subscription_that_has_held_is_opened_again_soon(autojump_clock: MockClock) -> None:
+    async with (
+        relay_of_websockets() as (behind, shown),
+        open_client(shown, revision=D) as client,
+        client.listen(resources="house://one"),
+    ):
+        for _ in range(8):
+            await trio.sleep(3600)
+            dialled = behind.dialled
+            await behind.cut()
+            await trio.sleep(2)
+            assert behind.dialled == dialled + 1
 
 
 async def test_a_stream_that_has_ended_is_not_opened_again() -> None:

@@ -36,7 +36,7 @@ else:
                 "fields_of"
             ),
             "session": (
-                "ClientSession HandshakeError HeadersRefused NoResponse OnProgress Progress Reports "
+                "ClientSession DroppingQueue HandshakeError HeadersRefused NoResponse OnProgress Progress "
                 "ServerMessageHandler SessionLost StreamLink Timer Unauthorized failure_of request_error "
                 "too_many_questions"
             ),

@@ -38,7 +38,7 @@ from trio_mcp.client.options import (
     copy_mapping,
     fields_of,
 )
-from trio_mcp.client.session import HeadersRefused, NoResponse, OnProgress, Progress, Reports, Timer
+from trio_mcp.client.session import DroppingQueue, HeadersRefused, NoResponse, OnProgress, Progress, Timer
 from trio_mcp.client.subscriptions import Subscription
 from trio_mcp.client.tools import KnownTools, ReturnType
 from trio_mcp.core import models
@@ -831,7 +831,7 @@ class ToolCall(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._reports = Reports()
+        self._reports: DroppingQueue[Progress] = DroppingQueue()
         self._changed = trio.Event()
         self._ended = trio.Event()
         self._result: T | Absent = ABSENT
@@ -864,7 +864,7 @@ class ToolCall(Generic[T]):
         return self._result
 
     def _add_report(self, progress: float, total: float | None, message: str | None) -> None:
-        self._reports.add(Progress(progress, total, message))
+        self._reports.add(Progress(progress, total, message), len(message or ""))
         self._changed.set()
 
     async def _run(self, call: Callable[[OnProgress], Awaitable[T]]) -> None:

@@ -30,7 +30,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 import attrs
 import trio
@@ -64,12 +64,12 @@ from trio_mcp.transport.wire import Duplex, Framing, Tap
 
 __all__ = [
     "ClientSession",
+    "DroppingQueue",
     "HandshakeError",
     "HeadersRefused",
     "NoResponse",
     "OnProgress",
     "Progress",
-    "Reports",
     "ServerMessageHandler",
     "SessionLost",
     "StreamLink",
@@ -98,8 +98,8 @@ _SILENCE = 10.0  # seconds of opening after which a warning is logged
 # Seconds for which a server may ignore a cancellation and continue to work on the request.
 _CANCELLED_SECONDS = 300.0
 
-_REPORTS = 1000  # the most reports in the queue, for a slow callback or iterator
-_CHARACTERS = 1024 * 1024  # the most characters in their messages
+_QUEUED = 1000  # the most items in a `DroppingQueue`
+_QUEUED_CHARACTERS = 1024 * 1024  # the most characters in all of them
 
 
 class HandshakeError(McpError):
@@ -262,29 +262,32 @@ class Progress:
     message: str | None = None
 
 
-class Reports:
-    """A queue of progress reports.  If it is full, the oldest are dropped, because the last one is the most useful."""
+class DroppingQueue(Generic[T]):
+    """A queue of reports or log messages for a slow reader.
+
+    If it is full, the oldest items are dropped, because the last ones are the most useful.
+    """
 
     __slots__ = ("_characters", "_waiting")
 
     def __init__(self) -> None:
-        self._waiting: deque[Progress] = deque()
+        self._waiting: deque[tuple[T, int]] = deque()
         self._characters = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, report: Progress) -> None:
-        self._waiting.append(report)
-        self._characters += len(report.message or "")
-        while len(self._waiting) > _REPORTS or (self._characters > _CHARACTERS and len(self._waiting) > 1):
+    def add(self, item: T, characters: int) -> None:
+        self._waiting.append((item, characters))
+        self._characters += characters
+        while len(self._waiting) > _QUEUED or (self._characters > _QUEUED_CHARACTERS and len(self._waiting) > 1):
             self.take()
 
-    def take(self) -> Progress:
-        """Remove and return the oldest report."""
-        report = self._waiting.popleft()
-        self._characters -= len(report.message or "")
-        return report
+    def take(self) -> T:
+        """Remove and return the oldest item."""
+        item, characters = self._waiting.popleft()
+        self._characters -= characters
+        return item
 
 
 class _PendingRequest:
@@ -296,7 +299,7 @@ class _PendingRequest:
         self.headers = headers
         self.on_progress = on_progress
         self.timer = timer
-        self.reports: Reports | None = None
+        self.reports: DroppingQueue[Progress] | None = None
         self.outcome: Outcome | None = None
         self.failure: McpError | None = None
         # An Event per call would cost more than all other work in this class.
@@ -463,8 +466,9 @@ class ClientSession:
             pending.timer.progressed()
         if pending.on_progress is not None:
             if pending.reports is None:
-                pending.reports = Reports()
-            pending.reports.add(Progress(report.progress, report.total, report.message))
+                pending.reports = DroppingQueue()
+            progress = Progress(report.progress, report.total, report.message)
+            pending.reports.add(progress, len(report.message or ""))
             pending.wake()
 
     # Opening

@@ -70,7 +70,7 @@ from trio_mcp.core.extensions import Extension, Extensions
 from trio_mcp.core.http.fields import Mirror, find_mirrors
 from trio_mcp.core.messages import Id, JsonObject, Limits, Request
 from trio_mcp.core.models import Tool
-from trio_mcp.core.revisions import REVISIONS, Role, in_protocol
+from trio_mcp.core.revisions import REVISIONS, Revision, Role, in_protocol
 from trio_mcp.core.session import Offer
 from trio_mcp.core.shares import Shares
 from trio_mcp.core.subscriptions import ChangeEvent, ChangeKind, Listeners, resource_updated
@@ -131,6 +131,8 @@ class Relay:
     """All sessions with the upstream server.  Chooses the session for each request."""
 
     nursery: trio.Nursery
+    revision: Revision
+    """The revision of all sessions: that of the first one, because the offer to clients depends on it."""
 
     def __init__(
         self,
@@ -165,7 +167,7 @@ class Relay:
         self.nursery = await stack.enter_async_context(open_nursery())
         self._first.lists_known = True  # clients may know lists from before this relay started
         client = await self._first.open()
-        # All other sessions must use the same revision, because the offer to clients depends on it.
+        self.revision = REVISIONS[client.revision]
         self.options = {**self.options, "revision": client.revision}
         self._server = RelayServer(self, client, self._revisions, self._limits)
         stack.callback(self._end)
@@ -295,13 +297,15 @@ class Relay:
     ) -> None:
         """Listen for as long as clients do, also after the upstream server has ended the subscription or was lost.
 
-        A request opens a lost session again.  If no request comes, this task does, after pauses that grow.  A client
-        cannot be told that its subscription has ended, so only a refusal is final.
+        A request opens a lost session again.  If no request comes, this task does, after pauses that grow, and that
+        begin anew after a subscription that was longer than the longest pause.  A client cannot be told that its
+        subscription has ended, so only a refusal is final.
         """
         pause = _SHORTEST_PAUSE
         try:
             with watch.scope:
                 while True:
+                    began = trio.current_time()
                     try:
                         upstream = await self._upstream_for(owner, link)
                         with upstream.used():
@@ -315,6 +319,8 @@ class Relay:
                     watch.missed = True
                     if self._ended:
                         return
+                    if trio.current_time() > began + _LONGEST_PAUSE:
+                        pause = _SHORTEST_PAUSE
                     with trio.move_on_after(pause):
                         await self._opened.wait()
                     pause = min(2 * pause, _LONGEST_PAUSE)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from contextvars import ContextVar
@@ -28,6 +28,7 @@ import trio
 
 from trio_mcp.client.callbacks import FormElicitationRequest, SamplingRequest, UrlElicitationRequest
 from trio_mcp.client.client import Client, ClientOptions, open_client
+from trio_mcp.client.session import DroppingQueue
 from trio_mcp.core.codec import REQUESTS, from_json, to_json
 from trio_mcp.core.content import Model, well_formed
 from trio_mcp.core.errors import (
@@ -44,7 +45,7 @@ from trio_mcp.core.errors import (
 )
 from trio_mcp.core.messages import Json, JsonObject, Request
 from trio_mcp.core.models import CreateMessageResult, ListToolsResult, LoggingMessageParams, Root
-from trio_mcp.core.revisions import LATEST, REVISIONS, Revision, check_meta, in_protocol
+from trio_mcp.core.revisions import LATEST, Revision, check_meta, in_protocol
 from trio_mcp.core.shares import holder_of
 from trio_mcp.core.subscriptions import ChangeEvent, ChangeKind
 from trio_mcp.server.context import Context
@@ -62,7 +63,6 @@ _log = logging.getLogger("trio_mcp.relay")
 # second, and so on.
 _PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 _STABLE = 30.0  # a session that was open for this many seconds resets the count of failures; equals the longest pause
-_MAX_LOGS = 1000  # log messages of one call that wait for a slow client; if there are more, the oldest are dropped
 _MAX_ELICITATIONS = 100  # URL elicitations that are not known to be complete; as many as the client keeps
 _PER_HOP = ("_meta", "inputResponses", "requestState")  # params that are not forwarded
 _QUESTIONS = frozenset({"tools/call", "prompts/get", "resources/read"})  # requests during which a server may ask
@@ -104,7 +104,7 @@ class RelayedCall:
         self.link = link.origin if self.notifies else link
         self.owner = owner_of(self.link)
         self.question_lock = trio.Lock()  # asks one question at a time, because a 2026-07-28 call may have only one
-        self.logs: deque[LoggingMessageParams | tuple[str, JsonObject]] = deque(maxlen=_MAX_LOGS)
+        self.logs: DroppingQueue[LoggingMessageParams | tuple[str, JsonObject]] = DroppingQueue()
         """Log messages, and notifications that the protocol does not have."""
         self.logs_sent: trio.Event | None = None  # set when all `logs` are sent; None if there are none
 
@@ -266,7 +266,7 @@ class Upstream:
         try:
             with life.scope:
                 async with self.connect() as client, open_nursery() as nursery:
-                    opened_at, life.client, self._client = trio.current_time(), client, client
+                    opened_at, life.client = trio.current_time(), client
                     nursery.start_soon(self._watch_lists, client, name="list changes of a relay")
                     task_status.started()
                     life.settled.set()
@@ -306,7 +306,7 @@ class Upstream:
 
     @property
     def _upstream_revision(self) -> Revision:
-        return REVISIONS[self._client.revision]
+        return self._relay.revision
 
     # Requests.
 
@@ -389,7 +389,8 @@ class Upstream:
         if self.shared:
             if len({each.link if each.owner is None else each.owner for each in self._calls}) > 1:
                 return "calls of several clients are running, and the message does not name its call"
-            if self._client.has_unanswered_cancellations:
+            client = self._life.client
+            if client is not None and client.has_unanswered_cancellations:
                 return "a call was cancelled, and the upstream server may still work on it"
         return calls[-1]
 
@@ -462,7 +463,7 @@ class Upstream:
             self._relay.warned.add(call)
             _log.log(level, "log messages of the upstream server are dropped: %s", call)
             return
-        call.logs.append(message)
+        call.logs.add(message, len(str(message[1] if isinstance(message, tuple) else message.data)))
         if call.logs_sent is None:
             call.logs_sent = trio.Event()
             self._relay.nursery.start_soon(self._send_logs, call, call.logs_sent, name="log messages of a relay")
@@ -470,7 +471,7 @@ class Upstream:
     async def _send_logs(self, call: RelayedCall, sent: trio.Event) -> None:
         try:
             while call.logs:
-                each = call.logs.popleft()
+                each = call.logs.take()
                 if isinstance(each, tuple):
                     await call.ctx.notify(*each)
                 else:
