@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.cli.test_cli import SERVER, on_terminal
+
 # The parts of the command line have no public door.
 from trio_mcp.cli.edits import put_json, put_toml, read_json, toml_entry
 from trio_mcp.cli.hosts import HOSTS, configuration_files, masked  # the same

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sqlite3
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -353,6 +356,30 @@ async def test_a_write_that_is_cancelled_while_it_waits_never_happens(tmp_path: 
         assert await store.add(attrs.evolve(ROW, key="c"))
         assert await store.get("task", "a") == ROW
         assert await store.get("task", "b") is None
+
+
+async def test_the_rows_of_a_process_that_was_killed_are_free_at_once(tmp_path: Path) -> None:
+    path, script = tmp_path / "x.db", tmp_path / "killed.py"
+    script.write_text(
+        "import os, signal, sys, trio\n"
+        "from trio_mcp.stores import Row, SQLiteStore\n"
+        "async def main():\n"
+        "    async with SQLiteStore(sys.argv[1]) as store:\n"
+        "        await store.lease('killed', 1e12)\n"
+        "        await store.add(Row('task', 'a', b'{}', 'ann', 1000.0, holder='killed'))\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "trio.run(main)\n"
+    )
+    done = await trio.run_process([sys.executable, script, path], check=False)
+    assert done.returncode == -signal.SIGKILL
+    async with SQLiteStore(path) as store, SQLiteStore(path) as alive:
+        await alive.lease("alive", 1e12)
+        await alive.add(attrs.evolve(ROW, key="b", holder="alive"))
+        (claimed,) = await store.claim("task", "me", NOW, 9)
+        assert claimed == attrs.evolve(ROW, holder="me", version=2)
+        await alive.lease("alive", -inf)
+        assert [row.key for row in await store.claim("task", "me", NOW, 9)] == ["b"]
+    assert sorted(os.listdir(tmp_path)) == ["killed.py", "x.db"]
 
 
 async def test_a_full_store_refuses_one_write_of_a_commit(tmp_path: Path) -> None:

@@ -4,15 +4,21 @@ A write returns when SQLite has committed it to the log (WAL) and synced the log
 moment has lost no write that returned.  All calls of `sqlite3` run in worker threads, at most one that writes and one
 that reads.  Writes that wait for the writer are committed together: one sync for all of them.
 
+A process that has a lease also locks a file beside the database.  The kernel frees the lock when the process dies, so
+its rows can be claimed at once, before the lease has ended.
+
 Two processes wait for each other in SQLite, for at most `_BUSY` seconds.  Another process is noticed by a look at the
 number of the last change, ten times a second, while `changes` waits.
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
 import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from math import inf
 from types import TracebackType
@@ -101,6 +107,7 @@ class SQLiteStore:
         self._reader: sqlite3.Connection | None = None
         self._writer: sqlite3.Connection | None = None
         self._queue: list[_Write[Any]] = []
+        self._locks: dict[str, int] = {}  # the descriptors of the files that are locked for our leases
         self._more = trio.Event()
 
     def __repr__(self) -> str:
@@ -137,6 +144,8 @@ class SQLiteStore:
                     for connection in (reader, writer):
                         if connection is not None:
                             await self._in_thread(connection.close)
+                    for holder in tuple(self._locks):
+                        self._unlock(holder)
 
     def _open(self, first: bool) -> sqlite3.Connection:
         connection = sqlite3.connect(self._path, timeout=_BUSY, isolation_level=None, check_same_thread=False)
@@ -290,11 +299,7 @@ class SQLiteStore:
 
     async def delete(self, kind: str, key: str) -> bool:
         """See `Store`."""
-        return await self._write(
-            lambda connection: (
-                connection.execute("DELETE FROM rows WHERE kind = ? AND key = ?", (kind, key)).rowcount > 0
-            )
-        )
+        return await self._execute("DELETE FROM rows WHERE kind = ? AND key = ?", kind, key) > 0
 
     async def list(self, kind: str, owner: str, after: tuple[float, str], limit: int) -> Sequence[Row]:
         """See `Store`."""
@@ -311,19 +316,48 @@ class SQLiteStore:
         expired = "SELECT rowid FROM rows WHERE expires <= ? ORDER BY expires LIMIT ?"
         if not await self._read(lambda connection: connection.execute(expired, (now, 1)).fetchone()):
             return 0  # no write for most sweeps
-        return await self._write(
-            lambda connection: (
-                connection.execute(f"DELETE FROM rows WHERE rowid IN ({expired})", (now, _SWEPT)).rowcount
-            )
-        )
+        return await self._execute(f"DELETE FROM rows WHERE rowid IN ({expired})", now, _SWEPT)
 
     async def lease(self, holder: str, until: float) -> None:
         """See `Store`."""
-        await self._write(
-            lambda connection: (
-                connection.execute("INSERT OR REPLACE INTO leases VALUES (?, ?)", (holder, until)).rowcount
-            )
-        )
+        if until > -inf:
+            self._lock(holder)
+        await self._execute("INSERT OR REPLACE INTO leases VALUES (?, ?)", holder, until)
+        if until == -inf:
+            self._unlock(holder)
+
+    def _lock_file(self, holder: str) -> str:
+        return f"{self._path}-{hashlib.blake2b(holder.encode(), digest_size=12).hexdigest()}"
+
+    def _lock(self, holder: str) -> None:
+        if holder not in self._locks:
+            descriptor = os.open(self._lock_file(holder), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._locks[holder] = descriptor
+
+    def _unlock(self, holder: str) -> None:
+        descriptor = self._locks.pop(holder, None)
+        if descriptor is not None:
+            with suppress(FileNotFoundError):  # another process took it for dead
+                os.unlink(self._lock_file(holder))
+            os.close(descriptor)
+
+    def _is_dead(self, holder: str) -> bool:
+        """Whether the process that has this lease has died.  Removes its file."""
+        try:
+            descriptor = os.open(self._lock_file(holder), os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        else:
+            with suppress(FileNotFoundError):
+                os.unlink(self._lock_file(holder))
+            return True
+        finally:
+            os.close(descriptor)
 
     async def claim(self, kind: str, holder: str, now: float, limit: int) -> Sequence[Row]:
         """See `Store`."""
@@ -332,6 +366,10 @@ class SQLiteStore:
             "NOT EXISTS (SELECT 1 FROM leases WHERE leases.holder = rows.holder AND until > ?)"
         )
         names = f"SELECT kind, key FROM rows WHERE {ended} LIMIT ?"
+        others = "SELECT holder FROM leases WHERE holder != ? AND until > ?"
+        for (other,) in await self._read(lambda connection: connection.execute(others, (holder, now)).fetchall()):
+            if self._is_dead(other):
+                await self._execute("DELETE FROM leases WHERE holder = ?", other)
         if not await self._read(lambda connection: connection.execute(names, (kind, holder, now, 1)).fetchone()):
             return []
 
