@@ -18,7 +18,7 @@ import trio_mcp
 from tests.requirements import req
 from tests.server.wire import REVISION_NAMES, WireError, connected, everywhere
 from trio_mcp import CacheHints, Context, Limits, RequestError, Server, UsageError
-from trio_mcp.types import Prompt, Resource, ResourceTemplate, Tool
+from trio_mcp.types import Icon, Prompt, Resource, ResourceTemplate, Tool
 
 PACKAGE = Path(trio_mcp.__file__).parent
 Object = dict[str, Any]
@@ -188,6 +188,12 @@ MISTAKES: list[tuple[Object, str]] = [
     ({"instructions": 3}, "the instructions of a server must be text, got int"),
     ({"instructions": "\ud800"}, "half a surrogate pair"),
     ({"icons": ["icon.png"]}, "the icons of a server must be a list of Icon objects"),
+    ({"icons": Icon("https://example.com/icon.png")}, "the icons of a server must be a list of Icon objects"),
+    ({"cache": 60}, "cache must be a mapping, got int"),
+    ({"experimental": ["voice"]}, "experimental must be a mapping, got list"),
+    ({"capabilities": None}, "capabilities must be a list of names, got NoneType"),
+    ({"capabilities": [["tools"]]}, "unknown capability ['tools']; the capabilities are tools"),
+    ({"revisions": 2025}, "revisions must be a list of names, got int"),
     ({"page_size": 0}, "page_size must be a number of items, 1 or more, or None for one page, got 0"),
     ({"page_size": True}, "got True"),
     ({"page_size": "10"}, "got '10'"),
@@ -227,7 +233,7 @@ def test_a_mistake_in_what_a_server_is_made_with_is_told_at_once(options: Object
     assert why in str(caught.value)
 
 
-@pytest.mark.parametrize("keys", [[], [b"short"], b"x" * 32, ["x" * 32]])
+@pytest.mark.parametrize("keys", [[], [b"short"], b"x" * 32, ["x" * 32], 7])
 def test_a_key_that_seals_nothing_is_told_at_once(keys: Any) -> None:
     with pytest.raises(UsageError, match="sealing needs a sequence of keys"):
         Server("sealed", state_keys=keys)

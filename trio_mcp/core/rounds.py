@@ -287,7 +287,11 @@ class StateSealer:
     def __init__(self, keys: Sequence[bytes]) -> None:
         # A client holds states and can try keys without a time limit; a key shorter than the seal would be weaker than
         # the seal.  A single key instead of the sequence would be read as a sequence of numbers.
-        if not keys or any(not isinstance(key, bytes) or len(key) < _SEAL_BYTES for key in keys):
+        if (
+            not isinstance(keys, Sequence)
+            or not keys
+            or any(not isinstance(key, bytes) or len(key) < _SEAL_BYTES for key in keys)
+        ):
             raise UsageError(
                 f"sealing needs a sequence of keys, such as [key], each of at least {_SEAL_BYTES} random bytes"
             )

@@ -151,7 +151,7 @@ class Server(metaclass=WithOtherNames):
         _check_numbers(page_size, change_debounce, threads)
         _check_hooks(lifespan, middleware, filter)
         given = {"limits": limits, "subscribe": subscribe, "list_changed": list_changed}
-        check_options(given, Server.__init__)
+        check_options({**given, "cache": cache, "experimental": experimental}, Server.__init__)
         _check_cache(cache or {})
         self._catalog = Catalog(tuple(middleware), filter, page_size, dict(cache or {}))
         self._lifespan = lifespan
@@ -172,8 +172,6 @@ class Server(metaclass=WithOtherNames):
         check_names("capabilities", capabilities, CAPABILITIES, "capability")
         self._offers = frozenset(capabilities)
         self._told = {"subscribe": subscribe, "listChanged": list_changed}
-        if not isinstance(experimental, Mapping | None):
-            raise UsageError(f"experimental must be a mapping by name, got {_kind_of(experimental)}")
         self._experimental = {} if experimental is None else {"experimental": dict(experimental)}
         self._mounted: list[Server] = []
         self._runs: set[Run] = set()  # of this server, and of the servers that it is mounted in
@@ -770,7 +768,7 @@ def _info_of(icons: Sequence[Icon] | None, instructions: str | None, **given: st
         from trio_mcp.core.content import Icon
         from trio_mcp.core.revisions import LATEST
 
-        if not all(isinstance(icon, Icon) for icon in icons):
+        if not isinstance(icons, Sequence) or not all(isinstance(icon, Icon) for icon in icons):
             raise UsageError("the icons of a server must be a list of Icon objects")
         info["icons"] = [to_json(icon, LATEST) for icon in icons]
     return info
@@ -780,11 +778,14 @@ def check_names(option: str, names: Collection[str], known: Collection[str], one
     """Raise UsageError unless all names are known; `one` is the word for one of them.  A str is a list of letters."""
     if isinstance(names, str):
         raise UsageError(f"{option} must be a list, also of one name: {option}=[{shown(names)}]")
+    if not isinstance(names, Collection):
+        raise UsageError(f"{option} must be a list of names, got {type(names).__name__}")
     for name in names:
-        if name not in known and one:
+        if isinstance(name, str) and name in known:
+            continue
+        if one:
             raise UsageError(f"unknown {one} {name!r}; the {option} are {', '.join(known)}")
-        if name not in known:
-            raise UsageError(f"each of {option} must be one of {', '.join(known)}, got {shown(name)}")
+        raise UsageError(f"each of {option} must be one of {', '.join(known)}, got {shown(name)}")
 
 
 def _check_numbers(page_size: int | None, change_debounce: float, threads: int) -> None:
