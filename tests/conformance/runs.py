@@ -30,11 +30,13 @@ DEADLINE = 600  # seconds for all; what has not been run by then has failed
 async def play(suite: Suite, scenarios: Collection[Scenario], folder: Path) -> Outcomes:
     """What speaks against each of these, of which all is kept in that folder."""
     places = trio.CapacityLimiter(AT_ONCE)
-    visits = {each.revision: each for each in scenarios if each.side == "server"}  # one stands for all
+    of_servers = [each for each in scenarios if each.side == "server"]
+    visits = {each.revision: each for each in of_servers if each.group != "alone"}  # one stands for all
+    alone = [each for each in of_servers if each.group == "alone"]
     with trio.move_on_after(DEADLINE):
         async with trio.open_nursery() as nursery:
-            if visits:
-                nursery.start_soon(_visit_server, suite, list(visits.values()), folder, places)
+            if of_servers:
+                nursery.start_soon(_visit_server, suite, [*visits.values(), *alone], folder, places)
             for each in scenarios:
                 if each.side == "client":
                     nursery.start_soon(_start_client, suite, each, folder, places)
@@ -45,7 +47,10 @@ async def _visit_server(suite: Suite, visits: Sequence[Scenario], folder: Path, 
     """One process for all revisions, and one after the other: some scenarios change what every client sees."""
     async with _served(log_of_server(folder)) as url, places:
         for each in visits if url else ():
-            options = ["--url", url, "--requirements", each.revision, "-o", str(results_of(each, folder))]
+            which = ["--requirements", each.revision]
+            if each.group == "alone":
+                which = ["--scenario", each.name, "--spec-version", each.revision, "--force"]
+            options = ["--url", url, *which, "-o", str(results_of(each, folder))]
             await run(suite.command("server", *options), log_of(each, folder), 5 * PATIENCE)
 
 

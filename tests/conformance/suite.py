@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -30,6 +30,15 @@ NOT_DEMANDED = {
 
 Side: TypeAlias = Literal["server", "client"]
 
+# Scenarios of an extension, which are in no set of requirements.
+SKILLS: Mapping[Side, Sequence[str]] = {
+    "server": ("sep-2640-skills-enumeration", "sep-2640-skills-manifest", "sep-2640-skills-directory"),
+    "client": (
+        "sep-2640-client-no-prefetch", "sep-2640-client-verify-digest", "sep-2640-client-verify-size",
+        "sep-2640-client-verify-frontmatter",
+    ),
+}  # fmt: skip
+
 
 @attrs.frozen
 class Scenario:
@@ -39,7 +48,8 @@ class Scenario:
     revision: str
     name: str
     group: str
-    """Whether it is required, or why the suite does not score it: pending, added-after-release or extension."""
+    """Whether it is required, or why the suite does not score it: pending, added-after-release, extension; or alone, if
+    no set of requirements has it."""
 
     def __str__(self) -> str:
         return f"{self.side}-{self.revision}-{self.name}"
@@ -98,4 +108,4 @@ def _required(folder: Path) -> list[Scenario]:
     for revision, read in zip(REVISIONS, json.loads(done.stdout), strict=True):
         found += [Scenario(side, revision, name, "required") for side in sides for name in read[side]]
         found += [Scenario(each["leg"], revision, each["scenario"], each["reason"]) for each in read["not_scored"]]
-    return found
+    return found + [Scenario(side, REVISIONS[-1], name, "alone") for side in sides for name in SKILLS[side]]

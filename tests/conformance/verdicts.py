@@ -27,7 +27,8 @@ def results_of(scenario: Scenario, folder: Path) -> Path:
 
 def log_of(scenario: Scenario, folder: Path) -> Path:
     """What the suite said meanwhile; there is one run for all scenarios of a server."""
-    name = "all" if scenario.side == "server" else scenario.name.replace("/", "-")
+    one_run = scenario.side == "server" and scenario.group != "alone"
+    name = "all" if one_run else scenario.name.replace("/", "-")
     return folder / f"{scenario.side}-{scenario.revision}-{name}.txt"
 
 

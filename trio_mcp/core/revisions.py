@@ -482,6 +482,7 @@ def _word(method: str) -> str:
 
 
 _WORDS = frozenset(map(_word, _NAMES))
+_OF_EXTENSIONS = frozenset({"resources/directory/read"})  # official extensions use some of these words, too
 
 
 def in_protocol(method: str) -> bool:
@@ -491,7 +492,7 @@ def in_protocol(method: str) -> bool:
 
 def is_like_protocol(method: str) -> bool:
     """Whether a name begins with a word that the protocol uses, as `tools/cal` does: it is probably misspelt."""
-    return _word(method) in _WORDS
+    return _word(method) in _WORDS and method not in _OF_EXTENSIONS
 
 
 LEGACY = tuple(each for each in REVISIONS.values() if each.handshake)

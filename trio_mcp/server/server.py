@@ -453,6 +453,17 @@ class Server(metaclass=WithOtherNames):
         self._extended().set_fallback(function)
         return function
 
+    def skills(self, path: str | os.PathLike[str], *, cache: CacheHints | None = None) -> None:
+        """Serve Agent Skills: all directories with a `SKILL.md` below `path`, or `path` itself (SEP-2640).
+
+        Each file of a skill is a resource, such as ``skill://refunds/SKILL.md``.  Files are read when a client asks, so
+        they may change; new files of a skill are served without a call.  `cache` is for lists and entries.
+
+        Raises `UsageError` for a directory without skills, a skill whose name is not that of its directory, whose
+        frontmatter cannot be read, or that is larger than hosts must support, and for one that is served already.
+        """
+        importlib.import_module(_LOADED["skills"]).add_skills(self, path, cache)
+
     def _extended(self) -> ExtensionRegistry:
         if self._catalog.extended is None:
             from trio_mcp.server.extensions import ExtensionRegistry
@@ -636,7 +647,7 @@ class Server(metaclass=WithOtherNames):
 
 
 # Modules of `trio_mcp.extensions`, by the option or method that loads them.
-_LOADED = {"task": "trio_mcp.extensions.tasks"}
+_LOADED = {"task": "trio_mcp.extensions.tasks", "skills": "trio_mcp.extensions.skills"}
 _MOUNT = 'server.mount(other, prefix="notes_")'
 # Names of transports that other packages take as the first argument of `run`.
 _TRANSPORTS = ("stdio", "sse", "http", "streamable-http", "streamable_http")
