@@ -32,7 +32,7 @@ from trio_mcp.errors import (
     SubscriptionUnsupported,
 )
 from trio_mcp.server import DetachedCall, Listener
-from trio_mcp.types import CallToolResult, Json
+from trio_mcp.types import CallToolResult, Json, PromptReference
 
 PING = "com.example/ping"
 LEGACY = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
@@ -359,6 +359,33 @@ async def test_a_wrapper_asks_the_callbacks_of_the_program(autojump_clock: MockC
         await client.call_tool("work", {"method": "elicitation/create"}, timeout=5)
         with pytest.raises(InputUnavailable):
             await client.call_tool("work", {"method": "roots/list"})
+
+
+async def test_what_a_wrapper_raises_reaches_each_caller_and_the_client_lives(autojump_clock: MockClock) -> None:
+    server, ext = Server("plain"), ClientExtension(PING)
+    server.extension(PING)
+    server.prompt(name="visit")(lambda city: city)
+    server.completion("visit", "city")(lambda value: [value])
+    errors = []
+
+    @ext.around("completion/complete")
+    async def fail(call: ExtensionCall, call_next: CallNextRequest) -> JsonObject:
+        await trio.sleep(1)
+        raise ZeroDivisionError
+
+    async with open_client(server, extensions=[ext]) as client:
+
+        async def complete() -> None:
+            try:
+                await client.complete(PromptReference("visit"), "city", "Os")
+            except ZeroDivisionError as error:
+                errors.append(error)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(complete)
+            nursery.start_soon(complete)
+        assert len(errors) == 2
+        assert len(await client.list_prompts()) == 1
 
 
 # Filters.

@@ -331,9 +331,9 @@ class ClientConnection:
                 shared.scope.cancel(reason="no caller waits for the answer")
             if (shared.done.is_set() or not shared.waiting) and self._shared.get(key) is shared:
                 del self._shared[key]
-        if isinstance(shared.outcome, McpError):
+        if isinstance(shared.outcome, Exception):
             await trio.lowlevel.checkpoint_if_cancelled()  # the cancellation may be the reason why the client is closed
-            raise repeated(shared.outcome)
+            raise repeated(shared.outcome) if isinstance(shared.outcome, McpError) else shared.outcome
         return copy.deepcopy(shared.outcome)
 
     # ServerMessageHandler
@@ -422,13 +422,13 @@ class _SharedRequest:
     waiting: int = 0
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     done: trio.Event = attrs.field(factory=trio.Event)
-    outcome: JsonObject | McpError = attrs.field(factory=lambda: SessionClosed("the client has been closed"))
+    outcome: JsonObject | Exception = attrs.field(factory=lambda: SessionClosed("the client has been closed"))
 
     async def run(self) -> None:
         try:
             with self.scope:
                 self.outcome = await self.send()
-        except McpError as error:
+        except Exception as error:  # noqa: BLE001  # a wrapper of an extension may raise anything; the callers raise it
             self.outcome = error
         finally:
             self.done.set()
