@@ -530,6 +530,11 @@ def test_headers_fit_their_own_arguments_and_no_others(one: dict[str, Any], othe
         assert mirror_fault(RULES, headers, other) is not None
 
 
+@pytest.mark.parametrize("text", ["\u0663", "\u00b3", "3 ", "+3", "3.5"])
+def test_a_number_in_a_header_has_ascii_digits_only(text: str) -> None:
+    assert mirror_fault(RULES, Headers([("Mcp-Param-I", encode_value(text))]), {"i": 3}) is not None
+
+
 def test_headers_may_be_missing_where_they_are_not_required() -> None:
     assert mirror_fault(RULES, Headers(), {"s": "x"}, required=False) is None
     assert mirror_fault(RULES, Headers([("Mcp-Param-S", "y")]), {"s": "x"}, required=False) is not None

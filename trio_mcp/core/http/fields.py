@@ -389,7 +389,7 @@ def encode_value(text: str) -> str:
 
 def decode_value(value: str) -> str | None:
     """Decode a header value.  Returns None if it is malformed (http-91, http-95)."""
-    if not (value.isascii() and value.isprintable()) and not _FIELD_VALUE.fullmatch(value):
+    if not _FIELD_VALUE.fullmatch(value):
         return None
     inner = value.removeprefix(_SENTINEL)
     # Both marks must be present and must not overlap; they are case-sensitive.
@@ -646,7 +646,7 @@ def mirror_fault(
     return None
 
 
-_DECIMAL = r"(-?\d{1,16})(?:\.0*)?"
+_DECIMAL = r"(-?[0-9]{1,16})(?:\.0*)?"  # not \d: a decoded value may have digits of other scripts
 
 
 def _same(text: str, value: Json) -> bool:

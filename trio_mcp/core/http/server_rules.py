@@ -609,7 +609,8 @@ def _post(case: _RequestFacts) -> Verdict:
         # Legacy revisions do not define these headers.  But a proxy may route by them, so they must equal the body.
         _check_mirrors(case, message, required=False, code=DRAFT_HEADER_MISMATCH)
     if opening:
-        # `initialize` negotiates the version and opens a session: its version header and session id are ignored.
+        # `initialize` negotiates the version and opens a session, so its version header is ignored, and so is the id of
+        # a session that lives.  An id that is unknown was refused before (http-57).
         return Serve(message, None, None, policy.sessions, case.head.answer, case.head.cors)
     return _legacy(case, message)
 
