@@ -740,7 +740,6 @@ MODERN_RULES = [
             ("tools/call", "name"),
             ("prompts/get", "name"),
             ("resources/read", "uri"),
-            ("tasks/get", "taskId"),
         ]
     ),
     *(
