@@ -19,7 +19,7 @@ LEASE = 0.6  # seconds; only one process lives at a time, and the next one need 
 
 
 def make_server(folder: Path) -> Server:
-    server = Server("mortal", store=SQLiteStore(folder / "tasks.db"), limits=Limits(tasks=100_000))
+    server = Server("mortal", store=SQLiteStore(folder / "tasks.db"), limits=Limits(tasks=200_000, tasks_each=200_000))
     runs = os.open(folder / "runs", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     @server.tool(task="required")
