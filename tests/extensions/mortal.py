@@ -12,10 +12,7 @@ from pathlib import Path
 import trio
 
 from trio_mcp import Accepted, Context, Limits, Server, serve_http
-from trio_mcp.extensions.tasks import keeper
 from trio_mcp.stores import SQLiteStore
-
-LEASE = 0.6  # seconds; only one process lives at a time, and the next one need not wait for long
 
 
 def make_server(folder: Path) -> Server:
@@ -60,6 +57,4 @@ async def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    keeper.LEASE = LEASE  # type: ignore[misc]
-    keeper._PERIOD = LEASE / 3  # type: ignore[misc]
     trio.run(main, Path(sys.argv[1]))
