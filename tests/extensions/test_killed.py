@@ -15,9 +15,8 @@ import trio
 
 from trio_mcp import Client, open_client
 from trio_mcp.client import ClientOptions
-from trio_mcp.core.tasks import TaskState, TaskStatus
 from trio_mcp.errors import ConnectionFailed, SessionClosed
-from trio_mcp.extensions.tasks import ClientTask
+from trio_mcp.extensions.tasks import ClientTask, TaskState, TaskStatus
 
 ROOT = Path(__file__).parents[2]
 CLIENTS = 4

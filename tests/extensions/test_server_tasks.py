@@ -17,7 +17,7 @@ from trio.testing import MockClock
 from tests.requirements import req
 from tests.server.wire import ACKNOWLEDGED, CAPABILITIES, MESSAGE, PROGRESS, Wire, WireError, connected
 from tests.server.wire import speaking as on_stream
-from trio_mcp import Context, Elicit, RequestError, Server, ToolError, UsageError, serve_stream
+from trio_mcp import Context, Elicit, InputRequired, RequestError, Server, ToolError, UsageError, serve_stream
 from trio_mcp.core import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -415,6 +415,29 @@ async def test_an_answer_of_the_wrong_shape_may_be_sent_again(revision: str, aut
             assert caught.value.code == INVALID_PARAMS
         await wire.call("tasks/update", {"taskId": id, "inputResponses": {"form": {"action": "decline"}}})
         assert text((await until(wire, id))["result"]) == "confirmed: Declined()"
+
+
+@BOTH
+async def test_a_task_may_return_its_questions(revision: str, autojump_clock: MockClock) -> None:
+    server = Server("returning")
+
+    @server.tool(task="required")
+    async def ask(ctx: Context) -> str | InputRequired:
+        if "who" not in ctx.answers:
+            return InputRequired({"who": Elicit("Who?", Name)}, state=[1])
+        return f"{ctx.answers['who']['content']['name']} {ctx.state}"
+
+    async with speaking(revision, server) as wire:
+        answer = {"action": "accept", "content": {"name": "Ann"}}
+        wire.answers["elicitation/create"] = lambda params: answer
+        id = await begin(wire, "ask")
+        await until(wire, id, "input_required")
+        if revision == EXTENSION:
+            await wire.call("tasks/update", {"taskId": id, "inputResponses": {"who": answer}})
+            result = (await until(wire, id))["result"]
+        else:
+            result = await wire.call("tasks/result", {"taskId": id})
+        assert text(result) == "Ann [1]"
 
 
 @req("xtask-11")

@@ -24,7 +24,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import attrs
 import trio
@@ -55,6 +55,7 @@ from trio_mcp.server.questions import ElicitUrl, Inquiry, UrlElicitationRequired
 from trio_mcp.server.results import InputRequired
 
 if TYPE_CHECKING:
+    from trio_mcp.server.extensions import DetachedCall
     from trio_mcp.server.session import ServerSession
     from trio_mcp.transport.wire import Wire
 
@@ -257,10 +258,13 @@ class Parking:
         Returns the `input_required` result for the client, or None if the handler is to be started again now: the
         context has the answers.
         """
-        if not ctx._terms.revision.handshake:
+        detached = ctx._link is not None and ctx._link.detached
+        if not (ctx._terms.revision.handshake or detached):
             return self.ask_again(ctx, returned.questions, returned.state)
         ctx._rounds = _next_round(ctx)
-        ctx.answers = {**ctx.answers, **await self.ask_raw(ctx, returned.questions)}
+        # A detached call has no request that could be answered with questions; its host asks.
+        ask = cast("DetachedCall", ctx._link).ask_raw if detached else self.ask_raw
+        ctx.answers = {**ctx.answers, **await ask(ctx, returned.questions)}
         ctx.state = returned.state
         return None
 
