@@ -22,7 +22,7 @@ TOP = [
     "file", "file_path", "image", "open_client", "serve_http", "serve_http_stream", "serve_stdio", "serve_stream",
 ]  # fmt: skip
 NAMESPACES = ["trio_mcp", "trio_mcp.types", "trio_mcp.errors", "trio_mcp.oauth", "trio_mcp.relay", "trio_mcp.stores"]
-NAMESPACES += ["trio_mcp.extensions"]
+NAMESPACES += ["trio_mcp.extensions", "trio_mcp.extensions.tasks"]
 ROOMS = [f"trio_mcp.{room}" for room in ("core", "core.http", "core.oauth", "core.schema", "transport", "server")]
 ROOMS += ["trio_mcp.server.http", "trio_mcp.client"]
 
@@ -80,7 +80,11 @@ def test_a_fresh_interpreter_finds_every_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["trio_mcp", "trio_mcp.types", "trio_mcp.errors", "trio_mcp.oauth", "trio_mcp.relay", "trio_mcp.stores"]
+    "module",
+    [
+        *("trio_mcp", "trio_mcp.types", "trio_mcp.errors", "trio_mcp.oauth", "trio_mcp.relay", "trio_mcp.stores"),
+        "trio_mcp.extensions.tasks",
+    ],
 )
 def test_the_reference_has_every_public_name(module: str) -> None:
     page = (ROOT / "docs" / "reference" / f"{module.partition('.')[2] or 'top'}.md").read_text(encoding="utf-8")

@@ -31,9 +31,12 @@ if TYPE_CHECKING:
     from trio_mcp.core.oauth.errors import AuthorizationFailed as AuthorizationFailed
     from trio_mcp.core.oauth.resource import CannotVerify as CannotVerify
     from trio_mcp.core.schema.validation import InvalidSchema as InvalidSchema
+    from trio_mcp.extensions.tasks.client import TaskCancelled as TaskCancelled
     from trio_mcp.server.context import ClientError as ClientError
     from trio_mcp.server.questions import UrlElicitationRequired as UrlElicitationRequired
     from trio_mcp.server.results import ToolError as ToolError
+    from trio_mcp.stores.rows import StoreFailed as StoreFailed
+    from trio_mcp.stores.rows import StoreFull as StoreFull
     from trio_mcp.transport.child import ServerExited as ServerExited
     from trio_mcp.transport.http_pool import ReplyBroken as ReplyBroken
     from trio_mcp.transport.http_pool import ReplyTooLong as ReplyTooLong
@@ -53,9 +56,11 @@ else:
             "core.oauth.errors": "AuthorizationFailed",
             "core.oauth.resource": "CannotVerify",
             "core.schema.validation": "InvalidSchema",
+            "extensions.tasks.client": "TaskCancelled",
             "server.context": "ClientError",
             "server.questions": "UrlElicitationRequired",
             "server.results": "ToolError",
+            "stores.rows": "StoreFailed StoreFull",
             "transport.child": "ServerExited",
             "transport.http_pool": "ReplyBroken ReplyTooLong",
             "transport.paths": "PathRefused",

@@ -468,11 +468,12 @@ def test_a_client_accepts_the_result_types_that_both_sides_declare(declares: boo
 
 def test_progress_may_follow_the_answer() -> None:
     pair = joined(REVISIONS["2025-11-25"])
-    assert pair.server.progress_later("p", 1, 2, "half")
+    assert pair.server.progress_later("p", 1, 2, "half", {"com.example/of": 1})
     (note,) = drain(pair.server)
-    assert note == Notification(
-        "notifications/progress", {"progressToken": "p", "progress": 1, "total": 2, "message": "half"}
-    )
+    params = {"progressToken": "p", "progress": 1, "total": 2, "message": "half"}
+    assert note == Notification("notifications/progress", {**params, "_meta": {"com.example/of": 1}})
+    assert pair.server.progress_later("p", 1, 2, "half")
+    assert drain(pair.server) == [Notification("notifications/progress", params)]
     budget = ByteBudget(Limits(bytes_each=100_000))
     pair.server.account = budget.account("holder")
     assert pair.server.progress_later("p", 2, None, "x" * 80_000)

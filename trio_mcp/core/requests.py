@@ -581,15 +581,19 @@ class Peer:
         self._queue(note, None)
         return True
 
-    def progress_later(self, token: Id, progress: float, total: float | None, message: str | None) -> bool:
+    def progress_later(
+        self, token: Id, progress: float, total: float | None, message: str | None, meta: JsonObject | None = None
+    ) -> bool:
         """Report progress of a request that is answered already, under its token (prog-11).  False: it is not sent.
 
-        The caller checks that the numbers rise.  Raises as `progress` for numbers and a message that cannot be written.
+        `meta` is its `_meta`.  The caller checks that the numbers rise.  Raises as `progress` for numbers and a message that cannot be written.
         """
         if self.closed:
             return False
-        note = prepare(prepared_progress(token, progress, total, message))
-        if self._charge(note) is not None:
+        note = prepared_progress(token, progress, total, message)
+        if meta:
+            note = Notification(PROGRESS, {**note.params, "_meta": meta})
+        if self._charge(prepare(note)) is not None:
             return False
         self._queue(note, None)
         return True

@@ -433,11 +433,18 @@ class DetachedCall(Wire):
         self._session.wire.wake()
         return sent
 
-    def progress(self, token: Id, progress: float, total: float | None = None, message: str | None = None) -> bool:
+    def progress(
+        self,
+        token: Id,
+        progress: float,
+        total: float | None = None,
+        message: str | None = None,
+        meta: JsonObject | None = None,
+    ) -> bool:
         """Report progress in the session of the call, under the token of its request (prog-11).  False: as `notify`."""
         if (protocol := self._open_session()) is None or self._session is None:
             return False
-        sent = protocol.progress_later(token, progress, total, message)
+        sent = protocol.progress_later(token, progress, total, message, meta)
         self._session.wire.wake()
         return sent
 

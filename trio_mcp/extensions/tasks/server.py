@@ -418,7 +418,7 @@ class _CoreTaskHost(_ServerHost):
     async def progress(self, progress: float, total: float | None, message: str | None) -> None:
         """Report progress under the token of the request (prog-11), until the task ends (prog-12)."""
         if self.call is not None and not self.over and isinstance(self._token, str | int):
-            self.call.progress(self._token, progress, total, message)
+            self.call.progress(self._token, progress, total, message, related(self.id))  # task-26
         await trio.lowlevel.checkpoint()
 
     async def log(self, level: str, data: Any, logger: str | None) -> None:
