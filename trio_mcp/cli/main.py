@@ -46,6 +46,9 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "ping": CommandEntry("explore", "measure round trips"),
     "install": CommandEntry("install", "write a server into the configuration of a host"),
     "hosts": CommandEntry("hosts", "show the hosts of this machine and their servers"),
+    "tap": CommandEntry("tap", "record what a host and a server say to each other"),
+    "show": CommandEntry("show", "show a recording as a sequence diagram"),
+    "replay": CommandEntry("replay", "send the client's half of a recording again, and show what differs"),
 }
 
 _USAGE = "usage: trio-mcp COMMAND [TARGET] [options] [-- SERVER COMMAND ...]"

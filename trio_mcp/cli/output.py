@@ -14,7 +14,7 @@ from trio_mcp.core.errors import printable
 
 __all__ = ["Output", "ReportLines", "compact"]
 
-_CODES = {"title": "1", "name": "1;36", "dim": "2", "bad": "31", "good": "32"}
+_CODES = {"title": "1", "name": "1;36", "dim": "2", "bad": "31", "good": "32", "warn": "33", "note": "36"}
 _NARROWEST = 40
 _BAR = 30
 

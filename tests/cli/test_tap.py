@@ -1,0 +1,359 @@
+"""`tap`: the wire stays as it is, and the recording has all of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from trio_mcp import Limits, open_client, serve_http
+from trio_mcp.cli.main import main  # the command line has no other door
+from trio_mcp.cli.recording import Recorder, read_recording  # its bounds
+from trio_mcp.cli.tap import pass_through  # in this process, to measure its coverage
+from trio_mcp.cli.tap_http import HttpTap  # in this loop, on any port
+from trio_mcp.transport.http_pool import HttpPool  # requests that no client of the protocol sends
+from trio_mcp.types import HttpAddress
+
+from .servers import server
+
+ROOT = Path(__file__).parents[2]
+COMMAND = (sys.executable, "-m", "trio_mcp")
+ECHO = "import sys; [sys.stdout.write(line) or sys.stdout.flush() for line in sys.stdin]"
+
+
+def tap(file: Path, script: str, *options: str, **more: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [*COMMAND, "tap", "-o", str(file), *options, "--", sys.executable, "-c", script],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, **more,
+    )  # fmt: skip
+
+
+def frames(file: Path) -> list[Any]:
+    return [
+        (entry.sender, entry.has.get("frame", entry.has.get("text", entry.has.get("stderr"))))
+        for entry in read_recording(str(file)).entries
+        if "end" not in entry.has
+    ]
+
+
+def test_bytes_pass_unchanged_and_are_recorded(tmp_path: Path) -> None:
+    said = b'{"jsonrpc": "2.0",  "id": 1.0, "method": "a"}\r\nhello\n\xff\xfe\n[1, NaN]\n{"unfinished": 1}'
+    out, err = (process := tap(tmp_path / "t", ECHO)).communicate(said, timeout=60)
+    assert (out, err, process.returncode) == (said, b"", 0)
+    texts = ["hello", "\udcff\udcfe", "[1, NaN]"]
+    values = [{"jsonrpc": "2.0", "id": 1.0, "method": "a"}, *texts, {"unfinished": 1}]
+    found = frames(tmp_path / "t")
+    assert [value for sender, value in found if sender == "client"] == values
+    assert [value for sender, value in found if sender == "server"] == values
+    assert b'{"jsonrpc": "2.0",  "id": 1.0, "method": "a"}' in (tmp_path / "t").read_bytes()
+    assert (tmp_path / "t").stat().st_mode & 0o777 == 0o600
+
+
+def test_each_frame_is_in_the_file_before_the_end(tmp_path: Path) -> None:
+    process = tap(tmp_path / "t", ECHO)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process:
+        process.stdin.write(b'{"id": 1}\n')
+        process.stdin.flush()
+        assert process.stdout.readline() == b'{"id": 1}\n'
+        while len(frames(tmp_path / "t")) < 2:
+            pass
+        process.kill()
+    assert frames(tmp_path / "t") == [("client", {"id": 1}), ("server", {"id": 1})]
+
+
+def test_standard_error_and_the_status_pass(tmp_path: Path) -> None:
+    process = tap(tmp_path / "t", "import sys; sys.stderr.write('one\\ntwo'); sys.exit(7)")
+    out, err = process.communicate(timeout=60)
+    assert (out, err, process.returncode) == (b"", b"one\ntwo", 7)
+    recording = read_recording(str(tmp_path / "t"))
+    assert [entry.has["stderr"] for entry in recording.entries if "stderr" in entry.has] == ["one", "two"]
+    assert {"ended with status 7"} == {entry.has["end"] for entry in recording.entries if "end" in entry.has}
+    assert recording.about["server"] == os.path.basename(sys.executable)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signals_pass(number: signal.Signals, tmp_path: Path) -> None:
+    script = (
+        f"import signal, sys; signal.signal({int(number)}, lambda *_: sys.exit(9)); print('ready', flush=True); "
+        "signal.pause()"
+    )
+    process = tap(tmp_path / "t", script)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == 9
+
+
+def test_a_server_that_a_signal_has_ended_looks_the_same(tmp_path: Path) -> None:
+    process = tap(tmp_path / "t", "import os; os.abort()")
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGABRT
+    assert read_recording(str(tmp_path / "t")).entries[-1].has["end"] == "was ended by SIGABRT"
+
+
+def test_the_host_sees_a_closed_output(tmp_path: Path) -> None:
+    script = "import os, sys; os.close(1); sys.stdin.read()"
+    process = tap(tmp_path / "t", script)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process:
+        assert process.stdout.read() == b""
+        process.stdin.close()
+    assert process.returncode == 0
+
+
+def test_output_of_a_server_that_has_ended_is_not_lost(tmp_path: Path) -> None:
+    process = tap(tmp_path / "t", "import os; [os.write(1, b'x' * 65535 + b'\\n') for _ in range(64)]")
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process:
+        assert len(process.stdout.read()) == 64 * 65536
+    assert len(frames(tmp_path / "t")) == 64
+
+
+def test_a_full_recording_does_not_end_the_exchange(tmp_path: Path) -> None:
+    process = tap(tmp_path / "t", ECHO, "--limit", "0.001")
+    said = b'{"value": "0123456789"}\n' * 1000
+    out, err = process.communicate(said, timeout=60)
+    assert (out, process.returncode) == (said, 0)
+    assert err.startswith(b"trio-mcp: the recording is full: ")
+    assert err.count(b"\n") == 1
+    recording = read_recording(str(tmp_path / "t"))
+    assert recording.entries[-1].has["end"] == "the recording is full"
+    assert (tmp_path / "t").stat().st_size < 1200
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["-o", "/nonexistent/t", "--", "true"], 2, "trio-mcp: /nonexistent/t cannot be written: No such file"),
+        (["-o", "{}/t", "--", "/nonexistent/server"], 3, "trio-mcp: /nonexistent/server cannot be started: No such"),
+        (
+            ["-o", "{}/t", "--http", "0", "ftp://x"],
+            2,
+            "trio-mcp: the server must be an http or https URL, got 'ftp://x'",
+        ),
+    ],
+)
+def test_mistakes_are_one_line(arguments: Sequence[str], status: int, message: str, tmp_path: Path) -> None:
+    given = [each.format(tmp_path) for each in arguments]
+    shown = subprocess.run([*COMMAND, "tap", *given], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (shown.returncode, shown.stdout) == (status, "")
+    assert shown.stderr.startswith(message)
+    assert shown.stderr.count("\n") == 1
+
+
+def test_a_command_or_a_url_is_required(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["tap", "-o", "t"])
+    assert "usage: trio-mcp tap -o FILE -- COMMAND" in capsys.readouterr().err
+
+
+def test_tap_loads_no_event_loop() -> None:
+    script = "import sys, trio_mcp.cli.tap; print('trio' in sys.modules, 'attrs' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert shown.stdout == "False False\n"
+
+
+def test_pass_through_in_this_process(tmp_path: Path) -> None:
+    recorder = Recorder(str(tmp_path / "t"), {"kind": "stdio"}, 2**20)
+    (stdin, ours), (out, stdout), stderr = os.pipe(), os.pipe(), os.open(os.devnull, os.O_WRONLY)
+    os.write(ours, b'{"id": 1}\n')
+    os.close(ours)
+    before = signal.getsignal(signal.SIGTERM)
+    assert pass_through([sys.executable, "-c", ECHO], recorder, (stdin, stdout, stderr)) == 0
+    assert signal.getsignal(signal.SIGTERM) is before
+    recorder.close()
+    assert os.read(out, 100) == b'{"id": 1}\n'
+    assert os.read(out, 100) == b""
+    os.close(out)
+    assert frames(tmp_path / "t") == [("client", {"id": 1}), ("server", {"id": 1})]
+
+
+# The recorder.
+
+
+@contextmanager
+def recording(path: Path, most: int = 2**20) -> Iterator[Recorder]:
+    recorder = Recorder(str(path), {"kind": "stdio"}, most)
+    try:
+        yield recorder
+    finally:
+        recorder.close()
+
+
+def test_any_division_gives_the_same_frames(tmp_path: Path) -> None:
+    data = b'{"a": 1}\r\n\n{"b":\r2}\n'
+    for at in range(1, len(data)):
+        with recording(tmp_path / "t") as recorder:
+            recorder.lines("client", data[:at])
+            recorder.lines("client", data[at:])
+        assert frames(tmp_path / "t") == [("client", {"a": 1}), ("client", {"b": 2})]
+
+
+def test_a_slow_disk_costs_frames_and_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trio_mcp.cli.recording._QUEUED", 30)
+    gate = threading.Event()
+    monkeypatch.setattr(Recorder, "_record", _behind(gate, Recorder._record))
+    with recording(tmp_path / "t") as recorder:
+        recorder.lines("server", b'{"a": 1}\n{"b"')
+        recorder.lines("server", b': 2, "long": "0123456789"}\n')
+        gate.set()
+        while recorder._queued:
+            pass
+        recorder.lines("server", b'rest of c}\n{"d": 4}\n')
+    assert frames(tmp_path / "t") == [("server", {"a": 1}), ("server", None), ("server", {"d": 4})]
+    assert read_recording(str(tmp_path / "t")).entries[1].has["lost"] == 27
+
+
+def _behind(gate: threading.Event, record: Any) -> Any:
+    def wait(self: Recorder, heard: Any) -> None:
+        gate.wait()
+        record(self, heard)
+
+    return wait
+
+
+def test_a_long_frame_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trio_mcp.cli.recording._LONGEST", 20)
+    monkeypatch.setattr("trio_mcp.cli.recording._KEPT", 10)
+    with recording(tmp_path / "t") as recorder:
+        for _ in range(10):
+            recorder.lines("client", b"0123456789")
+        recorder.lines("client", b'\n{"a": 1}\n')
+    first, second = read_recording(str(tmp_path / "t")).entries
+    assert (first.has["cut"], first.has["text"]) == (101, "0123456789")
+    assert (second.has["frame"], "cut" in second.has) == ({"a": 1}, False)
+
+
+# Over HTTP.
+
+
+async def _tapped(nursery: trio.Nursery, path: Path, url: str) -> tuple[str, Recorder]:
+    recorder = Recorder(str(path), {"kind": "http"}, 2**24)
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    nursery.start_soon(HttpTap(url, recorder).serve_listeners, listeners)
+    return f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}", recorder
+
+
+@pytest.mark.parametrize("revision", ["2024-11-05", "2025-06-18", "2026-07-28"])
+async def test_http_passes_through(revision: str, tmp_path: Path) -> None:
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            address: HttpAddress = await nursery.start(serve_http, server, "127.0.0.1", 0)
+            base, recorder = await _tapped(nursery, tmp_path / "t", f"{address.url}?key=sesame")
+            reports: list[object] = []
+            headers = {"Authorization": "Bearer sesame", "Cookie": "sesame"}
+            async with open_client(f"{base}/mcp", revision=revision, headers=headers) as client:
+                on_progress = lambda *report: reports.append(report)  # noqa: E731
+                result = await client.call_tool("forecast", {"city": "Oslo"}, on_progress=on_progress)
+                assert "12.5" in result.content[0].text  # type: ignore[union-attr]
+            assert len(reports) == 2
+            nursery.cancel_scope.cancel()
+    recorder.close()
+    text = (tmp_path / "t").read_text()
+    assert "sesame" not in text
+    entries = read_recording(str(tmp_path / "t")).entries
+    methods = [entry.has["frame"]["method"] for entry in entries if "method" in entry.has.get("frame", {})]
+    assert methods.count("tools/call") == 1
+    assert methods.count("notifications/progress") == 2
+    called = next(e.has["http"]["number"] for e in entries if e.has.get("frame", {}).get("method") == "tools/call")
+    progress = [e.has for e in entries if e.has.get("frame", {}).get("method") == "notifications/progress"]
+    assert {each["http"]["number"] for each in progress} == {called}
+    assert {each["http"]["event"] for each in progress} == {"message"}
+    if revision == "2025-06-18":
+        assert "DELETE" in {entry.has["http"].get("method") for entry in entries if "http" in entry.has}
+
+
+async def test_a_disconnect_passes_through(tmp_path: Path) -> None:
+    ended = trio.Event()
+
+    async def serve_slowly(stream: trio.SocketStream) -> None:
+        await stream.receive_some()
+        await stream.send_all(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: {}\n\n")
+        while await stream.receive_some():
+            pass
+        ended.set()
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+            nursery.start_soon(trio.serve_listeners, serve_slowly, listeners)
+            url = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}/mcp"
+            base, recorder = await _tapped(nursery, tmp_path / "t", url)
+            async with HttpPool(limits=Limits()) as pool, pool.request("GET", f"{base}/mcp", ()) as reply:
+                assert await reply.receive() == b"data: {}\n\n"
+            await ended.wait()
+            nursery.cancel_scope.cancel()
+    recorder.close()
+    assert read_recording(str(tmp_path / "t")).entries[-1].has["end"] == "the client has disconnected"
+
+
+async def test_other_paths_and_hosts(tmp_path: Path) -> None:
+    async def serve_token(stream: trio.SocketStream) -> None:
+        head = await stream.receive_some()
+        assert b"Host: 127.0.0.1" in head
+        await stream.send_all(b'HTTP/1.1 200 OK\r\nContent-Length: 24\r\n\r\n{"access_token": "abcd"}')
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery, HttpPool(limits=Limits()) as pool:
+            listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+            nursery.start_soon(trio.serve_listeners, serve_token, listeners)
+            port = listeners[0].socket.getsockname()[1]
+            base, recorder = await _tapped(nursery, tmp_path / "t", f"http://127.0.0.1:{port}/mcp")
+            async with pool.request("POST", f"{base}/token?code=sesame", (), b"secret=sesame") as reply:
+                assert (reply.status, await reply.read(100)) == (200, b'{"access_token": "abcd"}')
+            stream = await trio.open_tcp_stream("127.0.0.1", int(base.rpartition(":")[2]))
+            await stream.send_all(b"GET /mcp HTTP/1.1\r\nHost: evil.example\r\n\r\n")
+            assert (await stream.receive_some()).startswith(b"HTTP/1.1 403 ")
+            await stream.aclose()
+            nursery.cancel_scope.cancel()
+    recorder.close()
+    text = (tmp_path / "t").read_text()
+    assert "sesame" not in text
+    assert "abcd" not in text
+    assert '"path": "/token"' in text
+
+
+async def test_a_server_that_is_not_there_is_a_bad_gateway(tmp_path: Path) -> None:
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery, HttpPool(limits=Limits()) as pool:
+            listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+            port = listeners[0].socket.getsockname()[1]
+            await listeners[0].aclose()
+            base, recorder = await _tapped(nursery, tmp_path / "t", f"http://127.0.0.1:{port}/mcp")
+            async with pool.request("POST", f"{base}/mcp", (), b"{}") as reply:
+                assert reply.status == 502
+                assert b"connection refused" in await reply.read(1000)
+            nursery.cancel_scope.cancel()
+    recorder.close()
+    assert "connection refused" in read_recording(str(tmp_path / "t")).entries[-1].has["end"]
+
+
+def test_http_tap_as_a_command(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "tap", "-o", str(tmp_path / "t"), "--http", "0", "http://127.0.0.1:9/mcp?key=sesame"],
+        cwd=ROOT, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    assert line.startswith("trio-mcp: http://127.0.0.1:")
+    assert "/mcp passes to http://127.0.0.1:9/mcp" in line
+    assert "sesame" not in line
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert json.loads((tmp_path / "t").read_text())["server"] == "http://127.0.0.1:9/mcp"

@@ -1,0 +1,281 @@
+"""Recordings: the file that `tap` writes, and that `show` and `replay` read.
+
+The file has one JSON object in each line.  The first line describes the exchange; each other line is an entry:
+
+| Member | Meaning |
+|---|---|
+| `at` | seconds since the start, by a clock that never goes back |
+| `from` | "client" or "server" |
+| `frame` | a message, as it was on the wire |
+| `text` | a line, a body or an event that is not JSON; bytes that are not UTF-8 are lone surrogates |
+| `stderr` | a line of the server's standard error |
+| `http` | the HTTP request or reply of the entry; a reply has the `number` of its request |
+| `cut` | the number of bytes of a frame too long to be kept; `text` has its beginning |
+| `lost` | the number of bytes that were not recorded, because the disk was too slow |
+| `end` | how this side has ended the exchange, or one HTTP request |
+
+The wire never waits for the file.  The recorder queues what it gets, and a thread divides it into frames and writes
+them.  The queue and the file are bounded: bytes beyond the queue are counted as `lost`, and a full file ends the
+recording, not the exchange.
+
+A recording contains every message, so it contains the secrets of the messages.  Only its owner may read the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from trio_mcp.core.errors import UsageError
+
+__all__ = ["FORMAT", "RecordedEntry", "Recorder", "Recording", "read_recording"]
+
+FORMAT = 1
+_QUEUED = 64 * 2**20  # bytes that wait for the disk: some seconds of the fastest exchange
+_LONGEST = 64 * 2**20  # bytes of one frame; the longest that servers of this package accept is shorter
+_KEPT = 64 * 1024  # bytes that are kept of a longer frame
+_CLOSING = 5.0  # seconds for the rest of the queue
+
+
+class _Heard(NamedTuple):
+    """Bytes of one side.  `stream` names the stream whose lines they are a part of; "": they are one frame."""
+
+    at: float
+    sender: str
+    data: bytes | None
+    stream: str
+    more: Mapping[str, Any]
+
+
+class Recorder:
+    """Writes a recording.  All methods return at once and may be called in any thread.
+
+    `source` describes the exchange.  `most` bounds the file in bytes.  Raises OSError if the file cannot be made.
+    """
+
+    def __init__(self, path: str, source: Mapping[str, Any], most: int) -> None:
+        self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb")
+        self._path = path
+        self._most = most
+        self._size = 0
+        self._full = False
+        self._began = time.monotonic()
+        self._queue: queue.SimpleQueue[_Heard | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._queued = 0
+        self._lost: dict[tuple[str, str], int] = {}
+        self._streams: dict[tuple[str, str], _LineBuffer] = {}
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self._append({"trio-mcp tap": FORMAT, "began": now, **source}, None)
+        self._file.flush()
+        self._thread = threading.Thread(target=self._run, name="trio-mcp: the recording", daemon=True)
+        self._thread.start()
+
+    def lines(self, sender: str, data: bytes, stream: str = "frame") -> None:
+        """Record bytes of a stream with one frame in each line."""
+        self._put(_Heard(time.monotonic(), sender, data, stream, {}))
+
+    def entry(self, sender: str, data: bytes | None = None, **more: Any) -> None:
+        """Record one frame, or an entry without a frame, with further members."""
+        self._put(_Heard(time.monotonic(), sender, data, "", more))
+
+    def close(self) -> None:
+        """Write the rest, and close the file."""
+        self._queue.put(None)
+        self._thread.join(_CLOSING)
+
+    def _put(self, heard: _Heard) -> None:
+        size = len(heard.data or b"")
+        key = (heard.sender, heard.stream)
+        with self._lock:
+            if self._queued + size > _QUEUED:
+                self._lost[key] = self._lost.get(key, 0) + size
+                return
+            self._queued += size
+            lost = self._lost.pop(key, 0) if self._lost else 0
+        if lost:
+            self._queue.put(_Heard(heard.at, heard.sender, None, heard.stream, {"lost": lost}))
+        self._queue.put(heard)
+
+    # The thread.
+
+    def _run(self) -> None:
+        try:
+            while (heard := self._queue.get()) is not None:
+                self._record(heard)
+                if self._queue.empty():
+                    self._file.flush()
+            for (sender, stream), buffer in self._streams.items():
+                if rest := buffer.rest():
+                    self._frame(_Heard(time.monotonic(), sender, rest, stream, {}), rest)
+            self._file.close()
+        except OSError as error:
+            self._full = True
+            sys.stderr.write(
+                f"trio-mcp: {self._path}: {error.strerror}; the recording has ended, the exchange goes on\n"
+            )
+            while self._queue.get() is not None:  # so that the queue stays short
+                pass
+
+    def _record(self, heard: _Heard) -> None:
+        with self._lock:
+            self._queued -= len(heard.data or b"")
+        if not heard.stream:
+            self._frame(heard, heard.data)
+            return
+        buffer = self._streams.setdefault((heard.sender, heard.stream), _LineBuffer())
+        if heard.data is None:
+            buffer.broken()
+            self._frame(heard, None)
+            return
+        for line, size in buffer.feed(heard.data):
+            self._frame(heard if size <= _LONGEST else heard._replace(more={"cut": size}), line)
+
+    def _frame(self, heard: _Heard, data: bytes | None) -> None:
+        entry: dict[str, Any] = {"at": round(heard.at - self._began, 6), "from": heard.sender, **heard.more}
+        frame = None
+        if data is not None and heard.stream != "stderr" and "cut" not in entry and _is_json(data):
+            # Outside of strings a line break is white space, and JSON has none inside.
+            frame = data.replace(b"\r", b" ").replace(b"\n", b" ").strip()
+        elif data is not None:
+            entry["stderr" if heard.stream == "stderr" else "text"] = data.decode("utf-8", "surrogateescape")
+        self._append(entry, frame)
+
+    def _append(self, entry: Mapping[str, Any], frame: bytes | None) -> None:
+        line = json.dumps(entry).encode()
+        if frame is not None:
+            line = b'%b, "frame": %b}' % (line[:-1], frame)
+        if self._full:
+            return
+        if self._size + len(line) > self._most:
+            self._full = True
+            sys.stderr.write(f"trio-mcp: the recording is full: {self._path} has {self._size} bytes (--limit)\n")
+            line = json.dumps({"at": entry.get("at", 0), "from": "client", "end": "the recording is full"}).encode()
+        self._file.write(line + b"\n")
+        self._size += len(line) + 1
+
+
+class _LineBuffer:
+    """The incomplete line of one stream."""
+
+    def __init__(self) -> None:
+        self._line = bytearray()
+        self._size = 0  # of the line, which may be longer than what is kept of it
+        self._skipping = False  # the beginning of the line was lost
+
+    def feed(self, data: bytes) -> Iterator[tuple[bytes, int]]:
+        """Yield the complete lines that are not empty, each with its size."""
+        for piece in data.splitlines(keepends=True) if b"\r" not in data else _split(data):
+            self._size += len(piece)
+            if self._size <= _LONGEST:
+                self._line += piece
+            elif len(self._line) > _KEPT:
+                del self._line[_KEPT:]
+            if piece.endswith(b"\n"):
+                line, size, skipped = bytes(self._line).rstrip(b"\r\n"), self._size, self._skipping
+                self.broken()
+                self._skipping = False
+                if line and not skipped:
+                    yield line, size
+
+    def broken(self) -> None:
+        """Forget the incomplete line, and ignore its end."""
+        self._line.clear()
+        self._size, self._skipping = 0, True
+
+    def rest(self) -> bytes:
+        return b"" if self._skipping else bytes(self._line)
+
+
+def _split(data: bytes) -> list[bytes]:
+    """Divide data after each LF; `splitlines` would also divide it after a CR alone."""
+    *lines, rest = data.split(b"\n")
+    return [line + b"\n" for line in lines] + ([rest] if rest else [])
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        json.loads(data.decode("utf-8"), parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+# Reading.
+
+
+class RecordedEntry(NamedTuple):
+    """One line of a recording; `has` has the members that the table at the head of this file lists."""
+
+    at: float
+    sender: str
+    has: Mapping[str, Any]
+
+
+class Recording(NamedTuple):
+    """A whole recording."""
+
+    about: Mapping[str, Any]
+    entries: Sequence[RecordedEntry]
+
+
+def read_recording(path: str) -> Recording:
+    """Read a file of `tap`, or a transcript of `trio_mcp.testing`, which has no times.
+
+    The last line may be incomplete, because `tap` may have been killed or may still be at work.  Raises `UsageError`.
+    """
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+            lines = file.read().split("\n")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    if lines[0].startswith((">", "<", "#")):
+        return _transcript(path)
+    values = []
+    for number, line in enumerate(lines, 1):
+        try:
+            value = json.loads(line) if line else None
+        except ValueError as error:
+            if number == len(lines) > 1:
+                break
+            raise UsageError(f"{path} is no recording: line {number} is not JSON ({error})") from None
+        if value is not None:
+            values.append(value)
+    if not values or not isinstance(values[0], dict) or values[0].get("trio-mcp tap") != FORMAT:
+        raise UsageError(f"{path} is no recording; make one with: trio-mcp tap -o {path} -- COMMAND")
+    entries = []
+    for number, value in enumerate(values[1:], 2):
+        match value:
+            case {"at": int() | float() as at, "from": "client" | "server" as sender}:
+                entries.append(RecordedEntry(float(at), sender, value))
+            case _:
+                raise UsageError(f"{path}: entry {number} must have the members 'at' and 'from'")
+    entries.sort(key=lambda entry: entry.at)  # several threads have recorded them
+    return Recording(values[0], entries)
+
+
+def _transcript(path: str) -> Recording:
+    from trio_mcp.testing import Transcript
+
+    try:
+        lines = Transcript.read(path)
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}") from None
+    senders = {">": "client", "<": "server"}
+    entries = []
+    for line in lines:
+        message = line.message
+        has = {"text": message} if isinstance(message, str) else {"frame": message}
+        entries.append(RecordedEntry(0.0, senders[line.mark], has))
+    return Recording({"trio-mcp tap": FORMAT, "kind": "transcript"}, entries)
