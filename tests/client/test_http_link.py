@@ -269,22 +269,6 @@ async def test_a_caller_cannot_replace_the_headers_of_the_protocol(name: str, of
             mine.clear()
 
 
-async def test_what_the_callers_headers_raise_reaches_who_asks() -> None:
-    async with script(modern(unasked)) as server:
-        mine: list[BaseException] = []
-
-        def headers() -> tuple[tuple[str, str], ...]:
-            if mine:
-                raise mine[0]
-            return ()
-
-        async with linked(server.connect, [E], headers=headers) as bench:
-            mine.append(ZeroDivisionError())
-            failed = await failing(bench)
-            assert isinstance(failed, UsageError)
-            assert failed.__cause__ is mine.pop()
-
-
 @req("http-78", "http-97", "http-74", "http-75", "http-68")
 async def test_arguments_of_a_tool_go_into_headers() -> None:
     async def answer(asked: Asked, out: Out) -> None:
@@ -917,6 +901,33 @@ async def test_a_request_without_a_task_is_waited_for_no_longer_either(autojump_
         assert outcomes == [{"tools": []}]
         assert bench.link._in_flight == {}
         assert server.left == ["tools/list"]
+
+
+async def test_a_server_that_does_not_serve_get_cannot_resume(autojump_clock: MockClock) -> None:
+    async def play(asked: Asked, out: Out) -> None:
+        if asked.what == "GET":
+            await out.reply(405)
+        else:
+            await stream(with_id("1"))(asked, out)
+
+    async with script(legacy(play)) as server, linked(server.connect, [D]) as bench:
+        failed = await failing(bench)
+        assert str(failed).endswith("the server does not resume the stream: the server does not serve GET")
+
+
+async def test_a_server_without_that_stream_is_not_waited_for_because_it_answers_no_ping(
+    autojump_clock: MockClock,
+) -> None:
+    async def play(asked: Asked, out: Out) -> None:
+        if asked.what == "GET":
+            await out.reply(404)
+        else:
+            await out.hold()
+
+    async with script(legacy(play)) as server, linked(server.connect, [D]) as bench:
+        with trio.fail_after(60):
+            await bench.link.run_event_stream()
+        assert bench.talk.missed_for_good == [True]
 
 
 async def test_a_page_in_place_of_the_event_stream_does_not_tell_the_token(autojump_clock: MockClock) -> None:

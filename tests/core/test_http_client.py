@@ -72,6 +72,7 @@ from trio_mcp.core.http import (
     read_answer,
     read_endpoint,
     read_reply,
+    reason,
     request_headers,
     url_without_secrets,
 )
@@ -536,6 +537,14 @@ def test_the_oldest_handshake_falls_back_on_any_refusal() -> None:
     assert reply(exchange(INITIALIZE, A, probing=True), 418) == TrySse("HTTP 418")
     assert isinstance(reply(exchange(INITIALIZE, A, probing=True), 500), ReplyLost)
     assert isinstance(reply(exchange(LIST, D, probing=True), 404), ReplyLost)
+
+
+def test_each_verdict_on_a_get_without_a_stream_has_a_reason() -> None:
+    reasons = [
+        reason(each) for each in (ReplyLost("x"), Challenged(401, "", "y"), RetryAfter(7), SessionGone(), NoStream())
+    ]
+    busy, ended = "the server is busy for 7 seconds", "the session has ended"
+    assert reasons == ["x", "y", busy, ended, "the server does not serve GET"]
 
 
 def test_a_busy_server_is_asked_again_once_when_it_said() -> None:

@@ -199,7 +199,7 @@ class HttpLink(ClientSession):
     """A session over Streamable HTTP, in both eras.
 
     Its tasks run in `nursery`, which must outlast the session.  `headers` returns the headers of the program for each
-    request; `mirrors` returns the arguments of a tool that are sent in headers, too.
+    request, and raises only `McpError`; `mirrors` returns the arguments of a tool that are sent in headers, too.
     """
 
     message_size = 0
@@ -540,13 +540,7 @@ class HttpLink(ClientSession):
         protocol = rules.request_headers(
             exchange, mirrors=mirrors, last_event_id=after, mcp_names=self.session.offer.mcp_names
         )
-        if not given:
-            try:
-                given = self._headers()
-            except UsageError:
-                raise
-            except Exception as error:  # a callback may raise anything
-                raise UsageError("the function given as headers raised an exception") from error
+        given = given or self._headers()
         for name, _ in given:
             if name.lower() in _RESERVED or name.lower().startswith(PARAM_PREFIX.lower()):
                 raise UsageError(f"the header {name} is set by the protocol; leave it out")
@@ -724,12 +718,12 @@ class HttpLink(ClientSession):
                         return
                     # A 404 to the first GET may only mean that the server has no event stream; a POST shows if the
                     # session is gone.
-                    with suppress(McpError):
+                    with trio.move_on_after(ACKNOWLEDGE_TIMEOUT), suppress(McpError):
                         await self.request("ping")
                     if self._session_gone:
                         return
                 elif not isinstance(verdict, rules.NoStream):
-                    self._handler.mistake(f"the event stream of the session is lost: {getattr(verdict, 'why', '')}")
+                    self._handler.mistake(f"the event stream of the session is lost: {rules.reason(verdict)}")
                 self.missed(for_good=True)
         finally:
             ready.set()
@@ -857,7 +851,7 @@ class HttpLink(ClientSession):
 
 
 class SseLink(HttpLink):
-    """A session over HTTP+SSE (2024-11-05), messages are sent by POST and received on one stream.
+    """A session over HTTP+SSE (2024-11-05): messages are sent by POST and received on one stream.
 
     Its session is one of `LinkKind.DUPLEX`: when the stream ends, all requests are lost, and they may have run.
     """
@@ -898,8 +892,9 @@ class SseLink(HttpLink):
                     raise RemoteProtocolError("the event stream ended before its endpoint event")
                 case rules.Challenged(status, challenge, why):
                     raise Unauthorized(f"the event stream was refused: {why}", status, challenge)
-            why = getattr(verdict, "why", "GET is not served")
-            raise NoResponse(f"there is no event stream at this URL: {why}", status=getattr(verdict, "status", None))
+            assert verdict is not None  # otherwise the request raised an error
+            lost = verdict.status if isinstance(verdict, rules.ReplyLost) else None
+            raise NoResponse(f"there is no event stream at this URL: {rules.reason(verdict)}", status=lost)
         how = "the server ended the event stream of the session"
         ended = SessionClosed(how if cause is None else f"the event stream of the session broke: {cause}")
         if self.session.terms is not None:

@@ -83,6 +83,7 @@ __all__ = [
     "read_answer",
     "read_endpoint",
     "read_reply",
+    "reason",
     "request_headers",
     "url_without_secrets",
 ]  # fmt: skip
@@ -288,6 +289,15 @@ ReplyVerdict: TypeAlias = (
     | NoStream
     | ReplyLost
 )
+
+
+def reason(verdict: ReplyVerdict) -> str:
+    """Return why a GET has no stream, for an error message."""
+    if isinstance(verdict, ReplyLost | Challenged):
+        return verdict.why
+    if isinstance(verdict, RetryAfter):
+        return f"the server is busy for {verdict.seconds} seconds"
+    return "the session has ended" if isinstance(verdict, SessionGone) else "the server does not serve GET"
 
 
 def kind_of(headers: Headers) -> str:
@@ -611,4 +621,4 @@ class StreamResumption:
             return attrs.evolve(again, seconds=seconds) if isinstance(again, Reconnect) else again
         # A server may forget events; this is no breach of the protocol.
         status = verdict.status if isinstance(verdict, ReplyLost) else None
-        return ReplyLost(f"the server does not resume the stream: {getattr(verdict, 'why', verdict)}", status)
+        return ReplyLost(f"the server does not resume the stream: {reason(verdict)}", status)
