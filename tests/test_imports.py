@@ -296,7 +296,7 @@ def _inner_imports(path: Path) -> list[int]:
 
 def _is_room(module: str) -> bool:
     path = ROOT.joinpath(*module.split("."))
-    return path.is_dir() or module.split(".")[1:] == ["testing"]
+    return path.is_dir() or module.split(".")[1:] in (["testing"], ["extensions", "apps"])  # public modules
 
 
 def test_a_test_says_why_it_imports_an_inner_part() -> None:
