@@ -151,10 +151,10 @@ def check_client_options(given: Mapping[str, Any]) -> None:
             raise UsageError(
                 f"auth must be an OAuth object, got {type(auth).__name__}; to send a token of your own, use headers"
             )
-    _check_seconds(given, *_TIMEOUTS, "ping_seconds")
+    _check_timeouts(given, *_TIMEOUTS, "ping_seconds")
 
 
-def _check_seconds(given: Mapping[str, Any], *names: str) -> None:
+def _check_timeouts(given: Mapping[str, Any], *names: str) -> None:
     for name in names:
         seconds = given.get(name)
         if seconds is not None and (type(seconds) not in (int, float) or not seconds > 0):  # `not >` also refuses NaN
@@ -167,7 +167,7 @@ def check_request_options(given: Mapping[str, object], method: str = "", name: s
     `method` and `name`: the method of `Client` and the tool or prompt.  They are for the hint in the error, because a
     caller may have passed an argument of a tool as a keyword.
     """
-    _check_seconds(given, *_TIMEOUTS)
+    _check_timeouts(given, *_TIMEOUTS)
     if given and (unknown := given.keys() - RequestOptions.__annotations__):
         keyword, known = min(unknown), ", ".join(RequestOptions.__annotations__)
         hint = f"; pass the arguments as one mapping: {method}({name!r}, {{{keyword!r}: ...}})" if method else ""

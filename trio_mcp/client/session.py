@@ -1,10 +1,12 @@
 """One session with a server, over any transport: the requests to the server, and the requests of the server.
 
 `ClientSession` connects the session protocol, which has no I/O, with the tasks of the program.  A subclass carries the
-messages over one kind of transport.  Messages come in through `receive`.  Messages to send wait in `session` until
-the subclass takes them out.  A task that calls `request`
-waits there, and all work for its call runs in this task: progress reports, the result, and errors.  So the cancel scope
-of the task is the timeout of the call, and an exception of a callback reaches the program that gave the callback.
+messages over one kind of transport.  Messages come in through `receive`.  Messages to send wait in `session` until the
+subclass takes them out.
+
+A task that calls `request` waits there, and all work for its call runs in this task: progress reports, the result, and
+errors.  So the cancel scope of the task is the timeout of the call, and an exception of a callback reaches the program
+that gave the callback.
 
 | Event of the session | Effect |
 |---|---|

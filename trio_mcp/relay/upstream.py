@@ -10,8 +10,8 @@ A session is opened again after its end, by the next request.
 | closing | waits, and then uses a new `Upstream` | | | | |
 
 So the next request restarts a process that has died, and a client that listens to changes restarts it after a second,
-if no request comes.  The first restart is immediate; later ones come after pauses that
-grow to 30 seconds, because a process that dies at once must not be restarted by every request.
+if no request comes.  The first restart is immediate; later ones come after pauses that grow to 30 seconds, because a
+process that dies at once must not be restarted by every request.
 """
 
 from __future__ import annotations

@@ -359,17 +359,17 @@ def reply_headers(cors: Fields, *, stream: bool, session: str | None = None) -> 
     return (*kind, *cors) if session is None else (*kind, (SESSION_ID, session), *cors)
 
 
+def without_credentials(body: bytes, sent: Fields) -> bytes:
+    """auth-22: remove the credentials in `sent` from an error body, because a server may repeat them there."""
+    secrets = [value.rpartition(" ")[2] for name, value in sent if name.lower() == "authorization"]
+    return redacted(body.decode("latin-1"), secrets).encode("latin-1") if secrets else body
+
+
 # Encode other values as header values.
 
 _SENTINEL, _SENTINEL_END = "=?base64?", "?="
 _plain = re.compile(r"(?! )[ -~]*(?<! )").fullmatch
 _FIELD_VALUE = re.compile(r"[\t -~]*")
-
-
-def without_credentials(body: bytes, sent: Fields) -> bytes:
-    """auth-22: remove the credentials in `sent` from an error body, because a server may repeat them there."""
-    secrets = [value.rpartition(" ")[2] for name, value in sent if name.lower() == "authorization"]
-    return redacted(body.decode("latin-1"), secrets).encode("latin-1") if secrets else body
 
 
 def encode_value(text: str) -> str:

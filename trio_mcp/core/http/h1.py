@@ -407,7 +407,7 @@ def _check_start(buffer: bytearray) -> None:
     """Skip empty lines before a request, and refuse bytes that cannot begin one."""
     while buffer[:2] == b"\r\n":
         del buffer[:2]  # RFC 9112, 2.2: "SHOULD ignore at least one empty line ... received prior to the request"
-    if buffer and not b"!" <= buffer[:1] <= b"~" and buffer != b"\r":
+    if buffer and not 0x21 <= buffer[0] <= 0x7E and buffer != b"\r":  # the LF may still come
         why = "the client speaks TLS, and this server does not (ssl_context)"
         raise _unreadable(400, why if buffer[0] == 22 else "the client sent no HTTP request")
 

@@ -7,7 +7,8 @@ does these steps in this order:
    request is refused before a byte of its body is read, and a preflight is answered before authentication.
 2. It authenticates the request itself, which gives a principal.
 3. It calls `check_session`, which refuses a session id in the head if the session does not exist or belongs to another
-   principal.  The body of a refused request is not read.
+   principal.  The body of a refused request is not read.  `judge` checks the same again, because the session may end
+   while the body is read.
 4. It calls `judge` with the body, which checks era, version and mirrored headers (headers that repeat a value of the
    body).  The verdict is the next step: send this `Reply`; pass the message to the session and send 202 (`Deliver`);
    pass the messages on and answer by JSON or by a stream (`Serve`); open or end a session or a stream.
@@ -107,7 +108,7 @@ class PathKind(enum.Enum):
 
 
 # Globals, because in Python 3.11 the lookup of an enum member is eight times slower than that of a global.
-_ENDPOINT, _MESSAGES, _WEBSOCKET = PathKind.ENDPOINT, PathKind.MESSAGES, PathKind.WEBSOCKET
+_ENDPOINT, _SSE, _MESSAGES, _WEBSOCKET = PathKind
 
 
 def _path(path: str) -> str:
@@ -119,7 +120,7 @@ def _path(path: str) -> str:
 def _paths(policy: HttpPolicy) -> Mapping[str, PathKind]:
     if (policy.sse_path is None) is not (policy.message_path is None):
         raise UsageError("set sse_path and message_path together: HTTP+SSE needs both")
-    beside = {"sse_path": PathKind.SSE, "message_path": _MESSAGES, "websocket_path": _WEBSOCKET}
+    beside = {"sse_path": _SSE, "message_path": _MESSAGES, "websocket_path": _WEBSOCKET}
     given = {"path": _ENDPOINT, **{name: kind for name, kind in beside.items() if getattr(policy, name) is not None}}
     paths = {getattr(policy, name): kind for name, kind in given.items()}
     if len(paths) < len(given):
@@ -415,19 +416,24 @@ def _check_sites(policy: HttpPolicy, request: HttpRequest) -> tuple[Fields, str]
 
 def _methods(policy: HttpPolicy, path_kind: PathKind, version: str | None, prefix: str) -> tuple[str, str]:
     """Return the methods of this path, as the Allow header lists them, and the reason if some are disabled."""
-    if path_kind is not PathKind.ENDPOINT:
-        allowed = "POST, OPTIONS" if path_kind is PathKind.MESSAGES else "GET, OPTIONS"
+    if path_kind is not _ENDPOINT:
+        allowed = "POST, OPTIONS" if path_kind is _MESSAGES else "GET, OPTIONS"
         return allowed, _endpoint_hint(policy, prefix)
     # GET streams and DELETE need a session, and only legacy revisions have sessions (http-117).  So these methods are
     # not allowed if the version header names a modern revision.
-    named = REVISIONS.get(version or "")
     if not policy.sessions:
         return "POST, OPTIONS", "sessions=False"
     if not policy.legacy:
         return "POST, OPTIONS", "the served revisions have no sessions"
-    if named is not None and not named.handshake:
-        return "POST, OPTIONS", f"{named} has no sessions"
+    if _is_modern(version):
+        return "POST, OPTIONS", f"{version} has no sessions"
     return ("POST, DELETE, OPTIONS", "json_only=True") if policy.json_only else ("GET, POST, DELETE, OPTIONS", "")
+
+
+def _is_modern(version: str | None) -> bool:
+    """Return whether the version header names a modern revision, served here or not."""
+    named = REVISIONS.get(version or "")
+    return named is not None and not named.handshake
 
 
 def _check_framing(fields: Mapping[str, str]) -> None:
@@ -573,8 +579,7 @@ def _check_session(case: _RequestFacts) -> None:
     session = case.request.headers.by_name.get(_SESSION)
     if session is None or path_kind is not _ENDPOINT or not policy.sessions or not policy.legacy:
         return
-    named = REVISIONS.get(case.version or "")
-    if named is not None and not named.handshake and policy.modern:
+    if policy.modern and _is_modern(case.version):
         return  # modern messages have no session, even if the head names one
     facts = _facts(case, session)
     if case.version is not None:
@@ -598,11 +603,10 @@ def _post(case: _RequestFacts) -> Verdict:
     message, policy = _message(case), case.policy
     meta = message.params.get("_meta") if isinstance(message, _WITH_METHOD) else None
     stated = meta.get(META_VERSION) if isinstance(meta, dict) else None  # a version, or any other JSON
-    named = REVISIONS.get(case.version or "")
     opening = isinstance(message, Request) and message.method == "initialize"
     # A version in `_meta` makes a message modern, whatever its headers are (http-117).  A version header that names a
     # modern revision does the same, except for an `initialize` without a version in `_meta`.
-    modern = stated is not None or (named is not None and not named.handshake and not opening)
+    modern = stated is not None or (not opening and _is_modern(case.version))
     if not policy.legacy or (modern and policy.modern):
         return _modern(case, message, stated)
     if isinstance(message, _WITH_METHOD):
@@ -716,9 +720,8 @@ def _legacy(case: _RequestFacts, message: Message) -> Verdict:
     fault = _fault(message)
     if isinstance(message, Batch):
         message, fault = _check_batch(message, revision)
-    if any(isinstance(each, Request) for each in (message.items if isinstance(message, Batch) else (message,))):
-        return Serve(message, revision, session, opens_session=False, answer=case.head.answer, cors=case.head.cors)
-    return Deliver(message, revision, session, case.head.cors, fault)
+    serve = Serve(message, revision, session, opens_session=False, answer=case.head.answer, cors=case.head.cors)
+    return serve if serve.ids else Deliver(message, revision, session, case.head.cors, fault)
 
 
 def _fault(item: Message) -> Error | None:
@@ -759,7 +762,7 @@ def _session(case: _RequestFacts) -> tuple[str, SessionFacts]:
 
 def _facts(case: _RequestFacts, session: str) -> SessionFacts:
     facts = case.find_session(session)
-    if facts is None or facts.legacy_stream is not (case.head.path_kind is PathKind.MESSAGES):  # http-57
+    if facts is None or facts.legacy_stream is not (case.head.path_kind is _MESSAGES):  # http-57
         raise _RuleBroken(404, "this session is unknown or has ended; open a new one by initialize")
     if facts.principal != case.principal:
         raise _RuleBroken(403, "this session belongs to another principal")
@@ -794,10 +797,10 @@ def _no_upgrade(case: _RequestFacts) -> Verdict:
 
 
 _ROUTES: dict[tuple[PathKind, str], Callable[[_RequestFacts], Verdict]] = {
-    (PathKind.ENDPOINT, "POST"): _post,
-    (PathKind.ENDPOINT, "GET"): _get_or_delete,
-    (PathKind.ENDPOINT, "DELETE"): _get_or_delete,
-    (PathKind.SSE, "GET"): lambda case: OpenLegacyStream(case.head.cors),
-    (PathKind.MESSAGES, "POST"): _legacy_post,
-    (PathKind.WEBSOCKET, "GET"): _no_upgrade,
+    (_ENDPOINT, "POST"): _post,
+    (_ENDPOINT, "GET"): _get_or_delete,
+    (_ENDPOINT, "DELETE"): _get_or_delete,
+    (_SSE, "GET"): lambda case: OpenLegacyStream(case.head.cors),
+    (_MESSAGES, "POST"): _legacy_post,
+    (_WEBSOCKET, "GET"): _no_upgrade,
 }
