@@ -15,7 +15,7 @@ from tests.extensions.test_server_tasks import CORE, EXTENSION, Name, serving
 from tests.requirements import req
 from trio_mcp import Client, Context, Elicit, RequestError, Server, TextContent, UsageError, open_client
 from trio_mcp.client import CallNextRequest, ClientExtension, ExtensionCall
-from trio_mcp.core import INVALID_PARAMS, JsonObject, Request
+from trio_mcp.core import INVALID_PARAMS, JsonObject, Question, Request
 from trio_mcp.errors import ConnectionFailed, InputUnavailable, RemoteProtocolError
 from trio_mcp.extensions.tasks import TaskCancelled, TaskState, TaskStatus
 from trio_mcp.types import CallNext, CallToolResult, FormElicitationRequest
@@ -275,3 +275,77 @@ async def test_a_server_that_is_away_for_a_moment_is_asked_again(revision: str, 
         failures += [ConnectionFailed("away")] * 5
         with pytest.raises(ConnectionFailed, match="away"):
             await waiting.get()
+
+
+# Tasks that the client keeps for its server
+
+
+def later(started: list[str]) -> Server:
+    """A server that asks for a task of the client, as no handler of ours does."""
+    server = serving()
+
+    @server.tool
+    async def ask(ctx: Context, cancel: bool = False) -> list[Any]:
+        session = ctx._link
+        assert session is not None
+        schema = {"type": "object", "properties": {"name": {"type": "string"}}}
+        params = {"message": "Who?", "requestedSchema": schema, "task": {"ttl": 60_000}}
+        asking = Question("who", "elicitation/create", params)
+        created = (await session._run.parking.send(ctx, session, [asking]))["who"]
+        id = created["task"]["taskId"]
+        got = await ctx.send_request("tasks/get", {"taskId": id})
+        if cancel:
+            got = await ctx.send_request("tasks/cancel", {"taskId": id})
+            return [got["status"]]
+        result = await ctx.send_request("tasks/result", {"taskId": id})
+        listed = await ctx.send_request("tasks/list")
+        return [got["status"], result["action"], result["content"], len(listed["tasks"]), got["ttl"]]
+
+    return server
+
+
+@req("task-01", "task-17", "task-33", "task-36", "task-46", "task-51")
+@pytest.mark.parametrize("revision", [CORE])
+async def test_the_client_keeps_tasks_for_its_server(revision: str, autojump_clock: MockClock) -> None:
+    asked: list[str] = []
+
+    async def slowly(request: FormElicitationRequest) -> dict[str, Any]:
+        asked.append(request.message)
+        await trio.sleep(5)
+        asked.append("answered")
+        return {"name": "Ann"}
+
+    server = later(asked)
+
+    @server.tool
+    async def wrong(ctx: Context) -> str:
+        for method in ("tasks/get", "tasks/result", "tasks/cancel"):
+            with pytest.raises(RequestError, match="there is no task"):
+                await ctx.send_request(method, {"taskId": "x"})
+        assert await ctx.send_request("tasks/list") == {"tasks": []}
+        return str(ctx.supports("tasks", "requests", "elicitation", "create"))
+
+    async with visit(revision, server, elicitation=slowly) as client:
+        assert text(await client.call_tool("wrong")) == "True"
+        result = await client.call_tool("ask", returns=list[Any])
+        assert result == ["working", "accept", {"name": "Ann"}, 1, 60_000]
+        assert await client.call_tool("ask", {"cancel": True}, returns=list[Any]) == ["cancelled"]
+        await trio.sleep(10)
+        assert asked == ["Who?", "answered", "Who?"]
+
+
+@pytest.mark.parametrize("revision", [CORE])
+async def test_a_callback_that_fails_fails_its_task(
+    revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(request: FormElicitationRequest) -> dict[str, Any]:
+        raise ValueError("secret") if broken_once else RequestError(-7, "no user")
+
+    broken_once = True
+    async with visit(revision, later([]), elicitation=broken) as client:
+        failed = await client.call_tool("ask")
+        assert failed.is_error
+        assert "the client's callback has failed" in text(failed)
+        assert "secret" in caplog.text
+        broken_once = False
+        assert "no user" in text(await client.call_tool("ask"))

@@ -77,6 +77,11 @@ M = TypeVar("M", bound=Model)
 
 _COMPLETE = "completion/complete"
 _TASKS = "trio_mcp.extensions.tasks"  # loaded by the option `tasks`
+# The requests of a server that are answered by these options.
+_ANSWERED = {
+    "sampling/createMessage": frozenset({"sampling"}),
+    "elicitation/create": frozenset({"elicitation", "elicitation_url"}),
+}
 _USAGE = "async with open_client(...) as client; or, without a block, client = await connect_client(nursery, ...)"
 _CLOSE_TIMEOUT = 40.0  # seconds; `ClientConnection` closes within 30
 
@@ -779,7 +784,10 @@ def _extensions(options: ClientOptions) -> ClientExtensions | None:
         return None
     from trio_mcp.client.extensions import ClientExtensions
 
-    added = [importlib.import_module(_TASKS).ClientTasks()] if options.get("tasks") else []
+    added = []
+    if options.get("tasks"):
+        declared = [method for method, names in _ANSWERED.items() if not names.isdisjoint(options)]
+        added = [importlib.import_module(_TASKS).ClientTasks(*declared)]
     return ClientExtensions([] if given is None else given, *added, fallback=all_notifications)
 
 

@@ -20,6 +20,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import attrs
@@ -343,6 +344,10 @@ class ClientConnection:
             handler = self._extensions.handler(call.request.method, notification=False)
             if handler is not None:
                 return await handler.answer(call.request.params)
+            wrapper = self._extensions.answering.get(call.request.method)
+            if wrapper is not None:
+                ask = partial(self._answering.answer, call.request.method, terms=call.terms)
+                return await wrapper(self._nursery, call, ask)
         return await self._answering.answer(call.request.method, call.request.params, call.terms)
 
     def notice(self, notice: Notice) -> None:

@@ -40,9 +40,12 @@ from trio_mcp.core.schema.params import MethodParams, write_object_of
 from trio_mcp.transport.workers import contained
 
 if TYPE_CHECKING:
+    import trio
+
     from trio_mcp.client.client import Client
     from trio_mcp.client.session import OnProgress, Timer
     from trio_mcp.core.http.fields import Fields
+    from trio_mcp.core.session import Call
 
 __all__ = ["Around", "CallNextRequest", "ClientExtension", "ClientExtensions", "ExtensionCall"]
 
@@ -103,6 +106,11 @@ class ExtensionCall:
 Around: TypeAlias = Callable[[ExtensionCall, CallNextRequest], Awaitable[JsonObject]]
 
 
+Answering: TypeAlias = (
+    "Callable[[trio.Nursery, Call, Callable[[JsonObject], Awaitable[JsonObject]]], Awaitable[JsonObject]]"
+)
+
+
 class ClientExtension:
     """One extension of a client, for the option `extensions`.
 
@@ -132,6 +140,7 @@ class ClientExtension:
             raise UsageError("the forms of one extension have one identifier")
         self._handlers: dict[str, _MessageHandler] = {}
         self._around: dict[str, Around] = {}
+        self._answering: dict[str, Answering] = {}
 
     @property
     def id(self) -> str:
@@ -162,6 +171,18 @@ class ClientExtension:
             if method in self._around:
                 raise UsageError(f"{self.id} wraps {method} already")
             self._around[method] = wrapper
+            return wrapper
+
+        return register
+
+    def answering(self, method: str) -> Callable[[Answering], Answering]:
+        """Register an `async def (nursery, call, ask)` that answers requests of the server of this method.
+
+        `await ask(params)` is the usual answer, by the callback of the program.  The nursery is that of the client.
+        """
+
+        def register(wrapper: Answering) -> Answering:
+            self._answering[method] = wrapper
             return wrapper
 
         return register
@@ -233,6 +254,8 @@ class ClientExtensions:
         """The extension that the option `tasks` has added."""
         self.offered = Extensions([value for each in given for value in each.values()], fallback=fallback)
         self._handlers = {name: handler for each in given for name, handler in each._handlers.items()}
+        self.answering = {name: wrapper for each in given for name, wrapper in each._answering.items()}
+        """The wrappers of the answers to requests of the server, by method."""
         self.wrapped = frozenset(name for each in given for name in each._around)
         """The methods that have a wrapper."""
 

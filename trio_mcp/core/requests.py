@@ -586,7 +586,8 @@ class Peer:
     ) -> bool:
         """Report progress of a request that is answered already, under its token (prog-11).  False: it is not sent.
 
-        `meta` is its `_meta`.  The caller checks that the numbers rise.  Raises as `progress` for numbers and a message that cannot be written.
+        `meta` is its `_meta`.  The caller checks that the numbers rise.  Raises as `progress` for numbers and a message
+        that cannot be written.
         """
         if self.closed:
             return False

@@ -43,7 +43,8 @@ from trio_mcp.core.tasks import (
     read_created,
     read_task,
 )
-from trio_mcp.extensions.tasks.forms import CORE_FORM, EXTENSION_FORM
+from trio_mcp.extensions.tasks.answering import ClientAnswers
+from trio_mcp.extensions.tasks.forms import EXTENSION_FORM, core_form_of_client
 
 if TYPE_CHECKING:
     from trio_mcp.client.client import Client
@@ -70,8 +71,14 @@ _starting: ContextVar[tuple[int | None] | None] = ContextVar("starting", default
 class ClientTasks(ClientExtension):
     """The extension of a client; `open_client(..., tasks=True)` makes one."""
 
-    def __init__(self) -> None:
-        super().__init__(EXTENSION_FORM, attrs.evolve(CORE_FORM, settings={}))
+    def __init__(self, *answered: str) -> None:
+        """`answered` are the methods of the server that the client may answer with tasks of its own."""
+        super().__init__(EXTENSION_FORM, core_form_of_client(*answered))
+        answers = ClientAnswers()
+        for method in answered:
+            self.answering(method)(answers.answer)
+        for name in ("get", "cancel", "result", "list") if answered else ():
+            self.method(f"tasks/{name}")(getattr(answers, name))
         self._support: dict[str, str] = {}  # of the listed tools, in 2025-11-25
         self._notices: dict[str, _LatestState] = {}  # of the tasks that a call waits for
         self.around("tools/call")(self._around_call)

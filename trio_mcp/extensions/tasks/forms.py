@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
+import attrs
+
 from trio_mcp.core.extensions import Extension, ExtensionMethod
 from trio_mcp.core.revisions import REVISIONS, Role
 from trio_mcp.core.tasks import CORE_TASKS, EXTENSION_TASKS, TASKS_EXTENSION
 
-__all__ = ["CORE_FORM", "EXTENSION_FORM"]
+__all__ = ["CORE_FORM", "EXTENSION_FORM", "core_form_of_client"]
 
 _CLIENT, _SERVER = Role.CLIENT, Role.SERVER
 
@@ -28,9 +30,18 @@ CORE_FORM: Final = Extension(
     TASKS_EXTENSION,
     {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}},
     methods=[
-        *(ExtensionMethod(f"tasks/{name}", _CLIENT) for name in ("get", "result", "list", "cancel")),
-        ExtensionMethod(CORE_TASKS.status_notification, _SERVER, notification=True),
+        *(ExtensionMethod(f"tasks/{name}", each) for name in ("get", "result", "list", "cancel") for each in Role),
+        *(ExtensionMethod(CORE_TASKS.status_notification, each, notification=True) for each in Role),
     ],
     revisions=[CORE_TASKS.name],
     capability="tasks",
 )
+
+
+def core_form_of_client(*methods: str) -> Extension:
+    """What a client declares that answers these methods of its server with tasks."""
+    requests: dict[str, dict[str, object]] = {}
+    for method in methods:
+        kind, name = method.split("/")
+        requests[kind] = {name: {}}
+    return attrs.evolve(CORE_FORM, settings={"list": {}, "cancel": {}, "requests": requests} if requests else {})

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.messages import Limits
     from trio_mcp.stores.rows import Store
 
-__all__ = ["LEASE", "Keeper", "TaskHost", "wall_time"]
+__all__ = ["LEASE", "Keeper", "TaskHost", "log_failure", "wall_time"]
 
 _log = logging.getLogger("trio_mcp")
 
@@ -60,6 +60,11 @@ _PAGE: Final = 50  # tasks on one page of tasks/list
 _CLAIMED: Final = 50  # tasks that are recovered at once
 
 wall = time.time  # the clock of all records; a test replaces it
+
+
+def log_failure(error: Exception) -> None:
+    """Write an exception to the log, because the peer must not see it."""
+    _log.error("a task failed", exc_info=error)
 
 
 def wall_time() -> float:
