@@ -430,6 +430,17 @@ class Context(metaclass=WithOtherNames):
         """The client that is charged for the shared resources of this call."""
         return None if self._link is None else self._link.account.holder
 
+    def _wait_in(self, parked: ParkedCall) -> None:
+        """The request has been answered, or belongs to another call now: there is no session until the next one."""
+        self._link, self._parked = None, parked
+
+    def _continue_with(self, retry: Context) -> None:
+        """Take over the request of another context."""
+        self._link, self._parked, self._wire, self._last_write = retry._link, None, retry._wire, 0
+        self.request, self._terms = retry.request, retry._terms
+        # Each call holds one message until its end.
+        self._received, retry._received = retry._received, self._received
+
     def _cancel(self, reason: str) -> None:
         if self._scope is not None and not self._over:  # after the end another call may run in this scope
             self._scope.cancel(reason=reason)

@@ -123,14 +123,11 @@ class ParkedCall:
 
     def resume(self, retry: Context) -> JsonObject:
         """Give the request of `retry`, and its place among the running requests, to the parked handler."""
-        ctx, session = self.ctx, retry._link
+        session = retry._link
         assert session is not None  # it has just been received
-        ctx._link, ctx._parked, ctx.request, ctx._terms = session, None, retry.request, retry._terms
-        ctx._wire, ctx._last_write = retry._wire, 0
-        # Each call holds one message until its end.
-        ctx._received, retry._received = retry._received, ctx._received
-        retry._link, retry._parked = None, self
-        session._contexts[ctx.request.id] = ctx
+        self.ctx._continue_with(retry)
+        retry._wait_in(self)
+        session._contexts[self.ctx.request.id] = self.ctx
         self.resumed.set()
         return {}
 
@@ -201,7 +198,7 @@ class Parking:
             self.give_up(parked)
             raise
         session._forget(ctx)
-        ctx._link, ctx._parked = None, parked  # the request is answered: there is no connection until the next one
+        ctx._wait_in(parked)
         ctx._wire.wake()
         try:
             await parked.resumed.wait()

@@ -170,8 +170,8 @@ class Server(metaclass=WithOtherNames):
         if state_keys is not None:
             self._sealer  # noqa: B018  # so that wrong keys raise now
         check_names("capabilities", capabilities, CAPABILITIES, "capability")
-        self._offers = frozenset(capabilities)
-        self._told = {"subscribe": subscribe, "listChanged": list_changed}
+        self._capabilities = frozenset(capabilities)  # declared although there may be no entries yet
+        self._notifies = {"subscribe": subscribe, "listChanged": list_changed}
         self._experimental = {} if experimental is None else {"experimental": dict(experimental)}
         self._mounted: list[Server] = []
         self._runs: set[Run] = set()  # of this server, and of the servers that it is mounted in
@@ -474,7 +474,7 @@ class Server(metaclass=WithOtherNames):
     def _offer_again(self) -> None:
         """An extension or a method has changed.  Raises `UsageError` if it cannot be offered."""
         self._current_offer()
-        for run in self._runs:
+        for run in tuple(self._runs):
             run.make_offers()
 
     # Changes.
@@ -506,7 +506,7 @@ class Server(metaclass=WithOtherNames):
             self._publish(resource_updated(uri))
 
     def _check_notifies(self, capability: str, change: str) -> None:
-        if not self._told[capability]:
+        if not self._notifies[capability]:
             option = "list_changed" if capability == "listChanged" else capability
             raise UsageError(f"clients cannot be notified of {change}: the server was created with {option}=False")
 
@@ -538,8 +538,8 @@ class Server(metaclass=WithOtherNames):
         A capability is still declared after its last entry was removed, because clients may still use it.
         """
         capabilities: dict[str, Any] = {"logging": {}, **self._experimental}
-        for name in sorted(self._offers | self._catalog.kinds):
-            capabilities[name] = {key: True for key in CAPABILITIES[name] if self._told[key]}
+        for name in sorted(self._capabilities | self._catalog.kinds):
+            capabilities[name] = {key: True for key in CAPABILITIES[name] if self._notifies[key]}
         if not any(part.extended is not None for part in self._catalog.parts()):
             return Offer(self._info, capabilities, self._revisions, self._instructions)
         from trio_mcp.server.extensions import offered_by

@@ -829,8 +829,7 @@ async def converse(
     Without `shutdown_timeout` the end of input ends the connection, as in framings that have a close message.
     """
     account = run.bytes.account(None) if account is None else account
-    session = _StreamSession(run, stream, framing, tap, account, shutdown_timeout)
-    session.headers, session.principal = headers, principal
+    session = _StreamSession(run, stream, framing, tap, account, headers, principal, shutdown_timeout)
     await session.serve(heartbeat, network)
 
 
@@ -838,8 +837,6 @@ class _StreamSession(ServerSession):
     """The session of a client on a byte stream: the `SessionHandler` of its `Duplex`, and a `RunMember` of its run."""
 
     clients = 1
-    headers: Mapping[str, str]
-    principal: Any
 
     def __init__(
         self,
@@ -848,8 +845,12 @@ class _StreamSession(ServerSession):
         framing: Framing,
         tap: Tap | None,
         account: Account,
+        headers: Mapping[str, str],
+        principal: Any,
         shutdown_timeout: float | None,
     ) -> None:
+        self._headers = headers
+        self._principal = principal
         self._shutdown_timeout = shutdown_timeout
         self._framing = framing
         finish = None if shutdown_timeout is None else self._finish_calls
@@ -875,7 +876,7 @@ class _StreamSession(ServerSession):
             raise self._duplex.failure
 
     def receive(self, message: Message, now: float, **_: Any) -> None:
-        super().receive(message, now, headers=self.headers, principal=self.principal, size=self._framing.size)
+        super().receive(message, now, headers=self._headers, principal=self._principal, size=self._framing.size)
 
     async def _finish_calls(self) -> None:
         """The client has closed its side: give its calls `shutdown_timeout` seconds, and answer them."""

@@ -41,11 +41,11 @@ from trio_mcp.core.shares import Account, Charge, Pace, weight
 from trio_mcp.server.http.endpoint import (
     AdmittedRequest,
     Endpoint,
-    HttpOptions,
     log_refusal,
     over_limit,
     send_reply,
 )
+from trio_mcp.server.http.options import HttpOptions
 from trio_mcp.server.run import Run
 from trio_mcp.transport.nursery import block, check_trio, open_nursery, sole
 from trio_mcp.transport.wire import CLOSING, Lines

@@ -83,7 +83,7 @@ from trio_mcp.transport.wire import Framing, Tap
 from trio_mcp.transport.workers import RunStopped, called
 
 __all__ = [
-    "AdmittedRequest", "Caller", "Endpoint", "HttpOptions", "busy", "log_refusal",
+    "AdmittedRequest", "Caller", "Endpoint", "busy", "log_refusal",
     "over_limit", "seconds_left", "send_reply",
 ]  # fmt: skip
 

@@ -34,7 +34,8 @@ from trio_mcp.core.http.fields import HttpRequest
 from trio_mcp.core.options import show_options
 from trio_mcp.core.shares import Shares, holder_of, to_make_room
 from trio_mcp.server.http.connection import HttpConnection, ListenerState
-from trio_mcp.server.http.endpoint import Endpoint, HttpOptions, busy
+from trio_mcp.server.http.endpoint import Endpoint, busy
+from trio_mcp.server.http.options import HttpOptions
 from trio_mcp.server.run import Run
 from trio_mcp.server.session import address_of
 from trio_mcp.transport.nursery import block, open_nursery

@@ -644,7 +644,7 @@ class ResponseStream(Wire):
         self._queue.clear()
         if self._charged:
             self._refund()
-        if not self._log_failed:
+        if not self._log_failed:  # otherwise its requests go on, and `put` fails their questions by the owner
             self.owner = _NO_OWNER  # breaks the reference cycle
         owner.ended(self)
 
