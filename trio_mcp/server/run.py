@@ -117,11 +117,11 @@ class Run:
         self.threads = Threads(server._threads)
         self._sessions: dict[ServerSession, Mapping[str, Any]] = {}  # legacy ones, and what was declared to them
         self._publisher: Publisher | None = None
-        self._subscribed = trio.Event()
+        self._subscribed = trio.Event()  # set when there is a publisher
         self._thread = threading.get_ident()
         self._token = trio.lowlevel.current_trio_token()
         self._parking: Parking | None = None
-        self._asked = trio.Event()
+        self._asked = trio.Event()  # set when there is a `Parking`
         self.dispatcher = Dispatcher(self, catalog, lifespans)
         if watchers:  # they learn from the listeners which sessions there are
             self._make_publisher(watchers[0].listeners(limits, catalog, watchers))

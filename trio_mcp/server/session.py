@@ -676,10 +676,11 @@ def _begin(ctx: Context) -> None:
     session, request = cast(ServerSession, ctx._link), ctx.request
     session._contexts[request.id] = ctx
     target = request.params.get("name") or request.params.get("uri")
-    parts = request.method, target if isinstance(target, str) else "", f"#{request.id}"
-    name = " ".join(parts)
-    if len(name) > 160 or not name.isprintable():  # the client chose them
-        name = " ".join([printable(part[:80]) for part in parts])
+    if not isinstance(target, str):
+        target = ""
+    name = f"{request.method} {target} #{request.id}"
+    if len(name) > 160 or not name.isprintable():  # the client chose it
+        name = " ".join([printable(part[:80]) for part in (request.method, target, f"#{request.id}")])
     work: Work = _work
     if request.method in _IN_TURN:
         before, session._turn = session._turn, trio.Event()

@@ -21,7 +21,7 @@ else:
         {
             "asgi": "AsgiApp",
             "connection": "HttpConnection ListenerState UpgradedConnection",
-            "endpoint": "AdmittedRequest Caller Endpoint busy log_refusal over_limit seconds_left send_reply",
+            "endpoint": "AdmittedRequest Caller Endpoint log_refusal over_limit seconds_left send_reply try_later",
             "listener": "HttpAddress serve_http serve_http_stream",
             "options": "HttpOptions keep_alive_of policy_of public_url_of",
             "responses": (

@@ -105,6 +105,7 @@ class ListenerState:
         self.limits = limits
         self.tap = tap
         self.websocket_path = websocket_path
+        """The path of WebSockets; None: there are none, and `upgraded` is not called."""
         self.upgraded = upgraded
         self.draining = False
         """Every response is the last of its connection, so that clients connect to another server."""

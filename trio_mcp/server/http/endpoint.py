@@ -83,8 +83,8 @@ from trio_mcp.transport.wire import Framing, Tap
 from trio_mcp.transport.workers import RunStopped, called
 
 __all__ = [
-    "AdmittedRequest", "Caller", "Endpoint", "busy", "log_refusal",
-    "over_limit", "seconds_left", "send_reply",
+    "AdmittedRequest", "Caller", "Endpoint", "log_refusal",
+    "over_limit", "seconds_left", "send_reply", "try_later",
 ]  # fmt: skip
 
 _log = logging.getLogger("trio_mcp")
@@ -285,7 +285,7 @@ class Endpoint:
         if isinstance(head, Reply):
             return head
         if head.websocket and (self._run.draining or self._draining):
-            return busy(503, _SHUTTING_DOWN, head.cors)
+            return try_later(503, _SHUTTING_DOWN, head.cors)
         # The request first counts for the address; otherwise a client could guess credentials without limit.  If the
         # request has a principal, it then counts for the principal instead: many principals may use one proxy address.
         holder = holder_of(None, peer)
@@ -357,7 +357,7 @@ class Endpoint:
 
     def _too_often(self, wait: float, cors: Fields) -> Reply:
         why = f"more than {self.limits.request_rate:g} requests a second (Limits.request_rate)"
-        return busy(429, why, cors, math.ceil(wait))
+        return try_later(429, why, cors, math.ceil(wait))
 
     # The body.
 
@@ -458,23 +458,25 @@ class Endpoint:
         opens = serves or isinstance(verdict, OpenLegacyStream)
         opens = opens or (isinstance(verdict, OpenStream) and verdict.after is None)
         if self._aborting and serves:
-            return busy(503, _SHUTTING_DOWN, verdict.cors)
+            return try_later(503, _SHUTTING_DOWN, verdict.cors)
         if (self._draining or self._run.draining) and opens and not _continues(verdict):
-            return busy(503, _SHUTTING_DOWN, verdict.cors)
+            return try_later(503, _SHUTTING_DOWN, verdict.cors)
         if isinstance(verdict, OpenLegacyStream) or (isinstance(verdict, Serve) and verdict.opens_session):
             why = f"this client has its share of {self.limits.sessions} sessions, all in use (Limits.sessions)"
-            return None if self._sessions.make_room(admitted.holder) else busy(503, why, verdict.cors)
+            return None if self._sessions.make_room(admitted.holder) else try_later(503, why, verdict.cors)
         if verdict.session is None:
             return None  # a single request
         session = self._sessions.get(verdict.session)
         if opens and isinstance(session, HttpSession) and session.streams >= self.limits.streams:
             return self._too_many_streams(verdict.cors)
         if session is not None and session.overrun:
-            return busy(429, "this client must first read the stream of its session (Limits.outgoing)", verdict.cors)
+            return try_later(
+                429, "this client must first read the stream of its session (Limits.outgoing)", verdict.cors
+            )
         return None
 
     def _too_many_streams(self, cors: Fields) -> Reply:
-        return busy(429, f"{self.limits.streams} streams are open in this session (Limits.streams)", cors)
+        return try_later(429, f"{self.limits.streams} streams are open in this session (Limits.streams)", cors)
 
     async def _serve(
         self, verdict: Serve, admitted: AdmittedRequest, response: HttpResponse, body: bytes
@@ -550,7 +552,7 @@ class Endpoint:
         account = session.server_session.account
         if (limit := account.take(taken)) is not None:
             why = f"this client has too many unread bytes; try again later (Limits.{limit})"
-            return await _refuse(busy(503, why, verdict.cors), admitted, response)
+            return await _refuse(try_later(503, why, verdict.cors), admitted, response)
         if resumed is None:  # the stream has ended, so no event follows the logged events
             try:
                 await response.begin(200, reply_headers(verdict.cors, stream=True), missed, more=False)
@@ -658,14 +660,16 @@ def _continues(verdict: _Accepted) -> bool:
     return isinstance(message, Request) and "requestState" in message.params
 
 
-def busy(status: int, why: str, cors: Fields = (), wait: int = _BUSY) -> Reply:
+def try_later(status: int, why: str, cors: Fields = (), wait: int = _BUSY) -> Reply:
     """Return a refusal for a request that the client may repeat after `wait` seconds."""
     return refusal(status, Error(None, INTERNAL_ERROR, why), cors, (("Retry-After", str(wait)),))
 
 
 def over_limit(limit: str, cors: Fields = ()) -> Reply:
     """Return a refusal for a body, because too many bytes of its client wait to be processed."""
-    return busy(503, f"too many bytes from this client wait to be processed; try again later (Limits.{limit})", cors)
+    return try_later(
+        503, f"too many bytes from this client wait to be processed; try again later (Limits.{limit})", cors
+    )
 
 
 def _ignore_disconnect() -> None:

@@ -34,7 +34,7 @@ from trio_mcp.core.http.fields import HttpRequest
 from trio_mcp.core.options import show_options
 from trio_mcp.core.shares import Shares, holder_of, to_make_room
 from trio_mcp.server.http.connection import HttpConnection, ListenerState
-from trio_mcp.server.http.endpoint import Endpoint, busy
+from trio_mcp.server.http.endpoint import Endpoint, try_later
 from trio_mcp.server.http.options import HttpOptions
 from trio_mcp.server.run import Run
 from trio_mcp.server.session import address_of
@@ -281,7 +281,7 @@ class _HttpServer(ListenerState):
     async def _refuse_connection(self, stream: trio.abc.Stream) -> None:
         why = f"{self.limits.connections} connections are open; try again later (Limits.connections)"
         try:
-            await HttpConnection(self, stream, address_of(stream)).serve(busy(503, why))
+            await HttpConnection(self, stream, address_of(stream)).serve(try_later(503, why))
         finally:
             self._refusing -= 1
 

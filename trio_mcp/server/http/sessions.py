@@ -78,7 +78,7 @@ class HttpSession(StreamOwner, Wire):
     ) -> None:
         self.log = log
         self.server_session = ServerSession(run, self, account=account, link=LinkKind.SESSION, changes=changes)
-        self._endpoint_streams = shared
+        self._shared = shared
         self._sessions = sessions
         self.id = id
         self._principal = principal
@@ -138,7 +138,7 @@ class HttpSession(StreamOwner, Wire):
         return stream
 
     def _add(self, mode: ResponseMode, ids: Collection[Id] = ()) -> ResponseStream:
-        stream = ResponseStream(self, mode, self._endpoint_streams, ids)
+        stream = ResponseStream(self, mode, self._shared, ids)
         self._response_streams.add(stream)
         return stream
 
@@ -226,7 +226,7 @@ class HttpSession(StreamOwner, Wire):
         # because they lose value with age.
         change = isinstance(message, Notification) and change_of(message) is not None
         text = encode(message)
-        if len(self._pending) >= (self._limit if change else self._endpoint_streams.limit) or text in self._pending:
+        if len(self._pending) >= (self._limit if change else self._shared.limit) or text in self._pending:
             return 0
         self._pending[text] = message
         return size
