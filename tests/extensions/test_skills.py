@@ -159,6 +159,24 @@ async def test_results_have_cache_hints_where_the_revision_has_them(
         assert caught.value.code == INVALID_PARAMS
 
 
+async def test_a_filter_decides_which_skills_a_client_sees(tmp_path: Path, autojump_clock: MockClock) -> None:
+    def allowed(principal: Any, item: Any) -> bool:
+        return "secret" not in str(getattr(item, "uri", ""))
+
+    server = Server("shelf", filter=allowed)
+    server.skills(shelf(tmp_path, "a/git", "b/secret"))
+    async with open_client(server) as client:
+        skills = Skills(client)
+        assert [skill.name for skill in await skills.list()] == ["git"]
+        with pytest.raises(RequestError, match="no skill is served"):
+            await skills.get("skill://b/secret/SKILL.md")
+        for hidden in ("SKILL.md", "references/a%20b.bin"):
+            with pytest.raises(ResourceNotFound):
+                await client.read_resource(f"skill://b/secret/{hidden}")
+        with pytest.raises(RequestError, match="is not a directory"):
+            await skills.read_directory("skill://b/secret")
+
+
 async def test_a_skill_that_changes_is_served_as_it_is_now(tmp_path: Path, autojump_clock: MockClock) -> None:
     server = Server("shelf")
     server.skills(shelf(tmp_path, "git", "other"))

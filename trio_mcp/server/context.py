@@ -79,7 +79,7 @@ class Context(metaclass=WithOtherNames):
     | release the connection of a long call | `hang_up` |
     | use an extension | `extension`, `send_request`, `notify`, `detach` |
     | read the request | `request`, `request_id`, `method`, `meta`, `trace`, `revision`, `headers` |
-    | know the client | `principal`, `scopes`, `claims`, `client`, `supports` |
+    | know the client | `principal`, `scopes`, `claims`, `client`, `supports`, `may_read` |
     | use the value of the server's lifespan | `lifespan` |
     | read the answers after `InputRequired` | `answers`, `state` |
 
@@ -200,6 +200,10 @@ class Context(metaclass=WithOtherNames):
         if self._task is None:
             raise UsageError('this handler has no ctx.task; write @server.tool(task="optional")')
         return self._task
+
+    def may_read(self, uri: str) -> bool:
+        """Whether the filters of the server let this client read a resource.  Without a filter it may read all."""
+        return self._open_link("a question about access")._run.dispatcher.may_subscribe(self, uri)
 
     # Messages of extensions.
 

@@ -3,8 +3,9 @@
 `Server.skills(path)` calls `add_skills`.  All directories below the path with a `SKILL.md` are skills, also nested
 ones; `path` may be a skill itself.  Each file is a resource under `skill://`, and clients read it by `resources/read`.
 
-The methods run in worker threads, because they read files.  A file is hashed again only if its size or its time has
-changed.  Hidden files, and links that lead out of the directory, are not part of a skill.
+Files are read in worker threads.  A file is hashed again only if its size or its time has changed.  Hidden files, and
+links that lead out of the directory, are not part of a skill.  The filter of the server decides about the SKILL.md of
+each skill, and so about the skill.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ import logging
 import mimetypes
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 from weakref import WeakKeyDictionary
+
+import trio
 
 from trio_mcp.core.caching import CacheHints, paginate
 from trio_mcp.core.content import BlobResourceContents, Resource, ResourceContents, TextResourceContents
@@ -98,23 +102,27 @@ class SkillLibrary:
             described = Resource(
                 uri=skill.uri, name=skill.name, description=skill.description, mime_type="text/markdown"
             )
-            server.add_resource(described, lambda ctx, uri: self.read_file(ctx, uri, {}))
+            server.add_resource(described, partial(self.read_file, variables={}))
 
     # Methods.
 
-    def list_skills(self, ctx: Context, cursor: str | None = None) -> JsonObject:
-        skills, following = paginate(self._skills(), cursor, _PAGE, lambda skill: skill.uri)
+    async def list_skills(self, ctx: Context, cursor: str | None = None) -> JsonObject:
+        every = await trio.to_thread.run_sync(self._skills)
+        visible = [each for each in every if ctx.may_read(each.uri)]
+        skills, following = paginate(visible, cursor, _PAGE, lambda skill: skill.uri)
         result: JsonObject = {"skills": [each.to_json() for each in skills], **self._hints(ctx)}
         return result if following is None else {**result, "nextCursor": following}
 
-    def get_skill(self, uri: str, ctx: Context) -> JsonObject:
-        for skill in self._skills():
-            if skill.uri == uri:
+    async def get_skill(self, uri: str, ctx: Context) -> JsonObject:
+        for skill in await trio.to_thread.run_sync(self._skills):
+            if skill.uri == uri and ctx.may_read(uri):
                 return {"skill": skill.to_json(), **self._hints(ctx)}
         raise RequestError(INVALID_PARAMS, f"no skill is served at {shown(uri)}")
 
-    def read_directory(self, uri: str, cursor: str | None = None) -> JsonObject:
-        files = self._files()
+    async def read_directory(self, uri: str, ctx: Context, cursor: str | None = None) -> JsonObject:
+        skills = [each for each in await trio.to_thread.run_sync(self._skills) if ctx.may_read(each.uri)]
+        every = await trio.to_thread.run_sync(self._files)
+        files = {each: every[each] for skill in skills for each in skill.files or () if each in every}
         prefix, children = f"{uri}/", dict[str, JsonObject]()
         for file in sorted(files):
             if file.startswith(prefix):
@@ -127,11 +135,11 @@ class SkillLibrary:
         page, following = paginate(list(children.values()), cursor, MAX_FILES, lambda child: str(child["uri"]))
         return {"resources": page} if following is None else {"resources": page, "nextCursor": following}
 
-    def read_file(self, ctx: Context, uri: str, variables: dict[str, str]) -> ResourceContents:
-        path = self._find(uri)
-        if path is None:
+    async def read_file(self, ctx: Context, uri: str, variables: dict[str, str]) -> ResourceContents:
+        path, skills = await trio.to_thread.run_sync(self._find, uri)
+        if not any(map(ctx.may_read, skills)):
             raise ResourceNotFound(uri)
-        return _contents(uri, path.read_bytes(), _mime_type(path))
+        return _contents(uri, await trio.to_thread.run_sync(path.read_bytes), _mime_type(path))
 
     def _hints(self, ctx: Context) -> JsonObject:
         return self._cache.members() if ctx.revision >= _SINCE else {}
@@ -180,8 +188,8 @@ class SkillLibrary:
             known = self._digests[path] = status.st_mtime_ns, len(content), digest_of(content)
         return SkillFile(uri, known[2], known[1])
 
-    def _find(self, uri: str) -> Path | None:
-        """Return the file with this URI, if it belongs to a skill."""
+    def _find(self, uri: str) -> tuple[Path, list[str]]:
+        """Return the file with this URI, and the URIs of the skills that it belongs to."""
         for top, prefix in self._roots:
             start = f"{_SCHEME}{prefix}/" if prefix else _SCHEME
             parts = [unquote(part) for part in uri.removeprefix(start).split("/")]
@@ -190,10 +198,14 @@ class SkillLibrary:
                 continue
             if quote("/".join(parts)) != uri.removeprefix(start) or not _belongs(path, top):
                 continue
-            folders = [folder for folder in path.parents if folder.is_relative_to(top)]
-            if any((folder / SKILL_MD).is_file() for folder in (folders if prefix else folders[:-1])):
-                return path
-        return None
+            skills = [
+                f"{start}{quote(f'{folder.relative_to(top).as_posix()}/').removeprefix('./')}{SKILL_MD}"
+                for folder in path.parents
+                if folder.is_relative_to(top) and (folder / SKILL_MD).is_file() and (prefix or folder != top)
+            ]
+            if skills:
+                return path, skills
+        return Path(), []
 
     def _files(self) -> dict[str, Path]:
         """Return the files of all skills by their URIs."""
