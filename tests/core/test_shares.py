@@ -21,6 +21,7 @@ from trio_mcp.core import (
     Shares,
     decode,
     holder_of,
+    is_principal,
     to_make_room,
     weight,
 )
@@ -45,6 +46,7 @@ def test_a_holder_is_a_principal_or_an_address_or_a_network_of_ipv6(
     principal: str | None, address: str | None, holder: str | None
 ) -> None:
     assert holder_of(principal, address) == holder
+    assert is_principal(holder_of(principal, address)) == (principal is not None)
 
 
 def fill(shares: Shares, holder: str | None) -> int:

@@ -104,7 +104,9 @@ else:
             ),
             "sampling": "check_sampling",
             "session": "Call Notice Offer Opened ServerProtocol SessionAgreed SessionProtocol",
-            "shares": "Account ByteBudget Charge FEW FairQueue LONG Pace Shares holder_of to_make_room weight",
+            "shares": (
+                "Account ByteBudget Charge FEW FairQueue LONG Pace Shares holder_of is_principal to_make_room weight"
+            ),
             "subscriptions": (
                 "ACKNOWLEDGED ChangeEvent ChangeKind Listeners PROMPTS_CHANGED RESOURCES_CHANGED TOOLS_CHANGED "
                 "change_of filter_items listen_params resource_updated"

@@ -28,8 +28,8 @@ from typing import Generic, TypeVar
 from trio_mcp.core.messages import ABSENT, Json, Limits, Message, Response, estimated_values
 
 __all__ = [
-    "FEW", "LONG", "Account", "ByteBudget", "Charge", "FairQueue", "Pace", "Shares", "holder_of", "to_make_room",
-    "weight",
+    "FEW", "LONG", "Account", "ByteBudget", "Charge", "FairQueue", "Pace", "Shares", "holder_of", "is_principal",
+    "to_make_room", "weight",
 ]  # fmt: skip
 
 T = TypeVar("T", bound=Hashable)
@@ -54,10 +54,18 @@ def holder_of(principal: str | None, address: str | None) -> str | None:
     An IPv6 client counts as its /64 network, because a client can choose any address in its network.
     """
     if principal is not None:
-        return f"principal {principal}"
+        return f"{_PRINCIPAL}{principal}"
     if address is None:
         return None
     return f"address {_network(address) if ':' in address else address}"
+
+
+def is_principal(holder: Hashable | None) -> bool:
+    """Return whether `holder_of` has made this holder from a principal."""
+    return isinstance(holder, str) and holder.startswith(_PRINCIPAL)
+
+
+_PRINCIPAL = "principal "
 
 
 @functools.lru_cache(1024)

@@ -46,7 +46,7 @@ from trio_mcp.core.errors import (
 from trio_mcp.core.messages import Json, JsonObject, Request
 from trio_mcp.core.models import CreateMessageResult, ListToolsResult, LoggingMessageParams, Root
 from trio_mcp.core.revisions import LATEST, Revision, check_meta, in_protocol
-from trio_mcp.core.shares import holder_of
+from trio_mcp.core.shares import is_principal
 from trio_mcp.core.subscriptions import ChangeEvent, ChangeKind
 from trio_mcp.server.context import Context
 from trio_mcp.server.questions import Elicit, ElicitUrl, Inquiry, ListRoots, Sample
@@ -78,7 +78,6 @@ _SAMPLING = (
     "max_tokens", "system_prompt", "temperature", "stop_sequences", "model_preferences", "include_context",
     "tool_choice", "metadata",
 )  # fmt: skip
-_PRINCIPAL = holder_of("", None)
 
 
 def owner_of(link: Any) -> Hashable | None:
@@ -87,8 +86,8 @@ def owner_of(link: Any) -> Hashable | None:
     `link` is a connection, a session, or a single request.  Returns the holder of a principal, the link of a client
     without one, or None for a single request without a principal.
     """
-    holder = link.account.holder
-    if isinstance(holder, str) and holder.startswith(str(_PRINCIPAL)):
+    holder: Hashable | None = link.account.holder
+    if is_principal(holder):
         return holder
     return None if link.alone else link
 
