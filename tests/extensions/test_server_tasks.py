@@ -17,7 +17,7 @@ from trio.testing import MockClock
 from tests.requirements import req
 from tests.server.wire import ACKNOWLEDGED, CAPABILITIES, MESSAGE, PROGRESS, Wire, WireError, connected
 from tests.server.wire import speaking as on_stream
-from trio_mcp import Context, Elicit, InputRequired, RequestError, Server, ToolError, UsageError, serve_stream
+from trio_mcp import Context, Elicit, InputRequired, Limits, RequestError, Server, ToolError, UsageError, serve_stream
 from trio_mcp.core import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -26,7 +26,7 @@ from trio_mcp.core import (
     RELATED_TASK,
     TASKS_EXTENSION,
 )
-from trio_mcp.stores import MemoryStore
+from trio_mcp.stores import MemoryStore, Row
 
 CORE, EXTENSION = "2025-11-25", "2026-07-28"
 BOTH = pytest.mark.parametrize("revision", [CORE, EXTENSION])
@@ -570,6 +570,56 @@ async def test_ids_are_long_and_random(revision: str, autojump_clock: MockClock)
         ids = {await begin(wire, "compute", {"seconds": 1}) for _ in range(20)}
         assert len(ids) == 20
         assert min(map(len, ids)) >= 32
+
+
+@req("task-62", "task-61")
+@BOTH
+async def test_limits_refuse_calls_before_their_handlers_start(revision: str, autojump_clock: MockClock) -> None:
+    async with speaking(revision, serving(limits=Limits(tasks=1))) as wire:
+        await begin(wire, "compute", {"seconds": 1})
+        with pytest.raises(WireError, match=r"no room for more tasks \(Limits.tasks\)") as caught:
+            await begin(wire, "compute", {"seconds": 1})
+        assert caught.value.code == INTERNAL_ERROR
+    async with speaking(revision, serving(limits=Limits(call_rate=2))) as wire:
+        id = await begin(wire, "compute", {"seconds": 1})
+        await wire.call("tasks/get", {"taskId": id})
+        with pytest.raises(WireError, match=r"Limits\.call_rate"):
+            await wire.call("tasks/get", {"taskId": id})
+
+
+@NEWER
+async def test_a_call_that_is_cancelled_at_its_birth_leaves_no_task(
+    revision: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, add = MemoryStore(), MemoryStore.add
+
+    async def slowly(self: MemoryStore, row: Row, **limits: float) -> bool:
+        added = await add(self, row, **limits)
+        await trio.sleep(5)
+        return added
+
+    monkeypatch.setattr(MemoryStore, "add", slowly)
+    async with speaking(revision, serving(store=store)) as wire:
+        request = await wire.start("tools/call", {"name": "compute", "arguments": {"seconds": 1}})
+        await trio.sleep(1)
+        await wire.cancel(request)
+        await trio.sleep(10)
+        assert not wire.answered(request)
+        assert not store._rows
+
+
+async def test_what_is_stored_of_a_call(tmp_path: Path, autojump_clock: MockClock) -> None:
+    store = MemoryStore()
+    server = Server("kept", store=store)
+    server.tool(name="again", task="required", replay=True)(lambda secret: "a")
+    server.tool(name="once", task="required")(lambda secret: "b")
+    async with speaking(EXTENSION, server) as wire:
+        for name in ("again", "once"):
+            await until(wire, await begin(wire, name, {"secret": "s3cret"}))
+        bodies = [row.body for row in store._rows.values()]
+        assert sorted(b"s3cret" in body for body in bodies) == [False, True]  # only what may run again is kept
+    with pytest.raises(UsageError, match=r'store must be a store, got str; write SQLiteStore\("tasks.db"\)'):
+        Server("x", store="tasks.db")  # type: ignore[arg-type]
 
 
 # The end of a run

@@ -165,6 +165,8 @@ class Server(metaclass=WithOtherNames):
         self._change_debounce = change_debounce
         self._threads = threads
         self._limits = limits if limits is not None else Limits()
+        if store is not None and not hasattr(store, "claim"):
+            raise UsageError(f'store must be a store, got {_kind_of(store)}; write SQLiteStore("tasks.db")')
         self._store = store
         self._state_keys = state_keys if state_keys is not None else [os.urandom(32)]
         if state_keys is not None:

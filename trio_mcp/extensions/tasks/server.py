@@ -160,7 +160,7 @@ class ToolTask:
                 _refuse_plain_call(self._ctx, self._entry)
                 await trio.lowlevel.checkpoint()
                 return False
-            self._host = await _in(self._ctx).start(self._ctx, form)
+            self._host = await _in(self._ctx).start(self._ctx, form, replay=self._entry.replay)
         return True
 
     async def status(self, message: str) -> None:
@@ -255,7 +255,7 @@ class RunTasks:
 
     # Calls.
 
-    async def start(self, ctx: Context, form: TaskForm) -> TaskHost:
+    async def start(self, ctx: Context, form: TaskForm, *, replay: bool) -> TaskHost:
         """Make a call a task, and answer its request; the handler of the call goes on.
 
         xtask-10: the request is answered when the store has the task.
@@ -266,7 +266,9 @@ class RunTasks:
             kept["identity"] = dict(terms.identity)
         if ctx.principal is None and form is CORE_TASKS:
             kept["session"] = self._session_name(ctx)
-        params = {name: each for name, each in ctx.request.params.items() if name not in _OF_ONE_REQUEST}
+        # A call that never runs again need not be kept, and may be long, or secret.
+        given = ctx.request.params if replay else {"name": ctx.request.params.get("name")}
+        params = {name: each for name, each in given.items() if name not in _OF_ONE_REQUEST}
         task = TaskRecord(
             secrets.token_urlsafe(24),  # xtask-45, task-57
             stable_name(ctx.principal), wall_time(),
@@ -293,9 +295,9 @@ class RunTasks:
     def _recover(self, task: TaskRecord) -> bool:
         """Run a task again, if its tool allows that."""
         route = self._run.dispatcher.catalog.find("tools", str(task.params.get("name")))
-        if route is None or not route.entry.replay or self._extended is None:
+        kept, revision = task.terms, REVISIONS.get(str(task.terms.get("revision")))
+        if route is None or not route.entry.replay or revision is None or self._extended is None:
             return False
-        revision, kept = REVISIONS[task.terms["revision"]], task.terms
         terms = Terms(revision, kept["capabilities"], kept.get("identity"), None, task.owner)
         host = _ServerHost(self.keeper, task)
         host.cancel = self._extended.start(Request(1, task.method, task.params), terms, host).cancel
