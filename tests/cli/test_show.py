@@ -68,7 +68,7 @@ def test_rows_are_linked() -> None:
         ("answer", "tools/call forecast", "error"),
         ("text", "not JSON", ""),
         ("request", "resources/read notes://today", "open"),
-        ("end", "the end", ""),
+        ("end", "the server", ""),
     ]
     links = {row.number: row.request.number for row in found if row.request is not None}
     assert links == {3: 0, 6: 5, 7: 2, 8: 1, 9: 0}  # the id 1 of one side is not that of the other, nor "1"
@@ -98,6 +98,17 @@ def test_equal_ids_of_two_http_clients_are_told_apart() -> None:
         ]
     )
     assert [row.method for row in found] == ["a", "b", "a", "b"]
+
+
+def test_an_error_without_an_id_belongs_to_its_http_request() -> None:
+    error = {"id": None, "error": {"code": -32000, "message": "not initialized"}}
+    found = rows(
+        [
+            (0, "client", {"http": {"number": 1}, "frame": {"id": 1, "method": "a"}}),
+            (1, "server", {"http": {"number": 1, "status": 400}, "frame": error}),
+        ]
+    )
+    assert (found[0].status, found[1].request) == ("error", found[0])
 
 
 @pytest.mark.parametrize(
@@ -145,7 +156,7 @@ def test_the_diagram_in_a_pipe(file: Path, capsys: pytest.CaptureFixture[str], m
         "  0.013  │◀─────────────────── ✗ tools/call forecast #1 12.5 ms no ─│\n"
         "  0.013  │◀────────────────────────────────── not JSON hello world ─│\n"
         "  0.014  │─ … resources/read notes://today #9 ─────────────────────▶│\n"
-        "  0.015  │                             the end ended with status 0  │\n"
+        "  0.015  │                          the server ended with status 0  │\n"
         "5 requests, 1 answered, 2 failed, 1 cancelled, 1 without an answer; 0.015 s\n"
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import marshal
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ import trio
 
 from trio_mcp import Limits, open_client, serve_http
 from trio_mcp.cli.main import main  # the command line has no other door
-from trio_mcp.cli.recording import Recorder, read_recording  # its bounds
+from trio_mcp.cli.recording import Heard, Recorder, RecordingFile, read_recording  # its bounds
 from trio_mcp.cli.tap import pass_through  # in this process, to measure its coverage
 from trio_mcp.cli.tap_http import HttpTap  # in this loop, on any port
 from trio_mcp.transport.http_pool import HttpPool  # requests that no client of the protocol sends
@@ -27,6 +28,8 @@ from trio_mcp.types import HttpAddress
 from .servers import server
 
 ROOT = Path(__file__).parents[2]
+# The recorder starts its process before `tap` has threads; in a test run there may be some.
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 COMMAND = (sys.executable, "-m", "trio_mcp")
 ECHO = "import sys; [sys.stdout.write(line) or sys.stdout.flush() for line in sys.stdin]"
 
@@ -187,53 +190,66 @@ def test_pass_through_in_this_process(tmp_path: Path) -> None:
 
 
 @contextmanager
-def recording(path: Path, most: int = 2**20) -> Iterator[Recorder]:
-    recorder = Recorder(str(path), {"kind": "stdio"}, most)
-    try:
-        yield recorder
-    finally:
-        recorder.close()
+def recording(path: Path, most: int = 2**20) -> Iterator[RecordingFile]:
+    file = RecordingFile(str(path), {"kind": "stdio"}, most)
+    yield file
+    file.close()
+
+
+def heard(data: bytes | None, **more: Any) -> Heard:
+    return Heard(0.5, "client", data, "frame", more)
 
 
 def test_any_division_gives_the_same_frames(tmp_path: Path) -> None:
-    data = b'{"a": 1}\r\n\n{"b":\r2}\n'
+    data = b'{"a": 1}\r\n\n{"b":\r2}\n{"c": 3}'
     for at in range(1, len(data)):
-        with recording(tmp_path / "t") as recorder:
-            recorder.lines("client", data[:at])
-            recorder.lines("client", data[at:])
-        assert frames(tmp_path / "t") == [("client", {"a": 1}), ("client", {"b": 2})]
+        with recording(tmp_path / "t") as file:
+            file.record(heard(data[:at]))
+            file.record(heard(data[at:]))
+        assert frames(tmp_path / "t") == [("client", {"a": 1}), ("client", {"b": 2}), ("client", {"c": 3})]
 
 
 def test_a_slow_disk_costs_frames_and_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trio_mcp.cli.recording._QUEUED", 30)
     gate = threading.Event()
-    monkeypatch.setattr(Recorder, "_record", _behind(gate, Recorder._record))
-    with recording(tmp_path / "t") as recorder:
-        recorder.lines("server", b'{"a": 1}\n{"b"')
-        recorder.lines("server", b': 2, "long": "0123456789"}\n')
-        gate.set()
-        while recorder._queued:
-            pass
-        recorder.lines("server", b'rest of c}\n{"d": 4}\n')
+    dumps = marshal.dumps
+    monkeypatch.setattr("trio_mcp.cli.recording.marshal.dumps", lambda value: gate.wait() and dumps(value))
+    recorder = Recorder(str(tmp_path / "t"), {"kind": "stdio"}, 2**20)
+    recorder.lines("server", b'{"a": 1}\n{"b"')
+    recorder.lines("server", b': 2, "long": "0123456789"}\n')
+    gate.set()
+    while recorder._queued:
+        pass
+    recorder.lines("server", b'rest of c}\n{"d": 4}\n')
+    recorder.close()
     assert frames(tmp_path / "t") == [("server", {"a": 1}), ("server", None), ("server", {"d": 4})]
     assert read_recording(str(tmp_path / "t")).entries[1].has["lost"] == 27
 
 
-def _behind(gate: threading.Event, record: Any) -> Any:
-    def wait(self: Recorder, heard: Any) -> None:
-        gate.wait()
-        record(self, heard)
+def test_a_full_disk_ends_the_recording(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("this system has no /dev/full")
+    (tmp_path / "t").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        Recorder(str(tmp_path / "t"), {"kind": "stdio"}, 2**20)
 
-    return wait
+
+def test_a_recorder_that_has_died_does_not_end_the_exchange(tmp_path: Path) -> None:
+    recorder = Recorder(str(tmp_path / "t"), {"kind": "stdio"}, 2**30)
+    os.kill(recorder._pid, signal.SIGKILL)
+    for _ in range(1000):
+        recorder.lines("client", b"x" * 10_000)
+    recorder.close()
+    assert not recorder._thread.is_alive()
 
 
 def test_a_long_frame_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trio_mcp.cli.recording._LONGEST", 20)
     monkeypatch.setattr("trio_mcp.cli.recording._KEPT", 10)
-    with recording(tmp_path / "t") as recorder:
+    with recording(tmp_path / "t") as file:
         for _ in range(10):
-            recorder.lines("client", b"0123456789")
-        recorder.lines("client", b'\n{"a": 1}\n')
+            file.record(heard(b"0123456789"))
+        file.record(heard(b'\n{"a": 1}\n'))
     first, second = read_recording(str(tmp_path / "t")).entries
     assert (first.has["cut"], first.has["text"]) == (101, "0123456789")
     assert (second.has["frame"], "cut" in second.has) == ({"a": 1}, False)

@@ -21,7 +21,7 @@ __all__ = ["DiagramRow", "as_json", "counts", "matching", "rows_of"]
 
 _OTHER = {"client": "server", "server": "client"}
 _MUCH = 500  # characters of a summary
-_MODERN = "2026"  # the years of revisions whose clients cancel by disconnecting
+_MODERN = "2026"  # from this year on, clients of a revision cancel by disconnecting
 _TOGETHER = 0.05  # seconds between two lines of one row of standard error
 
 
@@ -37,7 +37,7 @@ class DiagramRow:
     title: str
     """The method with the name of its tool, prompt or resource; that of the request for an answer."""
     summary: str
-    """What the message says, in one line."""
+    """The content of the message, in one line."""
     frame: Any = None
     """The message as JSON; the text of other entries."""
     method: str = ""
@@ -45,7 +45,7 @@ class DiagramRow:
     status: str = ""
     """Of a request and its answer: "ok", "error", "cancelled" or, without an answer, "open"."""
     request: DiagramRow | None = None
-    """What an answer, progress or a cancellation belongs to."""
+    """The request that an answer, progress or a cancellation belongs to."""
     answer: DiagramRow | None = None
     http: Mapping[str, Any] | None = None
 
@@ -67,7 +67,7 @@ def rows_of(recording: Recording) -> list[DiagramRow]:
 
 
 def matching(rows: Sequence[DiagramRow], patterns: Sequence[str]) -> list[DiagramRow]:
-    """Return the rows of requests and notifications whose method fits a pattern, such as ``tools/*``."""
+    """Return the rows with a method that fits a pattern, such as ``tools/*``."""
     if not patterns:
         return list(rows)
     return [row for row in rows if any(fnmatch.fnmatchcase(_named(row), pattern) for pattern in patterns)]
@@ -179,6 +179,8 @@ class _Linker:
         self, entry: RecordedEntry, id: Any, message: Any, http: Mapping[str, Any] | None, status: str, summary: str
     ) -> None:
         request = self._find(_OTHER[entry.sender], id=id, http=http)
+        if request is None and id is None and http is not None:  # a server refuses a POST without a look at its id
+            request = next((row for row in self._open if _number(row.http) == _number(http)), None)
         row = self._row(entry, "answer", "an answer without a request", summary, message, id=id, status=status)
         if request is not None:
             row.title, row.request, row.method, request.answer = request.title, request, request.method, row
@@ -195,7 +197,7 @@ class _Linker:
             fits = _same(row.id, id) if token is None else _same(_token(row), token)
             if row.sender == sender and fits:
                 found = row
-                if http is not None and row.http is not None and row.http.get("number") == http.get("number"):
+                if http is not None and _number(row.http) == _number(http):
                     return row
         return found
 
@@ -211,17 +213,23 @@ class _Linker:
     def _ended(self, entry: RecordedEntry, http: Mapping[str, Any] | None) -> None:
         """Add the end of a side, or that of an HTTP request."""
         if http is None:
-            self._row(entry, "end", "the end", _line(entry.has["end"]), entry.has["end"])
+            title = "the server" if entry.sender == "server" else "the end"
+            self._row(entry, "end", title, _line(entry.has["end"]), entry.has["end"])
             return
         failed = "error" if http.get("failed") else ""
         row = self._row(entry, "end", "HTTP", _line(entry.has["end"]), entry.has["end"], status=failed)
         for request in self._open if entry.sender == "client" else ():
-            if request.http is None or request.http.get("number") != http.get("number"):
+            if request.http is None or _number(request.http) != _number(http):
                 continue
             row.request, row.title = request, f"HTTP {request.title}"
             if str(request.http.get("headers", {}).get("mcp-protocol-version", "")) >= _MODERN:
                 request.status = "cancelled"  # by disconnecting; in older revisions the call goes on
                 row.kind, row.title = "cancelled", f"cancelled {request.title}"
+
+
+def _number(http: Mapping[str, Any] | None) -> Any:
+    """The number of the HTTP request that a row came with."""
+    return None if http is None else http.get("number")
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -240,7 +248,7 @@ def _line(text: str) -> str:
     return " ".join(text[: 2 * _MUCH].split())[:_MUCH]
 
 
-# What messages say.
+# The content of messages, in words.
 
 
 _NAMES = ("name", "uri", "taskId", "level")

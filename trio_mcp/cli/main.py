@@ -47,9 +47,9 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "check": CommandEntry("check", "test whether a server obeys the protocol"),
     "install": CommandEntry("install", "write a server into the configuration of a host"),
     "hosts": CommandEntry("hosts", "show the hosts of this machine and their servers"),
-    "tap": CommandEntry("tap", "record what a host and a server say to each other"),
+    "tap": CommandEntry("tap", "record the messages between a host and a server"),
     "show": CommandEntry("show", "show a recording as a sequence diagram"),
-    "replay": CommandEntry("replay", "send the client's half of a recording again, and show what differs"),
+    "replay": CommandEntry("replay", "send the client's half of a recording again, and show the differences"),
 }
 
 _USAGE = "usage: trio-mcp COMMAND [TARGET] [options] [-- SERVER COMMAND ...]"

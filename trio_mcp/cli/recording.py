@@ -14,9 +14,11 @@ The file has one JSON object in each line.  The first line describes the exchang
 | `lost` | the number of bytes that were not recorded, because the disk was too slow |
 | `end` | how this side has ended the exchange, or one HTTP request |
 
-The wire never waits for the file.  The recorder queues what it gets, and a thread divides it into frames and writes
-them.  The queue and the file are bounded: bytes beyond the queue are counted as `lost`, and a full file ends the
-recording, not the exchange.
+The wire never waits for the file.  The recorder queues what it gets, and a thread passes it to a process of low
+priority, which divides it into frames, checks that they are JSON, and writes them.  A process, because a thread would
+keep the threads of the wire from the interpreter meanwhile.  The queue and the file are bounded: bytes beyond the queue
+are counted as `lost`, and a full file ends the recording, not the exchange.  If the process of the wire is killed, that
+of the recorder writes what it has got.
 
 A recording contains every message, so it contains the secrets of the messages.  Only its owner may read the file.
 """
@@ -24,28 +26,32 @@ A recording contains every message, so it contains the secrets of the messages. 
 from __future__ import annotations
 
 import json
+import marshal
 import os
 import queue
-import sys
+import select
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from trio_mcp.core.errors import UsageError
 
-__all__ = ["FORMAT", "RecordedEntry", "Recorder", "Recording", "read_recording"]
+__all__ = ["FORMAT", "Heard", "RecordedEntry", "Recorder", "Recording", "RecordingFile", "read_recording"]
 
 FORMAT = 1
 _QUEUED = 64 * 2**20  # bytes that wait for the disk: some seconds of the fastest exchange
 _LONGEST = 64 * 2**20  # bytes of one frame; the longest that servers of this package accept is shorter
 _KEPT = 64 * 1024  # bytes that are kept of a longer frame
 _CLOSING = 5.0  # seconds for the rest of the queue
+_POLL = 0.002  # seconds
+_NICE = 10
 
 
-class _Heard(NamedTuple):
-    """Bytes of one side.  `stream` names the stream whose lines they are a part of; "": they are one frame."""
+class Heard(NamedTuple):
+    """Bytes of one side.  `stream` names the stream of lines that they belong to; "": they are one frame."""
 
     at: float
     sender: str
@@ -55,45 +61,46 @@ class _Heard(NamedTuple):
 
 
 class Recorder:
-    """Writes a recording.  All methods return at once and may be called in any thread.
+    """Records an exchange.  `lines` and `entry` return at once, and may be called in any thread.
 
     `source` describes the exchange.  `most` bounds the file in bytes.  Raises OSError if the file cannot be made.
     """
 
     def __init__(self, path: str, source: Mapping[str, Any], most: int) -> None:
-        self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb")
-        self._path = path
-        self._most = most
-        self._size = 0
-        self._full = False
+        file = RecordingFile(path, source, most)
         self._began = time.monotonic()
-        self._queue: queue.SimpleQueue[_Heard | None] = queue.SimpleQueue()
+        reading, self._pipe = os.pipe()
+        self._pid = os.fork()
+        if not self._pid:
+            os.close(self._pipe)
+            _write_in_this_process(reading, file)
+        os.close(reading)
+        file.forget()
+        self._queue: queue.SimpleQueue[Heard | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._queued = 0
         self._lost: dict[tuple[str, str], int] = {}
-        self._streams: dict[tuple[str, str], _LineBuffer] = {}
-        now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        self._append({"trio-mcp tap": FORMAT, "began": now, **source}, None)
-        self._file.flush()
-        self._thread = threading.Thread(target=self._run, name="trio-mcp: the recording", daemon=True)
+        self._thread = threading.Thread(target=self._pass_on, name="trio-mcp: the recording", daemon=True)
         self._thread.start()
 
     def lines(self, sender: str, data: bytes, stream: str = "frame") -> None:
         """Record bytes of a stream with one frame in each line."""
-        self._put(_Heard(time.monotonic(), sender, data, stream, {}))
+        self._put(sender, data, stream, {})
 
     def entry(self, sender: str, data: bytes | None = None, **more: Any) -> None:
         """Record one frame, or an entry without a frame, with further members."""
-        self._put(_Heard(time.monotonic(), sender, data, "", more))
+        self._put(sender, data, "", more)
 
     def close(self) -> None:
-        """Write the rest, and close the file."""
+        """Wait until the rest is written; at most `_CLOSING` seconds."""
         self._queue.put(None)
+        deadline = time.monotonic() + _CLOSING
         self._thread.join(_CLOSING)
+        while os.waitpid(self._pid, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
+            time.sleep(_POLL)
 
-    def _put(self, heard: _Heard) -> None:
-        size = len(heard.data or b"")
-        key = (heard.sender, heard.stream)
+    def _put(self, sender: str, data: bytes | None, stream: str, more: Mapping[str, Any]) -> None:
+        at, size, key = time.monotonic() - self._began, len(data or b""), (sender, stream)
         with self._lock:
             if self._queued + size > _QUEUED:
                 self._lost[key] = self._lost.get(key, 0) + size
@@ -101,32 +108,74 @@ class Recorder:
             self._queued += size
             lost = self._lost.pop(key, 0) if self._lost else 0
         if lost:
-            self._queue.put(_Heard(heard.at, heard.sender, None, heard.stream, {"lost": lost}))
-        self._queue.put(heard)
+            self._queue.put(Heard(at, sender, None, stream, {"lost": lost}))
+        self._queue.put(Heard(at, sender, data, stream, more))
 
-    # The thread.
-
-    def _run(self) -> None:
+    def _pass_on(self) -> None:
+        """The thread: wait for the other process instead of the wire."""
         try:
             while (heard := self._queue.get()) is not None:
-                self._record(heard)
-                if self._queue.empty():
-                    self._file.flush()
-            for (sender, stream), buffer in self._streams.items():
-                if rest := buffer.rest():
-                    self._frame(_Heard(time.monotonic(), sender, rest, stream, {}), rest)
-            self._file.close()
-        except OSError as error:
-            self._full = True
-            sys.stderr.write(
-                f"trio-mcp: {self._path}: {error.strerror}; the recording has ended, the exchange goes on\n"
-            )
+                values: Any = tuple(heard)
+                rest = memoryview(marshal.dumps(values))
+                while rest:
+                    rest = rest[os.write(self._pipe, rest) :]
+                with self._lock:
+                    self._queued -= len(heard.data or b"")
+        except OSError:  # the process has ended, and has said why
             while self._queue.get() is not None:  # so that the queue stays short
                 pass
+        finally:
+            os.close(self._pipe)
 
-    def _record(self, heard: _Heard) -> None:
-        with self._lock:
-            self._queued -= len(heard.data or b"")
+
+def _write_in_this_process(pipe: int, file: RecordingFile) -> NoReturn:
+    """Write all that comes through the pipe; the process ends with the pipe."""
+    try:
+        os.setsid()  # Ctrl-C at the terminal ends the exchange, and this process records the end
+        os.nice(_NICE)
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)  # a host waits for the end of these
+        os.dup2(null, 1)
+        with open(pipe, "rb") as heard:
+            while True:
+                file.record(Heard(*marshal.load(heard)))
+                if not select.select([heard], [], [], 0)[0]:
+                    file.flush()
+    except (EOFError, ValueError):  # the end of the pipe, perhaps within a piece
+        file.close()
+    except OSError as error:
+        _say(f"{file.path}: {error.strerror}; the recording has ended, the exchange goes on")
+    finally:
+        os._exit(0)
+
+
+def _say(words: str) -> None:
+    with suppress(OSError):
+        os.write(2, f"trio-mcp: {words}\n".encode())
+
+
+class RecordingFile:
+    """The file of a recording: divides streams into frames, and writes them.  Raises OSError."""
+
+    def __init__(self, path: str, source: Mapping[str, Any], most: int) -> None:
+        self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb")
+        self.path = path
+        self._most = most
+        self._size = 0
+        self._full = False
+        self._last = 0.0
+        self._streams: dict[tuple[str, str], _LineBuffer] = {}
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        try:
+            self._append({"trio-mcp tap": FORMAT, "began": now, **source}, None)
+            self.flush()
+        except OSError:
+            with suppress(OSError):  # it tries to write again
+                self._file.close()
+            raise
+
+    def record(self, heard: Heard) -> None:
+        self._last = heard.at
         if not heard.stream:
             self._frame(heard, heard.data)
             return
@@ -138,8 +187,22 @@ class Recorder:
         for line, size in buffer.feed(heard.data):
             self._frame(heard if size <= _LONGEST else heard._replace(more={"cut": size}), line)
 
-    def _frame(self, heard: _Heard, data: bytes | None) -> None:
-        entry: dict[str, Any] = {"at": round(heard.at - self._began, 6), "from": heard.sender, **heard.more}
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        """Write lines that have no end, and close the file."""
+        for (sender, stream), buffer in self._streams.items():
+            if rest := buffer.rest():
+                self._frame(Heard(self._last, sender, rest, stream, {}), rest)
+        self._file.close()
+
+    def forget(self) -> None:
+        """Close the file, which another process writes."""
+        self._file.close()
+
+    def _frame(self, heard: Heard, data: bytes | None) -> None:
+        entry: dict[str, Any] = {"at": round(heard.at, 6), "from": heard.sender, **heard.more}
         frame = None
         if data is not None and heard.stream != "stderr" and "cut" not in entry and _is_json(data):
             # Outside of strings a line break is white space, and JSON has none inside.
@@ -149,15 +212,15 @@ class Recorder:
         self._append(entry, frame)
 
     def _append(self, entry: Mapping[str, Any], frame: bytes | None) -> None:
+        if self._full:
+            return
         line = json.dumps(entry).encode()
         if frame is not None:
             line = b'%b, "frame": %b}' % (line[:-1], frame)
-        if self._full:
-            return
         if self._size + len(line) > self._most:
             self._full = True
-            sys.stderr.write(f"trio-mcp: the recording is full: {self._path} has {self._size} bytes (--limit)\n")
-            line = json.dumps({"at": entry.get("at", 0), "from": "client", "end": "the recording is full"}).encode()
+            _say(f"the recording is full: {self.path} has {self._size} bytes (--limit); the exchange goes on")
+            line = json.dumps({"at": round(self._last, 6), "from": "client", "end": "the recording is full"}).encode()
         self._file.write(line + b"\n")
         self._size += len(line) + 1
 
@@ -167,7 +230,7 @@ class _LineBuffer:
 
     def __init__(self) -> None:
         self._line = bytearray()
-        self._size = 0  # of the line, which may be longer than what is kept of it
+        self._size = 0  # of the line, with the bytes that are not kept
         self._skipping = False  # the beginning of the line was lost
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, int]]:

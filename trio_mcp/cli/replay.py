@@ -1,13 +1,14 @@
-"""``trio-mcp replay``: send the client's half of a recording again, and show what differs.
+"""``trio-mcp replay``: send the client's half of a recording again, and show the differences.
 
 A client of this package plays the host.  It makes its own connection, handshake, ids and session, and sends the
 recorded requests, notifications and cancellations in their order.  A recording of several clients, one after another,
 is sent by several.  Where the recording has an answer, the replay waits
 for its own.  Questions of the server get the recorded answers, in their order for each kind of question.
 
-Compared are what the server says about itself, the answer to each request, and the texts of its questions.  Not
-compared are `_GENERATED` members, members of the option ``--ignore``, and UUIDs and times within texts.  A generated
-value, such as a cursor or the id of a task, that a later request repeats is replaced by that of this replay.
+Compared are the name, the capabilities and the instructions of the server, the answer to each request, and the texts of
+its questions.  Not compared are `_GENERATED` members, members of the option ``--ignore``, and UUIDs and times within
+texts.  A generated value, such as a cursor or the id of a task, that a later request repeats is replaced by that of this
+replay.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ async def _play(script: _Script, arguments: argparse.Namespace) -> list[_Pair]:
 
 @attrs.frozen
 class _Pair:
-    """What the recording has, and what the replay has got."""
+    """One thing of the recording, and its counterpart of the replay."""
 
     title: str
     recorded: Any
@@ -118,7 +119,7 @@ class _Script:
     def __init__(self, rows: Sequence[DiagramRow]) -> None:
         self.rows = rows
         self.unsent: list[str] = []
-        """What the replay cannot send, in words."""
+        """Messages that the replay cannot send, in words."""
         self.about: dict[str, Any] = {}
         self.revision: str | None = None
         self.log_level: Any = None
@@ -166,7 +167,7 @@ class _Script:
             self.unsent.append(row.title)
 
     def _read_terms(self, row: DiagramRow, params: Mapping[str, Any]) -> None:
-        """Read the revision, the capabilities and what the server says about itself."""
+        """Read the revision, the capabilities, and the name and instructions of the server."""
         meta = params.get("_meta")
         meta = meta if isinstance(meta, dict) else {}
         result = row.answer.frame.get("result") if row.answer is not None else None
@@ -215,7 +216,7 @@ class _RecordedAnswers:
         self.questions: list[str] = []
 
     def options(self) -> ClientOptions:
-        """The callbacks for what the recorded client has declared."""
+        """The callbacks for the capabilities that the recorded client has declared."""
         options: dict[str, Any] = {}
         declared = self._script.capabilities
         if (form := declared.get("elicitation")) is not None:

@@ -1,4 +1,4 @@
-"""``trio-mcp tap``: record what a host and a server say to each other.
+"""``trio-mcp tap``: record the messages between a host and a server.
 
     trio-mcp tap -o talk.jsonl -- npx -y @modelcontextprotocol/server-everything
     trio-mcp tap -o talk.jsonl --http 3001 https://mcp.example.com/mcp

@@ -62,30 +62,32 @@ _SESSION_ID = 8  # characters of a session id that are recorded
 def serve_tap(path: str, most: int, url: str, port: int) -> int:
     """Serve until Ctrl-C, and return the exit status of the process."""
 
+    shown = url_without_secrets(url)
+    if urlsplit(url).scheme not in ("http", "https"):
+        sys.stderr.write(f"trio-mcp: the server must be an http or https URL, got {shown!r}\n")
+        return 2
+    try:  # before the event loop, because the recorder starts a process
+        recorder = Recorder(path, {"kind": "http", "server": shown}, most)
+    except OSError as error:
+        sys.stderr.write(f"trio-mcp: {path} cannot be written: {error.strerror}\n")
+        return 2
+
     async def work() -> int:
-        if urlsplit(url).scheme not in ("http", "https"):
-            raise UsageError(f"the server must be an http or https URL, got {url_without_secrets(url)!r}")
-        try:
-            recorder = Recorder(path, {"kind": "http", "server": url_without_secrets(url)}, most)
-        except OSError as error:
-            raise UsageError(f"{path} cannot be written: {error.strerror}") from None
         try:
             listeners = await trio.open_tcp_listeners(port, host="127.0.0.1")
-        except OSError as error:
-            raise UsageError(f"port {port} cannot be used: {error.strerror}") from None
+        except (OSError, OverflowError) as error:
+            raise UsageError(f"port {port} cannot be used: {error}") from None
         bound = listeners[0].socket.getsockname()[1]
-        sys.stderr.write(
-            f"trio-mcp: http://127.0.0.1:{bound}{urlsplit(url).path or '/'} passes to {url_without_secrets(url)}; "
-            f"recording in {path}; Ctrl-C ends\n"
-        )
+        address = f"http://127.0.0.1:{bound}{urlsplit(url).path or '/'}"
+        sys.stderr.write(f"trio-mcp: {address} passes to {shown}; recording in {path}; Ctrl-C ends\n")
         sys.stderr.flush()
-        try:
-            await HttpTap(url, recorder).serve_listeners(listeners)
-        finally:
-            recorder.close()
+        await HttpTap(url, recorder).serve_listeners(listeners)
         return 0
 
-    return run_command(work, verbose=False)
+    try:
+        return run_command(work, verbose=False)
+    finally:
+        recorder.close()
 
 
 class HttpTap:
@@ -96,7 +98,7 @@ class HttpTap:
         self._origin = f"{parts.scheme}://{parts.netloc}"
         self._path = parts.path or "/"
         self._query = f"?{parts.query}" if parts.query else ""
-        self._paths = {self._path}  # whose bodies are recorded
+        self._paths = {self._path}  # requests for these are recorded with their bodies
         self._recorder = recorder
         self._limits = Limits(message_bytes=_MESSAGE)
         self._bytes = ByteBudget(self._limits)
