@@ -7,8 +7,8 @@ for its own.  Questions of the server get the recorded answers, in their order f
 
 Compared are the name, the capabilities and the instructions of the server, the answer to each request, and the texts of
 its questions.  Not compared are `_GENERATED` members, members of the option ``--ignore``, and UUIDs and times within
-texts.  A generated value, such as a cursor or the id of a task, that a later request repeats is replaced by that of this
-replay.
+texts.  A generated value, such as a cursor or the id of a task, that a later request repeats is replaced by that of
+this replay.
 """
 
 from __future__ import annotations
