@@ -16,7 +16,7 @@ from tests.requirements import req
 from trio_mcp import Client, Context, Elicit, RequestError, Server, TextContent, UsageError, open_client
 from trio_mcp.client import CallNextRequest, ClientExtension, ExtensionCall
 from trio_mcp.core import INVALID_PARAMS, JsonObject, Question, Request
-from trio_mcp.errors import ConnectionFailed, InputUnavailable, RemoteProtocolError
+from trio_mcp.errors import ConnectionFailed, InputUnavailable, NoResponse, RemoteProtocolError
 from trio_mcp.extensions.tasks import TaskCancelled, TaskState, TaskStatus
 from trio_mcp.types import CallNext, CallToolResult, FormElicitationRequest
 
@@ -275,6 +275,24 @@ async def test_a_server_that_is_away_for_a_moment_is_asked_again(revision: str, 
         failures += [ConnectionFailed("away")] * 5
         with pytest.raises(ConnectionFailed, match="away"):
             await waiting.get()
+
+
+@BOTH
+async def test_a_call_whose_task_cannot_be_reached_does_not_say_that_it_has_not_run(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    async with visit(revision) as client:
+        task = await client.start_task("compute", {"seconds": 3})
+
+        async def request(method: str, params: JsonObject) -> JsonObject:
+            raise ConnectionFailed("away")
+
+        for cancels, kind, why in ((True, NoResponse, f"{task.id}.* goes on"), (False, ConnectionFailed, "away")):
+            waiting = task._waiting()
+            waiting.request = request
+            with pytest.raises(kind, match=why) as caught:
+                await waiting.drive(task.state, cancels=cancels)
+            assert getattr(caught.value, "request_may_have_run", True)
 
 
 # Tasks that the client keeps for its server

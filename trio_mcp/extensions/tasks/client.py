@@ -18,6 +18,7 @@ import attrs
 import trio
 
 from trio_mcp.client.extensions import CallNextRequest, ClientExtension, ExtensionCall
+from trio_mcp.client.session import NoResponse, SessionLost
 from trio_mcp.client.tools import ReturnType
 from trio_mcp.core.codec import from_json
 from trio_mcp.core.errors import (
@@ -174,10 +175,14 @@ class _Waiting:
     failures: int = 0
 
     async def get(self) -> TaskState:
-        """Poll.  A server that is away is asked again a few times, because it may be starting again."""
+        """Poll."""
+        return read_task(await self.send("tasks/get", {}))
+
+    async def send(self, method: str, params: JsonObject) -> JsonObject:
+        """Send a request that may be repeated.  A server that is away may be starting again."""
         while True:
             try:
-                state = read_task(await self.request("tasks/get", {"taskId": self.id}))
+                result = await self.request(method, {"taskId": self.id, **params})
             except (SessionClosed, ConnectionFailed):
                 self.failures += 1
                 if self.failures == _FAILURES or self.client.closed:
@@ -185,7 +190,7 @@ class _Waiting:
                 await trio.sleep(1)
             else:
                 self.failures = 0
-                return state
+                return result
 
     async def drive(self, state: TaskState, *, cancels: bool) -> JsonObject:
         """Wait for the end of the task, and return the result of the call.  Raises as the call would have."""
@@ -201,6 +206,12 @@ class _Waiting:
                 with trio.CancelScope(deadline=trio.current_time() + _CANCELLING, shield=True):
                     await self._cancel_quietly()
             raise
+        except (ConnectionFailed, NoResponse, SessionLost) as error:
+            if not cancels:
+                raise
+            # The last request has not run, perhaps; the call has.
+            why = f"the server is away; its task {shown(self.id)} goes on, and client.open_task finds it: {error}"
+            raise NoResponse(why) from error
 
     async def _cancel_quietly(self) -> None:
         try:
@@ -222,7 +233,7 @@ class _Waiting:
                     if new:
                         asked |= {each.key for each in new}
                         answers = await self.answer(new)
-                        await self.request("tasks/update", {"taskId": self.id, "inputResponses": dict(answers)})
+                        await self.send("tasks/update", {"inputResponses": dict(answers)})
                     else:
                         with trio.move_on_after(_LISTENING if listening else poll_seconds(state)):
                             await notice.came.wait()
