@@ -21,6 +21,7 @@ from tests.http.client import request
 from tests.http.served import by_token
 from tests.simulation.book import Book
 from tests.simulation.network import Listener, Network, caller
+from tests.simulation.tasks import TASK_SECONDS, Mounted
 from trio_mcp import Accepted, Context, Limits, Principal, RequestError, Server, ToolError, serve_http, serve_stream
 from trio_mcp.core.oauth import SendRequest
 from trio_mcp.types import Resource
@@ -31,7 +32,14 @@ SERVER, BEHIND, AUTHORITY = 3000, 3001, 4000  # ports
 RESOURCE, ISSUER = f"http://127.0.0.1:{SERVER}", f"http://127.0.0.1:{AUTHORITY}"
 KEYS = ("note://a", "note://b")
 # As short as they can be, so that what is left behind is gone soon after the end.
-LIMITS = Limits(session_idle_seconds=60, parked_seconds=60, head_seconds=10, body_seconds=20, write_seconds=30)
+LIMITS = Limits(
+    session_idle_seconds=60,
+    parked_seconds=60,
+    head_seconds=10,
+    body_seconds=20,
+    write_seconds=30,
+    task_seconds=TASK_SECONDS,
+)
 TIGHT = attrs.evolve(
     LIMITS, session_idle_seconds=40, idle_seconds=20, calls=2, calls_in_all=3, parked=2,
     parked_each=1, sessions=2, connections=5, streams=2, subscriptions=3, outgoing=2, replay_events=3, requests=6,
@@ -40,7 +48,7 @@ _PATHS = {"http": "/mcp", "json": "/mcp", "sse": "/sse", "websocket": "/ws"}
 _OPTIONS: dict[str, dict[str, Any]] = {
     "http": {}, "json": {"json_only": True}, "sse": {"sse_path": "/sse", "message_path": "/messages"}, "websocket": {},
 }  # fmt: skip
-TOOLS = ("echo", "big", "plain", "fail", "log", "count", "hold", "away", "wizard", "ask", "put")
+TOOLS = ("echo", "big", "plain", "fail", "log", "count", "hold", "away", "wizard", "ask", "job", "quiz", "put")
 
 
 def url_of(transport: str, port: int) -> str:
@@ -71,15 +79,25 @@ def build(book: Book, limits: Limits = LIMITS, *, anew: bool = True) -> Server:
         server, at = _KEPT[limits]
         if server.statistics().connections == 0:  # else that world has broken a rule
             at.book = book
+            server._store = Mounted(book.store)
             return server
     # With keys of its own, or what it seals would differ from one play of a world to the next.
     keys = None if anew else [bytes(32)]
     server, at = (
-        Server("simulated", version="1", limits=limits, page_size=4, change_debounce=0.05, state_keys=keys),
+        Server(
+            "simulated",
+            version="1",
+            limits=limits,
+            page_size=4,
+            change_debounce=0.05,
+            state_keys=keys,
+            store=Mounted(book.store),
+        ),
         _At(book),
     )
     _add_quick_tools(server, at)
     _add_slow_tools(server, at)
+    _add_tasks(server, at)
     _add_the_rest(server, at)
     if not anew:
         _KEPT[limits] = server, at
@@ -156,6 +174,27 @@ def _add_slow_tools(server: Server, at: _At) -> None:
                 filled = await ctx.elicit(token, Answer)
                 said = filled.value.answer if isinstance(filled, Accepted) else ""
             at.book.check(said == f"answer to {token}", f"{token} got the client's answer {said!r}")
+            return {"token": token}
+
+
+def _add_tasks(server: Server, at: _At) -> None:
+    @server.tool(task="optional")
+    async def job(token: str, ctx: Context) -> dict[str, Any]:
+        with at.book.handling(token, ctx.principal):
+            for number in range(len(token) % 4):
+                await ctx.progress(number, message=token)
+                await trio.sleep((0.0, 0.5, 3.0)[number % 3])
+            return {"token": token}
+
+    @server.tool(task="optional", replay=True)
+    async def quiz(token: str, ctx: Context) -> dict[str, Any]:
+        """Asks twice, and may be run again from its start, with the answers that it has had."""
+        with at.book.handling(token, ctx.principal, again=True):
+            for _ in range(2):
+                filled = await ctx.elicit(token, Answer)
+                said = filled.value.answer if isinstance(filled, Accepted) else ""
+                at.book.check(said == f"answer to {token}", f"{token} got the client's answer {said!r}")
+                await trio.sleep(0.1)
             return {"token": token}
 
 
@@ -260,6 +299,8 @@ class Host:
 
     def die(self, pause: float) -> None:
         """The process is killed: nothing of it is heard any more."""
+        if self.server is not None and isinstance(self.server._store, Mounted):
+            self.server._store.killed = True
         self._network.crash(port=self.port, who=self.name)
         self.stop(pause)
 

@@ -7,16 +7,28 @@ along.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
+import attrs
 import trio
 
 from trio_mcp import Client, Context
 from trio_mcp.core import Account, Listeners
+from trio_mcp.core.tasks import (
+    TASKS,
+    TaskDeed,
+    TaskEvent,
+    TaskForm,
+    TaskRecord,
+    TaskStatus,
+    TaskStep,
+    unknown_task,
+)
 from trio_mcp.errors import NoResponse, SessionLost
+from trio_mcp.extensions.tasks.keeper import Keeper
 from trio_mcp.server import Dispatcher
 
 __all__ = ["MISTAKES"]
@@ -106,6 +118,53 @@ def _stranger() -> AbstractContextManager[Any]:
     return mock.patch.object(Context, "principal", property(lambda self: None))
 
 
+def _seen_by_all() -> AbstractContextManager[Any]:
+    """The owner of a task is not compared with the caller."""
+
+    async def owned(self: Keeper, id: str, principal: Any) -> TaskRecord:
+        task = await self.find(id)
+        if task is None:
+            raise unknown_task(id)
+        return task
+
+    return mock.patch.object(Keeper, "owned", owned)
+
+
+def _task_of_the_dead() -> AbstractContextManager[Any]:
+    """A task whose process has ended is deleted."""
+
+    async def forget(self: Keeper, task: TaskRecord) -> None:
+        await self.drop(task.id)
+
+    return mock.patch.object(Keeper, "_take_over", forget)
+
+
+def _changed_end() -> AbstractContextManager[Any]:
+    """A task that has completed can still be cancelled."""
+    late = {TaskEvent.CANCELLED: (TaskStatus.CANCELLED, TaskDeed.STOP)}
+    return mock.patch.dict(TASKS, {TaskStatus.COMPLETED: {**TASKS[TaskStatus.COMPLETED], **late}})
+
+
+def _question_again() -> AbstractContextManager[Any]:
+    """An answer to one of several keys is accepted, and its question stays open."""
+    close = TaskRecord._close
+
+    def keep(self: TaskRecord, keys: Iterable[str], now: float, **changes: Any) -> TaskStep:
+        step = close(self, keys, now, **changes)
+        return attrs.evolve(step, task=attrs.evolve(step.task, questions=self.questions))
+
+    return mock.patch.object(TaskRecord, "_close", keep)
+
+
+def _task_goes_on() -> AbstractContextManager[Any]:
+    """A cancellation is acknowledged, and nothing happens."""
+
+    async def nod(self: Keeper, params: Any, principal: Any, form: TaskForm) -> dict[str, Any]:
+        return form.acknowledged(await self.owned(params["taskId"], principal))
+
+    return mock.patch.object(Keeper, "cancel", nod)
+
+
 MISTAKES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a replayed tools/call": _replayed_call,
     "a false 'not run'": _false_not_run,
@@ -116,4 +175,9 @@ MISTAKES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "kept bytes": _kept_bytes,
     "the answer of another call": _answer_of_another,
     "a forgotten principal": _stranger,
+    "the task of another client": _seen_by_all,
+    "a forgotten task": _task_of_the_dead,
+    "an end that changes": _changed_end,
+    "an answered question": _question_again,
+    "an unheard end of a task": _task_goes_on,
 }

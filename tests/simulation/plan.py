@@ -32,6 +32,7 @@ WAITS = (0.0,) * 9 + (0.01,) * 3 + (0.3,) * 3 + (2.0,) * 2 + (20.0, 45.0)
 MOVES = {
     "echo": 9, "count": 6, "hold": 6, "ask": 6, "plain": 4, "fail": 3, "put": 5, "read": 4, "big": 2, "tools": 3,
     "listen": 3, "follow": 3, "away": 2, "wizard": 3, "prompt": 2, "complete": 2, "log": 2, "ping": 1,
+    "job": 3, "quiz": 3, "task": 3, "errand": 4, "fetch": 3, "answer": 3, "drop": 3, "peek": 1,
 }  # fmt: skip
 
 # Faults, and how often each kind is drawn.  Without a fault that is not in HARMLESS every call must be answered.
@@ -109,6 +110,7 @@ class Plan:
     `behind` is the transport from a relay to the server, None for no relay; `behind_era` its revision.  With `probe`
     the client finds out which era the server is of, and after `pings` seconds it looks whether the server is there.
     Where the server is `tight` it has room for very little at a time, and closes what idles before its clients do.
+    If `kept`, the store of its tasks outlives it.
     """
 
     order: int
@@ -123,6 +125,7 @@ class Plan:
     probe: bool = False
     tight: bool = False
     pings: float | None = None
+    kept: bool = False
 
     @property
     def moves(self) -> int:
@@ -158,6 +161,7 @@ def draw(seed: int) -> Plan:
         probe=dice.random() < 0.2,
         tight=dice.random() < 0.08,
         pings=7.0 if dice.random() < 0.1 else None,
+        kept=dice.random() < 0.6,
     )
 
 
@@ -185,6 +189,7 @@ def _line(dice: random.Random, windows: tuple[int, ...]) -> Line:
 
 _SIZES: dict[str, tuple[float, float]] = {
     "echo": (1, 3000), "big": (2000, 100_000), "count": (1, 12), "follow": (1, 8), "hold": (1, 100), "listen": (1, 60),
+    "errand": (1, 9), "drop": (1, 9),
 }  # fmt: skip
 
 

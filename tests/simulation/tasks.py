@@ -208,10 +208,12 @@ async def answer(visitor: Visitor, client: Client, call: Call, move: Move, along
 
 
 async def drop(visitor: Visitor, client: Client, call: Call, move: Move, along: Any) -> None:
-    """Start a task, list it, and cancel it."""
+    """Start a task, look at it or list it, and cancel it."""
     started, kept = await start(visitor, client, call, "job", along)
     if not started.id:
         return
+    if move.size % 2:
+        await look(visitor, started, kept)
     if client.revision < "2026-07-28":
         listed: Any = await client.request("tasks/list", {})
         ids = {each["taskId"] for each in listed["tasks"]}

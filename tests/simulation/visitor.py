@@ -10,10 +10,11 @@ from typing import Any, Protocol
 
 import trio
 
-from tests.simulation.book import ANSWERED, CANCELLED, FAILED, LATE, Book, Call, Listened
+from tests.simulation.book import ANSWERED, CANCELLED, FAILED, LATE, Book, Call, Listened, ToolSaysNo
 from tests.simulation.host import KEYS, TOOLS
 from tests.simulation.network import caller
 from tests.simulation.plan import Move
+from tests.simulation.tasks import TASK_MOVES, Errand
 from trio_mcp import Client, McpError, open_client
 from trio_mcp.client import ClientOptions
 from trio_mcp.errors import NoResponse, SessionClosed, SessionLost
@@ -26,10 +27,6 @@ RETRY = 2.0  # seconds after a connection that could not be opened
 # Seconds in which a change reaches a listener: with harm, a dead line has to be noticed first, and a server that
 # restarts has to be found again.
 PROMPT, PATIENT = 10.0, 200.0
-
-
-class ToolSaysNo(Exception):
-    """The tool has failed, and said so in its result."""
 
 
 class Surroundings(Protocol):
@@ -63,6 +60,9 @@ class Visitor:
         self._pause = 0.0
         self._lost = False
         self.made = 0
+        self.errands: deque[Errand] = deque()
+        """The tasks that it will come back for, also after its process was killed."""
+        self._tasks = any(move.kind in (*TASK_MOVES, "job", "quiz") for move in moves)
 
     async def run(self) -> None:
         caller.set(self.name)
@@ -105,6 +105,7 @@ class Visitor:
     def _options(self) -> ClientOptions:
         options = self._world.options(self.name)
         options.update(elicitation=self._fill_in, sampling=self._think, on_log=self._hear_log, log_level="info")
+        options["tasks"] = self._tasks
         return options
 
     # What the server asks and tells.
@@ -153,7 +154,7 @@ class Visitor:
         # A stream and a WebSocket stay lost.
         if isinstance(failure, SessionClosed) and not isinstance(failure, NoResponse | SessionLost):
             self._lost = True
-        if call.outcome in (CANCELLED, LATE):
+        if call.outcome in (CANCELLED, LATE) and move.kind not in TASK_MOVES:  # a task goes on
             self._world.start(self._book.watch, call)
 
     async def _tool(self, client: Client, call: Call, name: str, along: Any, **arguments: Any) -> None:
@@ -250,5 +251,5 @@ _DEEDS: dict[str, Callable[..., Any]] = {
     "away": Visitor._plain, "wizard": Visitor._plain,
     "count": Visitor._count, "fail": Visitor._fail, "ask": Visitor._ask, "put": Visitor._put, "read": Visitor._read,
     "tools": Visitor._tools, "follow": Visitor._follow, "prompt": Visitor._prompt, "complete": Visitor._complete,
-    "ping": Visitor._ping, "listen": Visitor._listen,
+    "ping": Visitor._ping, "listen": Visitor._listen, "job": Visitor._plain, "quiz": Visitor._plain, **TASK_MOVES,
 }  # fmt: skip

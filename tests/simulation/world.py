@@ -46,10 +46,12 @@ from tests.simulation.host import (
 )
 from tests.simulation.network import Network
 from tests.simulation.plan import HARMLESS, Fault, Plan
+from tests.simulation.tasks import audit
 from tests.simulation.visitor import Visitor
 from trio_mcp import McpError, OAuth, Server
 from trio_mcp.client import ClientOptions
 from trio_mcp.relay import open_relay
+from trio_mcp.stores import MemoryStore
 from trio_mcp.testing import seeded
 
 __all__ = ["Played", "play"]
@@ -115,6 +117,7 @@ def _computer(plan: Plan, clock: MockClock) -> Iterator[None]:
     gc.disable()  # what finalizers do would happen at any moment
     with (
         mock.patch("time.time", now),
+        mock.patch("trio_mcp.extensions.tasks.keeper.wall", now),
         mock.patch("time.monotonic", clock.current_time),
         mock.patch("time.gmtime", gmtime),
         mock.patch("os.urandom", dice.randbytes),
@@ -270,6 +273,7 @@ class _World:
             self.next = STEPS
             book.tell("the world heals")
             network.heal()
+            await audit(book)
             await trio.sleep(HEALING)
             for host in reversed(self._hosts):  # a relay keeps sessions with the server behind it until it ends
                 self._check_accounts(host)
@@ -284,6 +288,7 @@ class _World:
         # JSON has no streams; and in a legacy session a relay cannot know to which of several calls a question belongs.
         book.asks = plan.transport != "json" and plan.behind is None
         book.tells = "json" not in (plan.transport, plan.behind)
+        book.slow = plan.line.delay > 0
         book.harms = int(plan.tight)  # requests beyond its limits are refused
         front = self._relay if plan.behind is not None else self._server
         if plan.behind is not None:
@@ -306,6 +311,8 @@ class _World:
         self.next = self._due[-1].at if self._due else STEPS
 
     def _server(self) -> AbstractAsyncContextManager[Server]:
+        if not self.plan.kept:
+            self.book.store = MemoryStore()  # it ends with its process
         limits = TIGHT if self.plan.tight else LIMITS
         # Every fourth world has new servers with new keys; a protected server is always new, for it stays protected.
         return always(self._protected(build(self.book, limits, anew=self.plan.oauth or self.plan.order % 4 == 0)))
