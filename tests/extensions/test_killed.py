@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,11 @@ class World:
     begun: int = 0
     lives: int = 0  # in which the server has listened
 
-    def see(self, task: Known, state: TaskState) -> None:
-        """A state of a task, as a client got it."""
-        if task.ended is not None and repr(state) != repr(task.ended):  # errors are compared by identity
-            self.wrong.append(f"{task.token} was {task.ended}, and is {state}")
-        if task.answered & {each.key for each in state.questions}:
+    def see(self, task: Known, state: TaskState, ended: TaskState | None, answered: Set[str]) -> None:
+        """A state of a task, as a client got it that knew this of it before."""
+        if ended is not None and repr(state) != repr(ended):  # errors are compared by identity
+            self.wrong.append(f"{task.token} was {ended}, and is {state}")
+        if answered & {each.key for each in state.questions}:
             self.wrong.append(f"{task.token} asks {state.questions} again")
         if not state.terminal or task.ended is not None:
             return
@@ -87,7 +88,7 @@ async def act(world: World, client: Client) -> None:
         task = await client.start_task(tool, {"token": token, "seconds": dice.choice((0, 0.02, 0.3))})
         known = Known(task.id, tool, token)
         world.known.append(known)
-        world.see(known, task.state)
+        world.see(known, task.state, None, frozenset())
         return
     # More often a young one: a task that has ended does not change any more.
     number = len(world.known) - 1 - min(int(dice.expovariate(1 / 20)), len(world.known) - 1)
@@ -100,8 +101,9 @@ async def act(world: World, client: Client) -> None:
 
 async def look(world: World, known: Known, task: ClientTask) -> None:
     """Look at a task, and answer it."""
+    ended, answered = known.ended, frozenset(known.answered)  # other clients look at the same task
     state = await task.status()
-    world.see(known, state)
+    world.see(known, state, ended, answered)
     for each in state.questions:
         number = each.params["message"].split()[1].rstrip("?")
         await task.answer({each.key: {"action": "accept", "content": {"value": number}}})

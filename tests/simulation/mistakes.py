@@ -17,6 +17,8 @@ import trio
 
 from trio_mcp import Client, Context
 from trio_mcp.core import Account, Listeners
+
+# The mistakes are made in inner parts.
 from trio_mcp.core.tasks import (
     TASKS,
     TaskDeed,
@@ -28,6 +30,8 @@ from trio_mcp.core.tasks import (
     unknown_task,
 )
 from trio_mcp.errors import NoResponse, SessionLost
+
+# The mistakes are made in inner parts.
 from trio_mcp.extensions.tasks.keeper import Keeper
 from trio_mcp.server import Dispatcher
 

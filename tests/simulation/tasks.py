@@ -23,9 +23,11 @@ import trio
 
 from tests.simulation.book import Book, Call, ToolSaysNo
 from trio_mcp import Client, RequestError
-from trio_mcp.core.errors import INVALID_PARAMS
-from trio_mcp.core.tasks import TaskRecord, TaskState, TaskStatus
-from trio_mcp.extensions.tasks import ClientTask
+from trio_mcp.core import INVALID_PARAMS
+
+# The records of a store are an inner part.
+from trio_mcp.core.tasks import TaskRecord
+from trio_mcp.extensions.tasks import ClientTask, TaskState, TaskStatus
 from trio_mcp.stores import MemoryStore, Row
 
 if TYPE_CHECKING:
