@@ -42,7 +42,8 @@ TRANSPORTS = {
 SELDOM = {
     *(f"trio_mcp.core.{name}" for name in ("http.fields", "oauth.resource", "revisions")),
     *(f"trio_mcp.core.{name}" for name in ("extensions", "rounds", "subscriptions")),
-    *(f"trio_mcp.server.{name}" for name in ("context", "extensions", "parking", "publishing", "questions")),
+    *(f"trio_mcp.server.{name}" for name in ("context", "detached", "extensions")),
+    *(f"trio_mcp.server.{name}" for name in ("parking", "publishing", "questions")),
     *("trio_mcp.client.extensions", "trio_mcp.core.schema.params", "trio_mcp.oauth.client", "trio_mcp.transport.paths"),
 }
 LATER = MODELS | SCHEMAS | TRANSPORTS | SELDOM

@@ -1239,3 +1239,22 @@ async def test_a_middleware_that_changes_a_list_with_a_mounted_relay_changes_no_
     async with mounting(("house_", build()), middleware=[louder]) as front, open_client(front) as client:
         for _ in range(3):
             assert {tool.title for tool in await client.list_tools()} == {"x!"}
+
+
+async def test_a_mounted_relay_gets_the_methods_that_no_other_server_knows(autojump_clock: MockClock) -> None:
+    upstream, outer, heard = Server("upstream"), Server("outer"), list[int]()
+    upstream.method("com.example/both")(lambda: {"by": "upstream"})
+    upstream.method("com.example/one")(lambda: {"by": "upstream"})
+    upstream.notification("com.example/heard")(lambda n: heard.append(n))
+    outer.method("com.example/both")(lambda: {"by": "outer"})
+    async with open_relay(upstream) as shown:
+        outer.mount(shown, prefix="up_")
+        async with open_client(outer) as client:
+            assert (await client.request("com.example/both"))["by"] == "outer"
+            assert (await client.request("com.example/one"))["by"] == "upstream"
+            with pytest.raises(RequestError) as caught:
+                await client.request("com.example/none")
+            assert caught.value.code == METHOD_NOT_FOUND
+            await client.notify("com.example/heard", {"n": 1})
+            await trio.sleep(1)
+            assert heard == [1]

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from trio_mcp.client.extensions import ExtensionCall as ExtensionCall
     from trio_mcp.core.extensions import Extension as Extension
     from trio_mcp.core.extensions import ExtensionMethod as ExtensionMethod
-    from trio_mcp.server.extensions import CallHost as CallHost
-    from trio_mcp.server.extensions import DetachedCall as DetachedCall
-    from trio_mcp.server.extensions import ExtensionRun as ExtensionRun
+    from trio_mcp.server.detached import CallHost as CallHost
+    from trio_mcp.server.detached import DetachedCall as DetachedCall
+    from trio_mcp.server.detached import ExtensionRun as ExtensionRun
     from trio_mcp.server.extensions import Listener as Listener
     from trio_mcp.server.extensions import ServerExtension as ServerExtension
 else:
@@ -28,7 +28,8 @@ else:
         {
             "client.extensions": "CallNextRequest ClientExtension ExtensionCall",
             "core.extensions": "Extension ExtensionMethod",
-            "server.extensions": "CallHost DetachedCall ExtensionRun Listener ServerExtension",
+            "server.detached": "CallHost DetachedCall ExtensionRun",
+            "server.extensions": "Listener ServerExtension",
         },
         "trio_mcp",
     )

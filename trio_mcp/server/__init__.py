@@ -8,6 +8,7 @@ from trio_mcp._lazy import lazy_names
 
 if TYPE_CHECKING:
     from trio_mcp.server.context import *
+    from trio_mcp.server.detached import *
     from trio_mcp.server.dispatch import *
     from trio_mcp.server.entries import *
     from trio_mcp.server.extensions import *
@@ -35,10 +36,10 @@ else:
                 "CompletionOptions Entry HandlerOptions KINDS Kind LISTS PromptOptions RawResourceOptions "
                 "RawToolOptions ResourceOptions ToolOptions tool_of"
             ),
+            "detached": "CallHost DetachedCall ExtensionRun detach notice_call session_for_notices",
             "extensions": (
-                "Agree Background CallHost DetachedCall ExtensionRegistry ExtensionRun Listener ServerExtension agree "
-                "candidates detach entry_for notice_call notify_client offered_by request_client "
-                "session_for_notices start_subscription"
+                "Agree Background ExtensionRegistry Listener ServerExtension agree candidates entry_for notify_client "
+                "offered_by request_client start_subscription"
             ),
             "handlers": "Arguments BadArguments Handler RunMode arguments_of raw typed",
             "media": "audio file image",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.elicitation import Accepted, Declined, Dismissed
     from trio_mcp.core.models import CreateMessageResult, LogLevel, SamplingMessage
     from trio_mcp.extensions.tasks.server import ToolTask
-    from trio_mcp.server.extensions import CallHost, DetachedCall
+    from trio_mcp.server.detached import CallHost, DetachedCall
     from trio_mcp.server.parking import ParkedCall
     from trio_mcp.server.questions import ElicitUrl, Inquiry
     from trio_mcp.server.session import ChargedMessage, ServerSession
@@ -233,7 +233,7 @@ class Context(metaclass=WithOtherNames):
         Raises `UsageError` if the call waits for an answer of its client, is detached already, or if `result` has a
         type that no extension has, and `ClientGone` if the request has been cancelled.
         """
-        from trio_mcp.server.extensions import detach
+        from trio_mcp.server.detached import detach
 
         return await detach(self, host, result)
 

@@ -419,7 +419,7 @@ class Dispatcher:
                 entry, call = entry_for(server, ctx, request)
                 return await self._run_handler(ctx, entry, call, request.method)
             except RequestError as error:
-                if error.code != INVALID_PARAMS:
+                if error.code not in (INVALID_PARAMS, METHOD_NOT_FOUND):
                     raise
                 if unknown.code == METHOD_NOT_FOUND:
                     unknown = error

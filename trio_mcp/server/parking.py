@@ -55,7 +55,7 @@ from trio_mcp.server.questions import ElicitUrl, Inquiry, UrlElicitationRequired
 from trio_mcp.server.results import InputRequired
 
 if TYPE_CHECKING:
-    from trio_mcp.server.extensions import DetachedCall
+    from trio_mcp.server.detached import DetachedCall
     from trio_mcp.server.session import ServerSession
     from trio_mcp.transport.wire import Wire
 

@@ -542,7 +542,7 @@ class Server(metaclass=WithOtherNames):
         capabilities: dict[str, Any] = {"logging": {}, **self._experimental}
         for name in sorted(self._capabilities | self._catalog.kinds):
             capabilities[name] = {key: True for key in CAPABILITIES[name] if self._notifies[key]}
-        if not any(part.extended is not None for part in self._catalog.parts()):
+        if not any(part.extended is not None or part.remote for part in self._catalog.parts()):
             return Offer(self._info, capabilities, self._revisions, self._instructions)
         from trio_mcp.server.extensions import offered_by
 

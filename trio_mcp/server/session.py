@@ -357,7 +357,7 @@ class ServerSession:
             why = "the server is too busy, or is shutting down"
             _log.warning("the notification %s was dropped: %s", printable(method[:80]), why)
             return
-        from trio_mcp.server.extensions import notice_call
+        from trio_mcp.server.detached import notice_call
 
         ctx = notice_call(self, notice)
         if received is not None:

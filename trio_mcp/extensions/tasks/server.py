@@ -41,9 +41,10 @@ from trio_mcp.transport.nursery import open_nursery
 if TYPE_CHECKING:
     from trio_mcp.core.messages import Json
     from trio_mcp.server.context import Context
+    from trio_mcp.server.detached import DetachedCall, ExtensionRun
     from trio_mcp.server.dispatch import CallNext
     from trio_mcp.server.entries import Entry, TaskSupport
-    from trio_mcp.server.extensions import DetachedCall, ExtensionRun, Listener
+    from trio_mcp.server.extensions import Listener
     from trio_mcp.server.run import Run
     from trio_mcp.server.server import Server
 

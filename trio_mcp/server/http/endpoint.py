@@ -415,7 +415,7 @@ class Endpoint:
             self._receive(session.server_session, verdict.message, admitted, None, request.body)
             session.wake()
         elif self._run.offer.extensions is not None and isinstance(verdict.message, Notification):
-            from trio_mcp.server.extensions import session_for_notices
+            from trio_mcp.server.detached import session_for_notices
 
             alone = session_for_notices(self._run, self.account(admitted.holder), verdict.revision)
             self._receive(alone, verdict.message, admitted, None, request.body)
