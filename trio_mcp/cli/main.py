@@ -47,9 +47,11 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "check": CommandEntry("check", "test whether a server obeys the protocol"),
     "install": CommandEntry("install", "write a server into the configuration of a host"),
     "hosts": CommandEntry("hosts", "show the hosts of this machine and their servers"),
+    "new": CommandEntry("new", "make a project: a server, its tests and an entry for hosts"),
     "tap": CommandEntry("tap", "record the messages between a host and a server"),
     "show": CommandEntry("show", "show a recording as a sequence diagram"),
     "replay": CommandEntry("replay", "send the client's half of a recording again, and show the differences"),
+    "completion": CommandEntry("completion", "write the completion for bash, zsh or fish"),
 }
 
 _USAGE = "usage: trio-mcp COMMAND [TARGET] [options] [-- SERVER COMMAND ...]"
@@ -95,5 +97,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _help() -> str:
-    lines = [f"  {name:<10}{command.summary}" for name, command in COMMANDS.items()]
+    lines = [f"  {name:<12}{command.summary}" for name, command in COMMANDS.items()]
     return "\n".join([_USAGE, "", *lines, "", _TARGETS, ""])

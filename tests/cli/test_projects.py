@@ -1,0 +1,93 @@
+"""`new` makes a project that works, and `completion` completes in a real bash."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_cli import ROOT, run
+
+# The command line has no other door.
+from trio_mcp.cli.main import COMMANDS, main
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def test_new_makes_a_project_whose_tests_pass(tmp_path: Path) -> None:
+    made = run("new", "my-notes", cwd=tmp_path)
+    assert (made.returncode, made.stderr) == (0, "")
+    assert made.stdout.startswith("my-notes/ has server.py, test_server.py, .mcp.json, README.md.  Next:\n")
+    folder = tmp_path / "my-notes"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "--rootdir", str(folder)]
+    shown = subprocess.run(command, cwd=folder, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert "3 passed" in shown.stdout, shown.stdout
+    entry = json.loads((folder / ".mcp.json").read_text())["mcpServers"]["my-notes"]
+    assert entry == {"command": sys.executable, "args": [str(folder / "server.py")]}
+    found = run("call", "my-notes", "find", "word=milk", "--quiet", "--env", f"PYTHONPATH={ROOT}", cwd=folder)
+    assert (found.stdout, found.stderr) == ('["milk"]\n', "")
+    readme = (folder / "README.md").read_text()
+    commands = re.findall(r"^trio-mcp (.*?)(?: +#.*)?$", readme, re.MULTILINE)
+    assert commands[:3] == ["list server.py", "call server.py find word=milk", "check server.py"]
+    assert run(*commands[2].split(), cwd=folder).returncode == 0
+    assert "@" not in "".join((folder / name).read_text() for name in ("README.md", "test_server.py"))
+
+
+def test_new_keeps_what_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("here").mkdir()
+    assert main(["new", "here", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["folder"] == str(tmp_path / "here")
+    assert main(["new", "here"]) == 2
+    assert capsys.readouterr().err == "trio-mcp: here exists already; choose another name\n"
+    assert main(["new", "two words"]) == 2
+    assert capsys.readouterr().err.startswith("trio-mcp: a name begins with a letter")
+    Path("file").touch()
+    assert main(["new", "file/a"]) == 2
+    assert capsys.readouterr().err.startswith("trio-mcp: file/a cannot be written: ")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_completion_has_all_commands_and_options(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    text = capsys.readouterr().out
+    assert all(re.search(rf"\b{name}\b", text) for name in COMMANDS)
+    for option in ("header", "dry-run", "strict"):
+        assert (f"-l {option} " if shell == "fish" else f"--{option}") in text
+    assert "claude-desktop claude-code vscode cursor gemini codex" in text
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=text, text=True, check=True)
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("ch", "check"),
+        ("", " ".join([*COMMANDS, "--help", "--version"])),
+        ("install weather.py --ho", "--host"),
+        ("install weather.py --host c", "claude-desktop claude-code cursor codex"),
+        ("completion z", "zsh"),
+        ("list wea", "weather.py"),
+        ("list --config wea", "weather.py"),
+        ("call weather.py --q", "--quiet"),
+        ("list -- true --h", ""),
+    ],
+)
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_bash_completes(typed: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "bash"]) == 0
+    (tmp_path / "weather.py").touch()
+    words = [*typed.split(), ""] if typed.endswith(" ") or not typed else typed.split()
+    script = (
+        capsys.readouterr().out + '\nCOMP_WORDS=(trio-mcp "$@"); COMP_CWORD=$#; _trio_mcp; echo "${COMPREPLY[@]}"\n'
+    )
+    command = ["bash", "--norc", "-c", script, "bash", *words]
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert (shown.stdout.strip(), shown.stderr) == (expected, "")

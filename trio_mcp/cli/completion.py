@@ -1,0 +1,179 @@
+"""``trio-mcp completion``: the completion of commands, options and choices for bash, zsh and fish.
+
+The texts are made from the same functions that make the parsers, so they cannot differ from what the commands take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from trio_mcp.cli.main import COMMANDS
+
+__all__ = ["SHELLS", "add_arguments", "run"]
+
+
+class _Option(NamedTuple):
+    """One option of a command, or an argument without a name (`flags` is empty)."""
+
+    flags: Sequence[str]
+    help: str
+    choices: Sequence[str]
+    takes_value: bool
+
+
+class _OptionCollector:
+    """Takes the place of a parser, and records what is added to it."""
+
+    def __init__(self) -> None:
+        self.options = [_Option(("--help",), "show the options", (), False)]
+
+    def add_argument(self, *names: str, **given: Any) -> None:
+        flags = tuple(name for name in names if name.startswith("-"))
+        takes_value = given.get("action") not in ("store_true", "store_false", "version")
+        self.options.append(
+            _Option(flags, given.get("help") or "", tuple(map(str, given.get("choices") or ())), takes_value)
+        )
+
+    def add_argument_group(self, *_: Any, **__: Any) -> _OptionCollector:
+        return self
+
+    def add_mutually_exclusive_group(self, **_: Any) -> _OptionCollector:
+        return self
+
+    def get_default(self, _: str) -> None:
+        return None
+
+
+def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=SHELLS, help="the shell")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    sys.stdout.write(SHELLS[arguments.shell](_all_options()))
+    return 0
+
+
+def _all_options() -> dict[str, list[_Option]]:
+    found = {}
+    for name, command in COMMANDS.items():
+        recorder: Any = _OptionCollector()
+        importlib.import_module(f"trio_mcp.cli.{command.module}").add_arguments(name, recorder)
+        found[name] = recorder.options
+    return found
+
+
+def _flags(options: Iterable[_Option]) -> list[str]:
+    return [flag for option in options for flag in option.flags]
+
+
+_BASH = """\
+# eval "$(trio-mcp completion bash)"
+_trio_mcp() {
+    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} words= i
+    COMPREPLY=()
+    if [ "$COMP_CWORD" = 1 ]; then
+        COMPREPLY=($(compgen -W '@COMMANDS@ --help --version' -- "$word"))
+        return
+    fi
+    for ((i = 2; i < COMP_CWORD; i++)); do
+        if [ "${COMP_WORDS[i]}" = -- ]; then
+            COMPREPLY=($(compgen -c -f -- "$word"))
+            return
+        fi
+    done
+    case "${COMP_WORDS[1]} $before" in
+@CHOICES@
+    esac
+    if [ -n "$words" ]; then
+        COMPREPLY=($(compgen -W "$words" -- "$word"))
+        return
+    fi
+    case "${COMP_WORDS[1]}" in
+@OPTIONS@
+    esac
+    case "$word" in
+        -*) COMPREPLY=($(compgen -W "$words" -- "$word")) ;;
+        *) compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -f -- "$word")) ;;
+    esac
+}
+complete -F _trio_mcp trio-mcp
+"""
+
+
+def _bash(found: Mapping[str, Sequence[_Option]]) -> str:
+    choices, options = [], []
+    for name, each in found.items():
+        for option in each:
+            if option.choices:  # an argument without a name follows the command
+                befores = " | ".join(f"'{name} {before}'" for before in option.flags or (name,))
+                choices.append(f"        {befores}) words='{' '.join(option.choices)}' ;;")
+        options.append(f"        {name}) words='{' '.join(_flags(each))}' ;;")
+    text = _BASH.replace("@COMMANDS@", " ".join(found))
+    return text.replace("@CHOICES@", "\n".join(choices)).replace("@OPTIONS@", "\n".join(options))
+
+
+_ZSH = """\
+#compdef trio-mcp
+# source <(trio-mcp completion zsh)
+_trio_mcp() {
+    local -a commands
+    commands=(
+@COMMANDS@
+    )
+    if (( CURRENT == 2 )); then
+        _describe command commands
+        return
+    fi
+    case "${words[2]}" in
+@OPTIONS@
+    esac
+}
+compdef _trio_mcp trio-mcp
+"""
+
+
+def _zsh(found: Mapping[str, Sequence[_Option]]) -> str:
+    commands = [f"        {shlex.quote(f'{name}:{COMMANDS[name].summary}')}" for name in found]
+    options = []
+    for name, each in found.items():
+        rules = [rule for option in each for rule in _zsh_rules(option)]
+        options.append(f"        {name}) shift words; (( CURRENT-- )); _arguments {' '.join(rules)} '*:file:_files' ;;")
+    return _ZSH.replace("@COMMANDS@", "\n".join(commands)).replace("@OPTIONS@", "\n".join(options))
+
+
+def _zsh_rules(option: _Option) -> list[str]:
+    help = "".join(f"\\{each}" if each in "[]:\\" else each for each in option.help)
+    values = f"({' '.join(option.choices)})" if option.choices else "_files"
+    if not option.flags:
+        return [shlex.quote(f"1:{help}:{values}")] if option.choices else []
+    value = f":value:{values}" if option.takes_value else ""
+    return [shlex.quote(f"*{flag}[{help}]{value}") for flag in option.flags]
+
+
+def _fish(found: Mapping[str, Sequence[_Option]]) -> str:
+    lines = ["# trio-mcp completion fish | source"]
+    for name in found:
+        summary = _fish_quoted(COMMANDS[name].summary)
+        lines.append(f"complete -c trio-mcp -f -n __fish_use_subcommand -a {name} -d {summary}")
+    for name, each in found.items():
+        here = f"complete -c trio-mcp -n '__fish_seen_subcommand_from {name}'"
+        for option in each:
+            flags = " ".join(f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}" for flag in option.flags)
+            values = f" -x -a {_fish_quoted(' '.join(option.choices))}" if option.choices else " -r"
+            if flags:
+                lines.append(f"{here} {flags} -d {_fish_quoted(option.help)}{values if option.takes_value else ''}")
+            elif option.choices:
+                lines.append(f"{here} -f -a {_fish_quoted(' '.join(option.choices))}")
+    return "\n".join(lines) + "\n"
+
+
+def _fish_quoted(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+SHELLS: Mapping[str, Callable[[Mapping[str, Sequence[_Option]]], str]] = {"bash": _bash, "zsh": _zsh, "fish": _fish}
