@@ -100,6 +100,26 @@ def test_equal_ids_of_two_http_clients_are_told_apart() -> None:
     assert [row.method for row in found] == ["a", "b", "a", "b"]
 
 
+@pytest.mark.parametrize(
+    ("result", "summary"),
+    [
+        ({"protocolVersion": "2025-11-25", "capabilities": {"tools": {}, "logging": {}}, "serverInfo": {"name": "a"}},
+         "a · 2025-11-25 · capabilities tools, logging"),
+        ({"tools": [{"name": "a"}, {"name": "b"}], "nextCursor": "c"}, "2 tools: a, b · nextCursor c"),
+        ({"content": [{"type": "text", "text": "hello\nworld"}, {"type": "image", "data": "x"}]}, "hello world, image"),
+        ({"content": [{"type": "text", "text": "1"}], "structuredContent": {"n": 1}, "_meta": {}}, '{"n": 1}'),
+        ({"resultType": "input_required", "inputRequests": {"a": {"method": "ask"}}}, "input required ask"),
+        ({"resultType": "task", "taskId": "t"}, "task"),
+        (7, "7"),
+    ],
+)  # fmt: skip
+def test_the_words_of_a_result(result: Any, summary: str) -> None:
+    found = rows(
+        [(0, "client", {"frame": {"id": 1, "method": "a"}}), (1, "server", {"frame": {"id": 1, "result": result}})]
+    )
+    assert found[1].summary == summary
+
+
 def test_an_error_without_an_id_belongs_to_its_http_request() -> None:
     error = {"id": None, "error": {"code": -32000, "message": "not initialized"}}
     found = rows(

@@ -291,11 +291,13 @@ def _asked(requests: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _result_parts(result: Mapping[str, Any]) -> Iterator[str]:
-    for key, value in result.items():
+    for key, value in sorted(result.items(), key=lambda item: item[0] != "serverInfo"):
         if key in ("_meta", "resultType", "isError", "ttlMs", "cacheScope"):
             continue
         if key in ("serverInfo", "clientInfo") and isinstance(value, dict):
             yield f"{value.get('name')} {value.get('version', '')}".strip()
+        elif key == "capabilities" and isinstance(value, dict):
+            yield f"capabilities {', '.join(value) or 'none'}"
         elif key == "content" and "structuredContent" in result:
             continue  # repeats it as a text
         elif isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
