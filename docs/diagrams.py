@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trio_mcp.core.requests import CALLING, SERVING, LinkKind
+from trio_mcp.core.tasks import TASKS
 
 PAGE = Path(__file__).with_name("architecture.md")
 
@@ -20,6 +21,7 @@ Cells = Mapping[Any, Mapping[Any, Any]]
 TABLES: Mapping[str, Cells] = {
     **{f"calling {kind.name}": CALLING[kind] for kind in LinkKind},
     **{f"serving {kind.name}": SERVING[kind] for kind in LinkKind},
+    "tasks": TASKS,
 }
 
 

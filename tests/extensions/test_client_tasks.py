@@ -295,6 +295,43 @@ async def test_a_call_whose_task_cannot_be_reached_does_not_say_that_it_has_not_
             assert getattr(caught.value, "request_may_have_run", True)
 
 
+@BOTH
+async def test_a_cancelled_call_ends_also_if_the_server_cannot_cancel(revision: str, autojump_clock: MockClock) -> None:
+    heard = Heard()
+    server = heard.server
+
+    @server.tool(task="required")
+    async def endless() -> None:
+        await trio.sleep_forever()
+
+    async def deaf(ctx: Context, request: Request, call_next: CallNext) -> JsonObject:
+        if request.method == "tasks/cancel":
+            raise RequestError(-1, "not today")
+        return await call_next()
+
+    server._catalog.middleware = (*server._catalog.middleware, deaf)
+    async with visit(revision, server) as client:
+        with trio.move_on_after(5) as scope:
+            await client.call_tool("endless")
+        assert scope.cancelled_caught
+        assert "tasks/cancel" in heard.methods
+
+
+@NEWER
+async def test_a_server_without_listening_is_polled(revision: str, autojump_clock: MockClock) -> None:
+    heard = Heard()
+
+    async def refusing(ctx: Context, request: Request, call_next: CallNext) -> JsonObject:
+        if request.method == "subscriptions/listen":
+            raise RequestError(-1, "not here")
+        return await call_next()
+
+    heard.server._catalog.middleware = (*heard.server._catalog.middleware, refusing)
+    async with visit(revision, heard.server) as client:
+        assert text(await client.call_tool("compute", {"seconds": 10})) == "computed, a task"
+        assert heard.methods.count("tasks/get") >= 9
+
+
 # Tasks that the client keeps for its server
 
 
