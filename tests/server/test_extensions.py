@@ -294,6 +294,31 @@ async def test_a_notification_reaches_its_handler(
     assert revision < "2025-06-18" or "it has no answer, so its handler cannot ask the client" in caplog.text
 
 
+@everywhere
+@pytest.mark.parametrize("ends", ["input", "link"])
+async def test_the_handler_of_a_notification_ends_with_its_client(
+    revision: str, ends: str, autojump_clock: MockClock
+) -> None:
+    server, left = Server("hearing"), list[BaseException]()
+
+    @server.notification("com.example/heard")
+    async def on_heard() -> None:
+        try:
+            await trio.sleep_forever()
+        except BaseException as error:
+            left.append(error)
+            raise
+
+    async with connected(server, revision) as wire:
+        await heard(wire, "com.example/heard")
+        assert server.statistics().running == 1
+        if ends == "input":
+            await wire.close()
+        else:
+            await wire.stream.aclose()
+    assert [type(error) for error in left] == [trio.Cancelled]
+
+
 @legacy
 async def test_a_busy_server_drops_notifications(
     revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture

@@ -187,6 +187,8 @@ class DetachedCall(Wire):
     def _forget(self, ctx: Context) -> None:
         if self._place and self._session is not None:
             self._place = False
+            if self._session.noticing is not None:
+                self._session.noticing.pop(ctx, None)
             self._session._forget(ctx)
 
     # As a wire.

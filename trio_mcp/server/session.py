@@ -171,6 +171,8 @@ class ServerSession:
 
     detached: ClassVar[bool] = False
     """True for a `DetachedCall`, which takes the place of a session."""
+    noticing: dict[Context, None] | None = None
+    """The running handlers of notifications, in order; None if there was none."""
     listeners: dict[Id, Listener] | None = None
     """The listen requests that extensions send notifications to; None if there was none."""
 
@@ -256,6 +258,7 @@ class ServerSession:
         """
         for event in self.session.connection_lost(why=why):
             self._act(event)
+        self._stop_notices(why)
         if self.session.link is LinkKind.DUPLEX:  # only a stream carries many calls of one client at once
             self._run.workers.trim()
         self._run.leave(self)
@@ -283,6 +286,12 @@ class ServerSession:
             ctx._cancel(why)
         for ctx in running:
             ctx._wire.wake()
+        self._stop_notices(why)
+
+    def _stop_notices(self, why: str) -> None:
+        """Cancel the handlers of notifications, which no request names."""
+        for ctx in tuple(self.noticing or ()):
+            ctx._cancel(why)
 
     @property
     def busy(self) -> bool:
@@ -360,6 +369,9 @@ class ServerSession:
         from trio_mcp.server.detached import notice_call
 
         ctx = notice_call(self, notice)
+        if self.noticing is None:
+            self.noticing = {}
+        self.noticing[ctx] = None
         if received is not None:
             ctx._received = received
             received.calls += 1
