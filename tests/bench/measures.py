@@ -18,9 +18,9 @@ from typing import Any
 import attrs
 
 from tests.bench import http_load
-from tests.bench.messages import TEXT, Template, call, encoded, request
+from tests.bench.messages import TEXT, Template, call, encoded, request, with_tasks
 from tests.bench.stdio_load import Pipes, Spent, spoken_to
-from tests.bench.subjects import client_command, running, server_command
+from tests.bench.subjects import client_command, running, server_command, tasks_command
 from tests.bench.works import WORKS
 
 __all__ = ["Figure", "Measure", "Pace", "Prepare"]
@@ -86,6 +86,33 @@ def _stdio_requests(pipes: Pipes, message: Any, sign: bytes, in_flight: int) -> 
         _checked(heard, number, sign)
         pace.seen(number, spent)
         return Figure(spent.cpu / number * 1e6, spent.busy)
+
+    measure(0)
+    return measure
+
+
+def stdio_tasks(store: str, in_flight: int, stack: ExitStack, subject: str) -> Measure:
+    """The time until a task is created, has run and its result is fetched, in ms."""
+    pipes, ids = stack.enter_context(spoken_to(tasks_command(subject, store), "modern")), count(2_000_000)
+    create, pace = Template(encoded(with_tasks(call("modern"))) + b"\n", ids), Pace(WARM)
+
+    def fetch(task: str) -> bytes:
+        return Template(encoded(with_tasks(request("modern", "tasks/get", {"taskId": task}))) + b"\n", ids).take()
+
+    def measure(seconds: float) -> Figure:
+        number = pace.calls(seconds)
+        spent, heard = pipes.calls([create.take() for _ in range(number)], in_flight)
+        left = [json.loads(line)["result"]["taskId"] for line in heard.splitlines()]
+        every = [spent]
+        while left:
+            spent, heard = pipes.calls([fetch(task) for task in left], in_flight)
+            every.append(spent)
+            states = [json.loads(line)["result"] for line in heard.splitlines()]
+            left = [each["taskId"] for each in states if each["status"] != "completed"]
+            assert all("result" in each for each in states if each["status"] == "completed"), heard[-500:]
+        wall = sum(each.wall for each in every)
+        pace.seen(number, attrs.evolve(spent, wall=wall))
+        return Figure(wall / number * 1e3, sum(each.busy * each.wall for each in every) / wall)
 
     measure(0)
     return measure

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import Any
 
-__all__ = ["INITIALIZE", "MODERN", "REVISIONS", "TEXT", "Template", "call", "encoded", "request"]
+__all__ = ["INITIALIZE", "MODERN", "REVISIONS", "TEXT", "Template", "call", "encoded", "request", "with_tasks"]
 
 REVISIONS = {"modern": "2026-07-28", "session": "2025-11-25"}
 MODERN = {
@@ -38,6 +38,13 @@ def request(era: str, method: str, params: Mapping[str, Any], *, reports: bool =
     meta: dict[str, Any] = {**(MODERN if era == "modern" else {}), **({"progressToken": 7} if reports else {})}
     said = {**params, **({"_meta": meta} if meta else {})}
     return {"jsonrpc": "2.0", "id": _FIRST, "method": method, "params": said}
+
+
+def with_tasks(message: Any) -> Any:
+    """The same request of a client that knows tasks."""
+    declared = {"io.modelcontextprotocol/clientCapabilities": {"extensions": {"io.modelcontextprotocol/tasks": {}}}}
+    params = {**message["params"], "_meta": {**message["params"]["_meta"], **declared}}
+    return {**message, "params": params}
 
 
 class Template:

@@ -130,6 +130,17 @@ def _works() -> list[Row]:
     return sorted(rows, key=lambda row: row.name.startswith("HTTP"))
 
 
+def _tasks() -> list[Row]:
+    """No aim for SQLite: the disk decides."""
+    rows = []
+    for store in ("memory", "sqlite"):
+        name = f"stdio, tasks in {store}, created, finished and fetched, 64 in flight"
+        aims = {"ours": Aim(peer=1.0) if store == "memory" else Aim()}
+        subjects = ("ours", "python") if store == "memory" else ("ours",)
+        rows.append(Row(name, "tasks/s", partial(measures.stdio_tasks, store, 64), aims, subjects, rate=True))
+    return rows
+
+
 def _listeners() -> list[Row]:
     """A server with many listeners.  The SDKs cannot open so many listen streams, so there is nothing to compare."""
     rows, number, aims = [], 5000, {"ours": Aim(most=10.0)}
@@ -234,7 +245,7 @@ def _core() -> list[Row]:
     ]
 
 
-ROWS = [*_stdio(), *_http(), *_works(), *_scale(), *_listeners(), *_clients(), *_process(), *_core()]
+ROWS = [*_stdio(), *_http(), *_works(), *_tasks(), *_scale(), *_listeners(), *_clients(), *_process(), *_core()]
 
 
 def chosen(words: Sequence[str]) -> list[Row]:

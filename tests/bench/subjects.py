@@ -3,7 +3,8 @@
 - ``ours``: this package, with the codec of the standard library, as it is without the extra `speed`; ``ours+orjson``
   has it.
 - ``bare``: what Trio, json and, by HTTP, h11 alone must do to give the same answers; ``bare+orjson`` likewise.
-- ``python`` and ``typescript``: the official SDKs.
+- ``python`` and ``typescript``: the official SDKs.  In the rows about tasks ``python`` is FastMCP 4, with its queue in
+  memory: the official SDKs have no tasks of 2026-07-28.
 - ``before``: this package at another commit, with the programs of that commit; ``before+orjson`` likewise.
 
 The programs are in `programs`.  What is not of this project is installed once, into `.peers`.
@@ -28,6 +29,7 @@ from tests.peers.installed import PEERS, node, npm, python_of
 
 __all__ = [
     "PROGRAMS", "ROOT", "Usage", "checked_out", "client_command", "core_command", "running", "server_command",
+    "tasks_command",
 ]  # fmt: skip
 
 ROOT = Path(__file__).parents[2]
@@ -95,6 +97,14 @@ def server_command(
         case _:
             apart = works and not subject.startswith("bare")
             return [*_python(subject, "{}_works.py" if apart else "{}.py"), *options]
+
+
+def tasks_command(subject: str, store: str) -> list[str]:
+    """What starts the server with tasks of this subject; ours has them in this store.  Raises `NotHere`."""
+    if subject == "python":
+        peer = PEERS["fastmcp-tasks-4.1.2"]
+        return [str(python_of(peer.name, peer.packages)), str(PROGRAMS / "tasks_fastmcp.py")]
+    return [*_python(subject, "ours_tasks.py"), store]
 
 
 def client_command(subject: str, *arguments: str) -> list[str]:
