@@ -44,10 +44,24 @@ def use(handle: str) -> str:
 '''
 
 
-@pytest.fixture(scope="module", params=["2025-06-18", "2026-07-28"])
-def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recording with questions, calls at the same time, a cancellation and an error."""
-    path = tmp_path_factory.mktemp("talk") / "talk.jsonl"
+@pytest.fixture(scope="module")
+def modern(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(tmp_path_factory.mktemp("talk") / "talk.jsonl", "2026-07-28")
+
+
+@pytest.fixture(scope="module")
+def legacy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(tmp_path_factory.mktemp("talk") / "talk.jsonl", "2025-06-18")
+
+
+@pytest.fixture(params=["modern", "legacy"])
+def recorded(request: pytest.FixtureRequest) -> Path:
+    found: Path = request.getfixturevalue(request.param)
+    return found
+
+
+def record(path: Path, revision: str) -> Path:
+    """Make a recording with questions, calls at the same time, a cancellation and an error."""
     command = [*COMMAND, "tap", "-o", str(path), "--", *COMMAND, "run", SERVER]
 
     async def talk() -> None:
@@ -55,7 +69,7 @@ def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
             return Accepted({"size": "large", "count": 3})
 
         async with open_client(
-            command, environment="inherit", env={"PYTHONPATH": str(ROOT)}, revision=request.param, elicitation=fill_in
+            command, environment="inherit", env={"PYTHONPATH": str(ROOT)}, revision=revision, elicitation=fill_in
         ) as client:
             assert (await client.call_tool("order")).content[0].text == "3 large"  # type: ignore[union-attr]
             async with trio.open_nursery() as nursery:
@@ -85,9 +99,9 @@ def test_the_same_server_answers_the_same(recorded: Path) -> None:
     ]
 
 
-def test_differences_are_shown(recorded: Path, tmp_path: Path) -> None:
+def test_differences_are_shown(modern: Path, tmp_path: Path) -> None:
     (tmp_path / "weather.py").write_text(CHANGED.format(version="2.0", text="rain"))
-    shown = run("replay", str(recorded), str(tmp_path / "weather.py"))
+    shown = run("replay", str(modern), str(tmp_path / "weather.py"))
     assert shown.returncode == 1
     lines = shown.stdout.splitlines()
     assert '    -    "version": "1.0"' in lines
@@ -95,13 +109,13 @@ def test_differences_are_shown(recorded: Path, tmp_path: Path) -> None:
     assert any("there is no tool 'order'" in line for line in lines if line.startswith("    +"))
     assert '    -  "elicitation/create Which umbrella?"' in lines
     assert lines[-1].endswith(" different")
-    found = json.loads(run("replay", str(recorded), str(tmp_path / "weather.py"), "--json").stdout)
+    found = json.loads(run("replay", str(modern), str(tmp_path / "weather.py"), "--json").stdout)
     assert (found["compared"], found["not sent"]) == (6, [])
     assert found["different"][0]["title"] == "the server"
 
 
-def test_named_members_are_not_compared(recorded: Path, tmp_path: Path) -> None:
-    text = recorded.read_text().replace("12.5", "13.5")
+def test_named_members_are_not_compared(modern: Path, tmp_path: Path) -> None:
+    text = modern.read_text().replace("12.5", "13.5")
     (tmp_path / "t").write_text(text)
     ignored = ("--ignore", "degrees", "--ignore", "text")
     assert run("replay", str(tmp_path / "t"), SERVER, *ignored).returncode == 0
@@ -124,16 +138,16 @@ def test_generated_values_are_those_of_the_replay(tmp_path: Path) -> None:
     assert shown.stdout.splitlines()[-1] == "3 compared, none different"
 
 
-def test_two_clients_of_one_recording(recorded: Path, tmp_path: Path) -> None:
-    head, *entries = recorded.read_text().splitlines(keepends=True)
+def test_two_clients_of_one_recording(legacy: Path, tmp_path: Path) -> None:
+    head, *entries = legacy.read_text().splitlines(keepends=True)
     late = [json.dumps({**json.loads(line), "at": json.loads(line)["at"] + 100}) + "\n" for line in entries]
     (tmp_path / "t").write_text("".join([head, *entries, *late]))
     shown = run("replay", str(tmp_path / "t"), SERVER)
     assert shown.stdout.splitlines()[-1] == "12 compared, none different"
 
 
-def test_what_is_no_message_is_not_sent(recorded: Path, tmp_path: Path) -> None:
-    (tmp_path / "t").write_text(recorded.read_text() + '{"at": 99, "from": "client", "text": "{bad"}\n')
+def test_what_is_no_message_is_not_sent(modern: Path, tmp_path: Path) -> None:
+    (tmp_path / "t").write_text(modern.read_text() + '{"at": 99, "from": "client", "text": "{bad"}\n')
     shown = run("replay", str(tmp_path / "t"), SERVER)
     assert "not sent: not JSON: {bad" in shown.stdout.splitlines()
     assert shown.returncode == 0
@@ -148,9 +162,9 @@ def test_what_is_no_message_is_not_sent(recorded: Path, tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_are_one_line(
-    arguments: Sequence[str], status: int, message: str, recorded: Path, capfd: pytest.CaptureFixture[str]
+    arguments: Sequence[str], status: int, message: str, modern: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["replay", *(each.format(recorded) for each in arguments)]) == status
+    assert main(["replay", *(each.format(modern) for each in arguments)]) == status
     out, err = capfd.readouterr()
     assert out == ""
     assert message in err

@@ -49,6 +49,14 @@ def frames(file: Path) -> list[Any]:
     ]
 
 
+def test_each_start_has_a_file_of_its_own_in_a_folder(tmp_path: Path) -> None:
+    for _ in range(2):
+        tap(tmp_path, ECHO).communicate(b'{"id": 1}\n', timeout=60)
+    paths = list(tmp_path.iterdir())
+    assert [len(frames(path)) for path in paths] == [2, 2]
+    assert {path.suffix for path in paths} == {".jsonl"}
+
+
 def test_bytes_pass_unchanged_and_are_recorded(tmp_path: Path) -> None:
     said = b'{"jsonrpc": "2.0",  "id": 1.0, "method": "a"}\r\nhello\n\xff\xfe\n[1, NaN]\n{"unfinished": 1}'
     out, err = (process := tap(tmp_path / "t", ECHO)).communicate(said, timeout=60)

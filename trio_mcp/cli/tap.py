@@ -22,6 +22,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -38,7 +39,9 @@ _LAST_OUTPUT = 0.5
 
 def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
     parser.usage = "trio-mcp tap -o FILE -- COMMAND ...\n       trio-mcp tap -o FILE --http PORT URL"
-    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="the recording; it is written anew")
+    parser.add_argument(
+        "-o", "--output", required=True, metavar="FILE", help="the recording, written anew; or a folder for it"
+    )
     parser.add_argument("--limit", type=float, default=_LIMIT, metavar="MIB", help=f"of the recording ({_LIMIT})")
     if not parser.get_default("server_command"):
         parser.add_argument("--http", type=int, required=True, metavar="PORT", help="a port of this machine (0: any)")
@@ -48,12 +51,15 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     most = int(arguments.limit * 2**20)
     command: Sequence[str] = arguments.server_command
+    path = arguments.output
+    if os.path.isdir(path):  # a host may start a server several times at once
+        path = os.path.join(path, f"{time.strftime('%Y-%m-%d-%H%M%S')}-{os.getpid()}.jsonl")
     if not command:
         from trio_mcp.cli.tap_http import serve_tap
 
-        return serve_tap(arguments.output, most, arguments.target, arguments.http)
+        return serve_tap(path, most, arguments.target, arguments.http)
     # The program alone: arguments may be tokens.
-    recorder = _recorder(arguments.output, {"kind": "stdio", "server": os.path.basename(command[0])}, most)
+    recorder = _recorder(path, {"kind": "stdio", "server": os.path.basename(command[0])}, most)
     if recorder is None:
         return 2
     # The copiers close the streams of the host when the server closes its own, so they get private descriptors.
