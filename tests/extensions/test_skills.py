@@ -280,11 +280,13 @@ FILE = {"uri": "skill://git/SKILL.md", "digest": f"sha256:{'0' * 64}", "size": 1
 async def test_an_invalid_entry_is_refused(wrong: Object, autojump_clock: MockClock) -> None:
     playing = Playing()
     playing.answers = {"skills/list": {"skills": [entry(**wrong)]}, "skills/get": {"skill": entry(**wrong)}}
+    playing.answers["skills/list"]["skills"].append(entry())
     async with open_client(playing.server) as client:
+        skills = Skills(client)
+        assert [skill.name for skill in await skills.list()] == ["git"]  # the other entry is left out
+        assert len(skills.faults) == 1
         with pytest.raises(RemoteProtocolError):
-            await Skills(client).list()
-        with pytest.raises(RemoteProtocolError):
-            await Skills(client).get("skill://git/SKILL.md")
+            await skills.get("skill://git/SKILL.md")
 
 
 @pytest.mark.parametrize(

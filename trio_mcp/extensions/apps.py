@@ -74,8 +74,8 @@ class AppPage:
     def tool(self, function: Any = None, *, visibility: Collection[Visibility] = _EVERYONE, **options: Any) -> Any:
         """Register a tool whose result the page shows: `@page.tool`, or `@page.tool(name="add", ...)`.
 
-        `visibility` says who may call it: the "model", the "app" (the page itself), or both.  The other options are
-        those of `Server.tool`.
+        `visibility` lists its callers: the "model", the "app" (the page itself), or both.  The other options are those
+        of `Server.tool`.
         """
         if isinstance(visibility, str) or not visibility or not set(visibility) <= {*_EVERYONE}:
             raise UsageError(f'visibility must be a list of "model" and "app", got {visibility!r}')
@@ -105,7 +105,7 @@ def add_page(
     - `html`: the document, or the path of a file that is read whenever a host asks.
     - `connect`, `load`, `frames`: origins to which the page connects, from which it loads scripts, styles and images,
       and that it shows in frames, such as "https://api.example.com".  By default there are none: the page holds all.
-    - `permissions`: what the page needs of the browser, such as "camera".  The host may refuse it.
+    - `permissions`: parts of the browser that the page uses: "camera" and others.  The host may refuse them.
 
     Raises `UsageError` for a URI without ``ui://``, an origin that is none, a missing file, or an unknown permission.
     """

@@ -29,6 +29,7 @@ __all__ = ["Skills"]
 
 _Skills: TypeAlias = list[Skill]
 _Items: TypeAlias = list[JsonObject]
+_Faults: TypeAlias = list[str]
 _LIST, _GET, _DIRECTORY = "skills/list", "skills/get", "resources/directory/read"
 
 
@@ -44,19 +45,27 @@ class Skills:
             raise NotDeclared(_LIST, "server", ("extensions", SKILLS))
         self._client = client
         self._reads_directories = settings.get("directoryRead") is True
+        self.faults: _Faults = []
+        """Why entries of the last `list` were left out."""
         self._read: dict[str, int] = {}  # bytes of the files that were read of each dynamic skill
 
     async def list(self) -> _Skills:
         """Return the entries of all skills that the server lists.  It may serve others: see `get`.
 
-        Raises `RemoteProtocolError` for an entry that breaks a rule.
+        An entry that breaks a rule is left out; `faults` has the reason.
         """
-        return [read_skill(each) for each in await self._pages(_LIST, {}, "skills")]
+        skills, self.faults = _Skills(), []
+        for each in await self._pages(_LIST, {}, "skills"):
+            try:
+                skills.append(read_skill(each))
+            except RemoteProtocolError as error:
+                self.faults.append(str(error))
+        return skills
 
     async def get(self, uri: str) -> Skill:
         """Return the current entry of the skill whose SKILL.md has this URI.
 
-        Raises `RequestError` if the server serves no such skill, and `RemoteProtocolError` for an invalid entry.
+        Raises `RequestError` if the server does not serve the skill, and `RemoteProtocolError` for an invalid entry.
         """
         skill = read_skill((await self._client.request(_GET, {"uri": uri})).get("skill"))
         if skill.uri != uri:
