@@ -302,7 +302,8 @@ def _result_parts(result: Mapping[str, Any]) -> Iterator[str]:
             continue  # repeats it as a text
         elif isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
             names = [each.get("name") or each.get("text") or each.get("uri") or each.get("type") for each in value]
-            yield f"{'' if key in ('content', 'contents') else f'{len(value)} {key}: '}{', '.join(map(str, names))}"
+            noun = key if len(value) > 1 else key.removesuffix("s")
+            yield f"{'' if key in ('content', 'contents') else f'{len(value)} {noun}: '}{', '.join(map(str, names))}"
         elif isinstance(value, str):
             yield value if key == "protocolVersion" else f"{key} {value}"
         elif key == "structuredContent":
