@@ -9,6 +9,7 @@
 | `book` | calls, handler runs and outcomes, and the rules that hold in every world |
 | `host` | the programs that serve: the server, a relay before it, an authorization server, a hostile client |
 | `visitor` | the programs that call: clients with their moves |
+| `tasks` | their tasks: the store, the moves, and the rules for them |
 | `world` | one run of a plan under a mock clock, and what may not be left after it |
 | `tally` | what there was in many worlds |
 | `shrink` | the smallest plan that still breaks a rule, as a test to paste |

@@ -58,6 +58,8 @@ def _parts(plan: Plan) -> Iterator[Plan]:
         yield attrs.evolve(plan, behind=None)
     if plan.oauth:
         yield attrs.evolve(plan, oauth=False)
+    if plan.kept:
+        yield attrs.evolve(plan, kept=False)
     if plan.line != Line():
         yield attrs.evolve(plan, line=Line())
     for size in (4, 1):
