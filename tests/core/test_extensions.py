@@ -34,6 +34,7 @@ from trio_mcp.core import (
     Offer,
     Opened,
     PeerMistake,
+    ProgressReported,
     Refused,
     RemoteProtocolError,
     Request,
@@ -480,6 +481,24 @@ def test_progress_may_follow_the_answer() -> None:
     assert not pair.server.progress_later("p", 3, None, "x" * 80_000)
     pair.server.connection_lost()
     assert not pair.server.progress_later("p", 4, None, None)
+
+
+@req("prog-11")
+def test_progress_of_a_task_is_no_progress_of_an_open_request() -> None:
+    pair = joined(REVISIONS["2025-11-25"])
+    id = pair.client.request("tools/call", {"name": "t"}, progress=True)
+    pair.pump()
+    of_task = {"io.modelcontextprotocol/related-task": {"taskId": "t"}}
+    assert pair.server.progress_later(id, 1, None, None, of_task)
+    pair.pump()
+    assert [type(event) for event in pair.client_saw] == [ProgressReported]  # it is open
+    pair.server.answer(id, {"task": {"taskId": "t"}})
+    pair.forget()
+    for token, meta in ((id, of_task), ("of another session", of_task), (id, {"a/b": 1})):
+        assert pair.server.progress_later(token, 2, None, None, meta)
+    pair.pump()
+    told = [event.notification.params["progressToken"] for event in pair.client_saw if isinstance(event, Notice)]
+    assert told == [id, "of another session"]
 
 
 # HTTP.

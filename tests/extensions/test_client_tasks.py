@@ -332,6 +332,28 @@ async def test_a_server_without_listening_is_polled(revision: str, autojump_cloc
         assert heard.methods.count("tasks/get") >= 9
 
 
+@req("prog-11")
+@pytest.mark.parametrize("revision", [CORE])
+async def test_progress_of_a_task_reaches_the_caller(revision: str, autojump_clock: MockClock) -> None:
+    server, got = serving(), list[tuple[Any, ...]]()
+
+    @server.tool(task="required")
+    async def step_by_step(ctx: Context) -> str:
+        for step in range(4):
+            await ctx.progress(step, 4, f"step {step}" if step else None)
+            await trio.sleep(0.4)
+        return "done"
+
+    async def report(*progress: Any) -> None:
+        await trio.sleep(0.01)
+        got.append(progress)
+
+    async with visit(revision, server) as client:
+        assert text(await client.call_tool("step_by_step", on_progress=report)) == "done"
+        assert got == [(0, 4, None), (1, 4, "step 1"), (2, 4, "step 2"), (3, 4, "step 3")]
+        assert client.deviations == ()
+
+
 # Tasks that the client keeps for its server
 
 

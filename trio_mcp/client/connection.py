@@ -43,7 +43,7 @@ from trio_mcp.core.errors import (
     repeated,
 )
 from trio_mcp.core.http.fields import Fields
-from trio_mcp.core.messages import JsonObject
+from trio_mcp.core.messages import PROGRESS, JsonObject
 from trio_mcp.core.models import LoggingMessageParams
 from trio_mcp.core.oauth.errors import AuthorizationFailed
 from trio_mcp.core.requests import Answered, Outcome
@@ -360,6 +360,8 @@ class ClientConnection:
         handler = None if self._extensions is None else self._extensions.handler(method, notification=True)
         if handler is not None:
             self._hear(handler.hear, notice)
+        elif method == PROGRESS and self._extensions is not None and self._extensions.tasks is not None:
+            self._extensions.tasks.progressed(params)
         elif method == "notifications/message" and on_log is not None:
             try:
                 _call(on_log, from_json(LoggingMessageParams, params))

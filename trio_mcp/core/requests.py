@@ -67,6 +67,9 @@ __all__ = [
 ]  # fmt: skip
 
 
+_RELATED_TASK = "io.modelcontextprotocol/related-task"
+
+
 class _TableKey(enum.Enum):
     """An enum with a fast hash: each message looks up several members, and the hash of `Enum` is four times as slow."""
 
@@ -841,10 +844,15 @@ class Peer:
     def _receive_notification(self, note: Notification, events: list[Event], about: Hashable, batch: object) -> None:
         if note.method == _CANCELLED:
             self._cancelled(note.params, events)
-        elif note.method == PROGRESS:
+        elif note.method == PROGRESS and not self._is_of_task(note.params):
             self._progressed(note.params, events)
         else:
             events.append(note)
+
+    def _is_of_task(self, params: JsonObject) -> bool:
+        """Whether progress is that of a task, whose request is answered: "the token stays in use" (prog-11)."""
+        meta, token = params.get("_meta"), params.get("progressToken")
+        return isinstance(meta, dict) and _RELATED_TASK in meta and _is_id(token) and token not in self._calling
 
     def _receive_result(self, message: Response, events: list[Event], about: Hashable, batch: object) -> None:
         calling = self._calling.get(message.id) or self._find_request(message.id, events)

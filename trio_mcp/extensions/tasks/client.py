@@ -9,10 +9,12 @@ Cancelling `call_tool` cancels the task.  Cancelling a method of a handle cancel
 
 from __future__ import annotations
 
+import inspect
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import attrs
 import trio
@@ -37,6 +39,7 @@ from trio_mcp.core.rounds import Question
 from trio_mcp.core.tasks import (
     CORE_TASKS,
     EXTENSION_TASKS,
+    RELATED_TASK,
     TaskForm,
     TaskState,
     TaskStatus,
@@ -50,14 +53,18 @@ from trio_mcp.extensions.tasks.forms import EXTENSION_FORM, core_form_of_client
 if TYPE_CHECKING:
     from trio_mcp.client.client import Client
     from trio_mcp.client.options import RequestOptions
+    from trio_mcp.client.session import OnProgress
 
 __all__ = ["ClientTask", "ClientTasks", "TaskCancelled"]
 
 T = TypeVar("T")
+_Report: TypeAlias = tuple[Any, Any, str | None]  # progress, total, message
 
 _LISTENING: Final = 15.0  # seconds between two polls while the server sends notices: they may get lost
 _FAILURES: Final = 5  # polls in a row that may fail because the server is away; it may be starting again
 _CANCELLING: Final = 2.0  # seconds for the cancellation of a task whose call was cancelled
+_REPORTS: Final = 100  # reports of progress that wait for a slow callback; older ones are dropped
+_EARLY: Final = 100  # tasks whose reports are kept although no call waits for them
 _TOOLS: Final = 10_000  # tools whose task support is remembered
 
 
@@ -82,6 +89,7 @@ class ClientTasks(ClientExtension):
             self.method(f"tasks/{name}")(getattr(answers, name))
         self._support: dict[str, str] = {}  # of the listed tools, in 2025-11-25
         self._notices: dict[str, _LatestState] = {}  # of the tasks that a call waits for
+        self._early: dict[str, deque[_Report]] = {}  # of tasks that no call waits for, or not yet
         self.around("tools/call")(self._around_call)
         self.around("tools/list")(self._around_list)
         for form in (CORE_TASKS, EXTENSION_TASKS):
@@ -92,6 +100,23 @@ class ClientTasks(ClientExtension):
         if notice is not None:
             notice.state = read_task(params)
             notice.came.set()
+
+    def progressed(self, params: JsonObject) -> None:
+        """Take progress of a task, which comes after the answer to its request (prog-11)."""
+        related, progress = params.get("_meta", {}).get(RELATED_TASK), params.get("progress")
+        id = related.get("taskId") if isinstance(related, dict) else None
+        if not isinstance(id, str) or type(progress) not in (int, float):
+            return
+        total, message = params.get("total"), params.get("message")
+        report = progress, total if type(total) in (int, float) else None, message if isinstance(message, str) else None
+        notice = self._notices.get(id)
+        if notice is not None:
+            notice.reports.append(report)
+            notice.came.set()
+        else:  # it may overtake the call, which hears of the task only now
+            self._early.setdefault(id, deque(maxlen=_REPORTS)).append(report)
+            if len(self._early) > _EARLY:
+                del self._early[next(iter(self._early))]
 
     async def _around_list(self, call: ExtensionCall, call_next: CallNextRequest) -> JsonObject:
         """Remember which tools run as tasks (task-05, task-08)."""
@@ -113,7 +138,7 @@ class ClientTasks(ClientExtension):
         state = read_created(result)
         if state is None or starting is not None:
             return result
-        waiting = _Waiting(self, call.client, form, state.id, call.request, call.answer)
+        waiting = _Waiting(self, call.client, form, state.id, call.request, call.answer, call.on_progress)
         return await waiting.drive(state, cancels=True)
 
     async def _asks_for_task(self, call: ExtensionCall, wanted: bool) -> bool:
@@ -155,6 +180,7 @@ class _LatestState:
 
     users: int = 0
     state: TaskState | None = None
+    reports: deque[_Report] = attrs.field(factory=lambda: deque(maxlen=_REPORTS))
     came: trio.Event = attrs.field(factory=trio.Event)
 
     def take(self) -> TaskState | None:
@@ -172,6 +198,7 @@ class _Waiting:
     id: str
     request: Callable[[str, JsonObject], Awaitable[JsonObject]]
     answer: Callable[[Sequence[Question]], Awaitable[Mapping[str, JsonObject]]]
+    on_progress: OnProgress | None = None
     failures: int = 0
 
     async def get(self) -> TaskState:
@@ -224,6 +251,7 @@ class _Waiting:
         asked: set[str] = set()
         notice = self.tasks._notices.setdefault(self.id, _LatestState())
         notice.users += 1
+        notice.reports.extend(self.tasks._early.pop(self.id, ()))
         try:
             async with AsyncExitStack() as stack:
                 listening = False
@@ -235,8 +263,7 @@ class _Waiting:
                         answers = await self.answer(new)
                         await self.send("tasks/update", {"inputResponses": dict(answers)})
                     else:
-                        with trio.move_on_after(_LISTENING if listening else poll_seconds(state)):
-                            await notice.came.wait()
+                        await self._pause(notice, _LISTENING if listening else poll_seconds(state))
                         listening = listening or await self._listen(stack)
                     following = notice.take() or await self.get()
                     if following != state:
@@ -246,6 +273,22 @@ class _Waiting:
             notice.users -= 1
             if not notice.users:
                 self.tasks._notices.pop(self.id, None)
+
+    async def _pause(self, notice: _LatestState, seconds: float) -> None:
+        """Wait for a new state, or until the next poll; tell the caller of progress meanwhile."""
+        deadline, waiting = trio.current_time() + seconds, True
+        while waiting:
+            while notice.reports and self.on_progress is not None:
+                called = self.on_progress(*notice.reports.popleft())
+                if inspect.isawaitable(called):
+                    await called
+            if notice.state is not None:
+                return
+            if notice.came.is_set():
+                notice.came = trio.Event()
+            with trio.move_on_at(deadline) as scope:
+                await notice.came.wait()
+            waiting = not scope.cancelled_caught
 
     async def _listen(self, stack: AsyncExitStack) -> bool:
         """Ask for notices of the task, where the server has them; else polls go on."""
