@@ -216,6 +216,18 @@ def test_a_listener_hears_of_changes_though_its_opening_was_sent_on_a_dead_line(
     assert played.violations == ()
 
 
+@pytest.mark.parametrize(("transport", "era", "behind"), [("http", D, None), ("stream", E, "http")])
+def test_a_listener_hears_of_changes_though_the_line_of_its_stream_was_dead_from_the_start(
+    transport: str, era: str, behind: str | None
+) -> None:
+    """The server sent the changes there, and the request for the stream was sent again when the line was given up."""
+    client = Program((Move("listen", size=60), Move("put", wait=45.0)))
+    dead = Fault("dead", at=700, back=True)
+    played = play(Plan(3, transport, era, (client,), faults=(dead,), behind=behind, behind_era=D))
+    assert played.fired == ("dead",)
+    assert played.violations == ()
+
+
 def test_a_relay_on_a_slow_line_listens_late() -> None:
     """Its session with the upstream server is open by then."""
     listens, puts = Program((Move("listen", size=9),)), Program((Move("listen"), Move("put")))

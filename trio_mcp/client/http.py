@@ -742,7 +742,7 @@ class HttpLink(ClientSession):
                     verdict, _, reply = await self._send(get, after=plan.last_event_id)
                     scope.deadline = math.inf
                     if isinstance(verdict, rules.Streaming):
-                        if stream.attempts > 1 and not stream.resumption.last_event_id:
+                        if (stream.attempts > 1 or reply.replayed) and not stream.resumption.last_event_id:
                             self.missed(for_good=False)  # the server has stored no messages since the last connection
                         await self._read_connection(stream, reply)
                 if scope.cancelled_caught:

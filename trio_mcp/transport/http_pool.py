@@ -224,10 +224,12 @@ class HttpPool(trio.abc.AsyncResource):
 class HttpReply(AbstractAsyncContextManager["HttpReply"]):
     """One request and the server's reply to it, as a block.  One task reads the reply, inside the block."""
 
-    __slots__ = ("_body", "_head", "_left", "_link", "_over", "_pool", "_replayable", "headers", "status")
+    __slots__ = ("_body", "_head", "_left", "_link", "_over", "_pool", "_replayable", "headers", "replayed", "status")
 
     status: int
     headers: Headers
+    replayed: bool
+    """Whether all of the request was also sent on an earlier connection, which broke before the reply began."""
 
     def __init__(self, pool: HttpPool, head: _HeadTemplate, body: bytes, replayable: bool) -> None:
         self._pool = pool
@@ -267,7 +269,7 @@ class HttpReply(AbstractAsyncContextManager["HttpReply"]):
             except BaseException:
                 await link.close()
                 raise
-            self._link, self._left = link, 1
+            self._link, self._left, self.replayed = link, 1, sent
             return self
 
     async def __aexit__(
