@@ -26,6 +26,7 @@ from trio_mcp.transport.http_pool import HttpPool  # requests that no client of 
 from trio_mcp.types import HttpAddress
 
 from .servers import server
+from .test_cli import on_terminal
 
 ROOT = Path(__file__).parents[2]
 # The recorder starts its process before `tap` has threads; in a test run there may be some.
@@ -106,6 +107,15 @@ def test_signals_pass(number: signal.Signals, tmp_path: Path) -> None:
     process.send_signal(number)
     process.communicate(timeout=60)
     assert process.returncode == 9
+
+
+def test_control_c_at_a_terminal_reaches_the_server_once(tmp_path: Path) -> None:
+    script = (
+        "import signal, sys, time; seen = []; signal.signal(signal.SIGINT, lambda *_: seen.append(1)); "
+        "print('ready', flush=True); signal.pause(); time.sleep(0.2); sys.exit(10 + len(seen))"
+    )
+    command = ("tap", "-o", str(tmp_path / "t"), "--", sys.executable, "-c", script)
+    assert on_terminal(command, [("ready", "\x03")])[1] == 11
 
 
 def test_a_server_that_a_signal_has_ended_looks_the_same(tmp_path: Path) -> None:
