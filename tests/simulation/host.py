@@ -179,22 +179,23 @@ def _add_slow_tools(server: Server, at: _At) -> None:
 
 def _add_tasks(server: Server, at: _At) -> None:
     @server.tool(task="optional")
-    async def job(token: str, ctx: Context) -> dict[str, Any]:
+    async def job(token: str, ctx: Context, seconds: float = 0.0) -> dict[str, Any]:
         with at.book.handling(token, ctx.principal):
+            await trio.sleep(seconds)
             for number in range(len(token) % 4):
                 await ctx.progress(number, message=token)
                 await trio.sleep((0.0, 0.5, 3.0)[number % 3])
             return {"token": token}
 
     @server.tool(task="optional", replay=True)
-    async def quiz(token: str, ctx: Context) -> dict[str, Any]:
+    async def quiz(token: str, ctx: Context, seconds: float = 0.1) -> dict[str, Any]:
         """Asks twice, and may be run again from its start, with the answers that it has had."""
         with at.book.handling(token, ctx.principal, again=True):
             for _ in range(2):
                 filled = await ctx.elicit(token, Answer)
                 said = filled.value.answer if isinstance(filled, Accepted) else ""
                 at.book.check(said == f"answer to {token}", f"{token} got the client's answer {said!r}")
-                await trio.sleep(0.1)
+                await trio.sleep(seconds)
             return {"token": token}
 
 

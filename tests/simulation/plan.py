@@ -189,7 +189,7 @@ def _line(dice: random.Random, windows: tuple[int, ...]) -> Line:
 
 _SIZES: dict[str, tuple[float, float]] = {
     "echo": (1, 3000), "big": (2000, 100_000), "count": (1, 12), "follow": (1, 8), "hold": (1, 100), "listen": (1, 60),
-    "errand": (1, 9), "drop": (1, 9),
+    "errand": (1, 60), "drop": (1, 9),
 }  # fmt: skip
 
 

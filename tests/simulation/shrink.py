@@ -54,14 +54,9 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
 
 
 def _parts(plan: Plan) -> Iterator[Plan]:
-    if plan.behind is not None:
-        yield attrs.evolve(plan, behind=None)
-    if plan.oauth:
-        yield attrs.evolve(plan, oauth=False)
-    if plan.kept:
-        yield attrs.evolve(plan, kept=False)
-    if plan.line != Line():
-        yield attrs.evolve(plan, line=Line())
+    for name, plain in (("behind", None), ("oauth", False), ("line", Line()), ("kept", False)):
+        if getattr(plan, name) != plain:
+            yield attrs.evolve(plan, **{name: plain})
     for size in (4, 1):
         for at in range(0, len(plan.faults), size):
             yield attrs.evolve(plan, faults=plan.faults[:at] + plan.faults[at + size :])

@@ -98,7 +98,7 @@ class Errand:
     token: str
     client: str
     store: Any  # that has it
-    since: float
+    since: float  # before the task was created, on a slow line long before
     ended: str = ""  # the last state, as text
     answered: set[str] = attrs.field(factory=set)
     cancelled: bool = False
@@ -126,11 +126,13 @@ def lost(book: Book, errand: Errand) -> None:
     book.check(errand.expired() or not there, f"the task of {errand.token} is lost")
 
 
-async def start(visitor: Visitor, client: Client, call: Call, tool: str, along: Any) -> tuple[ClientTask, Errand]:
+async def start(
+    visitor: Visitor, client: Client, call: Call, tool: str, along: Any, **more: float
+) -> tuple[ClientTask, Errand]:
     """Start a task.  The errand has no id if the server has answered at once, as a relay may."""
-    book = visitor._book
-    task = await client.start_task(tool, {"token": call.token}, **along)
-    errand = Errand(task.id, call.token, visitor.name, book.store, trio.current_time())
+    book, begun = visitor._book, trio.current_time()
+    task = await client.start_task(tool, {"token": call.token, **more}, **along)
+    errand = Errand(task.id, call.token, visitor.name, book.store, begun)
     if task.id:
         book.errands[call.token] = errand
         see(book, errand, task.state)
@@ -178,7 +180,7 @@ async def task(visitor: Visitor, client: Client, call: Call, move: Move, along: 
 
 async def errand(visitor: Visitor, client: Client, call: Call, move: Move, along: Any) -> None:
     """Start a task, look at it, and leave it to a later move, which may be in another life of the client."""
-    started, kept = await start(visitor, client, call, ("job", "quiz")[move.size % 2], along)
+    started, kept = await start(visitor, client, call, ("job", "quiz")[move.size % 2], along, seconds=move.size)
     if started.id:
         visitor.errands.append(kept)
         await look(visitor, started, kept)
@@ -270,5 +272,7 @@ async def audit(book: Book) -> None:
         record = TaskRecord.from_text(rows[0].body.decode())
         waits = record.status is TaskStatus.INPUT_REQUIRED
         book.check(record.terminal or waits, f"the task of {errand.token} is still {record.status.value}")
+        same = not errand.ended or f"TaskStatus.{record.status.name}:" in errand.ended
+        book.check(same, f"the task of {errand.token} was {errand.ended}, and is {record.status.value}")
         if errand.cancelled:
             book.check(record.terminal, f"the task of {errand.token} was cancelled, and is {record.status.value}")
