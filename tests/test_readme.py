@@ -11,6 +11,7 @@ import inspect
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -118,6 +119,23 @@ def test_requests_are_piped_in_as_shown(tmp_path: Path) -> None:
     opened, called = map(json.loads, shown.stdout.splitlines())
     assert opened["result"]["protocolVersion"] == "2025-11-25"
     assert called["result"]["structuredContent"] == {"city": "Oslo", "degrees": [4.0, 5.0, 6.0]}
+
+
+def test_the_commands_on_the_terminal_do_what_they_show(tmp_path: Path) -> None:
+    (tmp_path / "weather.py").write_text(marked("weather.py", "python"))
+    environ = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    environ.pop("XDG_CONFIG_HOME", None)
+    called, checked, installed = marked("cli", "console").split("$ trio-mcp ")[1:]
+    for command in (called, checked, f"{installed.partition('#')[0]} --yes"):
+        line, _, printed = command.partition("\n")
+        shown = subprocess.run(
+            [sys.executable, "-m", "trio_mcp", *shlex.split(line, comments=True)],
+            cwd=tmp_path, env=environ, capture_output=True, text=True, check=True, timeout=60,
+        )  # fmt: skip
+        if printed:
+            assert shown.stderr + shown.stdout == printed  # a terminal shows the progress as a bar
+    (installed_file,) = tmp_path.rglob("claude_desktop_config.json")
+    assert json.loads(installed_file.read_text())["mcpServers"]["weather"]["command"] == sys.executable
 
 
 async def test_a_host_starts_the_server_as_shown(tmp_path: Path) -> None:

@@ -197,10 +197,10 @@ async def _legacy(lines: _LineServer, report: CheckReport) -> None:
     early = await lines.ask(_request("early", "ping", {}))
     report.expect("ping-01", _is_empty(early), "ping before notifications/initialized", _shown(early))
     await lines.send({"jsonrpc": "2.0", "method": "notifications/initialized"})
-    await _odd_lines(lines, {}, report)
+    invalid = await _odd_lines(lines, {})
     last = await lines.ask(_request("last", "ping", {}))
     report.expect("core-31", last is not None, "ping after odd messages", _shown(last))
-    _strays(lines, report)
+    _strays(lines, invalid, report)
 
 
 async def _modern(lines: _LineServer, report: CheckReport) -> None:
@@ -220,26 +220,31 @@ async def _modern(lines: _LineServer, report: CheckReport) -> None:
     report.expect("meta-11", right, "tools/list without clientCapabilities in _meta", _shown(answer))
     ping = await lines.ask(_request("ping", "ping", {"_meta": terms}))
     report.expect("ping-07", _code(ping) == METHOD_NOT_FOUND, "ping", _shown(ping))
-    await _odd_lines(lines, {"_meta": terms}, report)
+    invalid = await _odd_lines(lines, {"_meta": terms})
     last = await lines.ask(_request("last", "server/discover", {"_meta": terms}))
     report.expect("core-31", last is not None and "result" in last, "server/discover after odd messages", _shown(last))
-    _strays(lines, report)
+    _strays(lines, invalid, report)
 
 
-async def _odd_lines(lines: _LineServer, params: Mapping[str, Any], report: CheckReport) -> None:
+async def _odd_lines(lines: _LineServer, params: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Send odd messages; return the answer to an invalid request."""
     invalid = await lines.ask({"jsonrpc": "2.0", "id": "invalid", "method": 5}, without_id=True)
-    report.expect("core-28", _code(invalid) == -32600, "a request with the method 5", _shown(invalid))
     await lines.send(
         {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {**params, "requestId": "never-sent"}},
         {"jsonrpc": "2.0", "method": "notifications/com.example", "params": params},
     )
+    return invalid
 
 
-def _strays(lines: _LineServer, report: CheckReport) -> None:
+def _strays(lines: _LineServer, invalid: dict[str, Any] | None, report: CheckReport) -> None:
     """Judge the responses that no request has asked for.
 
     Some come from requests whose response has another id, and some are answers to a notification.
     """
+    late = [each for each in lines.strays if each.get("id") == "invalid"]  # from a busy machine
+    lines.strays = [each for each in lines.strays if each not in late]
+    answer = late[0] if late else invalid
+    report.expect("core-28", _code(answer) == -32600, "a request with the method 5", _shown(answer))
     seen = "; ".join(map(_shown, lines.strays[:3]))
     cancelled = [each for each in lines.strays if each.get("id") == "never-sent"]
     report.expect("cancel-08", not cancelled, "notifications/cancelled of an unknown request", seen)
