@@ -1,4 +1,4 @@
-"""A server process that is killed at any moment, again and again, and loses no task that a client knows of."""
+"""Server processes that are killed at any moment, again and again, and lose no task that a client knows of."""
 
 from __future__ import annotations
 
@@ -167,17 +167,22 @@ async def all_end(world: World) -> None:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("rounds", [4, pytest.param(200, marks=pytest.mark.long)])
-async def test_a_server_that_is_killed_loses_no_task(rounds: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rounds", "processes"),
+    [(4, 1), (3, 2), pytest.param(200, 1, marks=pytest.mark.long), pytest.param(100, 2, marks=pytest.mark.long)],
+)
+async def test_a_server_that_is_killed_loses_no_task(rounds: int, processes: int, tmp_path: Path) -> None:
     world = World(tmp_path, random.Random(rounds))
     for _ in range(rounds):
-        await live(world)
+        async with trio.open_nursery() as nursery:
+            for _ in range(processes):  # on the same file; each has clients of its own, who look at all tasks
+                nursery.start_soon(live, world)
     await all_end(world)
     runs = Counter((tmp_path / "runs").read_text().split())
     ended = Counter(f"{known.tool} {known.ended.status.value}" for known in world.known if known.ended)
     twice = sum(count > 1 for count in runs.values())
     figures = f"{len(world.known)} tasks, {dict(ended)}, {twice} ran again"
-    sys.stdout.write(f"{rounds} rounds, {world.lives} with clients: {figures}\n")
+    sys.stdout.write(f"{rounds} rounds, {world.lives} lives with clients: {figures}\n")
     assert world.wrong == []
     # task-31: only work that can be done again was done again, and none that had ended.
     assert [known.token for known in world.known if known.tool == "once" and runs[known.token] > 1] == []
