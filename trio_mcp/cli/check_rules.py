@@ -13,6 +13,7 @@ __all__ = ["RULES", "CheckReport", "Deviation", "ProtocolRule"]
 
 _A, _B, _C, _D, _E = "2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"
 _PER_RULE = 100
+_SHOWN = 300  # characters of a text that may quote the server
 
 
 class ProtocolRule(NamedTuple):
@@ -122,7 +123,7 @@ class CheckReport:
         self.tested.add(rule)
         found = self._found.setdefault(rule, [])
         if not right and len(found) < _PER_RULE:
-            found.append(Deviation(rule, where, seen))
+            found.append(Deviation(rule, where[:_SHOWN], seen[:_SHOWN]))
 
     @property
     def deviations(self) -> list[Deviation]:

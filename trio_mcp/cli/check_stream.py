@@ -17,6 +17,7 @@ from trio_mcp.cli.output import compact
 from trio_mcp.core.errors import METHOD_NOT_FOUND, ConnectionFailed
 from trio_mcp.core.revisions import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_VERSION, REVISIONS
 from trio_mcp.transport.child import Child, start_child
+from trio_mcp.transport.nursery import open_nursery
 
 __all__ = ["LineWatch", "check_lines"]
 
@@ -26,7 +27,7 @@ _WAIT = 5.0  # seconds for each other answer
 _EXIT = 5.0  # seconds from the end of the input to the end of the process
 _OLD = "1999-01-01"
 _INFO = {"name": "trio-mcp", "version": "0"}
-_MOST = 100  # faults and progress tokens that a watch remembers
+_MOST = 100  # faults and progress tokens that a watch remembers, and responses that were not asked for
 
 
 class LineWatch:
@@ -139,7 +140,8 @@ class _LineServer:
                         id = answer.get("id")
                         if (id == message["id"] and type(id) is str) or (id is None and without_id):
                             return answer
-                        self.strays.append(answer)
+                        if len(self.strays) < _MOST:
+                            self.strays.append(answer)
         return None
 
     async def _next(self) -> list[Any]:
@@ -161,7 +163,7 @@ class _LineServer:
 
 async def check_lines(command: Sequence[str], env: Mapping[str, str], report: CheckReport) -> None:
     """Start the command and send lines that a client does not send."""
-    async with trio.open_nursery() as nursery:
+    async with open_nursery() as nursery:
         child = None
         try:
             child = await start_child(nursery, command, env=env, stderr=None, shutdown_timeout=_EXIT)
