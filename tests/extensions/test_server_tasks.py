@@ -26,6 +26,9 @@ from trio_mcp.core import (
     RELATED_TASK,
     TASKS_EXTENSION,
 )
+
+# The tasks of a run are an inner part.
+from trio_mcp.extensions.tasks.server import _runs
 from trio_mcp.stores import MemoryStore, Row
 
 CORE, EXTENSION = "2025-11-25", "2026-07-28"
@@ -561,6 +564,16 @@ async def test_the_requested_ttl_counts_up_to_the_limit(revision: str, autojump_
             assert (await wire.call("tasks/get", {"taskId": id}))["ttl"] == given
         with pytest.raises(WireError):
             await begin(wire, "compute", {"seconds": 1}, task={"ttl": "long"})
+
+
+@OLDER
+async def test_nothing_is_left_of_a_task_that_expired_while_it_ran(revision: str, autojump_clock: MockClock) -> None:
+    async with speaking(revision) as wire:
+        id = await begin(wire, "compute", {"seconds": 3600}, task={"ttl": 1000})
+        (tasks,) = [each for each in _runs.values() if id in each._callers]
+        await trio.sleep(30)
+        assert id not in tasks._callers
+        assert tasks.keeper._hosts == {}
 
 
 @req("xtask-45", "task-57", "task-19")

@@ -93,6 +93,8 @@ class Keeper:
         """The tasks of which `on_change` is to hear."""
         self.on_change: Callable[[TaskRecord], object] = lambda task: None
         """Called with a task of `followed` that has changed, in this process or in another one."""
+        self.on_gone: Callable[[str], object] = lambda id: None
+        """Called with the id of a task that ran here until its ttl had passed."""
 
     # The life of a run.
 
@@ -122,6 +124,7 @@ class Keeper:
             for host in tuple(self._hosts.values()):
                 if host.expires <= now:
                     host.stop("the ttl of the task has passed")
+                    self.on_gone(host.id)
             while rows := await self._store.claim(self._kind, self._holder, now, _CLAIMED):
                 for row in rows:
                     await self._take_over(_read(row))

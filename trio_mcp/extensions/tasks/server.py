@@ -245,6 +245,7 @@ class RunTasks:
         self._extended: ExtensionRun | None = None
         self._listeners: dict[str, dict[Listener, None]] = {}
         self._callers: dict[str, DetachedCall] = {}  # of the older form: their sessions hear of each change
+        self.keeper.on_gone = lambda id: self._callers.pop(id, None)
         self.keeper.followed = ChainMap[str, Any](self._listeners, self._callers)
         self._asking: set[tuple[str, str]] = set()  # task and key of each question that is on its way to a client
         self._sessions: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
