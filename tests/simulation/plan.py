@@ -32,7 +32,7 @@ WAITS = (0.0,) * 9 + (0.01,) * 3 + (0.3,) * 3 + (2.0,) * 2 + (20.0, 45.0)
 MOVES = {
     "echo": 9, "count": 6, "hold": 6, "ask": 6, "plain": 4, "fail": 3, "put": 5, "read": 4, "big": 2, "tools": 3,
     "listen": 3, "follow": 3, "away": 2, "wizard": 3, "prompt": 2, "complete": 2, "log": 2, "ping": 1,
-    "job": 3, "quiz": 3, "task": 3, "errand": 4, "fetch": 3, "answer": 3, "drop": 3, "peek": 1,
+    "job": 3, "quiz": 3, "task": 3, "errand": 4, "fetch": 3, "answer": 3, "drop": 3, "peek": 3,
 }  # fmt: skip
 
 # Faults, and how often each kind is drawn.  Without a fault that is not in HARMLESS every call must be answered.

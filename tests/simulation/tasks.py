@@ -100,22 +100,30 @@ class Errand:
     store: Any  # that has it
     since: float  # before the task was created, on a slow line long before
     ended: str = ""  # the last state, as text
+    outcome: str = ""  # with it, if the client knows the newer form
     answered: set[str] = attrs.field(factory=set)
     cancelled: bool = False
+
+    def known(self) -> Errand:
+        """What clients know of it now."""
+        return attrs.evolve(self, answered=set(self.answered))
 
     def expired(self) -> bool:
         return trio.current_time() >= self.since + TASK_SECONDS
 
 
-def see(book: Book, errand: Errand, state: TaskState) -> None:
-    """A client has got a state of a task."""
-    now = repr(attrs.evolve(state, immediate=None))
+def see(book: Book, errand: Errand, state: TaskState, before: Errand) -> None:
+    """A client has got a state of a task, of which this was known before the client asked."""
+    now = repr(attrs.evolve(state, result=None, error=None, immediate=None))
+    outcome = "" if state.result is None and state.error is None else f"{state.result} {state.error!r}"
     book.tell(f"{errand.token} is seen as {state.status.value}")
-    # The call itself gets the first state; there and in the state of the older form is no outcome.
-    book.check(not errand.ended or errand.ended == now, f"{errand.token} was {errand.ended}, and is {now}")
-    asked = errand.answered & {each.key for each in state.questions}
+    book.check(before.ended in ("", now), f"{errand.token} was {before.ended}, and is {now}")
+    same = not outcome or before.outcome in ("", outcome)
+    book.check(same, f"{errand.token} had the outcome {before.outcome}, and has {outcome}")
+    asked = before.answered & {each.key for each in state.questions}
     book.check(not asked, f"{errand.token} asks {asked} again")
-    book.check(state.terminal or not errand.cancelled, f"{errand.token} was cancelled, and is {state.status.value}")
+    book.check(state.terminal or not before.cancelled, f"{errand.token} was cancelled, and is {state.status.value}")
+    errand.outcome = outcome or errand.outcome
     if state.terminal:
         errand.ended = now
 
@@ -135,7 +143,7 @@ async def start(
     errand = Errand(task.id, call.token, visitor.name, book.store, begun)
     if task.id:
         book.errands[call.token] = errand
-        see(book, errand, task.state)
+        see(book, errand, task.state, errand.known())
     return task, errand
 
 
@@ -159,13 +167,14 @@ async def finish(visitor: Visitor, call: Call, task: ClientTask, errand: Errand)
 
 
 async def look(visitor: Visitor, task: ClientTask, errand: Errand) -> TaskState:
+    before = errand.known()
     try:
         state = await task.status()
     except RequestError as error:
         if error.code == INVALID_PARAMS:
             lost(visitor._book, errand)
         raise
-    see(visitor._book, errand, state)
+    see(visitor._book, errand, state, before)
     return state
 
 
@@ -234,9 +243,12 @@ async def drop(visitor: Visitor, client: Client, call: Call, move: Move, along: 
 
 
 async def peek(visitor: Visitor, client: Client, call: Call, move: Move, along: Any) -> None:
-    """Look for the task of another client."""
+    """Look at the task of another client, which only one of the same principal may see."""
     book = visitor._book
-    for each in book.errands.values():
+    for each in reversed(book.errands.values()):
+        if each.client != visitor.name and _same(visitor, each) and not each.expired():
+            await look(visitor, client.open_task(each.id), each)
+            return
         if not _same(visitor, each):
             try:
                 state = await client.open_task(each.id).status()
