@@ -68,6 +68,7 @@ OPTIONS: ClientOptions = {
     "roots": [HERE],
     "on_log": hear,
     "log_level": "info",
+    "tasks": True,
     "meta": lambda: {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"},
 }
 
@@ -101,6 +102,20 @@ async def follow(client: Client) -> None:
             print(f"  {report.progress:g} of {report.total} {report.message or ''}")
         result = await following.result()
     print(f"  {result.content[0]}")
+
+
+async def come_back(client: Client) -> None:
+    """A call that outlives its request: a task, which another client of the same user may open by its id"""
+    started = await client.start_task("bake", {"name": "bread"})
+    task = client.open_task(started.id) if started.id else started  # without tasks the call has ended already
+    result = await task.result()
+    print(f"  {result.content[0]}")
+
+
+async def extend(client: Client) -> None:
+    """What the protocol does not have: extensions of the server, and a notification of our own"""
+    print(f"  extensions: {', '.join(client.extensions)}; of greetings: {client.extension('com.example/greet')}")
+    await client.notify("com.example/knock", {"times": 2})
 
 
 async def give_up(client: Client) -> None:
@@ -177,7 +192,10 @@ async def do_by_hand(client: Client) -> None:
     print("  there it is")
 
 
-PARTS = (introduce, list_everything, call, follow, give_up, fail, read, be_asked, listen, live_elsewhere, do_by_hand)
+PARTS = (
+    introduce, list_everything, call, follow, come_back, extend, give_up, fail, read, be_asked, listen, live_elsewhere,
+    do_by_hand,
+)  # fmt: skip
 
 
 async def main(options: ClientOptions) -> None:

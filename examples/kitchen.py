@@ -43,6 +43,13 @@ async def cook(name: str, ctx: Context) -> Dish:
     return DISHES[name]
 
 
+@server.tool(task="optional")
+async def bake(name: str) -> str:
+    """Bake something, as a task if the client knows tasks."""
+    await trio.sleep(0.1)
+    return f"{name} is done"
+
+
 @server.tool
 async def simmer(ctx: Context) -> None:
     """Keep the soup warm, as long as anybody waits for it."""

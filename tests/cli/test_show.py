@@ -192,8 +192,9 @@ def test_every_line_has_the_same_width(
 
 
 def test_wide_characters_and_control_characters_keep_their_lane(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     frame = {"id": 1, "method": "tools/call", "params": {"name": "天気\x1b[31m", "arguments": {"a": "天" * 200}}}
     path = tmp_path / "t"
     path.write_text(f"{json.dumps(ABOUT)}\n{json.dumps({'at': 0, 'from': 'client', 'frame': frame})}\n")
