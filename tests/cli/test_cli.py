@@ -200,7 +200,7 @@ def test_a_server_that_does_not_speak_is_told_apart(command: Sequence[str], mess
 
 
 def test_a_question_is_asked_on_the_terminal() -> None:
-    typed = [("Which umbrella?", ""), ("size", "2\n"), ("count", "\n")]
+    typed = [("Which umbrella?", ""), ("  size: ", "2\n"), ("  count", "\n")]
     shown, status = on_terminal(("call", SERVER, "order"), typed)
     assert status == 0
     assert shown.splitlines()[-1] == "1 large"

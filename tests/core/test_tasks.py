@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
+from datetime import datetime
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -382,6 +383,17 @@ def test_each_message_fits_its_schema(task: TaskRecord, shared_schemas: Path) ->
     )
     assert EXTENSION_TASKS.acknowledged(task) == {}
     assert "resultType" not in EXTENSION_TASKS.detailed(task)
+
+
+@req("task-28", "task-32", "xtask-07", "xtask-08")
+@pytest.mark.parametrize("task", ALL, ids=lambda task: task.status.value)
+def test_a_creation_has_times_an_interval_and_a_type_of_its_own(task: TaskRecord) -> None:
+    created, core = EXTENSION_TASKS.created(task), CORE_TASKS.created(task)["task"]
+    assert created["resultType"] == "task"
+    assert "task" not in (EXTENSION_TASKS.detailed(task).get("resultType"), core.get("resultType"))
+    assert (created["pollIntervalMs"], core["pollInterval"]) == (POLL_MS, POLL_MS)
+    for each in (created, core):
+        assert datetime.fromisoformat(each["createdAt"]) <= datetime.fromisoformat(each["lastUpdatedAt"])
 
 
 @req("task-39")

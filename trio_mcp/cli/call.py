@@ -17,6 +17,7 @@ from typing import Any
 from trio_mcp.cli.forms import Terminal
 from trio_mcp.cli.output import Output, ReportLines
 from trio_mcp.cli.target import add_target_arguments, connected, run_command, until_signal
+from trio_mcp.client.client import Client
 from trio_mcp.core.codec import to_json
 from trio_mcp.core.content import (
     AudioContent,
@@ -31,18 +32,23 @@ from trio_mcp.core.errors import UsageError
 from trio_mcp.core.models import CallToolResult, Tool
 from trio_mcp.core.revisions import REVISIONS
 
-__all__ = ["add_arguments", "read_arguments", "run"]
+__all__ = ["add_arguments", "add_tool_arguments", "read_arguments", "run", "show", "tool_arguments"]
 
 
 def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
     add_target_arguments(parser)
+    add_tool_arguments(parser)
+    parser.add_argument("--quiet", action="store_true", help="no progress and no log messages")
+
+
+def add_tool_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the tool and its arguments."""
     parser.add_argument("tool", metavar="TOOL")
     parser.add_argument("given", nargs="*", metavar="KEY=VALUE", help="arguments; KEY:=JSON for a JSON value")
     parser.add_argument(
         "--args", metavar="JSON", help="all arguments as a JSON object; @FILE reads a file, - the input"
     )
     parser.add_argument("--save", default=".", metavar="FOLDER", help="the folder for images and other files (.)")
-    parser.add_argument("--quiet", action="store_true", help="no progress and no log messages")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -52,16 +58,11 @@ def run(arguments: argparse.Namespace) -> int:
 async def _call(arguments: argparse.Namespace) -> int:
     output, reports = Output(arguments.json), ReportLines(arguments.quiet)
     terminal = Terminal(reports)
-    given = _whole(arguments.args)
     options: dict[str, Any] = {} if arguments.quiet else {"on_log": reports.log}
     async with connected(
-        arguments, elicitation=terminal.fill_in, elicitation_url=terminal.open_page, **options
+        arguments, tasks=True, elicitation=terminal.fill_in, elicitation_url=terminal.open_page, **options
     ) as client:
-        tools = {tool.name: tool for tool in await client.list_tools()} if "tools" in client.capabilities else {}
-        if (tool := tools.get(arguments.tool)) is None:
-            names = ", ".join(sorted(tools)) or "no tool at all"
-            raise UsageError(f"the server has no tool {arguments.tool!r}; it has {names}")
-        given = {**given, **read_arguments(arguments.given, tool)}
+        given = await tool_arguments(arguments, client)
         timeout = math.inf if arguments.timeout is None else arguments.timeout
         result = None
         async with until_signal() as stopped:  # cancels the call alone, so that the server is told
@@ -74,6 +75,16 @@ async def _call(arguments: argparse.Namespace) -> int:
         else:
             show(result, output, Path(arguments.save), arguments.tool)
     return 1 if result.is_error else 0
+
+
+async def tool_arguments(arguments: argparse.Namespace, client: Client) -> dict[str, Any]:
+    """Return the arguments for the tool.  Raises `UsageError` if the server does not have the tool."""
+    given = _whole(arguments.args)
+    tools = {tool.name: tool for tool in await client.list_tools()} if "tools" in client.capabilities else {}
+    if (tool := tools.get(arguments.tool)) is None:
+        names = ", ".join(sorted(tools)) or "no tool at all"
+        raise UsageError(f"the server has no tool {arguments.tool!r}; it has {names}")
+    return {**given, **read_arguments(arguments.given, tool)}
 
 
 def _whole(text: str | None) -> dict[str, Any]:

@@ -44,6 +44,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "complete": CommandEntry("explore", "complete an argument of a prompt or of a resource template"),
     "listen": CommandEntry("explore", "show changes of lists and resources as they come"),
     "ping": CommandEntry("explore", "measure round trips"),
+    "task": CommandEntry("task", "start, list, follow, answer and cancel tasks"),
     "check": CommandEntry("check", "test whether a server obeys the protocol"),
     "install": CommandEntry("install", "write a server into the configuration of a host"),
     "hosts": CommandEntry("hosts", "show the hosts of this machine and their servers"),

@@ -1,0 +1,88 @@
+"""``trio-mcp task``, at a server with tasks over HTTP, and at one on stdio that keeps them in a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_cli import on_terminal
+
+ROOT = Path(__file__).parents[2]
+SERVER = str(Path(__file__).parent / "task_server.py")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+    command = [sys.executable, "-m", "trio_mcp", *arguments]
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, env=environ)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    command = [sys.executable, SERVER, "http"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        yield server.stdout.readline().strip()
+        server.terminate()
+
+
+@pytest.mark.parametrize("revision", ["2026-07-28", "2025-11-25"])
+def test_a_task_is_followed_by_its_id(url: str, revision: str) -> None:
+    chosen = ("--revision", revision)
+    started = run("task", "start", url, "report", "days=2", *chosen)
+    assert (started.stderr, started.returncode) == ("", 0)
+    id = started.stdout.strip()
+    followed = run("task", "follow", url, id, *chosen)
+    assert followed.stdout.splitlines()[-1] == "2 days"
+    assert followed.returncode == 0
+    state = json.loads(run("task", "status", url, id, "--json", *chosen).stdout)
+    assert (state["id"], state["status"]) == (id, "completed")
+
+
+def test_a_list_needs_the_older_form(url: str) -> None:
+    shown = run("task", "list", url, "--revision", "2026-07-28")
+    assert shown.returncode == 2
+    assert "tasks/list does not exist in 2026-07-28" in shown.stderr
+
+
+def test_a_task_is_cancelled(url: str) -> None:
+    id = run("task", "start", url, "report", "days=100000").stdout.strip()
+    assert run("task", "cancel", url, id).returncode == 0
+    followed = run("task", "follow", url, id)
+    assert followed.returncode == 1
+    assert "was cancelled" in followed.stderr
+
+
+def test_a_question_is_answered_by_its_key(url: str) -> None:
+    id = run("task", "start", url, "ask").stdout.strip()
+    state = {"questions": {}}
+    while not state["questions"]:
+        state = json.loads(run("task", "status", url, id, "--json").stdout)
+    (key,) = state["questions"]
+    wrong = run("task", "answer", url, id, f"{key}=1")
+    assert wrong.returncode == 2
+    assert "must be a JSON object, accept, decline or cancel, got '1'" in wrong.stderr
+    assert run("task", "answer", url, id, f'{key}={{"size": "large"}}').returncode == 0
+    assert run("task", "follow", url, id).stdout.splitlines()[-1] == "large"
+
+
+def test_a_question_is_answered_on_the_terminal(url: str) -> None:
+    id = run("task", "start", url, "ask").stdout.strip()
+    shown, status = on_terminal(("task", "follow", url, id), [("  size: ", "small\n")])
+    assert (shown.splitlines()[-1], status) == ("small", 0)
+
+
+def test_an_unknown_task_is_one_line(url: str) -> None:
+    shown = run("task", "status", url, "unknown")
+    assert (shown.stdout, shown.returncode, shown.stderr.count("\n")) == ("", 1, 1)
+
+
+def test_call_waits_for_a_task(url: str) -> None:
+    shown = run("call", url, "report", "days=1", "--quiet")
+    assert (shown.stdout, shown.returncode) == ("1 days\n", 0)

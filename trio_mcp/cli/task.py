@@ -1,0 +1,166 @@
+"""``trio-mcp task``: calls of tools that outlive their connection.
+
+A task is found again by its id, from any process, as long as the server keeps it: a server over HTTP, or one with a
+store.  A stdio server with tasks in memory forgets them at the end of each command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trio_mcp.cli.call import add_tool_arguments, show, tool_arguments
+from trio_mcp.cli.forms import Terminal
+from trio_mcp.cli.output import Output, ReportLines
+from trio_mcp.cli.target import add_target_arguments, connected, run_command
+from trio_mcp.client.client import Client
+from trio_mcp.core.codec import to_json
+from trio_mcp.core.errors import UsageError
+from trio_mcp.core.models import CallToolResult
+from trio_mcp.core.revisions import REVISIONS
+from trio_mcp.core.tasks import TaskState
+
+__all__ = ["add_arguments", "run"]
+
+_Work = Callable[[argparse.Namespace, Client, Output], Awaitable[int]]
+
+
+def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, summary in (
+        ("start", "call a tool as a task, and print its id"),
+        ("list", "show the tasks that the server has (2025-11-25 only)"),
+        ("status", "show the state of a task"),
+        ("follow", "show the states of a task, answer its questions, and show its result"),
+        ("answer", "answer questions of a task by their keys (2026-07-28)"),
+        ("cancel", "cancel a task"),
+    ):
+        action = actions.add_parser(name, help=summary, description=summary)
+        action.set_defaults(server_command=parser.get_default("server_command"))
+        add_target_arguments(action)
+        if name == "start":
+            add_tool_arguments(action)
+        elif name != "list":
+            action.add_argument("id", metavar="ID")
+        if name == "answer":
+            action.add_argument(
+                "responses", nargs="+", metavar="KEY=JSON", help="a JSON object, or accept, decline, cancel"
+            )
+        if name == "follow":
+            action.add_argument(
+                "--save", default=".", metavar="FOLDER", help="the folder for images and other files (.)"
+            )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    return run_command(lambda: _connected(arguments), verbose=arguments.verbose)
+
+
+async def _connected(arguments: argparse.Namespace) -> int:
+    output, terminal = Output(arguments.json), Terminal(ReportLines())
+    async with connected(
+        arguments, tasks=True, elicitation=terminal.fill_in, elicitation_url=terminal.open_page
+    ) as client:
+        return await _WORKS[arguments.action](arguments, client, output)
+
+
+async def _start(arguments: argparse.Namespace, client: Client, output: Output) -> int:
+    task = await client.start_task(arguments.tool, await tool_arguments(arguments, client))
+    if not task.id:
+        return _finished(await task.result(), client, output, Path(arguments.save), arguments.tool)
+    if output.as_json:
+        output.json(_row(task.state))
+    else:
+        output.line(task.id)
+    return 0
+
+
+async def _list(arguments: argparse.Namespace, client: Client, output: Output) -> int:
+    tasks: list[Any] = []
+    cursor: dict[str, Any] = {}
+    while True:
+        page: Any = await client.request("tasks/list", cursor)
+        tasks += page.get("tasks", ())
+        if not page.get("nextCursor") or page["nextCursor"] == cursor.get("cursor"):
+            break
+        cursor = {"cursor": page["nextCursor"]}
+    if output.as_json:
+        output.json(tasks)
+    else:
+        output.table([(str(each["taskId"]), str(each["status"]), each.get("statusMessage") or "") for each in tasks])
+    return 0
+
+
+async def _status(arguments: argparse.Namespace, client: Client, output: Output) -> int:
+    _show_state(await client.open_task(arguments.id).status(), output)
+    return 0
+
+
+async def _follow(arguments: argparse.Namespace, client: Client, output: Output) -> int:
+    task = client.open_task(arguments.id)
+    async for state in task:
+        if not output.as_json:
+            _show_state(state, output)
+        if state.questions:
+            break  # `result` lets the terminal answer them
+    return _finished(await task.result(), client, output, Path(arguments.save), "task")
+
+
+async def _answer(arguments: argparse.Namespace, client: Client, output: Output) -> int:
+    await client.open_task(arguments.id).answer(dict(map(_response, arguments.responses)))
+    return 0
+
+
+async def _cancel(arguments: argparse.Namespace, client: Client, output: Output) -> int:
+    await client.open_task(arguments.id).cancel()
+    return 0
+
+
+def _response(text: str) -> tuple[str, dict[str, Any]]:
+    """Read KEY=JSON: an object is the content of an accepted form; a word is the action alone."""
+    key, found, value = text.partition("=")
+    if not found:
+        raise UsageError(f"an answer must be like KEY=JSON, got {text!r}")
+    if value in ("accept", "decline", "cancel"):
+        return key, {"action": value}
+    try:
+        content = json.loads(value)
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise UsageError(f"the answer {key} must be a JSON object, accept, decline or cancel, got {value!r}")
+    return key, {"action": "accept", "content": content}
+
+
+def _row(state: TaskState) -> dict[str, Any]:
+    questions = {each.key: each.method for each in state.questions}
+    return {"id": state.id, "status": state.status.value, "message": state.message, "questions": questions}
+
+
+def _show_state(state: TaskState, output: Output) -> None:
+    if output.as_json:
+        output.json(_row(state))
+        return
+    output.line(f"{state.status.value}  {state.message or ''}".rstrip())
+    output.table([(each.key, str((each.params or {}).get("message", each.method))) for each in state.questions])
+
+
+def _finished(result: CallToolResult, client: Client, output: Output, folder: Path, name: str) -> int:
+    if output.as_json:
+        output.json(to_json(result, REVISIONS[client.revision]))
+    else:
+        show(result, output, folder, name)
+    return 1 if result.is_error else 0
+
+
+_WORKS: Mapping[str, _Work] = {
+    "start": _start,
+    "list": _list,
+    "status": _status,
+    "follow": _follow,
+    "answer": _answer,
+    "cancel": _cancel,
+}
