@@ -32,19 +32,19 @@ from trio_mcp.core.errors import UsageError
 from trio_mcp.core.models import CallToolResult, Tool
 from trio_mcp.core.revisions import REVISIONS
 
-__all__ = ["add_arguments", "add_tool_arguments", "read_arguments", "run", "show", "tool_arguments"]
+__all__ = ["add_arguments", "add_result_arguments", "read_arguments", "run", "show", "tool_arguments"]
 
 
 def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
     add_target_arguments(parser)
-    add_tool_arguments(parser)
+    parser.add_argument("tool", metavar="TOOL")
+    parser.add_argument("given", nargs="*", metavar="KEY=VALUE", help="arguments; KEY:=JSON for a JSON value")
+    add_result_arguments(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress and no log messages")
 
 
-def add_tool_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the tool and its arguments."""
-    parser.add_argument("tool", metavar="TOOL")
-    parser.add_argument("given", nargs="*", metavar="KEY=VALUE", help="arguments; KEY:=JSON for a JSON value")
+def add_result_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options for the arguments of a tool and for its result."""
     parser.add_argument(
         "--args", metavar="JSON", help="all arguments as a JSON object; @FILE reads a file, - the input"
     )

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trio_mcp.cli.call import add_tool_arguments, show, tool_arguments
+from trio_mcp.cli.call import add_result_arguments, show, tool_arguments
 from trio_mcp.cli.forms import Terminal
 from trio_mcp.cli.output import Output, ReportLines
 from trio_mcp.cli.target import add_target_arguments, connected, run_command
@@ -25,41 +26,41 @@ from trio_mcp.core.tasks import TaskState
 
 __all__ = ["add_arguments", "run"]
 
+_ACTIONS = (
+    "start TARGET TOOL [KEY=VALUE ...] calls a tool as a task, and prints its id",
+    "list TARGET shows the tasks that the server has (2025-11-25 only)",
+    "status TARGET ID shows the state of a task",
+    "follow TARGET ID shows its states, asks its questions, and shows its result",
+    "answer TARGET ID KEY=JSON ... answers questions by their keys (2026-07-28); also KEY=decline, KEY=cancel",
+    "cancel TARGET ID cancels a task",
+)
 _Work = Callable[[argparse.Namespace, Client, Output], Awaitable[int]]
 
 
 def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    for name, summary in (
-        ("start", "call a tool as a task, and print its id"),
-        ("list", "show the tasks that the server has (2025-11-25 only)"),
-        ("status", "show the state of a task"),
-        ("follow", "show the states of a task, answer its questions, and show its result"),
-        ("answer", "answer questions of a task by their keys (2026-07-28)"),
-        ("cancel", "cancel a task"),
-    ):
-        action = actions.add_parser(name, help=summary, description=summary)
-        action.set_defaults(server_command=parser.get_default("server_command"))
-        add_target_arguments(action)
-        if name == "start":
-            add_tool_arguments(action)
-        elif name != "list":
-            action.add_argument("id", metavar="ID")
-        if name == "answer":
-            action.add_argument(
-                "responses", nargs="+", metavar="KEY=JSON", help="a JSON object, or accept, decline, cancel"
-            )
-        if name == "follow":
-            action.add_argument(
-                "--save", default=".", metavar="FOLDER", help="the folder for images and other files (.)"
-            )
+    parser.add_argument("action", choices=_WORKS, metavar="ACTION", help="; ".join(_ACTIONS))
+    add_target_arguments(parser)
+    parser.add_argument("words", nargs="*", metavar="WORD", help="see ACTION; arguments as for call")
+    add_result_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     return run_command(lambda: _connected(arguments), verbose=arguments.verbose)
 
 
+def _check_words(arguments: argparse.Namespace) -> None:
+    """Give the words of the action their names.  Raises `UsageError` for too few or too many."""
+    action, words = arguments.action, list(arguments.words)
+    wanted = {"start": "TOOL [KEY=VALUE ...]", "list": "", "answer": "ID KEY=JSON ..."}.get(action, "ID")
+    least, most = {"start": (1, math.inf), "list": (0, 0), "answer": (2, math.inf)}.get(action, (1, 1))
+    if not least <= len(words) <= most:
+        raise UsageError(f"write trio-mcp task {action} TARGET {wanted}".rstrip())
+    arguments.tool = arguments.id = words[0] if words else ""
+    arguments.given = arguments.responses = words[1:]
+
+
 async def _connected(arguments: argparse.Namespace) -> int:
+    _check_words(arguments)
     output, terminal = Output(arguments.json), Terminal(ReportLines())
     async with connected(
         arguments, tasks=True, elicitation=terminal.fill_in, elicitation_url=terminal.open_page
