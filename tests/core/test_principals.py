@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 
 from tests.requirements import req
-from trio_mcp.core import Principal, UsageError, declared_scopes, has_scopes
+from trio_mcp.core import Principal, UsageError, declared_scopes, has_scopes, name_of_principal
 
 
 def test_a_principal_shows_its_name_and_scopes_and_no_claims() -> None:
     principal = Principal("ada", ["read"], 7.0, {"email": "ada@example.com"})
     assert repr(principal) == "Principal(name='ada', scopes=frozenset({'read'}), expires=7.0)"
     assert principal == Principal("ada", {"read"}, 7.0, {"email": "ada@example.com"})
+
+
+def test_the_name_of_a_principal_without_a_token_is_the_principal() -> None:
+    assert [name_of_principal(each) for each in (Principal("ada"), "ada", None)] == ["ada", "ada", None]
 
 
 @pytest.mark.parametrize("name", ["", None, 7])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -28,7 +29,7 @@ from trio_mcp.core import (
 )
 
 # The tasks of a run are an inner part.
-from trio_mcp.extensions.tasks.server import _runs
+from trio_mcp.extensions.tasks.server import RunTasks
 from trio_mcp.stores import MemoryStore, Row
 
 CORE, EXTENSION = "2025-11-25", "2026-07-28"
@@ -566,11 +567,26 @@ async def test_the_requested_ttl_counts_up_to_the_limit(revision: str, autojump_
             await begin(wire, "compute", {"seconds": 1}, task={"ttl": "long"})
 
 
+def alive() -> list[RunTasks]:
+    gc.collect()
+    return [each for each in gc.get_objects() if type(each) is RunTasks]
+
+
+@BOTH
+async def test_a_run_that_has_ended_is_freed(revision: str, autojump_clock: MockClock) -> None:
+    before = len(alive())
+    async with speaking(revision) as wire:
+        await until(wire, await begin(wire, "compute", {"seconds": 1}))
+        assert len(alive()) == before + 1
+    del wire
+    assert len(alive()) == before
+
+
 @OLDER
 async def test_nothing_is_left_of_a_task_that_expired_while_it_ran(revision: str, autojump_clock: MockClock) -> None:
     async with speaking(revision) as wire:
         id = await begin(wire, "compute", {"seconds": 3600}, task={"ttl": 1000})
-        (tasks,) = [each for each in _runs.values() if id in each._callers]
+        (tasks,) = [each for each in alive() if id in each._callers]
         await trio.sleep(30)
         assert id not in tasks._callers
         assert tasks.keeper._hosts == {}

@@ -115,6 +115,8 @@ class Run:
         self._kinds = catalog.kinds  # the capabilities that the entries need; it only grows
         self.make_offers()
         self.threads = Threads(server._threads)
+        self.kept: dict[str, Any] = {}
+        """The state that an extension has for this run, by its identifier."""
         self._sessions: dict[ServerSession, Mapping[str, Any]] = {}  # legacy ones, and what was declared to them
         self._publisher: Publisher | None = None
         self._subscribed = trio.Event()  # set when there is a publisher

@@ -53,13 +53,12 @@ __all__ = ["RunTasks", "ServerTasks", "ToolTask", "add_tool"]
 # Members of params that belong to one request only.
 _OF_ONE_REQUEST = frozenset({"_meta", "task", "inputResponses", "requestState"})
 
-_installed: WeakKeyDictionary[Server, ServerTasks] = WeakKeyDictionary()
-
 
 def add_tool(server: Server, name: str, task: TaskSupport) -> None:
     """A tool of the server is about to be registered that runs as a task; the first one adds the extension."""
-    if server not in _installed:
-        _installed[server] = ServerTasks(server)
+    registry = server._catalog.extended
+    if registry is None or EXTENSION_FORM.id not in registry.extensions:
+        ServerTasks(server)
 
 
 class ServerTasks:
@@ -177,13 +176,13 @@ class ToolTask:
 
 # Runs, and the methods of the protocol.
 
-_runs: WeakKeyDictionary[Run, RunTasks] = WeakKeyDictionary()
-
 
 def _of(run: Run) -> RunTasks:
-    if run not in _runs:
-        _runs[run] = RunTasks(run)
-    return _runs[run]
+    # The run owns its tasks: a table by weak references would keep both, because they refer to the run.
+    found: RunTasks | None = run.kept.get(EXTENSION_FORM.id)
+    if found is None:
+        found = run.kept[EXTENSION_FORM.id] = RunTasks(run)
+    return found
 
 
 def _in(ctx: Context) -> RunTasks:
