@@ -26,7 +26,6 @@ from trio_mcp.transport.wire import CLOSING
 from trio_mcp.transport.workers import WorkerPool
 
 if TYPE_CHECKING:
-    from trio_mcp.core.session import Offer
     from trio_mcp.core.subscriptions import ChangeEvent, Listeners
     from trio_mcp.server.parking import ParkedCall, Parking
     from trio_mcp.server.publishing import ListenerKey, Publisher, Watcher
@@ -112,7 +111,8 @@ class Run:
         self.calls = Rates(limits.call_rate, "call_rate")
         self.running = Shares(limits.calls_in_all)
         """The places of requests that run."""
-        self._kinds = catalog.kinds  # the capabilities that the entries need; it only grows
+        self.kinds = catalog.kinds
+        """The capabilities that the entries need; it only grows."""
         self.make_offers()
         self.threads = Threads(server._threads)
         self.kept: dict[str, Any] = {}
@@ -196,19 +196,13 @@ class Run:
 
     def make_offers(self) -> None:
         """Make the offer to clients, and the one to clients that can only receive answers: without changes."""
-        self._offered = len(self._kinds)
+        self.offered = len(self.kinds)
         self.offer = self.server._current_offer()
         capabilities = {
             kind: {name: value for name, value in members.items() if name not in _OF_CHANGES}
             for kind, members in self.offer.capabilities.items()
         }
-        self._quiet_offer = attrs.evolve(self.offer, capabilities=capabilities)
-
-    def offer_to(self, session: ServerSession) -> Offer:
-        """Return the current offer to a client."""
-        if len(self._kinds) != self._offered:  # entries of a new kind have been added
-            self.make_offers()
-        return self.offer if session.changes else self._quiet_offer
+        self.quiet_offer = attrs.evolve(self.offer, capabilities=capabilities)
 
     async def drain(self) -> None:
         """Refuse new requests from now on, and return when all connections have closed.

@@ -187,7 +187,8 @@ class ServerSession:
         changes: bool = True,
     ) -> None:
         self.changes = changes
-        self.session = ServerProtocol(run.offer_to(self), link=link, limits=run.limits, terms=terms)
+        # `receive` gives it the offer of the moment before each message.
+        self.session = ServerProtocol(run.offer, link=link, limits=run.limits, terms=terms)
         self.session.account = self.account = run.bytes.account(None) if account is None else account
         self._run = run
         self.wire = wire
@@ -225,7 +226,10 @@ class ServerSession:
 
         Immediate answers are queued in `session` without a wake-up: the transport sends them after this call.
         """
-        self.session.offer = self._run.offer_to(self)
+        run = self._run
+        if len(run.kinds) != run.offered:  # entries of a new kind have been added
+            run.make_offers()
+        self.session.offer = run.offer if self.changes else run.quiet_offer
         about = self.wire if wire is None else wire
         received, opens = None, False
         if size > LONG:
