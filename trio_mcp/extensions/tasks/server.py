@@ -70,14 +70,8 @@ class ServerTasks:
         ext.middleware(self._around)
         ext.background(_keep)
         ext.filter("taskIds")(_listen)
-        for name, serve in {
-            "get": _get,
-            "update": _update,
-            "cancel": _cancel,
-            "result": _result,
-            "list": _list,
-        }.items():
-            ext.method(f"tasks/{name}")(serve)
+        for name, serve in _METHODS.items():
+            ext.method(name)(serve)
 
     async def _around(self, ctx: Context, request: Request, call_next: CallNext) -> JsonObject:
         """The middleware for calls of tools."""
