@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import itertools
 import os
-import signal
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,6 +18,7 @@ import trio
 
 from trio_mcp import Client, __version__
 from trio_mcp.cli.demo import scenes, server
+from trio_mcp.cli.target import until_signal
 from trio_mcp.testing import Line, Transcript
 from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.types import ClientOptions
@@ -144,20 +144,9 @@ def run() -> int:
 
 async def _until_stopped(screen: Screen) -> int:
     """Run the tour until a signal ends it in order: clients are closed, and the processes of their servers awaited."""
-    stopped_by = 0
-    async with open_nursery() as nursery:
-
-        async def wait_for_signal(task_status: trio.TaskStatus[None]) -> None:
-            nonlocal stopped_by
-            with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-                task_status.started()
-                stopped_by = await anext(signals)
-                nursery.cancel_scope.cancel()
-
-        await nursery.start(wait_for_signal)
+    async with until_signal() as stopped:
         await _tour(screen)
-        nursery.cancel_scope.cancel()
-    return 128 + stopped_by if stopped_by else 0
+    return 128 + stopped.signal if stopped.signal else 0
 
 
 async def _tour(screen: Screen) -> None:
