@@ -34,7 +34,6 @@ __all__ = ["add_arguments", "run"]
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _PATIENCE = 30.0  # seconds; the first start of npx or uvx installs packages
-_FIRST_LINES = 3
 
 
 def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:

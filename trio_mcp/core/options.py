@@ -110,7 +110,6 @@ _RUN = 'server.run(http="127.0.0.1:3000")'
 _SERVE = 'await serve_stdio(server), or await serve_http(server, "127.0.0.1", 3000)'
 _RAW = "@server.tool, or server.add_tool(Tool(...), handler) for a schema of your own"
 _PROTECT = "server.protect(verify=..., authorization_servers=[...])"
-_CHANGED = "server.notify_list_changed({})".format
 
 OPTIONS: Mapping[str, str] = {
     **dict.fromkeys(("host", "port"), _RUN),
