@@ -305,3 +305,12 @@ def test_a_cancellation_does_not_overtake_its_request() -> None:
     played = play(plan)
     assert played.fired == ("cancel",)
     assert played.violations == ()
+
+
+def test_a_task_ends_with_the_store_of_its_process() -> None:
+    """The server is replaced while the reply that creates the task is on its way."""
+    drain = Fault("drain", at=61, victim=11, seconds=4.506, back=True)
+    line = Line(window=24576, delay=1.5, splits=True)
+    played = play(Plan(8000198, "json", E, (Program((Move("task"),)),), line, (drain,)))
+    assert played.fired == ("drain",)
+    assert played.violations == ()

@@ -97,7 +97,7 @@ class Errand:
     id: str
     token: str
     client: str
-    store: Any  # that has it
+    store: Any  # that has it; None if it is not known
     since: float  # before the task was created, on a slow line long before
     ended: str = ""  # the last state, as text
     outcome: str = ""  # with it, if the client knows the newer form
@@ -138,9 +138,10 @@ async def start(
     visitor: Visitor, client: Client, call: Call, tool: str, along: Any, **more: float
 ) -> tuple[ClientTask, Errand]:
     """Start a task.  The errand has no id if the server has answered at once, as a relay may."""
-    book, begun = visitor._book, trio.current_time()
+    book, store, begun = visitor._book, visitor._book.store, trio.current_time()
     task = await client.start_task(tool, {"token": call.token, **more}, **along)
-    errand = Errand(task.id, call.token, visitor.name, book.store, begun)
+    # If the server has been replaced meanwhile, with its store, each of the two may have created the task.
+    errand = Errand(task.id, call.token, visitor.name, store if store is book.store else None, begun)
     if task.id:
         book.errands[call.token] = errand
         see(book, errand, task.state, errand.known())
