@@ -1,4 +1,4 @@
-"""Stores: tasks, and other rows that outlive a call or a process.
+"""Stores: tasks, and other rows and streams that outlive a call or a process, and messages between processes.
 
 `MemoryStore()` is the default of a server.  `SQLiteStore("tasks.db")` survives the process.  `Store` is the protocol
 for a store of your own.
@@ -12,6 +12,7 @@ from trio_mcp._lazy import lazy_names
 
 if TYPE_CHECKING:
     from trio_mcp.stores.memory import MemoryStore as MemoryStore
+    from trio_mcp.stores.rows import Resync as Resync
     from trio_mcp.stores.rows import Row as Row
     from trio_mcp.stores.rows import Store as Store
     from trio_mcp.stores.rows import StoreFailed as StoreFailed
@@ -19,5 +20,6 @@ if TYPE_CHECKING:
     from trio_mcp.stores.sqlite import SQLiteStore as SQLiteStore
 else:
     __getattr__, __dir__ = lazy_names(
-        __name__, {"memory": "MemoryStore", "rows": "Row Store StoreFailed StoreFull", "sqlite": "SQLiteStore"}
+        __name__,
+        {"memory": "MemoryStore", "rows": "Resync Row Store StoreFailed StoreFull", "sqlite": "SQLiteStore"},
     )

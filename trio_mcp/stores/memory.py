@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter
-from collections.abc import Sequence
-from itertools import islice
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from itertools import chain, islice
 from math import inf
 from types import TracebackType
 
@@ -13,12 +14,24 @@ import attrs
 import trio
 
 from trio_mcp.core.errors import check_amount
-from trio_mcp.stores.rows import Row, StoreFull, check_room
+from trio_mcp.stores.channels import Channels, Receiver
+from trio_mcp.stores.rows import EVENT, SPARE, Row, StoreFull, check_room
 
 __all__ = ["MemoryStore"]
 
 _SWEPT = 500  # rows in one sweep; the loop must not stop for a long list
 _REMEMBERED = 10_000  # changes; a reader that is further behind gets all rows
+
+
+@attrs.define(eq=False)
+class _Stream:
+    """The events of a stream, the last of which has the number `number`."""
+
+    owner: str
+    expires: float
+    number: int = 0
+    held: int = 0
+    events: deque[bytes] = attrs.field(factory=deque)
 
 
 class MemoryStore:
@@ -33,6 +46,9 @@ class MemoryStore:
         self._bytes: Counter[str] = Counter()  # by owner
         self._held = 0
         self._expiring: list[tuple[float, str, str]] = []
+        self._streams: dict[str, _Stream] = {}
+        self._ending: list[tuple[float, str]] = []  # once for each stream, with the expiry it had at first
+        self._channels = Channels()
         self._leases: dict[str, float] = {}
         self._changed: dict[tuple[str, str], int] = {}  # the last change of each row, oldest first
         self._number = 0
@@ -68,8 +84,7 @@ class MemoryStore:
         name = row.kind, row.key
         old = self._rows.get(name)
         self._rows[name] = row
-        self._bytes[row.owner] += growth
-        self._held += growth
+        self._charge(row.owner, growth)
         if row.expires < inf and (old is None or old.expires != row.expires):
             heapq.heappush(self._expiring, (row.expires, *name))
         self._number += 1
@@ -79,6 +94,12 @@ class MemoryStore:
             self._dropped = self._changed.pop(next(iter(self._changed)))
         self._more.set()
         self._more = trio.Event()
+
+    def _charge(self, owner: str, growth: int) -> None:
+        self._held += growth
+        self._bytes[owner] += growth
+        if not self._bytes[owner]:
+            del self._bytes[owner]
 
     async def get(self, kind: str, key: str) -> Row | None:
         """See `Store`."""
@@ -92,7 +113,8 @@ class MemoryStore:
         if old is None or old.version != row.version:
             return False
         growth = len(row.body) - len(old.body)
-        check_room(growth, self._bytes[old.owner], self._held, old.owner, self._max_bytes)
+        if growth > SPARE:
+            check_room(growth, self._bytes[old.owner], self._held, old.owner, self._max_bytes)
         written = attrs.evolve(old, body=row.body, expires=row.expires, holder=row.holder, version=old.version + 1)
         self._put(written, growth)
         return True
@@ -111,10 +133,7 @@ class MemoryStore:
         if not keys:
             del self._owned[row.kind, row.owner]
         self._numbers[row.kind] -= 1
-        self._held -= len(row.body)
-        self._bytes[row.owner] -= len(row.body)
-        if not self._bytes[row.owner]:
-            del self._bytes[row.owner]
+        self._charge(row.owner, -len(row.body))
         return True
 
     async def list(self, kind: str, owner: str, after: tuple[float, str], limit: int) -> Sequence[Row]:
@@ -133,6 +152,14 @@ class MemoryStore:
             row = self._rows.get((name[0], name[1]))
             if row is not None and row.expires == expires:  # its expiry has not been moved
                 self._remove((row.kind, row.key))
+                removed += 1
+        while self._ending and self._ending[0][0] <= now and removed < _SWEPT:
+            _, stream = heapq.heappop(self._ending)
+            log = self._streams.get(stream)
+            if log is not None and log.expires > now:
+                heapq.heappush(self._ending, (log.expires, stream))
+            elif log is not None:
+                self._forget(stream)
                 removed += 1
         return removed
 
@@ -170,3 +197,58 @@ class MemoryStore:
                 break
             new.append(name)
         return self._number, new[::-1]
+
+    async def append(self, stream: str, body: bytes, *, owner: str, expires: float, max_bytes: int) -> int:
+        """See `Store`."""
+        await trio.lowlevel.checkpoint()
+        log = self._streams.get(stream) or _Stream(owner, expires)
+        size, dropped = log.held + EVENT + len(body), 0
+        for event in chain(log.events, (body,)):
+            if size <= max_bytes:
+                break
+            size -= EVENT + len(event)
+            dropped += 1
+        growth = size - log.held
+        check_room(growth, self._bytes[log.owner], self._held, log.owner, self._max_bytes)
+        self._charge(log.owner, growth)
+        if stream not in self._streams:
+            self._streams[stream] = log
+            heapq.heappush(self._ending, (expires, stream))
+        log.events.append(body)
+        for _ in range(dropped):
+            log.events.popleft()
+        log.number, log.held, log.expires = log.number + 1, size, max(log.expires, expires)
+        self._channels.deliver(stream, b"")
+        return log.number
+
+    async def read(self, stream: str, after: int, limit: int) -> tuple[int, Sequence[tuple[int, bytes]]]:
+        """See `Store`."""
+        await trio.lowlevel.checkpoint()
+        log = self._streams.get(stream)
+        if log is None:
+            return 0, ()
+        oldest = log.number - len(log.events) + 1
+        skipped = max(0, after + 1 - oldest)
+        return oldest, list(enumerate(islice(log.events, skipped, skipped + limit), oldest + skipped))
+
+    async def discard(self, stream: str) -> None:
+        """See `Store`."""
+        await trio.lowlevel.checkpoint()
+        self._forget(stream)
+
+    def _forget(self, stream: str) -> None:
+        log = self._streams.pop(stream, None)
+        if log is not None:
+            self._charge(log.owner, -log.held)
+
+    async def send(self, channel: str, body: bytes) -> None:
+        """See `Store`."""
+        await trio.lowlevel.checkpoint()
+        self._channels.deliver(channel, body)
+
+    @asynccontextmanager
+    async def receive(self, channels: Sequence[str]) -> AsyncIterator[Receiver]:
+        """See `Store`."""
+        await trio.lowlevel.checkpoint()
+        with self._channels.open(channels) as receiver:
+            yield receiver

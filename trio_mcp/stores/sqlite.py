@@ -8,7 +8,9 @@ A process that has a lease also locks a file beside the database.  The kernel fr
 its rows can be claimed at once, before the lease has ended.
 
 Two processes wait for each other in SQLite, for at most `_BUSY` seconds.  Another process is noticed by a look at the
-number of the last change, ten times a second, while `changes` waits.
+number of the last change, ten times a second, while `changes` waits.  One of the receivers looks for new messages as
+often, for all of them.  Messages are a table that keeps the last `_LOG` bytes; a receiver that is further behind has
+lost some.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ import fcntl
 import hashlib
 import os
 import sqlite3
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from math import inf
 from types import TracebackType
@@ -27,17 +29,20 @@ from typing import Any, Generic, TypeVar
 import trio
 
 from trio_mcp.core.errors import UsageError, check_amount
-from trio_mcp.stores.rows import Row, StoreFailed, StoreFull, check_room
+from trio_mcp.stores.channels import Channels, Receiver
+from trio_mcp.stores.rows import EVENT, SPARE, Row, StoreFailed, StoreFull, check_room
 
 __all__ = ["SQLiteStore"]
 
 T = TypeVar("T")
 
-_LAYOUT = 1
+_LAYOUT = 2
 _BUSY = 10.0  # seconds; a commit takes milliseconds, and a hundred processes may be in the queue
 _LOOK = 0.1  # seconds between two looks for changes of other processes; a person does not notice it
 _SWEPT = 500  # rows in one sweep; other writers wait for it
 _READ = 1000  # changed rows in one answer
+_LOG = 4 * 1024 * 1024  # bytes of messages; those of 0.1 seconds are far fewer
+_AGAIN = 1.0  # seconds until a receiver looks again into a file that does not work
 
 # The number and the bytes of rows are counted by triggers, for each kind and for each owner of a kind, because a count
 # of all rows would make each new row dearer than the last.
@@ -55,6 +60,13 @@ CREATE TABLE counts (scope TEXT PRIMARY KEY, number INTEGER NOT NULL, bytes INTE
 CREATE TABLE leases (holder TEXT PRIMARY KEY, until REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE clock (number INTEGER NOT NULL);
 INSERT INTO clock VALUES (0);
+CREATE TABLE streams (
+    name TEXT PRIMARY KEY, owner TEXT NOT NULL, expires REAL NOT NULL, number INTEGER NOT NULL, bytes INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX streams_by_expiry ON streams (expires);
+CREATE TABLE events (stream TEXT NOT NULL, number INTEGER NOT NULL, body BLOB NOT NULL, UNIQUE (stream, number));
+CREATE TABLE messages (place INTEGER PRIMARY KEY, channel TEXT NOT NULL, body BLOB NOT NULL);
+INSERT INTO messages VALUES (0, '', x'');
 CREATE TRIGGER added AFTER INSERT ON rows BEGIN
     INSERT INTO counts
         VALUES ('all', 1, length(new.body)), ('kind ' || new.kind, 1, 0),
@@ -71,8 +83,21 @@ CREATE TRIGGER removed AFTER DELETE ON rows BEGIN
         WHERE scope IN ('all', 'bytes ' || old.owner);
     DELETE FROM counts WHERE number = 0 AND scope IN ('rows ' || old.kind || ' ' || old.owner, 'bytes ' || old.owner);
 END;
+CREATE TRIGGER begun AFTER INSERT ON streams BEGIN
+    INSERT INTO counts VALUES ('all', 1, new.bytes), ('bytes ' || new.owner, 1, new.bytes)
+        ON CONFLICT DO UPDATE SET number = number + 1, bytes = bytes + excluded.bytes;
+END;
+CREATE TRIGGER appended AFTER UPDATE OF bytes ON streams BEGIN
+    UPDATE counts SET bytes = bytes + new.bytes - old.bytes WHERE scope IN ('all', 'bytes ' || new.owner);
+END;
+CREATE TRIGGER discarded AFTER DELETE ON streams BEGIN
+    DELETE FROM events WHERE stream = old.name;
+    UPDATE counts SET number = number - 1, bytes = bytes - old.bytes WHERE scope IN ('all', 'bytes ' || old.owner);
+    DELETE FROM counts WHERE number = 0 AND scope = 'bytes ' || old.owner;
+END;
 """
 _COLUMNS = "kind, key, body, owner, created, expires, holder, version"
+_MESSAGES = "SELECT place, channel, body FROM messages WHERE place > ? ORDER BY place LIMIT ?"
 
 
 class _Write(Generic[T]):
@@ -109,6 +134,10 @@ class SQLiteStore:
         self._queue: list[_Write[Any]] = []
         self._locks: dict[str, int] = {}  # the descriptors of the files that are locked for our leases
         self._more = trio.Event()
+        self._channels = Channels()
+        self._looking = trio.Lock()
+        self._place = 0  # the last message that was delivered to the receivers
+        self._sent = trio.Event()
 
     def __repr__(self) -> str:
         return f"SQLiteStore({self._path!r})"
@@ -287,7 +316,8 @@ class SQLiteStore:
             if found is None:
                 return False
             owner, length = found
-            self._check_room(connection, len(row.body) - length, owner)
+            if len(row.body) - length > SPARE:
+                self._check_room(connection, len(row.body) - length, owner)
             connection.execute(
                 "UPDATE rows SET body = ?, expires = ?, holder = ?, version = version + 1, changed = ? "
                 "WHERE kind = ? AND key = ?",
@@ -313,10 +343,15 @@ class SQLiteStore:
 
     async def sweep(self, now: float) -> int:
         """See `Store`."""
-        expired = "SELECT rowid FROM rows WHERE expires <= ? ORDER BY expires LIMIT ?"
-        if not await self._read(lambda connection: connection.execute(expired, (now, 1)).fetchone()):
-            return 0  # no write for most sweeps
-        return await self._execute(f"DELETE FROM rows WHERE rowid IN ({expired})", now, _SWEPT)
+        removed = 0
+        for table, name in ("rows", "rowid"), ("streams", "name"):
+            expired = f"SELECT {name} FROM {table} WHERE expires <= ? ORDER BY expires LIMIT ?"
+            some: Sequence[Any] = await self._read(partial(_found, query=expired, values=(now, 1)))
+            if some and removed < _SWEPT:  # no write for most sweeps
+                removed += await self._execute(
+                    f"DELETE FROM {table} WHERE {name} IN ({expired})", now, _SWEPT - removed
+                )
+        return removed
 
     async def lease(self, holder: str, until: float) -> None:
         """See `Store`."""
@@ -397,6 +432,102 @@ class SQLiteStore:
             with trio.move_on_after(_LOOK):
                 await more.wait()
 
+    async def append(self, stream: str, body: bytes, *, owner: str, expires: float, max_bytes: int) -> int:
+        """See `Store`."""
+
+        def job(connection: sqlite3.Connection) -> int:
+            found = connection.execute("SELECT owner, number, bytes FROM streams WHERE name = ?", (stream,)).fetchone()
+            charged, number, held = found or (owner, 0, 0)
+            number, size = number + 1, held + EVENT + len(body)
+            dropped = 0
+            events = connection.execute(
+                "SELECT number, length(body) FROM events WHERE stream = ? ORDER BY number", (stream,)
+            )
+            while size > max_bytes:
+                dropped, length = events.fetchone() or (number, len(body))
+                size -= EVENT + length
+            self._check_room(connection, size - held, charged)
+            connection.execute(
+                "INSERT INTO streams VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+                "expires = max(expires, excluded.expires), number = excluded.number, bytes = excluded.bytes",
+                (stream, charged, expires, number, size),
+            )
+            connection.execute("INSERT INTO events VALUES (?, ?, ?)", (stream, number, body))
+            if dropped:
+                connection.execute("DELETE FROM events WHERE stream = ? AND number <= ?", (stream, dropped))
+            _send(connection, stream, b"")
+            return number
+
+        appended = await self._write(job)
+        self._sent.set()
+        return appended
+
+    async def read(self, stream: str, after: int, limit: int) -> tuple[int, Sequence[tuple[int, bytes]]]:
+        """See `Store`."""
+
+        def job(connection: sqlite3.Connection) -> tuple[int, Sequence[tuple[int, bytes]]]:
+            connection.execute("BEGIN")  # both queries see the same moment
+            try:
+                oldest = connection.execute(
+                    "SELECT ifnull((SELECT min(number) FROM events WHERE stream = name), number + 1) "
+                    "FROM streams WHERE name = ?",
+                    (stream,),
+                ).fetchone()
+                events = connection.execute(
+                    "SELECT number, body FROM events WHERE stream = ? AND number > ? ORDER BY number LIMIT ?",
+                    (stream, after, limit),
+                ).fetchall()
+            finally:
+                connection.execute("ROLLBACK")
+            return (oldest[0] if oldest else 0), events
+
+        return await self._read(job)
+
+    async def discard(self, stream: str) -> None:
+        """See `Store`."""
+        await self._execute("DELETE FROM streams WHERE name = ?", stream)
+
+    async def send(self, channel: str, body: bytes) -> None:
+        """See `Store`."""
+        await self._write(partial(_send, channel=channel, body=body))
+        self._sent.set()
+
+    @asynccontextmanager
+    async def receive(self, channels: Sequence[str]) -> AsyncIterator[Receiver]:
+        """See `Store`."""
+        last = await self._read(_last)
+        if self._channels:
+            await self._look()  # older messages go to those that receive already
+        else:
+            self._place = last
+        with self._channels.open(channels, self._look_on) as receiver:
+            yield receiver
+
+    async def _look_on(self) -> None:
+        """Look for messages until this is cancelled; one receiver looks for all."""
+        async with self._looking:
+            while True:
+                self._sent = trio.Event()
+                try:
+                    await self._look()
+                except StoreFailed:  # each write says why
+                    await trio.sleep(_AGAIN)
+                    self._channels.resync()
+                with trio.move_on_after(_LOOK):
+                    await self._sent.wait()
+
+    async def _look(self) -> None:
+        """Deliver the messages that have been sent since the last look."""
+        after = self._place
+        found = await self._read(partial(_found, query=_MESSAGES, values=(after, _READ)))
+        if after != self._place:
+            return  # another look was faster
+        for place, channel, body in found:
+            if place - _size(channel, body) > self._place:
+                self._channels.resync()
+            self._place = place
+            self._channels.deliver(channel, body)
+
 
 def _statements(script: str) -> Sequence[str]:
     """The statements of a script; `executescript` would commit the transaction around it."""
@@ -421,6 +552,27 @@ def _count(connection: sqlite3.Connection, scope: str) -> tuple[int, int]:
         "SELECT number, bytes FROM counts WHERE scope = ?", (scope,)
     ).fetchone()
     return found or (0, 0)
+
+
+def _found(connection: sqlite3.Connection, query: str, values: Sequence[Any]) -> Sequence[Any]:
+    """The rows that a query finds."""
+    return connection.execute(query, values).fetchall()
+
+
+def _last(connection: sqlite3.Connection) -> int:
+    """The place of the last message.  Places count bytes."""
+    place: int = connection.execute("SELECT max(place) FROM messages").fetchone()[0]
+    return place
+
+
+def _size(channel: str, body: bytes) -> int:
+    return EVENT + len(channel.encode()) + len(body)
+
+
+def _send(connection: sqlite3.Connection, channel: str, body: bytes) -> None:
+    place = _last(connection) + _size(channel, body)
+    connection.execute("INSERT INTO messages VALUES (?, ?, ?)", (place, channel, body))
+    connection.execute("DELETE FROM messages WHERE place <= ? AND place < ?", (place - _LOG, place))
 
 
 def _changes(connection: sqlite3.Connection, after: int) -> tuple[int, Sequence[tuple[str, str]]]:
