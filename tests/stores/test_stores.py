@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import sqlite3
 import sys
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from math import inf
@@ -18,21 +20,36 @@ import pytest
 import trio
 import trio.testing
 
+from tests.ports import unclaimed_port
+from tests.redis_server import RedisServer, redis_server
 from trio_mcp import UsageError
-from trio_mcp.stores import MemoryStore, Resync, Row, SQLiteStore, Store, StoreFailed, StoreFull
-from trio_mcp.stores.rows import EVENT, Message
+from trio_mcp.stores import MemoryStore, RedisStore, Resync, Row, SQLiteStore, Store, StoreFailed, StoreFull
+from trio_mcp.stores.rows import EVENT, Message  # authors of servers need neither
 
 Make: TypeAlias = Callable[[], Store]
 NOW = 1000.0
 ROW = Row("task", "a", b"{}", "ann", NOW)
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(scope="session")
+def redis() -> Iterator[RedisServer]:
+    """One for all tests, each with stores of its own name.  As a cluster it refuses steps with keys of two slots."""
+    with redis_server("--cluster-enabled", "yes", "--port", str(unclaimed_port())) as server:
+        server.ask("CLUSTER ADDSLOTSRANGE 0 16383")
+        while b"cluster_state:ok" not in server.ask("CLUSTER INFO"):
+            time.sleep(0.01)
+        yield server
+
+
+@pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.full)])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     """Makes the store of one more process: the file is shared, and the store in memory is the same object."""
     memory = MemoryStore(max_bytes=100_000)
     if request.param == "memory":
         return lambda: memory
+    if request.param == "redis":
+        server: RedisServer = request.getfixturevalue("redis")
+        return partial(RedisStore, server.url, name=secrets.token_hex(8), max_bytes=100_000)
     return partial(SQLiteStore, tmp_path / "store.db", max_bytes=100_000)
 
 

@@ -1,7 +1,7 @@
 """Stores: tasks, and other rows and streams that outlive a call or a process, and messages between processes.
 
-`MemoryStore()` is the default of a server.  `SQLiteStore("tasks.db")` survives the process.  `Store` is the protocol
-for a store of your own.
+`MemoryStore()` is the default of a server.  `SQLiteStore("tasks.db")` survives the process.
+`RedisStore("redis://host")` is for processes on several machines.  `Store` is the protocol for a store of your own.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from trio_mcp._lazy import lazy_names
 
 if TYPE_CHECKING:
     from trio_mcp.stores.memory import MemoryStore as MemoryStore
+    from trio_mcp.stores.redis import RedisStore as RedisStore
     from trio_mcp.stores.rows import Resync as Resync
     from trio_mcp.stores.rows import Row as Row
     from trio_mcp.stores.rows import Store as Store
@@ -21,5 +22,10 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
-        {"memory": "MemoryStore", "rows": "Resync Row Store StoreFailed StoreFull", "sqlite": "SQLiteStore"},
+        {
+            "memory": "MemoryStore",
+            "redis": "RedisStore",
+            "rows": "Resync Row Store StoreFailed StoreFull",
+            "sqlite": "SQLiteStore",
+        },
     )

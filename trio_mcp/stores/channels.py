@@ -69,6 +69,9 @@ class Channels:
     def __iter__(self) -> Iterator[str]:
         return iter(self._receivers)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._receivers
+
     def __len__(self) -> int:
         return len(self._receivers)
 

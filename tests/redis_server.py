@@ -1,0 +1,93 @@
+"""A redis-server of one's own, at a socket in a folder of its own: `RedisServer()`.
+
+It keeps its data as the documentation asks for: ``appendonly yes``.  So it has them again when it is started again.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.peers.installed import needs, tool
+
+__all__ = ["RedisServer", "redis_server"]
+
+PATIENCE = 20.0  # seconds in which it starts or stops
+
+
+class RedisServer:
+    """A process; `start` begins it, and again after `kill`."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.path = folder / "redis.sock"
+        self.url = f"unix://{self.path}"
+        self._command = [
+            *(needs("Redis", lambda: tool("redis-server")), "--port", "0", "--unixsocket", str(self.path)),
+            *("--dir", str(folder), "--appendonly", "yes", "--save", "", "--logfile", str(folder / "log"), *options),
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + PATIENCE
+        while not self._answers():
+            assert self._process.poll() is None, self._log()
+            assert time.monotonic() < deadline, self._log()
+            time.sleep(0.005)
+
+    def _answers(self) -> bool:
+        try:
+            return self.ask("PING").startswith((b"+PONG", b"-NOAUTH"))  # it may be loading
+        except OSError:
+            return False
+
+    def ask(self, command: str) -> bytes:
+        """Send a command, and return the first bytes of what Redis says."""
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(PATIENCE)
+            client.connect(str(self.path))
+            client.sendall(f"{command}\r\n".encode())
+            return client.recv(4096)
+
+    def _log(self) -> str:
+        return (self.path.parent / "log").read_text()
+
+    def stop(self) -> None:
+        """Let the process do nothing, until `go_on`."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End the process at once, as a crash does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(PATIENCE)
+            self._process = None
+            self.path.unlink(missing_ok=True)
+
+
+@contextmanager
+def redis_server(*options: str) -> Iterator[RedisServer]:
+    """A server for a block, started.  Skips the test if redis-server or coredis is not here."""
+    pytest.importorskip("coredis", reason="RedisStore needs coredis")
+    folder = Path(tempfile.mkdtemp(prefix="redis-"))
+    server = RedisServer(folder, *options)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
+        shutil.rmtree(folder, ignore_errors=True)
