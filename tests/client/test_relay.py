@@ -34,6 +34,8 @@ from trio_mcp.client import Client, open_client
 from trio_mcp.core import METHOD_NOT_FOUND, MISSING_CLIENT_CAPABILITY, REVISIONS, LoggingMessageParams
 from trio_mcp.errors import SessionClosed
 from trio_mcp.relay import open_relay
+from trio_mcp.relay.relay import ASKS, Relay  # the command line opens one of its own
+from trio_mcp.transport.nursery import Block
 from trio_mcp.types import CallToolResult, PromptReference, ResourceReference, Tool
 
 A, B, C, D, E = REVISIONS
@@ -1262,3 +1264,52 @@ async def test_a_mounted_relay_gets_the_methods_that_no_other_server_knows(autoj
             await client.notify("com.example/heard", {"n": 1})
             await trio.sleep(1)
             assert heard == [1]
+
+
+@before
+async def test_all_sessions_are_opened_again_when_the_program_has_changed(
+    before: str, autojump_clock: MockClock
+) -> None:
+    old, new, begun = Server("house"), Server("house", version="2"), trio.Event()
+
+    @old.tool
+    async def wait() -> str:
+        begun.set()
+        await trio.sleep_forever()
+        return ""
+
+    new.tool(lambda: "yes", name="ready", description="")
+    relay = Relay(old, ASKS, (), tuple(REVISIONS), {})
+    async with (
+        Block(relay.open, "") as shown,
+        open_client(shown, revision=before) as one,
+        open_client(shown, revision=before) as two,
+        one.listen(tools=True) as changes,
+        trio.open_nursery() as nursery,
+    ):
+        assert [tool.name for tool in await two.list_tools()] == ["wait"]
+
+        async def call() -> None:
+            with pytest.raises(RequestError, match="the upstream server did not answer"):
+                await one.call_tool("wait")
+
+        nursery.start_soon(call)
+        await begun.wait()
+        for _ in range(3):  # however often it is: there is no pause
+            relay.target = new
+            await relay.reopen()
+        await anext(changes)
+        for client in (one, two):
+            assert [tool.name for tool in await client.list_tools()] == ["ready"]
+            assert text(await client.call_tool("ready")) == "yes"
+
+
+async def test_a_session_that_is_being_closed_is_not_opened_again(autojump_clock: MockClock) -> None:
+    relay = Relay(build(), ASKS, (), tuple(REVISIONS), {})
+    async with Block(relay.open, "") as shown, open_client(shown, revision=E) as client:
+        await client.list_tools()
+        (upstream,) = relay._upstreams.values()
+        upstream.close()
+        await upstream.reopen()
+        assert upstream.closing
+        assert text(await client.call_tool("add", {"a": 1, "b": 2})) == "3"

@@ -176,6 +176,15 @@ class Relay:
     def _end(self) -> None:
         self._ended = True  # the front server may be served for longer, and refuses further requests
 
+    async def reopen(self) -> None:
+        """End all sessions and open them again at once, because the program at `target` has changed.
+
+        Running calls fail, and clients are told that the lists may have changed.  Raises RequestError if the program
+        does not start.
+        """
+        for upstream in (*([] if self._first is None else [self._first]), *self._upstreams.values()):
+            await upstream.reopen()
+
     def publish(self, change: ChangeEvent, reaches: Callable[[Any], bool]) -> None:
         """Notify the clients on the links for which `reaches` returns True."""
         self._server._publish(change, reaches)

@@ -9,6 +9,8 @@ A session is opened again after its end, by the next request.
 | open | is sent | | | closed, pause | closing |
 | closing | waits, and then uses a new `Upstream` | | | | |
 
+`reopen` ends a session and opens it again at once, whatever its state is: the upstream program has changed.
+
 So the next request restarts a process that has died, and a client that listens to changes restarts it after a second,
 if no request comes.  The first restart is immediate; later ones come after pauses that grow to 30 seconds, because a
 process that dies at once must not be restarted by every request.
@@ -133,6 +135,11 @@ class _UpstreamLife:
         self.settled = trio.Event()  # set when it is open or has failed
         self.scope = trio.CancelScope()
         self.ended = trio.Event()
+        self.reopens = False  # its end is followed by another opening of the same session
+
+    @property
+    def closing(self) -> bool:
+        return self.scope.cancel_called and not self.reopens
 
     @property
     def ending(self) -> bool:
@@ -208,7 +215,7 @@ class Upstream:
     @property
     def closing(self) -> bool:
         """Whether it is being closed, so that its owner needs a new session."""
-        return self._life.scope.cancel_called
+        return self._life.closing
 
     def close(self) -> None:
         """Close it.  The relay forgets it when that is done."""
@@ -228,6 +235,20 @@ class Upstream:
         self._life = _UpstreamLife()
         await self._relay.nursery.start(self._run_life, name="a session of a relay")
         return await self.client()
+
+    async def reopen(self) -> None:
+        """End the session, and open it again without a pause, unless it is being closed.
+
+        Running calls fail, and requests that come meanwhile wait.  Raises RequestError if it cannot be opened.
+        """
+        if self.closing:
+            return
+        if not self._life.ended.is_set():
+            self._life.reopens = True
+            self._life.scope.cancel(reason="the upstream server is started again")
+            await self._life.ended.wait()
+        self._failures, self._not_before = 0, -math.inf
+        await self.client()
 
     async def share(self) -> None:
         """Let other clients use the session as well."""
@@ -278,7 +299,7 @@ class Upstream:
             self._not_before = now + _PAUSES[min(self._failures, len(_PAUSES)) - 1]
             life.settled.set()
             life.ended.set()
-            if life.scope.cancel_called:
+            if life.closing:
                 self._relay.forget(self)
 
     def _start_reopening(self) -> _UpstreamLife:
