@@ -1,4 +1,7 @@
-"""``trio-mcp run``: run a server from a file or a module, on standard input and output or over HTTP."""
+"""``trio-mcp run``: run a server from a file or a module, on standard input and output or over HTTP.
+
+With `--reload` it runs in a child process, and `reload` serves its clients.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,16 @@ import runpy
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trio_mcp.core.errors import UsageError
 
-__all__ = ["add_arguments", "run"]
+if TYPE_CHECKING:
+    import ssl
+
+    from trio_mcp.server.http.options import HttpOptions
+
+__all__ = ["add_arguments", "load_server", "run", "run_script"]
 
 _USUAL = ("server", "mcp", "app")
 
@@ -21,29 +29,86 @@ _USUAL = ("server", "mcp", "app")
 def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="TARGET", help="weather.py, weather.py:server or package.module:server")
     parser.add_argument("--http", metavar="HOST:PORT", help="serve HTTP at this address instead of standard input")
+    parser.add_argument("--tls-cert", metavar="FILE", help="serve HTTPS with this certificate and its chain, as PEM")
+    parser.add_argument("--tls-key", metavar="FILE", help="the private key, if the file of the certificate has none")
+    parser.add_argument(
+        "--allowed-host", action="append", default=[], metavar="NAME", help="a host name under which clients reach HTTP"
+    )
+    parser.add_argument("--reload", action="store_true", help="start the server again when one of its files changes")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    target, http = arguments.target, arguments.http
     try:
-        server = load_server(arguments.target)
+        ssl_context, options = _http_options(arguments)
+        if arguments.reload:
+            return _reload(target, http, ssl_context, options)
+        server = load_server(target)
     except UsageError as error:
         sys.stderr.write(f"trio-mcp: {error}\n")
         return 2
     from trio_mcp.server.server import Server
 
     if isinstance(server, Server):
-        server.run(http=arguments.http)
-    elif server is None:  # a script that starts its server itself, of any SDK
-        sys.argv = [arguments.target]
-        runpy.run_path(arguments.target, run_name="__main__")
-    elif arguments.http is not None:
-        sys.stderr.write(
-            f"trio-mcp: --http needs a Server of trio_mcp; {arguments.target} has a {type(server).__name__}\n"
-        )
+        server.run(http=http, ssl_context=ssl_context, **options)
+    elif http is not None:
+        found = "no server" if server is None else f"a {type(server).__name__}"
+        sys.stderr.write(f"trio-mcp: --http needs a Server of trio_mcp; {target} has {found}\n")
         return 2
+    elif server is None:
+        run_script(target)
     else:
         server.run()
     return 0
+
+
+def run_script(file: str) -> None:
+    """Run a script that starts its server itself, of any SDK."""
+    sys.argv = [file]
+    runpy.run_path(file, run_name="__main__")
+
+
+def _reload(target: str, http: str | None, ssl_context: ssl.SSLContext | None, options: HttpOptions) -> int:
+    from trio_mcp.cli.reload import serve_reloading
+    from trio_mcp.cli.target import run_command
+
+    return run_command(lambda: serve_reloading(target, http, ssl_context, options), verbose=False)
+
+
+def _http_options(arguments: argparse.Namespace) -> tuple[ssl.SSLContext | None, HttpOptions]:
+    """The options for HTTP.  Raises `UsageError`."""
+    certificate, key = arguments.tls_cert, arguments.tls_key
+    if key is not None and certificate is None:
+        raise UsageError("--tls-key needs --tls-cert, the certificate of this key")
+    if arguments.http is None and (certificate is not None or arguments.allowed_host):
+        raise UsageError("--tls-cert and --allowed-host need --http HOST:PORT")
+    if arguments.http is not None:
+        from trio_mcp.server.process import parse_address
+
+        parse_address(arguments.http)
+    options: HttpOptions = {}
+    if arguments.allowed_host:
+        from trio_mcp.core.http.fields import LOOPBACK_HOSTS
+
+        # A program of this machine may still use the names of loopback, for example to see whether the server runs.
+        options["allowed_hosts"] = (*LOOPBACK_HOSTS, *arguments.allowed_host)
+    if certificate is None:
+        return None, options
+    import ssl
+
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        # Without a password here, OpenSSL would ask for one on the terminal.
+        context.load_cert_chain(certificate, key, password=_no_password)
+    except OSError as error:
+        files = certificate if key is None else f"{certificate} and {key}"
+        raise UsageError(f"no TLS with {files}: {error.strerror or error}") from None
+    return context, options
+
+
+def _no_password() -> str:
+    raise UsageError("the private key is encrypted; write one without a password: openssl pkey -in KEY -out NEW")
 
 
 def load_server(target: str) -> Any:

@@ -1,0 +1,259 @@
+"""`run --reload`: the server is another one, and its clients stay connected."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.cli.test_cli import COMMAND, ROOT, run
+from trio_mcp import Client, RequestError, open_client
+from trio_mcp.cli.reload import ChangedFiles  # the command line has no other door
+
+FIRST = """\
+import trio
+
+import wording
+from trio_mcp import Server
+
+server = Server("weather")
+
+
+@server.tool
+def forecast() -> str:
+    return wording.SUN
+
+
+@server.tool
+async def forever() -> str:
+    await trio.sleep_forever()
+    return ""
+"""
+SECOND = """
+@server.resource("notes://today")
+def today() -> str:
+    return "Buy milk"
+"""
+ENVIRON = {"PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture
+def weather(tmp_path: Path) -> Path:
+    (tmp_path / "wording.py").write_text('SUN = "sun"\n')
+    path = tmp_path / "weather.py"
+    path.write_text(FIRST)
+    return path
+
+
+@contextlib.asynccontextmanager
+async def by_stdio(weather: Path, revision: str, errors: list[bytes]) -> AsyncIterator[Client]:
+    command = [*COMMAND, "run", weather.name, "--reload"]
+    async with open_client(command, cwd=weather.parent, env=ENVIRON, revision=revision, stderr=errors.append) as client:
+        yield client
+
+
+@contextlib.contextmanager
+def http_process(weather: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A process that serves over HTTP, and the URL that it prints."""
+    process = subprocess.Popen(
+        [*COMMAND, "run", weather.name, "--reload", "--http", "127.0.0.1:0"],
+        cwd=weather.parent,
+        env={**os.environ, **ENVIRON},
+        stderr=subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    with process.stderr:
+        try:
+            line = process.stderr.readline().decode()
+            assert line.startswith("trio-mcp: weather listens at http://127.0.0.1:")
+            yield process, line.split()[4]
+        finally:
+            process.kill()
+            process.wait(60)
+
+
+@contextlib.asynccontextmanager
+async def by_http(weather: Path, revision: str, errors: list[bytes]) -> AsyncIterator[Client]:
+    with http_process(weather) as (process, url):
+        async with open_client(url, revision=revision) as other, open_client(url, revision=revision) as client:
+            assert await other.call_tool("forecast", returns=str) == "sun"
+            yield client
+            assert await other.call_tool("forecast", returns=str) == "moon"
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        errors.append(process.stderr.read())  # its end is that of both processes
+        assert process.wait(60) == 130
+
+
+def save(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+async def said(client: Client, tool: str = "forecast") -> str:
+    """The text of a result; a failed call is a result as well."""
+    (block,) = (await client.call_tool(tool)).content
+    text: str = block.text  # type: ignore[union-attr]
+    return text
+
+
+async def until_said(client: Client, part: str) -> None:
+    while True:
+        with contextlib.suppress(RequestError):
+            if part in await said(client):
+                return
+        await trio.sleep(0.05)
+
+
+async def until_listed(client: Client, count: int, changes: AsyncIterator[Any]) -> None:
+    """Wait for notifications until there are so many tools."""
+    while len(await client.list_tools()) != count:
+        await anext(changes)
+
+
+@pytest.mark.parametrize(
+    ("serve", "revision"),
+    [
+        (by_stdio, "2026-07-28"),
+        pytest.param(by_stdio, "2025-11-25", marks=pytest.mark.full),
+        pytest.param(by_http, "2026-07-28", marks=pytest.mark.full),
+        pytest.param(by_http, "2025-11-25", marks=pytest.mark.full),
+    ],
+)
+async def test_an_edited_server_takes_the_place_of_the_old_one(serve: object, revision: str, weather: Path) -> None:
+    errors: list[bytes] = []
+    wording = weather.with_name("wording.py")
+    with trio.fail_after(60):
+        async with serve(weather, revision, errors) as client, client.listen(tools=True) as changes:  # type: ignore[operator]
+            assert await said(client) == "sun"
+            # A new tool and a new kind of entry.
+            save(weather, FIRST + SECOND + "\n\n@server.tool\ndef more() -> str:\n    return 'more'\n")
+            await until_listed(client, 3, changes)
+            assert await said(client, "more") == "more"
+            assert (await client.read_resource("notes://today")).contents[0].text == "Buy milk"  # type: ignore[union-attr]
+            # A call that runs gets an error, and a server that does not start says why.
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(break_file, wording, client)
+                assert await said(client, "forever") == (
+                    "the server was started again while tools/call ran, because wording.py has changed; send it again"
+                )
+            broken = await said(client)
+            assert broken == (
+                "the server could not be started: wording.py:1: SyntaxError: '(' was never closed. It is started again "
+                "when a file changes."
+            )
+            with pytest.raises(RequestError, match=r"wording\.py:1: SyntaxError"):
+                await client.list_tools()
+            save(wording, 'SUN = "moon"\n')
+            await anext(changes)
+            assert await said(client) == "moon"
+    seen = b"".join(errors).decode()
+    assert "trio-mcp: weather.py has changed; the server is started again\ntrio-mcp: the server runs\n" in seen
+    assert "SyntaxError: '(' was never closed\n" in seen
+    assert "trio_mcp" not in seen  # the frames of the command line do not matter
+
+
+async def break_file(path: Path, client: Client) -> None:
+    """Write a syntax error, once the call runs."""
+    while not await client.list_tools():
+        await trio.lowlevel.checkpoint()
+    save(path, "SUN = (\n")
+
+
+@pytest.mark.full
+async def test_a_module_that_is_written_later_is_noticed(weather: Path) -> None:
+    with trio.fail_after(60):
+        async with by_stdio(weather, "2025-11-25", []) as client, client.listen(tools=True) as changes:
+            save(weather, f"import later\n{FIRST}\n\nserver.tool(later.tool)\n")
+            await until_said(client, "No module named 'later'")
+            save(weather.with_name("later.py"), "def tool() -> str:\n    return 'late'\n")
+            await until_listed_again(client, changes)
+            assert await said(client, "tool") == "late"
+
+
+async def until_listed_again(client: Client, changes: AsyncIterator[Any]) -> None:
+    async for _ in changes:
+        with contextlib.suppress(RequestError):
+            if len(await client.list_tools()) == 3:
+                return
+
+
+@pytest.mark.full
+async def test_a_server_that_ends_by_itself_is_started_again(weather: Path) -> None:
+    save(weather, FIRST + "\n\n@server.tool\ndef die() -> str:\n    import os\n    os._exit(3)\n")
+    with trio.fail_after(60), http_process(weather) as (_, url):
+        async with open_client(url) as client:
+            with pytest.raises(RequestError, match="the upstream server did not answer"):
+                await client.call_tool("die")
+            # It has run for less than five seconds, so that only a change starts it.
+            await until_said(client, "ended with status 3")
+            save(weather, FIRST)
+            await until_said(client, "sun")
+
+
+@pytest.mark.full
+def test_the_server_ends_with_a_parent_that_is_killed(weather: Path) -> None:
+    with http_process(weather) as (process, _):
+        process.kill()
+        assert process.stderr is not None
+        process.stderr.read()  # its end is that of both processes
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "message"),
+    [
+        ("import nothing_of_this_name", 3, "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
+        ("raise SystemExit('no licence')", 3, "no licence"),
+    ],
+)
+def test_a_server_that_does_not_start_at_all_ends_the_command(
+    text: str, status: int, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "server.py").write_text(text)
+    shown = run("run", "server.py", "--reload", cwd=tmp_path)
+    assert (shown.returncode, shown.stdout) == (status, "")
+    assert message in shown.stderr
+    assert shown.stderr.splitlines()[-1].startswith("trio-mcp: the server ")
+
+
+def test_changed_files_are_noticed_once(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.py", tmp_path / "two.py"
+    for path in (one, two):
+        path.touch()
+        os.utime(path, (1000, 1000))
+    files, old = ChangedFiles(), {str(one): 2000.0}
+    assert files.look(old) == ""
+    os.utime(one, (1001, 1001))
+    assert files.look(old) == "one.py"
+    assert files.look(old) == ""
+    # A file that is reported later counts from the start of its program on; a time in the future does not.
+    assert files.look(old | {str(two): 2000.0}) == ""
+    assert files.look({str(two): 999.0}) == ""
+    assert files.look({str(one): 999.0}) == "one.py"
+    os.utime(two, (2**33, 2**33))
+    assert files.look({str(one): 999.0, str(two): 999.0}) == ""
+    # A file that is remembered is known at once.
+    folder = {str(tmp_path): float("inf")}
+    files.remember(folder)
+    assert files.look(folder) == ""
+    (tmp_path / "three.py").touch()
+    os.utime(tmp_path, (1002, 1002))
+    assert files.look(folder) == tmp_path.name
+    files.look({str(one): 2000.0})
+    one.unlink()
+    assert files.look({str(one): 999.0}) == "one.py"
+    assert files.look({str(one): 999.0}) == ""
+
+
+@pytest.mark.parametrize("module", ["trio_mcp.cli.reload", "trio_mcp.cli.reloaded"])
+def test_a_server_without_it_loads_none_of_it(module: str) -> None:
+    script = f"import sys; import trio_mcp.cli.serve; print({module!r} in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert shown.stdout == "False\n"

@@ -1,0 +1,124 @@
+"""`run --http`, with TLS."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import signal
+import ssl
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import trio
+import trustme
+
+from tests.cli.test_cli import COMMAND, ROOT, SERVER, run
+from trio_mcp import open_client
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def trusting(authority: trustme.CA) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    return context
+
+
+@pytest.fixture(scope="module")
+def files(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A certificate, its key, and both in one file."""
+    folder, issued = tmp_path_factory.mktemp("tls"), authority.issue_cert("127.0.0.1", "localhost")
+    found = {name: folder / f"{name}.pem" for name in ("cert", "key", "both")}
+    for blob in issued.cert_chain_pems:
+        blob.write_to_path(found["cert"], append=True)
+    issued.private_key_pem.write_to_path(found["key"])
+    issued.private_key_and_cert_chain_pem.write_to_path(found["both"])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("options", "reload"),
+    [(("--tls-cert", "cert", "--tls-key", "key"), ()), (("--tls-cert", "both"), ("--reload",))],
+    ids=["run", "reload"],
+)
+@pytest.mark.full
+async def test_https_is_served(
+    options: Sequence[str], reload: Sequence[str], files: dict[str, Path], trusting: ssl.SSLContext
+) -> None:
+    given = [*(str(files.get(each, each)) for each in options), "--allowed-host", "tools.example.com", *reload]
+    with https_process(given) as url, trio.fail_after(60):
+        assert statuses(url, trusting, ("127.0.0.1", "tools.example.com", "evil.example.com")) == [400, 400, 421]
+        async with open_client(url, ssl_context=trusting) as client:
+            assert (await client.call_tool("forecast", {"city": "Oslo"})).structured_content is not None
+        by_websocket = url.replace("https", "wss").replace("/mcp", "/ws")
+        async with open_client(by_websocket, ssl_context=trusting) as client:
+            assert (await client.read_resource("notes://today")).contents
+
+
+@contextlib.contextmanager
+def https_process(options: Sequence[str]) -> Iterator[str]:
+    """A process that serves until the end of the block, and its URL."""
+    command = [*COMMAND, "run", SERVER, "--http", "127.0.0.1:0", *options]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        (url,) = [word for word in process.stderr.readline().split() if "://" in word]
+        assert url.startswith("https://127.0.0.1:")
+        yield url
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, rest = process.communicate(timeout=60)
+    assert (process.returncode, rest) == (130, "")
+
+
+def statuses(url: str, context: ssl.SSLContext, hosts: Sequence[str]) -> list[int]:
+    """What the server answers requests for these hosts."""
+    found = []
+    for host in hosts:
+        connection = http.client.HTTPSConnection(urlsplit(url).netloc, context=context)
+        connection.request("GET", "/mcp", headers={"Host": host, "Accept": "text/event-stream"})
+        found.append(connection.getresponse().status)
+        connection.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--tls-key", "key"), "--tls-key needs --tls-cert, the certificate of this key"),
+        (("--tls-cert", "both"), "--tls-cert and --allowed-host need --http HOST:PORT"),
+        (("--http", "127.0.0.1:0", "--tls-cert", "cert"), "no TLS with "),
+        (("--http", "127.0.0.1:0", "--tls-cert", "absent"), "no TLS with absent: No such file or directory"),
+        (("--http", "127.0.0.1:0", "--tls-cert", "locked"), "the private key is encrypted; write one without"),
+        (("--http", "3000"), "http must be a host and port"),
+        (("--http", "3000", "--reload"), "http must be a host and port"),
+    ],
+)
+def test_wrong_options_are_one_line(
+    options: Sequence[str], message: str, files: dict[str, Path], tmp_path: Path
+) -> None:
+    locked = tmp_path / "locked.pem"
+    openssl = ["openssl", "pkey", "-aes256", "-passout", "pass:secret", "-in", str(files["key"]), "-out", str(locked)]
+    if "locked" in options:
+        subprocess.run(openssl, check=True, capture_output=True)
+        locked.write_text(files["cert"].read_text() + locked.read_text())
+    known = {**files, "locked": locked}
+    shown = run("run", SERVER, *[str(known.get(each, each)) for each in options])
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert shown.stderr.startswith(f"trio-mcp: {message}")
+    assert shown.stderr.count("\n") == 1
+
+
+def test_a_script_without_a_server_has_no_http(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("x = 1\n")
+    shown = run("run", str(script), "--http", "127.0.0.1:0")
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert shown.stderr == f"trio-mcp: --http needs a Server of trio_mcp; {script} has no server\n"

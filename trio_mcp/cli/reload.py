@@ -1,0 +1,284 @@
+"""``trio-mcp run --reload``: a server that is started again when one of its files changes; its clients stay connected.
+
+This process has the clients, and a relay presents to them the server, which runs in a child process (`reloaded`).
+
+| With | The child | Sessions |
+|---|---|---|
+| stdio | speaks on its standard input and output; any SDK | the one of the host |
+| `--http` | serves WebSocket at a port of this machine; a `Server` of trio_mcp | a connection for each client |
+
+Twice a second this process looks at the times of the files that the child reports.  After a change:
+
+1. Calls that run are cancelled at the server and answered with an error that names the file.  New ones wait.
+2. The child ends, and a new one starts.
+3. If it starts, each client has a new session with it, and is told that all lists may have changed.
+4. If it does not, calls fail with the reason, until a file changes again.  The old program is not used any more: its
+   answers would look like those of the edited file.
+
+An error of a tool call is a result with `isError`, because models read these.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from trio_mcp.cli.reloaded import Report, read_report
+from trio_mcp.client.options import ClientOptions
+from trio_mcp.core.errors import INTERNAL_ERROR, McpError, RequestError, SessionClosed
+from trio_mcp.core.messages import JsonObject, Request
+from trio_mcp.core.revisions import REVISIONS, in_protocol
+from trio_mcp.extensions.apps import APPS, PAGE_TYPE
+from trio_mcp.extensions.skills.entries import SKILLS
+from trio_mcp.relay.relay import ASKS, Relay
+from trio_mcp.relay.upstream import FORWARDED
+from trio_mcp.server.context import Context
+from trio_mcp.server.http.listener import serve_http
+from trio_mcp.server.process import parse_address, serve_stdio
+from trio_mcp.transport.child import Child, start_child
+from trio_mcp.transport.nursery import Block, open_nursery
+from trio_mcp.transport.stdio import unhindered_stderr
+
+if TYPE_CHECKING:
+    import ssl
+
+    from trio_mcp.server.dispatch import CallNext
+    from trio_mcp.server.server import Server
+
+__all__ = ["ChangedFiles", "serve_reloading"]
+
+_LOOK = 0.5  # seconds between two looks at the files
+_START = 120.0  # seconds for a child to listen, as for a server on stdio
+_STARTING_LOOK = 0.02  # seconds between two looks at the report of a child that starts
+_STEP = 1.0  # seconds for each step of ending a child
+_STABLE = 5.0  # a child that has run for so many seconds is started again when it ends by itself
+# The extensions that only need their messages passed on.  Tasks are not among them: they live in the child.
+_EXTENSIONS: Mapping[str, Mapping[str, Any]] = {APPS: {"mimeTypes": [PAGE_TYPE]}, SKILLS: {}}
+
+
+async def serve_reloading(
+    target: str, http: str | None, ssl_context: ssl.SSLContext | None, options: Mapping[str, Any]
+) -> int:
+    """Serve until the end of input, or with `http` until it is cancelled.  Returns the exit status.
+
+    Raises `McpError` if the server cannot be started at the beginning.
+    """
+    logging.getLogger("trio_mcp.relay").setLevel(logging.ERROR)  # the reloader reports the same to the user
+    with tempfile.TemporaryDirectory(prefix="trio-mcp-") as folder, unhindered_stderr():
+        async with open_nursery() as nursery:
+            reloader = _Reloader(nursery, target, Path(folder, "report"), over_http=http is not None)
+            async with await reloader.relay() as server:
+                nursery.start_soon(reloader.keep_up, name="the files of the server")
+                if http is None:
+                    await serve_stdio(server)
+                else:
+                    at = parse_address(http)
+                    serve = partial(serve_http, server, *at, ssl_context=ssl_context, **options)
+                    await _serve_announced(server, serve)
+    return 0
+
+
+async def _serve_announced(server: Server, serve: Any) -> None:
+    async with open_nursery(wait=True) as nursery:
+        address = await nursery.start(serve)
+        name = server._current_offer().info["name"]
+        _say(f"{name} listens at {address.local_url} and is started again when a file changes; Ctrl-C ends")
+
+
+def _say(words: str) -> None:
+    with suppress(OSError):
+        sys.stderr.write(f"trio-mcp: {words}\n")
+        sys.stderr.flush()
+
+
+class ChangedFiles:
+    """Files and folders, and whether one of them has changed since the last look."""
+
+    def __init__(self) -> None:
+        self._times: dict[str, int | None] = {}
+
+    def remember(self, names: Iterable[str]) -> None:
+        """Look at further files for the first time."""
+        self._times |= {name: _mtime(name) for name in names}
+
+    def look(self, files: Mapping[str, float]) -> str:
+        """The name of a file that has changed; "" if none has.
+
+        `files` are the files of now, with the time from which on a change counts: a program may have read a file
+        shortly before it was reported.  A time in the future is no change, as it would be one for ever.
+        """
+        changed, times = "", {}
+        now = time.time_ns()
+        for name, since in files.items():
+            times[name] = mtime = _mtime(name)
+            if name in self._times:
+                if mtime != self._times[name]:
+                    changed = name
+            elif mtime is None or since * 1e9 < mtime <= now:
+                changed = name
+        self._times = times
+        return os.path.basename(changed)
+
+
+def _mtime(name: str) -> int | None:
+    try:
+        return os.stat(name).st_mtime_ns
+    except OSError:
+        return None
+
+
+class _Reloader:
+    """The child process, the relay in front of it, and the calls that run."""
+
+    def __init__(self, nursery: trio.Nursery, target: str, report: Path, *, over_http: bool) -> None:
+        self._nursery = nursery
+        self._changed = target
+        self._report = report
+        self._over_http = over_http
+        self._command = [sys.executable, "-m", "trio_mcp.cli.reloaded", str(report), target]
+        self._started_at = time.time()
+        self._known: Collection[str] = ()  # the files of the last child that reported some
+        self._folders: Collection[str] = ()  # of these files, after a failure: a missing module may be written there
+        self._watched = ChangedFiles()
+        self._child: Child | None = None  # only over HTTP; on stdio the relay has it
+        self._failure = ""  # why no server runs
+        self._settled = trio.Event()  # set when a server runs, or has failed
+        self._settled.set()
+        self._running: set[trio.CancelScope] = set()
+        self._idle = trio.Event()  # set when no call runs
+        self._turn = trio.Lock()
+        self._relay: Relay
+
+    async def relay(self) -> Block[Server]:
+        """The relay to the first child.  Raises `McpError` if the child does not start."""
+        options: ClientOptions = {"extensions": _EXTENSIONS}
+        if not self._over_http:
+            options |= {"environment": "inherit", "shutdown_timeout": _STEP}
+        target = await self._start_child() if self._over_http else self._command
+        self._relay = Relay(target, ASKS, (self._guard,), tuple(REVISIONS), options)
+        return Block(self._relay.open, "async with await reloader.relay() as server")
+
+    # Requests of clients.
+
+    async def _guard(self, ctx: Context, request: Request, call_next: CallNext) -> JsonObject:
+        """The middleware: lets a request wait for a server that starts, and ends it when the server ends."""
+        if request.method not in FORWARDED and in_protocol(request.method):
+            return await call_next()
+        await self._settled.wait()
+        if self._failure:
+            return _failed(request, self._failure)
+        with trio.CancelScope() as scope:
+            self._running.add(scope)
+            try:
+                return await call_next()
+            finally:
+                self._running.discard(scope)
+                if not self._running:
+                    self._idle.set()
+        ended = f"the server was started again while {request.method} ran"
+        return _failed(request, f"{ended}, because {self._changed} has changed; send it again")
+
+    # Changes of files.
+
+    async def keep_up(self) -> None:
+        """Start the server again after each change, also while it is being started."""
+        attempt = trio.CancelScope()
+        while True:
+            await trio.sleep(_LOOK)
+            if changed := self._watched.look(self._files()):
+                attempt.cancel(reason="a file has changed again")
+                attempt, self._changed = trio.CancelScope(), changed
+                _say(f"{changed} has changed; the server is started again")
+                self._nursery.start_soon(self._start_again, attempt, name="start the server again")
+
+    def _files(self) -> dict[str, float]:
+        self._known = read_report(self._report).files or self._known  # a child may end without a report
+        return dict.fromkeys(self._known, self._started_at) | dict.fromkeys(self._folders, math.inf)
+
+    async def _start_again(self, attempt: trio.CancelScope) -> None:
+        with attempt:
+            async with self._turn:
+                if self._settled.is_set():
+                    self._settled = trio.Event()
+                await self._end_calls()
+                self._started_at = time.time()
+                self._report.unlink(missing_ok=True)
+                try:
+                    if self._over_http:
+                        self._relay.target = await self._start_child()
+                    await self._relay.reopen()
+                except (McpError, trio.TooSlowError) as error:
+                    self._fail(read_report(self._report), error)
+                else:
+                    self._failure, self._folders = "", ()
+                    _say("the server runs")
+                self._settled.set()
+
+    async def _end_calls(self) -> None:
+        """Cancel the calls that run, so that the server stops their handlers."""
+        self._idle = trio.Event()
+        for scope in self._running:
+            scope.cancel(reason="the server is started again")
+        if self._running:
+            with trio.move_on_after(_STEP):
+                await self._idle.wait()
+
+    def _fail(self, report: Report, error: Exception) -> None:
+        reason = report.error or (error.how if hasattr(error, "how") else str(error))
+        self._failure = f"the server could not be started: {reason}. It is started again when a file changes."
+        self._folders = {os.path.dirname(each) for each in report.files or self._known}
+        self._watched.remember(self._folders)
+        _say(self._failure)
+
+    # The child that serves HTTP.
+
+    async def _start_child(self) -> str:
+        """Start a new child in place of the old one.  Returns its URL.
+
+        Raises `ServerExited` if it ends before it listens, and TooSlowError if it does not listen in time.
+        """
+        if self._child is not None:
+            child, self._child = self._child, None
+            await child.aclose()
+        command = [*self._command, "http"]
+        child = await start_child(self._nursery, command, environment="inherit", shutdown_timeout=_STEP)
+        self._child = child
+        self._nursery.start_soon(self._stay, child, name="the output of the server")
+        with trio.fail_after(_START):
+            while not (url := read_report(self._report).url):
+                if child.exit is not None:
+                    raise child.exit
+                await trio.sleep(_STARTING_LOOK)
+        return url
+
+    async def _stay(self, child: Child) -> None:
+        """Copy its standard output to ours, and start it again if it ends by itself."""
+        began = trio.current_time()
+        with suppress(trio.ClosedResourceError, trio.BrokenResourceError):
+            while data := await child.stream.receive_some():
+                sys.stdout.buffer.write(data)
+                sys.stdout.buffer.flush()
+        if child is not self._child or not self._settled.is_set():
+            return  # it was ended, or has not started: then its start fails
+        _say("the server has ended by itself")
+        if trio.current_time() > began + _STABLE:
+            await self._start_again(trio.CancelScope())
+        else:
+            self._fail(Report(), child.exit or SessionClosed("it has closed its output"))
+
+
+def _failed(request: Request, why: str) -> JsonObject:
+    if request.method == "tools/call":
+        return {"content": [{"type": "text", "text": why}], "isError": True}
+    raise RequestError(INTERNAL_ERROR, why)
