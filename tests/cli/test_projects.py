@@ -1,8 +1,10 @@
-"""`new` makes a project that works, and `completion` completes in a real bash."""
+"""`new` makes a project that works, and `completion` completes in a real bash, zsh and fish."""
 
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
 import shutil
 import subprocess
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_cli import ROOT, run
+from tests.peers.installed import needs, tool
 
 # The command line has no other door.
 from trio_mcp.cli.main import COMMANDS, main
@@ -66,28 +69,101 @@ def test_the_completion_has_all_commands_and_options(shell: str, capsys: pytest.
         subprocess.run([shell, "-n"], input=text, text=True, check=True)
 
 
+TYPED = [
+    ("ch", "check"),
+    ("install weather.py --ho", "--host"),
+    ("install weather.py --host c", "claude-code claude-desktop codex cursor"),
+    ("completion z", "zsh"),
+    ("list wea", "weather.py"),
+    ("call weather.py --q", "--quiet"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "weather.py").touch()
+    return tmp_path
+
+
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        ("ch", "check"),
-        ("", " ".join([*COMMANDS, "--help", "--version"])),
-        ("install weather.py --ho", "--host"),
-        ("install weather.py --host c", "claude-desktop claude-code cursor codex"),
-        ("completion z", "zsh"),
-        ("list wea", "weather.py"),
+        *TYPED,
+        ("", " ".join(sorted([*COMMANDS, "--help", "--version"]))),
         ("list --config wea", "weather.py"),
-        ("call weather.py --q", "--quiet"),
         ("list -- true --h", ""),
     ],
 )
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-def test_bash_completes(typed: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bash_completes(typed: str, expected: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "bash"]) == 0
-    (tmp_path / "weather.py").touch()
     words = [*typed.split(), ""] if typed.endswith(" ") or not typed else typed.split()
     script = (
-        capsys.readouterr().out + '\nCOMP_WORDS=(trio-mcp "$@"); COMP_CWORD=$#; _trio_mcp; echo "${COMPREPLY[@]}"\n'
+        capsys.readouterr().out
+        + '\nCOMP_WORDS=(trio-mcp "$@"); COMP_CWORD=$#; _trio_mcp; printf "%s\\n" "${COMPREPLY[@]}"\n'
     )
     command = ["bash", "--norc", "-c", script, "bash", *words]
-    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert (shown.stdout.strip(), shown.stderr) == (expected, "")
+    shown = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    assert (" ".join(sorted(shown.stdout.split())), shown.stderr) == (expected, "")
+
+
+@pytest.mark.parametrize(("typed", "expected"), [*TYPED, ("", " ".join(sorted(COMMANDS)))])
+@pytest.mark.full
+def test_fish_completes(typed: str, expected: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fish = needs("fish", lambda: tool("fish"))
+    assert main(["completion", "fish"]) == 0
+    script = capsys.readouterr().out + f"\ncomplete -C 'trio-mcp {typed}'\n"
+    command = [fish, "--no-config", "-c", script]
+    environ = {**os.environ, "HOME": str(folder)}
+    shown = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=True)
+    assert (" ".join(sorted(line.split("\t")[0] for line in shown.stdout.splitlines())), shown.stderr) == (expected, "")
+
+
+# An interactive shell without a prompt, which prints each completion instead of a menu.
+ZSH = """\
+PROMPT=
+autoload -Uz compinit
+compinit -D -u
+source $HOME/completion
+zstyle ':completion:*' insert-tab false
+compadd() {
+    if [[ ${@[1,(i)(-|--)]} == *-(O|A|D)\\ * ]]; then
+        builtin compadd "$@"
+        return
+    fi
+    local -a hits
+    builtin compadd -A hits "$@"
+    (( $#hits )) && print -rl -- "hit "$^hits
+}
+finished() { print -- finished }
+comppostfuncs=(finished)
+bindkey '^I' complete-word
+print -- ready
+"""
+
+
+@pytest.mark.parametrize(("typed", "expected"), [*TYPED, ("", " ".join(sorted(COMMANDS)))])
+@pytest.mark.full
+def test_zsh_completes(typed: str, expected: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    zsh = needs("zsh", lambda: tool("zsh"))
+    assert main(["completion", "zsh"]) == 0
+    (folder / "completion").write_text(capsys.readouterr().out)
+    (folder / "rc").write_text(ZSH)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(folder)
+        os.execve(zsh, ["zsh", "-f", "-i"], {**os.environ, "HOME": str(folder), "TERM": "dumb"})
+    os.write(terminal, b"source ~/rc\n")
+    read_until(terminal, "\r\nready")
+    os.write(terminal, f"trio-mcp {typed}\t".encode())
+    shown = read_until(terminal, "finished\r\n")
+    os.close(terminal)
+    os.waitpid(pid, 0)
+    assert " ".join(sorted(re.findall(r"hit (\S+)", shown))) == expected
+
+
+def read_until(terminal: int, end: str) -> str:
+    seen = ""
+    while end not in seen:
+        seen += os.read(terminal, 65536).decode()
+    return seen
