@@ -11,7 +11,7 @@ from functools import partial
 
 import attrs
 
-from tests.bench import core, measures
+from tests.bench import commands, core, measures
 from tests.bench.measures import Prepare
 from tests.bench.works import WORKS
 
@@ -245,7 +245,27 @@ def _core() -> list[Row]:
     ]
 
 
-ROWS = [*_stdio(), *_http(), *_works(), *_tasks(), *_scale(), *_listeners(), *_clients(), *_process(), *_core()]
+def _commands() -> list[Row]:
+    listed = "command line, list of a stdio server, by the clock"
+    rows = [Row(listed, "ms", commands.listed, {"ours": Aim(1.5)}, ALONE, warm=False)]
+    for many in (1, 64):
+        name = f"command line, tap, an echo of {many} in flight, by the clock"
+        rows.append(Row(name, "µs", partial(commands.tapped, many), {"ours": Aim(2.0)}, ALONE))
+    return rows
+
+
+ROWS = [
+    *_stdio(),
+    *_http(),
+    *_works(),
+    *_tasks(),
+    *_scale(),
+    *_listeners(),
+    *_clients(),
+    *_process(),
+    *_core(),
+    *_commands(),
+]
 
 
 def chosen(words: Sequence[str]) -> list[Row]:

@@ -35,7 +35,7 @@ from trio_mcp.core import METHOD_NOT_FOUND, MISSING_CLIENT_CAPABILITY, REVISIONS
 from trio_mcp.errors import SessionClosed
 from trio_mcp.relay import open_relay
 from trio_mcp.relay.relay import ASKS, Relay  # the command line opens one of its own
-from trio_mcp.transport.nursery import Block
+from trio_mcp.transport.nursery import Block  # it opens the relay
 from trio_mcp.types import CallToolResult, PromptReference, ResourceReference, Tool
 
 A, B, C, D, E = REVISIONS
