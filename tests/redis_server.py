@@ -13,13 +13,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
+from tests.peers.installed import NotHere, needs, tool
 
-from tests.peers.installed import needs, tool
-
-__all__ = ["RedisServer", "redis_server"]
+__all__ = ["RedisServer", "redis_server", "started_redis"]
 
 PATIENCE = 20.0  # seconds in which it starts or stops
 
@@ -31,7 +30,7 @@ class RedisServer:
         self.path = folder / "redis.sock"
         self.url = f"unix://{self.path}"
         self._command = [
-            *(needs("Redis", lambda: tool("redis-server")), "--port", "0", "--unixsocket", str(self.path)),
+            *(_program(), "--port", "0", "--unixsocket", str(self.path)),
             *("--dir", str(folder), "--appendonly", "yes", "--save", "", "--logfile", str(folder / "log"), *options),
         ]
         self._process: subprocess.Popen[bytes] | None = None
@@ -79,15 +78,31 @@ class RedisServer:
             self.path.unlink(missing_ok=True)
 
 
+def _program() -> str:
+    """Where redis-server is.  Raises `NotHere`, also without coredis."""
+    if find_spec("coredis") is None:
+        raise NotHere("there is no coredis in this environment")
+    return tool("redis-server")
+
+
+@contextmanager
+def started_redis(*options: str) -> Iterator[RedisServer]:
+    """A server for a block, started.  Raises `NotHere`."""
+    folder = Path(tempfile.mkdtemp(prefix="redis-"))
+    try:
+        server = RedisServer(folder, *options)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.kill()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 @contextmanager
 def redis_server(*options: str) -> Iterator[RedisServer]:
-    """A server for a block, started.  Skips the test if redis-server or coredis is not here."""
-    pytest.importorskip("coredis", reason="RedisStore needs coredis")
-    folder = Path(tempfile.mkdtemp(prefix="redis-"))
-    server = RedisServer(folder, *options)
-    try:
-        server.start()
+    """A server for a block, started.  Skips the test if there is none."""
+    needs("Redis", _program)
+    with started_redis(*options) as server:
         yield server
-    finally:
-        server.kill()
-        shutil.rmtree(folder, ignore_errors=True)

@@ -22,6 +22,7 @@ from tests.bench.messages import TEXT, Template, call, encoded, request, with_ta
 from tests.bench.stdio_load import Pipes, Spent, spoken_to
 from tests.bench.subjects import client_command, running, server_command, tasks_command
 from tests.bench.works import WORKS
+from tests.redis_server import started_redis
 
 __all__ = ["Figure", "Measure", "Pace", "Prepare"]
 
@@ -93,6 +94,8 @@ def _stdio_requests(pipes: Pipes, message: Any, sign: bytes, in_flight: int) -> 
 
 def stdio_tasks(store: str, in_flight: int, stack: ExitStack, subject: str) -> Measure:
     """The time until a task is created, has run and its result is fetched, in ms."""
+    if store == "redis":
+        store = stack.enter_context(started_redis()).url
     pipes, ids = stack.enter_context(spoken_to(tasks_command(subject, store), "modern")), count(2_000_000)
     create, pace = Template(encoded(with_tasks(call("modern"))) + b"\n", ids), Pace(WARM)
 

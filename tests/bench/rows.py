@@ -131,9 +131,9 @@ def _works() -> list[Row]:
 
 
 def _tasks() -> list[Row]:
-    """No aim for SQLite: the disk decides."""
+    """No aim for SQLite and Redis: the disk decides, and the other process."""
     rows = []
-    for store in ("memory", "sqlite"):
+    for store in ("memory", "sqlite", "redis"):
         name = f"stdio, tasks in {store}, created, finished and fetched, 64 in flight"
         aims = {"ours": Aim(peer=1.0) if store == "memory" else Aim()}
         subjects = ("ours", "python") if store == "memory" else ("ours",)
