@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -368,7 +368,81 @@ async def test_a_store_that_fails_is_tried_again(
         assert await keeper.find("t-1") is not None
 
 
-async def broken(*_: object) -> None:
+@pytest.fixture
+def away(make: Make, inline: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextManager[None]]:
+    """A block in which no method of the stores works."""
+
+    @contextmanager
+    def block() -> Iterator[None]:
+        with monkeypatch.context() as patch:
+            for name in ("add", "get", "replace", "delete", "list", "sweep", "lease", "claim", "changes"):
+                patch.setattr(type(make()), name, broken)
+            yield
+
+    return block
+
+
+async def test_handlers_go_on_when_the_store_is_back(
+    make: Make, away: Callable[[], AbstractContextManager[None]], autojump_clock: MockClock
+) -> None:
+    answers: dict[str, Any] = {}
+    async with kept(make) as keeper, kept(make) as other, trio.open_nursery() as nursery:
+        ended, asking = await begun(keeper, "ended"), await begun(keeper, "asking")
+
+        async def ask() -> None:
+            answers.update(await asking.ask([NAME]))
+
+        with away():
+            nursery.start_soon(ended.finish, RESULT)
+            await asking.note("not stored")
+            nursery.start_soon(ask)
+            await trio.sleep(3 * keepers.LEASE)  # all leases are old
+        await until(keeper, TaskStatus.COMPLETED, "ended")
+        task = await until(other, TaskStatus.INPUT_REQUIRED, "asking")
+        assert task.message != "not stored"
+        await trio.sleep(3 * keepers.LEASE)
+        assert not asking.over  # no other process has taken it over
+        with away():
+            await trio.sleep(2)
+        await other.update({"taskId": "asking", "inputResponses": {"name": ANN}}, "ann")
+        await trio.sleep(keepers.LEASE)
+        assert answers == {"name": ANN}
+
+
+async def test_clients_are_told_that_the_store_is_away(
+    make: Make, away: Callable[[], AbstractContextManager[None]], autojump_clock: MockClock
+) -> None:
+    params = {"taskId": "t-1", "inputResponses": {}}
+    async with kept(make) as keeper:
+        await begun(keeper)
+        for ask in (
+            partial(keeper.add, new("t-2"), "principal ann"),
+            partial(keeper.get, params, "ann", CORE_TASKS),
+            partial(keeper.update, params, "ann"),
+            partial(keeper.cancel, params, "ann", CORE_TASKS),
+            partial(keeper.list, {}, "principal ann", lambda task: True),
+        ):
+            with away(), pytest.raises(RequestError, match="the store of the tasks does not work; try again later"):
+                await ask()
+        with away():
+            await keeper.drop("t-1")
+        assert await keeper.find("t-1") is not None
+
+
+async def test_a_run_ends_without_its_store(
+    make: Make, away: Callable[[], AbstractContextManager[None]], autojump_clock: MockClock
+) -> None:
+    with trio.fail_after(20), ExitStack() as stack:
+        async with kept(make) as keeper, trio.open_nursery() as nursery:
+            host = await begun(keeper)
+            stack.enter_context(away())
+            nursery.start_soon(host.finish, RESULT)
+            await trio.sleep(2)
+            nursery.cancel_scope.cancel()
+        assert not keeper._hosts
+
+
+async def broken(*_: object, **options: object) -> None:
     await trio.lowlevel.checkpoint()
     raise StoreFailed("the disk is full")
 

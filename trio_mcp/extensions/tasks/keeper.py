@@ -9,6 +9,10 @@ handlers that wait for an answer, stops those whose task was cancelled, and tell
 
 While a task runs, its row names this process as its holder.  A process renews its lease; if it dies, another one (or
 the next one on the same file) claims its tasks, runs those again whose tool has `replay=True`, and fails the others.
+
+A store may be away for a while.  Then the requests of clients fail, with an error that says so; handlers that ask and
+outcomes wait until it is back; status messages are dropped.  All leases are old by then, so each process renews its own
+before any claims the tasks of others.
 """
 
 from __future__ import annotations
@@ -16,7 +20,8 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
@@ -72,6 +77,16 @@ def wall_time() -> float:
     return wall()
 
 
+@contextmanager
+def _for_clients() -> Iterator[None]:
+    """Tell a client that the store fails.  The cause is in the log alone: it may name machines and files."""
+    try:
+        yield
+    except StoreFailed as error:
+        _log.error("%s", error)
+        raise RequestError(INTERNAL_ERROR, "the store of the tasks does not work; try again later") from error
+
+
 class Keeper:
     """Keeps tasks in a store, follows their changes, and recovers tasks of processes that have ended.
 
@@ -89,6 +104,7 @@ class Keeper:
         self._hosts: dict[str, TaskHost] = {}
         self._watched: dict[str, set[trio.Event]] = {}
         self._ready = trio.Event()
+        self._claims_from = -inf
         self.followed: Container[str] = ()
         """The tasks of which `on_change` is to hear."""
         self.on_change: Callable[[TaskRecord], object] = lambda task: None
@@ -108,14 +124,21 @@ class Keeper:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._follow, number)
                     while True:
-                        await self._keep_up()
-                        await trio.sleep(_PERIOD)
+                        works = await self._keep_up()
+                        await trio.sleep(_PERIOD if works else _AGAIN)
             finally:
                 with trio.CancelScope(deadline=trio.current_time() + _CLOSING, shield=True):
-                    await self._store.lease(self._holder, -inf)  # the next process need not wait for the lease
+                    await self._end_lease()
 
-    async def _keep_up(self) -> None:
-        """Renew the lease, sweep, and recover the tasks of processes that have ended."""
+    async def _end_lease(self) -> None:
+        """Let the next process not wait for the lease."""
+        try:
+            await self._store.lease(self._holder, -inf)
+        except StoreFailed as error:
+            _log.error("%s", error)
+
+    async def _keep_up(self) -> bool:
+        """Renew the lease, sweep, and recover the tasks of processes that have ended.  False if the store fails."""
         try:
             now = wall()
             await self._store.lease(self._holder, now + LEASE)
@@ -125,11 +148,16 @@ class Keeper:
                 if host.expires <= now:
                     host.stop("the ttl of the task has passed")
                     self.on_gone(host.id)
-            while rows := await self._store.claim(self._kind, self._holder, now, _CLAIMED):
+            while now >= self._claims_from and (
+                rows := await self._store.claim(self._kind, self._holder, now, _CLAIMED)
+            ):
                 for row in rows:
                     await self._take_over(_read(row))
         except StoreFailed as error:
             _log.error("%s", error)
+            self._claims_from = wall() + _PERIOD
+            return False
+        return True
 
     async def _take_over(self, task: TaskRecord) -> None:
         """Run a task again that another process ran, or fail it."""
@@ -143,10 +171,11 @@ class Keeper:
         """Act on each change in the store."""
         while True:
             try:
-                number, names = await self._store.changes(number)
+                last, names = await self._store.changes(number)
                 for kind, key in names:
                     if kind == self._kind and (key in self._hosts or key in self._watched or key in self.followed):
                         await self._see(key)
+                number = last
             except StoreFailed as error:
                 _log.error("%s", error)
                 await trio.sleep(_AGAIN)
@@ -175,14 +204,15 @@ class Keeper:
         owner, each = ("", inf) if holder is None else (str(holder), self._limits.tasks_each)
         row = Row(self._kind, task.id, self._body(task), owner, task.created, task.expires, self._holder)
         try:
-            await self._store.add(row, each=each, total=self._limits.tasks)
+            with _for_clients():
+                await self._store.add(row, each=each, total=self._limits.tasks)
         except StoreFull as error:
             limit = {"each": "Limits.tasks_each", "total": "Limits.tasks"}.get(error.limit, "max_bytes of the store")
             raise RequestError(INTERNAL_ERROR, f"there is no room for more tasks ({limit}); try again later") from None
 
     async def drop(self, id: str) -> None:
         """Delete a task of which no client knows."""
-        with trio.CancelScope(deadline=trio.current_time() + _CLOSING, shield=True):
+        with trio.CancelScope(deadline=trio.current_time() + _CLOSING, shield=True), suppress(StoreFailed):
             await self._store.delete(self._kind, id)
 
     def host(self, host: TaskHost) -> None:
@@ -238,9 +268,10 @@ class Keeper:
             while True:
                 changed = trio.Event()
                 watchers.add(changed)
-                task = await self.find(id)
-                if task is None or done(task):
-                    return task
+                with suppress(StoreFailed):  # `_follow` logs it
+                    task = await self.find(id)
+                    if task is None or done(task):
+                        return task
                 with trio.move_on_after(_PERIOD):  # a task that expires changes no row
                     await changed.wait()
                 watchers.discard(changed)
@@ -253,21 +284,24 @@ class Keeper:
 
     async def get(self, params: Mapping[str, Any], principal: Any, form: TaskForm) -> JsonObject:
         """Serve tasks/get."""
-        return form.detailed(await self.owned(read_task_id(params), principal))
+        with _for_clients():
+            return form.detailed(await self.owned(read_task_id(params), principal))
 
     async def update(self, params: Mapping[str, Any], principal: Any) -> JsonObject:
         """Serve tasks/update."""
-        task, responses = await self.owned(read_task_id(params), principal), params.get("inputResponses")
-        if not isinstance(responses, dict):
-            raise RequestError(INVALID_PARAMS, "inputResponses must be an object")
-        await self.step(task.id, lambda task: task.answer(responses, wall()))
+        with _for_clients():
+            task, responses = await self.owned(read_task_id(params), principal), params.get("inputResponses")
+            if not isinstance(responses, dict):
+                raise RequestError(INVALID_PARAMS, "inputResponses must be an object")
+            await self.step(task.id, lambda task: task.answer(responses, wall()))
         return {}
 
     async def cancel(self, params: Mapping[str, Any], principal: Any, form: TaskForm) -> JsonObject:
         """Serve tasks/cancel.  task-46: the record is cancelled when this returns."""
-        task = await self.owned(read_task_id(params), principal)
-        form.refuse_cancel(task)
-        step = await self.step(task.id, lambda task: task.cancel(wall()))
+        with _for_clients():
+            task = await self.owned(read_task_id(params), principal)
+            form.refuse_cancel(task)
+            step = await self.step(task.id, lambda task: task.cancel(wall()))
         if step is None:
             raise unknown_task(task.id)
         if step.deed is TaskDeed.NOTHING:
@@ -286,7 +320,8 @@ class Keeper:
         found: list[TaskRecord] = []
         more, now = True, wall()
         while more and len(found) <= _PAGE:
-            rows = await self._store.list(self._kind, "" if holder is None else str(holder), after, _PAGE)
+            with _for_clients():
+                rows = await self._store.list(self._kind, "" if holder is None else str(holder), after, _PAGE)
             more = len(rows) == _PAGE
             found += [task for task in map(_read, rows) if task.expires > now and belongs(task)]
             after = (rows[-1].created, rows[-1].key) if rows else after
@@ -322,16 +357,19 @@ class TaskHost:
         self.cancel(reason)
 
     async def _step(self, take: Callable[[TaskRecord], TaskStep]) -> None:
-        if self._abandoned:
-            keys, self._abandoned = self._abandoned, frozenset()
+        if keys := self._abandoned:
             await self._keeper.step(self.id, lambda task: task.withdraw(keys, wall()), ours=True)
+            self._abandoned -= keys
         step = await self._keeper.step(self.id, take, ours=True)
         if step is None or (step.deed is TaskDeed.NOTHING and step.task.terminal):
             self.stop("the task has ended, or another process has taken it over")
 
     async def note(self, message: str) -> None:
         """Set the status message."""
-        await self._step(lambda task: task.note(message, wall()))
+        try:
+            await self._step(lambda task: task.note(message, wall()))
+        except StoreFailed as error:
+            _log.error("%s", error)
 
     async def progress(self, progress: float, total: float | None, message: str | None) -> None:
         """Show the message of a progress report as the status message, at most once in an interval of polls."""
@@ -348,7 +386,13 @@ class TaskHost:
     async def ask(self, questions: Sequence[Question]) -> Mapping[str, JsonObject]:
         """Open questions, and return their answers by key.  Raises `SessionClosed` if one is withdrawn."""
         keys = frozenset(each.key for each in questions)
-        await self._step(lambda task: task.ask(questions, wall()))
+        while True:
+            try:
+                await self._step(lambda task: task.ask(questions, wall()))
+                break
+            except StoreFailed as error:
+                _log.error("%s", error)
+                await trio.sleep(_AGAIN)
         try:
             task = await self._keeper.watch(
                 self.id, lambda task: not any(each.key in keys for each in task.questions) or task.terminal
@@ -366,23 +410,28 @@ class TaskHost:
         if self.over:
             return
         self.over = True
-        # The run may be about to end.
-        with trio.CancelScope(deadline=trio.current_time() + _CLOSING, shield=True):
+        try:
             while True:
-                try:
-                    await self._store(outcome)
-                    break
-                except StoreFailed as error:
-                    _log.error("%s", error)
-                    await trio.sleep(_AGAIN)
-                except StoreFull:
-                    outcome = RequestError(INTERNAL_ERROR, "the store has no room for the result of this task")
-                except RequestError as error:  # the result is too large
-                    outcome = error
-                except (TypeError, ValueError):
-                    _log.exception("the result of a task cannot be written as JSON")
-                    outcome = RequestError(INTERNAL_ERROR, "the task failed; the server's log says why")
-        self._keeper.release(self)
+                # The run may be about to end.
+                with trio.CancelScope(deadline=trio.current_time() + _CLOSING, shield=True):
+                    try:
+                        await self._store(outcome)
+                        break
+                    except StoreFailed as error:
+                        _log.error("%s", error)
+                    except StoreFull:
+                        outcome = RequestError(INTERNAL_ERROR, "the store has no room for the result of this task")
+                        continue
+                    except RequestError as error:  # the result is too large
+                        outcome = error
+                        continue
+                    except (TypeError, ValueError):
+                        _log.exception("the result of a task cannot be written as JSON")
+                        outcome = RequestError(INTERNAL_ERROR, "the task failed; the server's log says why")
+                        continue
+                await trio.sleep(_AGAIN)
+        finally:
+            self._keeper.release(self)
 
     async def _store(self, outcome: JsonObject | RequestError) -> None:
         if isinstance(outcome, RequestError):
