@@ -779,3 +779,14 @@ def test_a_change_is_shown_in_a_few_words() -> None:
         repr([TOOLS_CHANGED, resource_updated("notes://Oslo")]) == "[Change(TOOLS), Change(RESOURCE, 'notes://Oslo')]"
     )
     assert len(repr(resource_updated("x" * 1_000_000))) < 120
+
+
+def test_the_changes_that_are_listened_to_are_known() -> None:
+    listeners: Listeners[str] = Listeners()
+    assert (listeners.changes, listeners.changes_of("s")) == ((), ())
+    listeners.add_session("s", EVERYTHING)
+    listeners.subscribe("s", {"uri": A.item})
+    listeners.add_session("t", {"tools": {"listChanged": True}})
+    assert set(listeners.changes) == {TOOLS_CHANGED, PROMPTS_CHANGED, RESOURCES_CHANGED, A}
+    assert set(listeners.changes_of("s")) == set(listeners.changes)
+    assert listeners.changes_of("t") == (TOOLS_CHANGED,)

@@ -300,6 +300,13 @@ def test_ids_grow_by_one_and_others_are_unknown() -> None:
     assert mistakes(peer.receive(Response(3, {}), 0)) == ["no request of ours has the id 3"]
 
 
+def test_ids_may_begin_with_another_number() -> None:
+    peer = Peer(Role.SERVER)
+    peer.count_from(5000)
+    assert [peer.request("ping"), peer.request("ping")] == [5000, 5001]
+    assert peer.receive(Response(7, {}), 0) == []  # of another process: late here
+
+
 def test_what_goes_on_between_two_sides_under_equal_ids_is_kept_apart() -> None:
     one, two = Peer(CLIENT), Peer(SERVER)
     assert one.request("tools/call") == two.request("roots/list") == 1

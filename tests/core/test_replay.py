@@ -228,3 +228,11 @@ def test_a_log_forgets_its_own_events_where_its_session_has_no_room() -> None:
     assert replayed(log, first) is None
     assert replayed(log, second) == [b"x" * 100, b"y" * 100]
     assert replayed(log, third) == [b"y" * 100]
+
+
+def test_the_streams_of_one_of_several_logs_have_names_of_their_own() -> None:
+    log = MemoryEventLog(prefix="x.")
+    stream = log.open()
+    assert (stream, log.append(stream, [b"a"])) == ("x.1", ["x.1-0"])
+    assert stream in log
+    assert "x.2" not in log

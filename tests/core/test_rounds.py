@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ from trio_mcp.core import (
     UsageError,
     input_required,
     read_answers,
+    read_keys,
 )
 
 EVERYTHING = {"elicitation": {"form": {}, "url": {}}, "sampling": {"tools": {}}, "roots": {}}
@@ -469,8 +471,24 @@ def test_who_does_not_own_a_state_learns_nothing_about_it() -> None:
     assert {code for code, _ in told.values()} == {INVALID_PARAMS}
     assert told[StateRefusal.MALFORMED] == told[StateRefusal.BAD_SEAL] == told[StateRefusal.OTHER_PRINCIPAL]
     assert told[StateRefusal.OTHER_METHOD] == told[StateRefusal.OTHER_PARAMS]
-    assert len(set(told.values())) == 5
+    assert len(set(told.values())) == 6
     assert all(each.error.data is None for each in StateRefusal)
+
+
+def test_a_fingerprint_tells_keys_apart_and_not_what_they_are() -> None:
+    one, other = os.urandom(32), os.urandom(32)
+    both = StateSealer([one, other]).fingerprints
+    assert both == (*StateSealer([one]).fingerprints, *StateSealer([other]).fingerprints)
+    assert len(set(both)) == 2
+    assert one.hex()[:8] not in both[0]
+
+
+def test_keys_are_read_from_digits() -> None:
+    assert read_keys("00ff, 0A\n", "KEYS") == [b"\0\xff", b"\n"]
+    for wrong in ("secret", "0", "00ff,secret"):
+        with pytest.raises(UsageError, match="KEYS must have keys in hexadecimal") as caught:
+            read_keys(wrong, "KEYS")
+        assert wrong not in str(caught.value) or wrong == "0"
 
 
 def test_each_round_of_a_call_has_a_state_of_its_own() -> None:

@@ -16,7 +16,8 @@ from trio_mcp.stores import SQLiteStore
 
 
 def make_server(folder: Path) -> Server:
-    server = Server("mortal", store=SQLiteStore(folder / "tasks.db"), limits=Limits(tasks=200_000, tasks_each=200_000))
+    limits = Limits(tasks=200_000, tasks_each=200_000)
+    server = Server("mortal", store=SQLiteStore(folder / "tasks.db"), state_keys=[bytes(32)], limits=limits)
     runs = os.open(folder / "runs", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     @server.tool(task="required")

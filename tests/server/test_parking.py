@@ -427,7 +427,7 @@ def test_whatever_comes_as_a_state_is_refused(state: object) -> None:
     async def check() -> None:
         ctx = context({**IT, "requestState": state})
         with pytest.raises(RequestError) as caught:
-            Parking(StateSealer([KEY]), Limits()).retry(ctx)
+            await Parking(StateSealer([KEY]), Limits()).retry(ctx)
         assert (caught.value.code, caught.value.message) == (-32602, NOT_YOURS)
 
     trio.run(check)
@@ -470,11 +470,11 @@ async def test_a_state_is_good_for_some_minutes_whatever_the_clock_of_the_loop_s
     now += Limits().parked_seconds
     for asked in (asking, returned):
         with pytest.raises(RequestError, match=EXPIRED):
-            parking.retry(context(again(asked)))
+            await parking.retry(context(again(asked)))
     assert len(parking.calls) == 1
     now -= 1
-    assert parking.retry(context(again(asking))) is place
-    assert parking.retry(context(again(returned))) is None
+    assert await parking.retry(context(again(asking))) is place
+    assert await parking.retry(context(again(returned))) is None
 
 
 async def test_a_principal_is_known_by_a_name(autojump_clock: MockClock) -> None:
@@ -1238,5 +1238,5 @@ async def test_a_place_is_told_what_became_of_it(autojump_clock: MockClock) -> N
     parking.give_up(place)
     assert len(parking.calls) == 0
     with pytest.raises(RequestError, match="has been used"):
-        parking.retry(context(again(asking)))
+        await parking.retry(context(again(asking)))
     assert not place.resumed.is_set()

@@ -95,6 +95,7 @@ def build(book: Book, limits: Limits = LIMITS, *, anew: bool = True) -> Server:
         ),
         _At(book),
     )
+    server._shares_store = False  # a world has one process at a time, whose sessions end with it
     _add_quick_tools(server, at)
     _add_slow_tools(server, at)
     _add_tasks(server, at)

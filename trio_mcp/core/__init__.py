@@ -100,7 +100,7 @@ else:
             ),
             "rounds": (
                 "Answers MAX_ROUNDS MAX_STATE_CHARS Question Rounds "
-                "SealedState StateRefusal StateSealer input_required is_complete read_answers"
+                "SealedState StateRefusal StateSealer input_required is_complete read_answers read_keys"
             ),
             "sampling": "check_sampling",
             "session": "Call Notice Offer Opened ServerProtocol SessionAgreed SessionProtocol",

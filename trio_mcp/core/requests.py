@@ -510,6 +510,10 @@ class Peer:
         params, more = self._check_call(method, params or {}, progress, about, undeclared)
         return self._send_request(method, params, more, deadline, progress, about)
 
+    def count_from(self, id: int) -> None:
+        """Let the ids of our requests begin with this number, if several processes make requests in one session."""
+        self._next_id = id
+
     def _check_call(
         self, method: str, params: JsonObject, progress: bool, about: Id | None, undeclared: bool
     ) -> tuple[JsonObject, CachedResult | None]:

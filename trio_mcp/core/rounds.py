@@ -59,7 +59,7 @@ from trio_mcp.core.revisions import Capability, Revision, capability_object, mis
 
 __all__ = [
     "MAX_ROUNDS", "MAX_STATE_CHARS", "Answers", "Question", "Rounds", "SealedState", "StateRefusal", "StateSealer",
-    "input_required", "is_complete", "read_answers",
+    "input_required", "is_complete", "read_answers", "read_keys",
 ]  # fmt: skip
 
 MAX_STATE_CHARS = 1024 * 1024
@@ -220,6 +220,7 @@ class StateRefusal(enum.Enum):
     OTHER_PARAMS = enum.auto()
     SPENT = enum.auto()  # this instance parked its handler, which is not parked any more
     ELSEWHERE = enum.auto()  # another instance parked its handler, or this one before a restart
+    HOLDER_GONE = enum.auto()  # the replica that parked its handler has ended
 
     @property
     def error(self) -> RequestError:
@@ -240,6 +241,7 @@ _REFUSALS: Mapping[StateRefusal, str] = {
     StateRefusal.OTHER_METHOD: _NOT_THIS,
     StateRefusal.OTHER_PARAMS: _NOT_THIS,
     StateRefusal.SPENT: "requestState has been used or has expired: send the request again without it",
+    StateRefusal.HOLDER_GONE: "The process that held this call has ended: send the request again without requestState",
     StateRefusal.ELSEWHERE: "The call of this requestState does not wait here: send the request again without it",
 }
 
@@ -297,6 +299,11 @@ class StateSealer:
             )
         self._keys = tuple(keys)
 
+    @property
+    def fingerprints(self) -> tuple[str, ...]:
+        """A short text for each key, in their order.  It differs for each key, and tells nothing about it."""
+        return tuple(hmac.digest(key, b"trio_mcp fingerprint 1", "sha256")[:8].hex() for key in self._keys)
+
     def seal(self, state: SealedState, method: str, params: Mapping[str, Any], principal: str | None) -> str:
         """Return the `requestState` with which `principal` can retry this request.
 
@@ -347,6 +354,15 @@ class StateSealer:
         if not any(hmac.compare_digest(seal, _seal(key, payload)) for key in self._keys):
             return StateRefusal.BAD_SEAL
         return payload
+
+
+def read_keys(text: str, where: str) -> list[bytes]:
+    """Read keys in hexadecimal digits, with commas between them.  `where` names the text in the error."""
+    try:
+        return [bytes.fromhex(each) for each in text.split(",")]
+    except ValueError:  # the error must not repeat a part of a key
+        why = "keys in hexadecimal digits, with a comma between two keys; `openssl rand -hex 32` makes one"
+        raise UsageError(f"{where} must have {why}") from None
 
 
 def _seal(key: bytes, payload: bytes) -> bytes:

@@ -182,6 +182,16 @@ class Listeners(Generic[K]):
     def __contains__(self, key: K) -> bool:
         return key in self._listeners
 
+    @property
+    def changes(self) -> tuple[ChangeEvent, ...]:
+        """All changes that have a listener."""
+        return tuple(self._by_change)
+
+    def changes_of(self, key: K) -> tuple[ChangeEvent, ...]:
+        """The changes of one listener."""
+        listener = self._listeners.get(key)
+        return () if listener is None else listener.changes
+
     # Modern.
 
     def listen(

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from trio_mcp.server.dispatch import *
     from trio_mcp.server.entries import *
     from trio_mcp.server.extensions import *
+    from trio_mcp.server.forwarding import *
     from trio_mcp.server.handlers import *
     from trio_mcp.server.media import *
     from trio_mcp.server.parking import *
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from trio_mcp.server.questions import *
     from trio_mcp.server.raw_entries import *
     from trio_mcp.server.registry import *
+    from trio_mcp.server.replicas import *
     from trio_mcp.server.resources import *
     from trio_mcp.server.results import *
     from trio_mcp.server.run import *
@@ -41,6 +43,7 @@ else:
                 "Agree Background ExtensionRegistry Listener ServerExtension agree candidates entry_for notify_client "
                 "offered_by request_client start_subscription"
             ),
+            "forwarding": "SharedParking",
             "handlers": "Arguments BadArguments Handler RunMode arguments_of raw typed",
             "media": "audio file image",
             "parking": "ParkedCall Parking PendingQuestion",
@@ -50,6 +53,7 @@ else:
             "questions": "Elicit ElicitUrl Inquiry ListRoots Sample UrlElicitationRequired",
             "raw_entries": "raw_entry",
             "registry": "CAPABILITIES Catalog EntryRoute Filter Mount",
+            "replicas": "LEASE QUICKLY Replica wall_time",
             "resources": "resource_of resource_result",
             "results": "BadResult InputRequired OutputSchema ToolError tool_failure tool_result",
             "run": "Rates Run RunMember Statistics Threads drained no_threads",

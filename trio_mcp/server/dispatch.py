@@ -389,7 +389,7 @@ class Dispatcher:
                 raise ResourceNotFound(uri)
             if not server.remote and server.relays("resources") and server.find_resource(uri) is None:
                 return await self._relayed(server, ctx, request, "resources", uri)
-        return self._run.publisher.subscribe(link, ctx.request)
+        return await link.watch(ctx.request)
 
     def may_subscribe(self, ctx: Context, uri: str) -> bool:
         """Whether this client may subscribe to updates of a resource.

@@ -135,14 +135,16 @@ class ParkedCall:
 class Parking:
     """Asks the questions of the handlers of one run, and keeps the handlers that wait for a retry."""
 
-    def __init__(self, sealer: StateSealer, limits: Limits, *, wall: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self, sealer: StateSealer, limits: Limits, *, wall: Callable[[], float] | None = None, name: str | None = None
+    ) -> None:
         self._sealer = sealer
         self._ttl = limits.parked_seconds
         self._each = limits.parked_each
         self._shares = Shares(limits.parked)
         # A handle with this prefix was made here, so a spent one is known without a list of them.  It is not a secret:
         # it comes back in a sealed state.
-        self._prefix = f"{secrets.token_urlsafe(12)}."
+        self._prefix = f"{secrets.token_urlsafe(12) if name is None else name}."
         self._last = 0
         self.calls: dict[str, ParkedCall] = {}
         """The parked handlers by their handles, in the order of their deadlines."""
@@ -353,18 +355,26 @@ class Parking:
 
     # Retries.
 
-    def retry(self, ctx: Context) -> ParkedCall | JsonObject | None:
+    async def retry(self, ctx: Context) -> ParkedCall | JsonObject | None:
         """Process a retry: a request with a `requestState`.
 
         Returns the parked call that continues now, or a result that asks for missing answers.  Returns None if the
         caller must start the handler; `ctx` then has the answers and the state.
 
-        Raises the RequestError for the client if the retry is refused; then no state has changed.
+        Raises the RequestError for the client if the retry is refused; then no state has changed.  Not a checkpoint.
         """
+        return self._continue(ctx, self._open(ctx))
+
+    def _open(self, ctx: Context) -> SealedState:
+        """Open the state of a retry.  Raises the RequestError for the client if it is refused."""
         params, method = ctx.request.params, ctx.request.method
         state = self._sealer.open(params["requestState"], method, params, ctx.principal, self._wall())
         if isinstance(state, StateRefusal):
             raise state.error
+        return state
+
+    def _continue(self, ctx: Context, state: SealedState) -> ParkedCall | JsonObject | None:
+        params, method = ctx.request.params, ctx.request.method
         parked = None if state.handle is None else self.calls.get(state.handle)
         if parked is None:
             if state.handle is not None:

@@ -110,6 +110,16 @@ class Publisher:
             self._changes[change, reaches] = None
             self._changed.set()
 
+    def publish_all(self) -> None:
+        """Queue all changes that have a listener: notices were lost, so each of them may have happened."""
+        for change in self.listeners.changes:
+            self.publish(change)
+
+    def tell_all(self, session: ServerSession) -> None:
+        """Tell a legacy session of all changes that it listens to."""
+        for change in self.listeners.changes_of(ListenerKey(session, None)):
+            session.tell_change(change.notification(), None)
+
     async def run(self) -> None:
         """Publish queued changes, until it is cancelled."""
         while True:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from trio_mcp.server.parking import ParkedCall, Parking
     from trio_mcp.server.publishing import ListenerKey, Publisher, Watcher
     from trio_mcp.server.registry import Catalog
+    from trio_mcp.server.replicas import Replica
     from trio_mcp.server.server import Server
     from trio_mcp.server.session import ServerSession
 
@@ -122,6 +123,9 @@ class Run:
         self._subscribed = trio.Event()  # set when there is a publisher
         self._thread = threading.get_ident()
         self._token = trio.lowlevel.current_trio_token()
+        self._sharing = trio.Lock()
+        self.replica: Replica | None = None
+        """The place of this run among the replicas of its server; see `share`."""
         self._parking: Parking | None = None
         self._asked = trio.Event()  # set when there is a `Parking`
         self.dispatcher = Dispatcher(self, catalog, lifespans)
@@ -166,12 +170,40 @@ class Run:
             self._publisher.forget(session)
 
     def publish(self, change: ChangeEvent, reaches: Callable[[Any], bool] | None = None) -> None:
-        """Notify the listeners of a change, of the connections for which `reaches` returns True.  From any thread."""
+        """Notify the listeners of a change, of the connections for which `reaches` returns True.  From any thread.
+
+        Listeners of other replicas are notified, too.  A change with `reaches` came from another server, which notifies
+        each replica itself.
+        """
         if threading.get_ident() != self._thread:
             with suppress(trio.RunFinishedError):  # all listeners have ended with the run
                 self._token.run_sync_soon(self.publish, change, reaches, idempotent=True)
-        elif self._publisher is not None or self._sessions:
+            return
+        if self.replica is not None and reaches is None:
+            self.replica.announce(change)
+        self.publish_here(change, reaches)
+
+    def publish_here(self, change: ChangeEvent | None, reaches: Callable[[Any], bool] | None = None) -> None:
+        """Notify the listeners of this process.  None stands for every change that has a listener."""
+        if self._publisher is None and not self._sessions:
+            return
+        if change is None:
+            self.publisher.publish_all()
+        else:
             self.publisher.publish(change, reaches)
+
+    # Replicas.
+
+    async def share(self) -> None:
+        """Join the replicas of this server, if it was given a store that they may share.
+
+        Raises `CannotServe` if its keys differ from theirs, and `StoreFailed`.
+        """
+        async with self._sharing:
+            if self.server._shares_store and self.replica is None:
+                from trio_mcp.server.replicas import Replica
+
+                self.replica = await self.nursery.start(Replica.run, Replica(self))
 
     # Questions.
 
@@ -179,9 +211,14 @@ class Run:
     def parking(self) -> Parking:
         """Asks the questions of handlers; made with the first question or retry, because most servers ask nothing."""
         if self._parking is None:
-            from trio_mcp.server.parking import Parking
+            if self.replica is not None:
+                from trio_mcp.server.forwarding import SharedParking
 
-            self._parking = Parking(self.server._sealer, self.limits)
+                self._parking = SharedParking(self, self.replica)
+            else:
+                from trio_mcp.server.parking import Parking
+
+                self._parking = Parking(self.server._sealer, self.limits)
             self._asked.set()
         return self._parking
 

@@ -107,10 +107,11 @@ class Server(metaclass=WithOtherNames):
     - `threads`: the number of plain (`def`) functions that may run at once.
     - `limits`: bounds for messages, calls and memory; see `Limits`.
     - `store`: keeps the tasks of tools with `task=`; by default a `MemoryStore`.  With an `SQLiteStore` they survive
-      the process.
+      the process.  Processes that serve HTTP and share a store are replicas: any of them serves any request.
     - `state_keys`: keys of 32 random bytes or more.  In 2026-07-28 a call that asks the user sends its state to the
       client, which returns it with the answer.  The keys protect this state against changes.  Give the same keys to
-      every replica.  By default the server makes one random key.
+      every replica.  By default they come from the environment variable TRIO_MCP_STATE_KEYS (hexadecimal digits, and a
+      comma between two keys), and without it the server makes one random key.
 
     Raises `UsageError` for an option with a wrong type or value.
     """
@@ -168,6 +169,12 @@ class Server(metaclass=WithOtherNames):
         if store is not None and not hasattr(store, "claim"):
             raise UsageError(f'store must be a store, got {_kind_of(store)}; write SQLiteStore("tasks.db")')
         self._store = store
+        self._shares_store = store is not None
+        if state_keys is None and (text := os.environ.get("TRIO_MCP_STATE_KEYS")) is not None:
+            from trio_mcp.core.rounds import read_keys
+
+            state_keys = read_keys(text, "TRIO_MCP_STATE_KEYS")
+        self._own_keys = state_keys is None
         self._state_keys = state_keys if state_keys is not None else [os.urandom(32)]
         if state_keys is not None:
             self._sealer  # noqa: B018  # so that wrong keys raise now

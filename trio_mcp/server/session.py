@@ -175,6 +175,8 @@ class ServerSession:
     """The running handlers of notifications, in order; None if there was none."""
     listeners: dict[Id, Listener] | None = None
     """The listen requests that extensions send notifications to; None if there was none."""
+    name: str | None = None
+    """A name of the session that all replicas have for it; None if it has only this process."""
 
     def __init__(
         self,
@@ -429,7 +431,7 @@ class ServerSession:
         # A function of its own, so that no frame of a traceback holds the error that is returned, or a cancellation.
         try:
             if _is_retry(ctx.request, ctx._terms):
-                back = self._run.parking.retry(ctx)
+                back = await self._run.parking.retry(ctx)
                 if back is not None:
                     # Nothing is sent for a handler that continues: its context has the request now.
                     return back if isinstance(back, dict) else back.resume(ctx)
@@ -606,6 +608,10 @@ class ServerSession:
             self._answer(ctx, error)
             return None
         return self.subscribe(ctx, NOTHING)
+
+    async def watch(self, request: Request) -> JsonObject:
+        """Serve a legacy request to subscribe or unsubscribe."""
+        return self._run.publisher.subscribe(self, request)
 
     def subscribe(self, ctx: Context, agreed: Mapping[str, Json]) -> str | None:
         """Start a subscription, as `_listen`.  `agreed` has the members of the filter that belong to extensions."""

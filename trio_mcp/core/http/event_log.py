@@ -98,11 +98,12 @@ class MemoryEventLog:
     """An `EventLog` in the memory of this process, limited in events and in bytes.
 
     The bytes are charged to `account`, with an overhead for each event.  If the account's holder needs the memory for
-    other purposes, the oldest events are forgotten first.
+    other purposes, the oldest events are forgotten first.  The names of its streams begin with `prefix`.
     """
 
-    def __init__(self, limits: Limits | None = None, account: Account | None = None) -> None:
+    def __init__(self, limits: Limits | None = None, account: Account | None = None, prefix: str = "") -> None:
         self._limits = limits or Limits()
+        self._prefix = prefix
         self._account = account
         self._streams: dict[str, _StreamLog] = {}
         self._order: deque[_StreamLog] = deque()  # the stream of each kept event, oldest event first
@@ -111,7 +112,7 @@ class MemoryEventLog:
 
     def open(self) -> str:
         self._opened += 1
-        name = str(self._opened)
+        name = f"{self._prefix}{self._opened}"
         self._streams[name] = _StreamLog(name)
         return name
 
@@ -154,6 +155,10 @@ class MemoryEventLog:
             self._account.budget.drop(self._account.holder, self.forget_oldest)
         self._order.clear()
         self._bytes = 0
+
+    def __contains__(self, stream: str) -> bool:
+        """Whether the stream is open, or some of its events are kept."""
+        return stream in self._streams
 
     def __len__(self) -> int:
         """The number of kept events."""

@@ -285,7 +285,8 @@ class RunTasks:
 
     def _session_name(self, ctx: Context) -> str:
         """A name for the session of a client without a principal: it lists the tasks of this session only (task-58)."""
-        return self._sessions.setdefault(ctx._open_link("a task"), secrets.token_urlsafe(12))
+        session = ctx._open_link("a task")
+        return session.name or self._sessions.setdefault(session, secrets.token_urlsafe(12))
 
     def _recover(self, task: TaskRecord) -> bool:
         """Run a task again, if its tool allows that."""

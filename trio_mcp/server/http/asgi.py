@@ -238,6 +238,7 @@ async def _running_app(stack: AsyncExitStack, app: AsgiApp, closed: bool) -> Non
     stack.callback(app._leave)
     run = await stack.enter_async_context(app._server._joined())
     shared, run.held = run.held, True  # by the ASGI server, or the program
+    await run.share()
     nursery = await stack.enter_async_context(open_nursery())
     endpoint = Endpoint(run, **app._options)
     nursery.start_soon(endpoint.run, name="endpoint of an ASGI application")

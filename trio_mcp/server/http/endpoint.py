@@ -83,8 +83,8 @@ from trio_mcp.transport.wire import Framing, Tap
 from trio_mcp.transport.workers import RunStopped, called
 
 __all__ = [
-    "AdmittedRequest", "Caller", "Endpoint", "log_refusal",
-    "over_limit", "seconds_left", "send_reply", "try_later",
+    "AdmittedRequest", "Caller", "Endpoint", "OnDisconnect", "cannot_resume", "ignore_disconnect", "log_refusal",
+    "over_limit", "refuse", "seconds_left", "send_reply", "try_later",
 ]  # fmt: skip
 
 _log = logging.getLogger("trio_mcp")
@@ -399,9 +399,9 @@ class Endpoint:
             mcp_names=self._run.offer.mcp_names,
         )  # fmt: skip
         if isinstance(verdict, Reply):
-            return await _refuse(verdict, admitted, response)
+            return await refuse(verdict, admitted, response)
         if (refused := self._forbidden(verdict, admitted) or self._refused(verdict, admitted)) is not None:
-            return await _refuse(refused, admitted, response)
+            return await refuse(refused, admitted, response)
         if isinstance(verdict, Serve):
             return await self._serve(verdict, admitted, response, request.body)
         if isinstance(verdict, OpenStream):
@@ -409,18 +409,22 @@ class Endpoint:
         if isinstance(verdict, OpenLegacyStream):
             return await self._open_legacy_stream(verdict, admitted, response)
         if isinstance(verdict, EndSession):
-            self._sessions.end(verdict.session, "the client has ended the session")
+            await self._end_session(verdict.session)
         elif verdict.session is not None and (session := self._sessions.get(verdict.session)) is not None:
             self._sessions.touch(verdict.session)
             self._receive(session.server_session, verdict.message, admitted, None, request.body)
             session.wake()
+            await session.settle()
         elif self._run.offer.extensions is not None and isinstance(verdict.message, Notification):
             from trio_mcp.server.detached import session_for_notices
 
             alone = session_for_notices(self._run, self.account(admitted.holder), verdict.revision)
             self._receive(alone, verdict.message, admitted, None, request.body)
         await send_reply(response, verdict.reply)
-        return _ignore_disconnect
+        return ignore_disconnect
+
+    async def _end_session(self, id: str) -> None:
+        self._sessions.end(id, "the client has ended the session")
 
     def _forbidden(self, verdict: _Accepted, admitted: AdmittedRequest) -> Reply | None:
         """Return a refusal if the principal lacks scopes, otherwise None.
@@ -540,25 +544,25 @@ class Endpoint:
             return await stream.begin(stream.attach(response, verdict.cors))
         replay = session.log.replay(verdict.after)
         if isinstance(replay, NotReplayable):
-            return await _refuse(_cannot_resume(replay.why, verdict.cors), admitted, response)
+            return await refuse(cannot_resume(replay.why, verdict.cors), admitted, response)
         session.stream_resumed(replay.stream)
         resumed = session.find(replay.stream)
         if resumed is None and not replay.finished:
-            return await _refuse(_cannot_resume("the stream has failed", verdict.cors), admitted, response)
+            return await refuse(cannot_resume("the stream has failed", verdict.cors), admitted, response)
         if resumed is not None and not resumed.attached and session.streams >= self.limits.streams:
-            return await _refuse(self._too_many_streams(verdict.cors), admitted, response)
+            return await refuse(self._too_many_streams(verdict.cors), admitted, response)
         missed = b"".join([encode_message(event.data, event.id) for event in replay.events])
         taken = len(missed) if len(missed) > LONG else 0
         account = session.server_session.account
         if (limit := account.take(taken)) is not None:
             why = f"this client has too many unread bytes; try again later (Limits.{limit})"
-            return await _refuse(try_later(503, why, verdict.cors), admitted, response)
+            return await refuse(try_later(503, why, verdict.cors), admitted, response)
         if resumed is None:  # the stream has ended, so no event follows the logged events
             try:
                 await response.begin(200, reply_headers(verdict.cors, stream=True), missed, more=False)
             finally:
                 account.give(taken)
-            return _ignore_disconnect
+            return ignore_disconnect
         if resumed in self._token_deadlines:
             self._close_with_token(resumed, admitted)
         return await resumed.begin(resumed.attach(response, verdict.cors, missed, taken))
@@ -631,13 +635,13 @@ class Endpoint:
             stream.close()
 
 
-async def _refuse(reply: Reply, admitted: AdmittedRequest, response: HttpResponse) -> OnDisconnect:
+async def refuse(reply: Reply, admitted: AdmittedRequest, response: HttpResponse) -> OnDisconnect:
     log_refusal(reply, admitted.request, admitted.peer)
     await send_reply(response, reply)
-    return _ignore_disconnect
+    return ignore_disconnect
 
 
-def _cannot_resume(why: str, cors: Fields) -> Reply:
+def cannot_resume(why: str, cors: Fields) -> Reply:
     return refusal(400, Error(None, INVALID_REQUEST, f"{why}; open a new stream, without Last-Event-ID"), cors)
 
 
@@ -672,5 +676,5 @@ def over_limit(limit: str, cors: Fields = ()) -> Reply:
     )
 
 
-def _ignore_disconnect() -> None:
+def ignore_disconnect() -> None:
     """Do nothing: the function for a disconnect if the response has no stream."""

@@ -101,7 +101,8 @@ async def serve_http(
     Cancellation is safe: it closes all connections, and current writes have one more second.
 
     Raises UsageError or CannotServe before the first client is served, if the server cannot listen, an option is
-    invalid, or a public address has no `allowed_hosts`.  Never raises because of a client.
+    invalid, a public address has no `allowed_hosts`, or a replica has other `state_keys`.  Never raises because of a
+    client.
     """
     if not isinstance(ssl_context, ssl.SSLContext | None):
         raise UsageError(f"ssl_context must be an ssl.SSLContext, got {type(ssl_context).__name__}")
@@ -109,6 +110,7 @@ async def serve_http(
     if sum(given) > 1:
         raise UsageError("give only one of host and port, unix, and listeners")
     async with server._joined() as run:
+        await run.share()
         http_server = _HttpServer(run, options, tap)
         with contextlib.ExitStack() as undo:
             if listeners is not None:
@@ -141,6 +143,7 @@ async def serve_http_stream(
     keep_alive(stream)
     try:
         async with server._joined() as run:
+            await run.share()
             await _HttpServer(run, options, tap).serve_stream(stream)
     finally:
         await trio.aclose_forcefully(stream)

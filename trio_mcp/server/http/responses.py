@@ -171,6 +171,9 @@ class StreamOwner:
     def ended(self, stream: ResponseStream) -> None:
         """It is over."""
 
+    async def settle(self) -> None:
+        """Wait until other replicas know what a message has changed; see `shared_sessions`."""
+
 
 _NO_OWNER = StreamOwner()
 

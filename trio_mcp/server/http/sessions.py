@@ -26,7 +26,7 @@ import math
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterator
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import trio
 
@@ -63,6 +63,8 @@ class HttpSession(StreamOwner, Wire):
 
     overrun = False
     """Whether its client sends requests but does not read the answers.  Here each request has a response of its own."""
+    server_session_class: ClassVar[type[ServerSession]] = ServerSession
+    stream_class: ClassVar[type[ResponseStream]] = ResponseStream
 
     def __init__(
         self,
@@ -77,7 +79,9 @@ class HttpSession(StreamOwner, Wire):
         changes: bool = True,
     ) -> None:
         self.log = log
-        self.server_session = ServerSession(run, self, account=account, link=LinkKind.SESSION, changes=changes)
+        self.server_session = self.server_session_class(
+            run, self, account=account, link=LinkKind.SESSION, changes=changes
+        )
         self._shared = shared
         self._sessions = sessions
         self.id = id
@@ -138,7 +142,7 @@ class HttpSession(StreamOwner, Wire):
         return stream
 
     def _add(self, mode: ResponseMode, ids: Collection[Id] = ()) -> ResponseStream:
-        stream = ResponseStream(self, mode, self._shared, ids)
+        stream = self.stream_class(self, mode, self._shared, ids)
         self._response_streams.add(stream)
         return stream
 

@@ -1,0 +1,122 @@
+"""Replicas of one server: several servers in one process, each with its own endpoint, that share a store.
+
+async with replicas() as crew:
+    await crew.web.call(...)       # each request to the next replica
+    await crew.webs[1].call(...)   # to the second one
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any
+
+import attrs
+import pytest
+import trio
+
+from tests.http.client import Web
+from tests.http.served import MemoryListener
+from tests.http.stage import Stage
+from trio_mcp import Server
+from trio_mcp.core.http import LOOPBACK_HOSTS
+from trio_mcp.server import replicas as clock  # its clock is that of the test
+from trio_mcp.server.http import serve_http
+from trio_mcp.stores import MemoryStore
+
+__all__ = ["KEYS", "Crew", "replicas", "staged"]
+
+KEYS = [bytes(32)]
+
+
+@attrs.define
+class Crew:
+    """The replicas of a server."""
+
+    stages: list[Any]
+    webs: list[Web]
+    """A client of each replica."""
+    web: Web
+    """A client whose requests go to one replica after the other."""
+    store: Any
+    scopes: list[trio.CancelScope]
+
+    async def crash(self, number: int) -> None:
+        """End a replica without a last write: its rows and its lease stay as they are."""
+        stage = self.stages[number]
+        getattr(stage, "server", stage)._store.cut()
+        self.scopes[number].cancel()
+        await trio.testing.wait_all_tasks_blocked()
+
+
+class _Severed:
+    """A store as one replica has it; after `cut` that replica writes nothing more."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._cut = False
+
+    def cut(self) -> None:
+        self._cut = True
+
+    async def __aenter__(self) -> _Severed:
+        await self._store.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc_info: Any) -> None:
+        await self._store.__aexit__(*exc_info)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if not self._cut or name == "receive":
+            return found
+        return partial(_nothing, name)
+
+
+async def _nothing(name: str, *args: Any, **options: Any) -> Any:
+    await trio.lowlevel.checkpoint()
+    return {"read": (0, ()), "list": (), "claim": (), "changes": (0, ())}.get(name)
+
+
+def staged(store: Any) -> Stage:
+    return Stage(store=store, state_keys=KEYS)
+
+
+@contextlib.asynccontextmanager
+async def replicas(
+    make: Callable[[Any], Any] = staged,
+    *,
+    number: int = 3,
+    store: Any = None,
+    monkeypatch: pytest.MonkeyPatch,
+    **options: Any,
+) -> AsyncIterator[Crew]:
+    """`make` makes a server, or a `Stage`, with this store; `options` are those of `serve_http`."""
+    monkeypatch.setattr(clock, "wall", trio.current_time)  # leases end by the clock of the test
+    store = MemoryStore() if store is None else store
+    options.setdefault("allowed_hosts", LOOPBACK_HOSTS)
+    stages = [make(_Severed(store)) for _ in range(number)]
+    listeners = [MemoryListener() for _ in stages]
+    scopes = [trio.CancelScope() for _ in stages]
+    turn = 0
+
+    async def connect() -> trio.abc.Stream:
+        nonlocal turn
+        turn += 1
+        return await listeners[turn % number].connect()
+
+    async def serve(server: Server, index: int, task_status: trio.TaskStatus[Any]) -> None:
+        with scopes[index]:
+            await serve_http(server, listeners=[listeners[index]], task_status=task_status, **options)
+
+    webs = [Web(each.connect) for each in listeners]
+    everywhere = Web(connect, headers={"Connection": "close"})
+    async with trio.open_nursery() as nursery:
+        for index, stage in enumerate(stages):
+            await nursery.start(serve, getattr(stage, "server", stage), index)
+        async with contextlib.AsyncExitStack() as stack:
+            for web in (*webs, everywhere):
+                await stack.enter_async_context(contextlib.aclosing(web))
+            yield Crew(stages, webs, everywhere, store, scopes)
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,300 @@
+"""Replicas: what happens in one process of a server, and is seen in the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.http.client import Web, request
+from tests.http.replicas import replicas, staged
+from tests.http.stage import TOOLS, UPDATED, B, C, D, Stage, play, text_of
+from trio_mcp import Server, UsageError
+from trio_mcp.core import CannotServe
+from trio_mcp.stores import MemoryStore, StoreFailed
+
+LISTEN = "subscriptions/listen"
+LISTS = {"toolsListChanged": True, "resourceSubscriptions": ["r://1"]}
+
+
+# Changes.
+
+
+@pytest.mark.parametrize("revision", [B, C, D])
+async def test_a_change_reaches_the_sessions_of_all_replicas(
+    revision: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with replicas(monkeypatch=monkeypatch) as crew:
+        for web in crew.webs:
+            session = await web.initialize(revision)
+            stream = await web.open(session=session)
+            crew.stages[0].server.notify_list_changed("tools")
+            assert (await stream.message())["method"] == TOOLS
+            await stream.aclose()
+
+
+async def test_a_change_reaches_the_listeners_of_all_replicas_once(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with replicas(monkeypatch=monkeypatch) as crew:
+        streams = [await web.open(request(LISTEN, {"notifications": LISTS})) for web in crew.webs]
+        for stream in streams:
+            await stream.message()  # the acknowledgement
+        crew.stages[1].server.notify_list_changed("tools")
+        crew.stages[2].server.notify_resource_updated("r://1")
+        crew.stages[2].server.notify_resource_updated("r://2")
+        await trio.sleep(1)
+        for stream in streams:
+            assert {(await stream.message())["method"] for _ in range(2)} == {TOOLS, UPDATED}
+            with trio.move_on_after(1):
+                raise AssertionError(await stream.message())
+
+
+async def test_after_lost_messages_every_change_is_told(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with replicas(monkeypatch=monkeypatch) as crew:
+        stream = await crew.webs[0].open(request(LISTEN, {"notifications": LISTS}))
+        await stream.message()
+        crew.store._channels.resync()
+        assert {(await stream.message())["method"] for _ in range(2)} == {TOOLS, UPDATED}
+
+
+async def test_many_changes_are_told_as_a_gap(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with replicas(monkeypatch=monkeypatch) as crew:
+        stream = await crew.webs[0].open(request(LISTEN, {"notifications": LISTS}))
+        await stream.message()
+        for number in range(1500):
+            crew.stages[1].server.notify_resource_updated(f"other://{number}")
+        assert {(await stream.message())["method"] for _ in range(2)} == {TOOLS, UPDATED}
+
+
+async def test_changes_wait_for_the_store(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with replicas(monkeypatch=monkeypatch) as crew:
+        stream = await crew.webs[0].open(request(LISTEN, {"notifications": LISTS}))
+        await stream.message()
+        send = crew.store.send
+
+        async def fail(*args: Any) -> None:
+            raise StoreFailed("the store is away")
+
+        monkeypatch.setattr(crew.store, "send", fail)
+        crew.stages[1].server.notify_list_changed("tools")
+        await trio.sleep(5)
+        monkeypatch.setattr(crew.store, "send", send)
+        assert (await stream.message())["method"] == TOOLS
+
+
+# Keys.
+
+
+async def joins(store: Any, keys: Any) -> None:
+    """Be a replica with these keys until cancelled."""
+    async with replicas(
+        lambda _: Server("s", store=store, state_keys=keys), number=1, monkeypatch=pytest.MonkeyPatch()
+    ):
+        await trio.sleep_forever()
+
+
+OLD, NEW, OTHER = (bytes([number]) * 32 for number in range(3))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "fits"),
+    [
+        ([OLD], [OLD], True),
+        ([OLD], [OLD, NEW], True),
+        ([OLD, NEW], [NEW, OLD], True),
+        ([NEW, OLD], [NEW], True),
+        ([OLD], [NEW], False),
+        ([OLD], [NEW, OLD], False),
+        ([OLD], None, False),
+        (None, None, False),
+    ],
+)
+async def test_replicas_have_keys_that_open_the_states_of_each_other(
+    first: Any, second: Any, fits: bool, autojump_clock: MockClock
+) -> None:
+    store = MemoryStore()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(joins, store, first)
+        await wait_all_tasks_blocked()
+        with trio.move_on_after(60) as scope:
+            try:
+                await joins(store, second)
+            except* CannotServe as errors:
+                assert not fits
+                (error,) = errors.exceptions
+                while isinstance(error, BaseExceptionGroup):
+                    (error,) = error.exceptions
+                assert all(words in str(error) for words in ("TRIO_MCP_STATE_KEYS", "state_keys"))
+                assert OLD.hex() not in str(error)
+        assert scope.cancelled_caught is fits
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_replica_with_other_keys_may_have_died(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+
+    def make(store: Any) -> Server:
+        return Server("s", store=store)
+
+    async with replicas(make, number=1, store=store, monkeypatch=monkeypatch) as crew:
+        await crew.crash(0)
+        async with replicas(make, number=1, store=store, monkeypatch=monkeypatch) as next:
+            assert (await next.web.call("tools/list", {})).result["tools"] == []
+
+
+def test_keys_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIO_MCP_STATE_KEYS", f"{OLD.hex()}, {NEW.hex()}")
+    assert Server("s")._state_keys == [OLD, NEW]
+    assert Server("s", state_keys=[OTHER])._state_keys == [OTHER]
+    for wrong in ("", "secret", OLD.hex()[:-1]):
+        monkeypatch.setenv("TRIO_MCP_STATE_KEYS", wrong)
+        with pytest.raises(UsageError) as caught:
+            Server("s")
+        assert "secret" not in str(caught.value)
+
+
+# Parked calls: {the holder lives, is gone} x {what arrives elsewhere}.
+
+
+async def asked(web: Web, *steps: str, name: str = "play") -> tuple[Any, Any]:
+    """The params of a call, and the result with its question."""
+    params = {**play(*steps), "name": name}
+    result = (await web.call("tools/call", params)).result
+    assert result["resultType"] == "input_required"
+    return params, result
+
+
+def retry(params: Any, result: Any, size: Any = 3) -> Any:
+    answer = {"action": "accept", "content": {"size": size}}
+    return {**params, "requestState": result["requestState"], "inputResponses": {"form": answer}}
+
+
+async def test_an_answer_reaches_the_handler_through_another_replica(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with replicas(monkeypatch=monkeypatch) as crew:
+        params, result = await asked(crew.webs[0], "ask", "progress", "say hello")
+        stream = await crew.webs[1].open(request("tools/call", retry(params, result), progress="t"))
+        assert [each.get("method") for each in await stream.rest()] == ["notifications/progress", None]
+        assert text_of(stream.seen[-1]) == "hello"
+        assert [str(answer) for answer in crew.stages[0].answers] == ["Accepted(value=Size(size=3))"]
+        assert (crew.stages[0].began, crew.stages[1].began) == ([""], [])
+
+
+async def test_each_round_may_go_to_another_replica(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with replicas(monkeypatch=monkeypatch) as crew:
+        params, result = await asked(crew.web, "ask", "ask", "ask")
+        for round in range(3):
+            answers = {key: {"action": "accept", "content": {"size": round}} for key in result["inputRequests"]}
+            again = {**params, "requestState": result["requestState"], "inputResponses": answers}
+            result = (await crew.web.call("tools/call", again)).result
+        assert result["content"][0]["text"] == "done"
+        assert [name for stage in crew.stages for name in stage.began] == [""]
+
+
+async def test_a_refused_retry_changes_nothing(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with replicas(monkeypatch=monkeypatch) as crew:
+        params, result = await asked(crew.webs[0], "ask")
+        refused = await crew.webs[1].call("tools/call", retry(params, result, size="large"))
+        assert refused.code == -32602
+        assert (await crew.webs[2].call("tools/call", retry(params, result))).result["content"]
+
+
+async def test_a_state_is_used_once_in_all_replicas(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with replicas(monkeypatch=monkeypatch) as crew:
+        params, result = await asked(crew.webs[0], "ask")
+        assert (await crew.webs[1].call("tools/call", retry(params, result))).result["content"]
+        for web in crew.webs:
+            again = await web.call("tools/call", retry(params, result))
+            assert "has been used" in again.message["error"]["message"]
+
+
+async def test_who_closes_the_response_cancels_the_handler_elsewhere(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with replicas(monkeypatch=monkeypatch) as crew:
+        params, result = await asked(crew.webs[0], "ask", "progress", "wait x")
+        stream = await crew.webs[1].open(request("tools/call", retry(params, result), progress="t"))
+        await stream.message()
+        await stream.aclose()
+        await trio.sleep(1)
+        assert crew.stages[0].cancelled == [""]
+
+
+def replaying(store: Any) -> Stage:
+    stage = staged(store)
+    stage.server.tool(name="replayed", replay=True)(stage.play)
+    return stage
+
+
+@pytest.mark.parametrize("name", ["play", "replayed"])
+@pytest.mark.parametrize("waits", [0, 60])
+async def test_a_holder_that_has_gone(
+    name: str, waits: float, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with replicas(replaying, monkeypatch=monkeypatch) as crew:
+        params, result = await asked(crew.webs[0], "ask", "say again", name=name)
+        await crew.crash(0)
+        await trio.sleep(waits)
+        answer = await crew.webs[1].call("tools/call", retry(params, result))
+        if name == "replayed":
+            assert answer.result["content"][0]["text"] == "again"
+            assert crew.stages[1].began == [""]
+            spent = await crew.webs[2].call("tools/call", retry(params, result))
+            assert "has been used" in spent.message["error"]["message"]
+        else:
+            assert "has ended: send the request again" in answer.message["error"]["message"]
+
+
+async def test_a_holder_that_was_suspended_continues_nothing_that_another_has_taken(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with replicas(replaying, monkeypatch=monkeypatch) as crew:
+        params, result = await asked(crew.webs[0], "ask", "say again", name="replayed")
+        (row,) = [
+            row for row in crew.store._rows.values() if row.key == next(iter(crew.stages[0].server._runs)).replica.name
+        ]
+        await crew.store.delete(row.kind, row.key)  # the others take it for dead
+        assert (await crew.webs[1].call("tools/call", retry(params, result))).result["content"]
+        again = await crew.webs[0].call("tools/call", retry(params, result))
+        assert "has been used" in again.message["error"]["message"]
+        assert (crew.stages[0].ended, crew.stages[1].ended) == ([], [""])
+
+
+async def test_a_holder_that_dies_while_it_answers(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with replicas(monkeypatch=monkeypatch) as crew:
+        params, result = await asked(crew.webs[0], "ask", "progress", "wait x")
+        stream = await crew.webs[1].open(request("tools/call", retry(params, result), progress="t"))
+        await stream.message()
+        await crew.crash(0)
+        assert "has ended" in (await stream.response())["error"]["message"]
+
+
+async def test_a_store_that_fails_costs_an_error_and_no_call(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with replicas(replaying, monkeypatch=monkeypatch) as crew:
+        params, result = await asked(crew.webs[0], "ask", name="replayed")
+
+        async def hang(*args: Any) -> None:
+            await trio.sleep(1000)
+
+        add, get = crew.store.add, crew.store.get
+        monkeypatch.setattr(crew.store, "add", hang)
+        monkeypatch.setattr(crew.store, "get", hang)
+        for web in crew.webs[:2]:
+            start = trio.current_time()
+            refused = await web.call("tools/call", retry(params, result))
+            assert "has not answered" in refused.message["error"]["message"]
+            assert trio.current_time() - start < 2
+        assert (await crew.webs[2].call("tools/call", play("say plain"))).result["content"]  # needs no store
+        monkeypatch.setattr(crew.store, "add", add)
+        monkeypatch.setattr(crew.store, "get", get)
+        assert (await crew.webs[1].call("tools/call", retry(params, result))).result["content"]
