@@ -998,6 +998,27 @@ async def test_closing_says_goodbye_once_even_when_it_is_cancelled(autojump_cloc
         assert server.heard.count("DELETE") == 1
 
 
+@pytest.mark.parametrize("answered", [True, False])
+async def test_a_cancellation_precedes_the_end_of_its_session(answered: bool, autojump_clock: MockClock) -> None:
+    async def play(asked: Asked, out: Out) -> None:
+        if asked.what == "tools/call" or not answered:
+            await out.hold()
+        else:
+            await trio.sleep(0.5)  # the server is slow, and the DELETE waits for it
+            server.asked.append(asked)
+            await out.reply(202)
+
+    async with script(legacy(play)) as server, linked(server.connect, [D]) as bench:
+        with trio.move_on_after(1) as scope:
+            await bench.caller.request("tools/call", {"name": "t"})
+        assert scope.cancelled_caught
+        start = trio.current_time()
+        await bench.link.aclose()
+        assert trio.current_time() - start == (0.5 if answered else 1)
+    told = ["notifications/cancelled"] * (2 if answered else 1)
+    assert server.heard == ["initialize", "notifications/initialized", "tools/call", *told, "DELETE"]
+
+
 async def test_what_cannot_be_told_is_a_mistake_and_no_more() -> None:
     refused = reply(400, b'{"jsonrpc":"2.0","error":{"code":-32600,"message":"not now"}}')
 

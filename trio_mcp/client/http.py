@@ -119,7 +119,8 @@ ENDPOINT = 10.0
 
 _MAX_REDIRECTS = 5  # redirects in a row: a moved URL has one or two, a loop has no end
 _DRAIN_SECONDS = 1.0  # seconds to read the rest of a complete reply, so that its connection can be used again
-_DELETE_TIMEOUT = 2.0  # seconds for the DELETE of a session
+_END_TIMEOUT = 2.0  # seconds for the last cancellations and the DELETE of a session
+_LAST_CANCELLATIONS = 1.0  # seconds of these for the cancellations
 _ANSWER_TASKS = 32  # answers that are sent at once, each on a connection
 # Seconds between attempts to send an answer: a server that restarts has a minute.
 _PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 15.0)
@@ -238,6 +239,7 @@ class HttpLink(ClientSession):
         self._never_sent: set[Id] = set()  # cancelled before they were sent, so the server need not be told
         self._handshake_done = trio.Event()  # the server knows that the handshake is complete, or there is none
         self._changed = trio.lowlevel.ParkingLot()  # woken when a stream begins or a message is done
+        self._cancelling: set[trio.CancelScope] = set()  # scopes of cancellations, and of some that have been sent
         self._closed = False
         self._session_gone = False  # the server has forgotten the session
 
@@ -272,6 +274,9 @@ class HttpLink(ClientSession):
     def _start(self, message: Message) -> None:
         """Send a message in a task of its own."""
         if (flight := self._begin(message)) is not None:
+            if _cancelled_id(message) is not None:
+                self._cancelling &= self._scopes
+                self._cancelling.add(flight.scope)
             post = self._post_answer if isinstance(message, Response | Error | Batch) else self._post
             self._nursery.start_soon(post, message, flight, name=f"to the server: {_name_of(message)}")
 
@@ -684,11 +689,15 @@ class HttpLink(ClientSession):
 
         Never raises because of the server, and takes at most two seconds.
         """
+        until = trio.current_time() + _END_TIMEOUT
+        # First the cancellations: some servers end a session and go on with its calls.
+        with trio.CancelScope(shield=True, deadline=until - _END_TIMEOUT + _LAST_CANCELLATIONS):
+            while self._cancelling & self._scopes:
+                await self._changed.park()
         self._close(SessionClosed(_CLOSED_HERE))
         if self._session_id is not None:
             delete, self._session_id = self._exchange(None, "DELETE"), None
-            deadline = trio.current_time() + _DELETE_TIMEOUT
-            with trio.CancelScope(shield=True, deadline=deadline), suppress(McpError):
+            with trio.CancelScope(shield=True, deadline=until), suppress(McpError):
                 await self._send(delete)
         await trio.lowlevel.checkpoint()
 
