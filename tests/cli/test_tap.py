@@ -22,6 +22,7 @@ from trio_mcp.cli.main import main  # the command line has no other door
 from trio_mcp.cli.recording import Heard, Recorder, RecordingFile, read_recording  # its bounds
 from trio_mcp.cli.tap import pass_through  # in this process, to measure its coverage
 from trio_mcp.cli.tap_http import HttpTap  # in this loop, on any port
+from trio_mcp.errors import McpError
 from trio_mcp.transport.http_pool import HttpPool  # requests that no client of the protocol sends
 from trio_mcp.types import HttpAddress
 
@@ -165,7 +166,7 @@ def test_a_full_recording_does_not_end_the_exchange(tmp_path: Path) -> None:
         (
             ["-o", "{}/t", "--http", "0", "ftp://x"],
             2,
-            "trio-mcp: the server must be an http or https URL, got 'ftp://x'",
+            "trio-mcp: the server must be an http, https, ws or wss URL, got 'ftp://x'",
         ),
     ],
 )
@@ -310,6 +311,70 @@ async def test_http_passes_through(revision: str, tmp_path: Path) -> None:
     assert {each["http"]["event"] for each in progress} == {"message"}
     if revision == "2025-06-18":
         assert "DELETE" in {entry.has["http"].get("method") for entry in entries if "http" in entry.has}
+
+
+async def test_a_websocket_passes_through(tmp_path: Path) -> None:
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            address: HttpAddress = await nursery.start(serve_http, server, "127.0.0.1", 0)
+            assert address.websocket_url is not None
+            base, recorder = await _tapped(nursery, tmp_path / "t", f"{address.websocket_url}?key=sesame")
+            url = f"ws{base.removeprefix('http')}/ws"
+            async with open_client(url, headers={"Authorization": "Bearer sesame"}) as client:
+                result = await client.call_tool("forecast", {"city": "Oslo" * 10_000})
+                assert "12.5" in result.content[0].text  # type: ignore[union-attr]
+            nursery.cancel_scope.cancel()
+    recorder.close()
+    assert "sesame" not in (tmp_path / "t").read_text()
+    entries = [entry.has for entry in read_recording(str(tmp_path / "t")).entries]
+    assert [has["frame"]["method"] for has in entries if "method" in has.get("frame", {})] == [
+        "server/discover",
+        "tools/call",
+    ]
+    assert len([has for has in entries if "result" in has.get("frame", {})]) == 2
+    assert [has["http"]["status"] for has in entries if "status" in has.get("http", {})] == [101]
+    ends = {has["end"] for has in entries if "end" in has}
+    assert "the server closed the connection with code 1000" in ends or "the client closed" in str(ends)
+
+
+@pytest.mark.parametrize(
+    ("head", "refused"),
+    [
+        ("Host: evil.example\r\nSec-WebSocket-Version: 13", 403),
+        ("Host: localhost\r\nSec-WebSocket-Version: 12", 426),
+    ],
+)
+async def test_a_refused_websocket(head: str, refused: int, tmp_path: Path) -> None:
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            address: HttpAddress = await nursery.start(serve_http, server, "127.0.0.1", 0)
+            base, recorder = await _tapped(nursery, tmp_path / "t", str(address.websocket_url))
+            stream = await trio.open_tcp_stream("127.0.0.1", int(base.rpartition(":")[2]))
+            fields = (
+                f"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n{head}"
+            )
+            await stream.send_all(f"GET /ws HTTP/1.1\r\n{fields}\r\n\r\n".encode())
+            assert (await stream.receive_some()).startswith(f"HTTP/1.1 {refused} ".encode())
+            await stream.aclose()
+            nursery.cancel_scope.cancel()
+    recorder.close()
+    entries = [entry.has for entry in read_recording(str(tmp_path / "t")).entries]
+    assert [has["http"]["status"] for has in entries if "status" in has["http"]] == ([426] if refused == 426 else [])
+
+
+async def test_a_websocket_server_that_is_not_there_is_a_bad_gateway(tmp_path: Path) -> None:
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+            port = listeners[0].socket.getsockname()[1]
+            await listeners[0].aclose()
+            base, recorder = await _tapped(nursery, tmp_path / "t", f"ws://127.0.0.1:{port}/ws")
+            with pytest.raises(McpError, match="502"):
+                async with open_client(f"ws{base.removeprefix('http')}/ws"):
+                    pass
+            nursery.cancel_scope.cancel()
+    recorder.close()
+    assert "connection refused" in read_recording(str(tmp_path / "t")).entries[-1].has["end"]
 
 
 async def test_a_disconnect_passes_through(tmp_path: Path) -> None:

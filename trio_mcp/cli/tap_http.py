@@ -30,6 +30,7 @@ from trio_mcp.cli.target import run_command
 from trio_mcp.core.errors import ConnectionFailed, UsageError
 from trio_mcp.core.http.client_rules import url_without_secrets
 from trio_mcp.core.http.fields import LOOPBACK_HOSTS, AllowList, Headers, HttpRequest, Reply, media_type
+from trio_mcp.core.http.h1 import head_bytes
 from trio_mcp.core.http.sse import EventReader, Oversized
 from trio_mcp.core.messages import Limits
 from trio_mcp.core.shares import Account, ByteBudget
@@ -62,9 +63,9 @@ _SESSION_ID = 8  # characters of a session id that are recorded
 def serve_tap(path: str, most: int, url: str, port: int) -> int:
     """Serve until Ctrl-C, and return the exit status of the process."""
 
-    shown = url_without_secrets(url)
-    if urlsplit(url).scheme not in ("http", "https"):
-        sys.stderr.write(f"trio-mcp: the server must be an http or https URL, got {shown!r}\n")
+    shown, scheme = url_without_secrets(url), urlsplit(url).scheme
+    if scheme not in ("http", "https", "ws", "wss"):
+        sys.stderr.write(f"trio-mcp: the server must be an http, https, ws or wss URL, got {shown!r}\n")
         return 2
     try:  # before the event loop, because the recorder starts a process
         recorder = Recorder(path, {"kind": "http", "server": shown}, most)
@@ -78,7 +79,7 @@ def serve_tap(path: str, most: int, url: str, port: int) -> int:
         except (OSError, OverflowError) as error:
             raise UsageError(f"port {port} cannot be used: {error}") from None
         bound = listeners[0].socket.getsockname()[1]
-        address = f"http://127.0.0.1:{bound}{urlsplit(url).path or '/'}"
+        address = f"{scheme.removesuffix('s')}://127.0.0.1:{bound}{urlsplit(url).path or '/'}"
         sys.stderr.write(f"trio-mcp: {address} passes to {shown}; recording in {path}; Ctrl-C ends\n")
         sys.stderr.flush()
         await HttpTap(url, recorder).serve_listeners(listeners)
@@ -91,11 +92,16 @@ def serve_tap(path: str, most: int, url: str, port: int) -> int:
 
 
 class HttpTap:
-    """The endpoint of the HTTP server: a connection asks it to `admit` a head, and then to `serve` the request."""
+    """The endpoint of the HTTP server: a connection asks it to `admit` a head, and then to `serve` the request.
+
+    With a WebSocket URL, a request at its path that asks for a WebSocket gets one with the server.
+    """
 
     def __init__(self, url: str, recorder: Recorder) -> None:
         parts = urlsplit(url)
-        self._origin = f"{parts.scheme}://{parts.netloc}"
+        self._url = url
+        self._websocket_path = parts.path.rstrip("/") if parts.scheme in ("ws", "wss") else None
+        self._origin = f"{parts.scheme.replace('ws', 'http')}://{parts.netloc}"
         self._path = parts.path or "/"
         self._query = f"?{parts.query}" if parts.query else ""
         self._paths = {self._path}  # requests for these are recorded with their bodies
@@ -108,7 +114,9 @@ class HttpTap:
     async def serve_listeners(self, listeners: list[trio.SocketListener]) -> None:
         """Accept connections until cancelled."""
         # A connection needs of an endpoint the three methods that this class has.
-        shared = _TapListener(cast("Endpoint", self), self._limits)
+        shared = _TapListener(
+            cast("Endpoint", self), self._limits, websocket_path=self._websocket_path, upgraded=self._upgraded
+        )
         async with HttpPool(limits=self._limits) as self._pool, open_nursery() as self._nursery:
             self._nursery.start_soon(shared.run)
 
@@ -141,6 +149,18 @@ class HttpTap:
             scope.cancel()
 
         return disconnected
+
+    async def _upgraded(self, stream: trio.abc.Stream, request: HttpRequest, trailing: bytes, peer: str | None) -> None:
+        from trio_mcp.cli.tap_websocket import WebSocketRecorder, pass_websocket
+
+        admitted = await self.admit(request, peer)
+        if isinstance(admitted, Reply):
+            with suppress(*GONE):
+                await stream.send_all(head_bytes(admitted.status, admitted.headers, None, "Connection: close"))
+            await trio.aclose_forcefully(stream)
+            return
+        heard = WebSocketRecorder(self._recorder, next(self._numbers), self._limits, _recorded)
+        await pass_websocket(stream, request, trailing, self._url, heard, self._limits)
 
     async def _exchange(
         self, request: HttpRequest, url: str, number: int, recorded: bool, response: HttpResponse,
