@@ -23,12 +23,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from trio_mcp.cli.recording import Recorder
 
-__all__ = ["add_arguments", "pass_through", "run"]
+__all__ = ["add_arguments", "pass_through", "passing_signals", "run"]
 
 _READ = 65536  # bytes of one read: the usual capacity of a pipe
 _LIMIT = 256  # MiB of the file
@@ -45,7 +45,7 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=float, default=_LIMIT, metavar="MIB", help=f"of the recording ({_LIMIT})")
     if not parser.get_default("server_command"):
         parser.add_argument("--http", type=int, required=True, metavar="PORT", help="a port of this machine (0: any)")
-        parser.add_argument("target", metavar="URL", help="of the server, http or https")
+        parser.add_argument("target", metavar="URL", help="of the server: http, https, ws or wss")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -111,15 +111,10 @@ def pass_through(command: Sequence[str], recorder: Recorder, host: tuple[int, in
     assert process.stdout is not None
     assert process.stderr is not None
 
-    def pass_signal(number: int, _: object) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-
-    before = {number: signal.signal(number, pass_signal) for number in _PASSED}
-    stdin, stdout, stderr = (os.dup(each.fileno()) for each in (process.stdin, process.stdout, process.stderr))
-    for pipe in (process.stdin, process.stdout, process.stderr):
-        pipe.close()
-    try:
+    with passing_signals(process):
+        stdin, stdout, stderr = (os.dup(each.fileno()) for each in (process.stdin, process.stdout, process.stderr))
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            pipe.close()
         _Copier("standard input", host[0], stdin, lambda data: recorder.lines("client", data)).start()
         outputs = (
             _Copier("standard output", stdout, host[1], lambda data: recorder.lines("server", data)),
@@ -130,11 +125,24 @@ def pass_through(command: Sequence[str], recorder: Recorder, host: tuple[int, in
         status = process.wait()
         for copier in outputs:
             copier.finish()
+    recorder.entry("server", end=_ended(status))
+    return status
+
+
+@contextmanager
+def passing_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Within the block, the process group of the process gets the signals that we get.  Only in the main thread."""
+
+    def pass_signal(number: int, _: object) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+
+    before = {number: signal.signal(number, pass_signal) for number in _PASSED}
+    try:
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    recorder.entry("server", end=_ended(status))
-    return status
 
 
 def _ended(status: int) -> str:

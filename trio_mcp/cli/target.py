@@ -34,8 +34,11 @@ from trio_mcp.transport.nursery import open_nursery
 __all__ = [
     "NO_CONNECTION",
     "ServerTarget",
+    "add_server_arguments",
     "add_target_arguments",
+    "client_options",
     "connected",
+    "exit_status",
     "run_command",
     "target_of",
     "until_signal",
@@ -56,8 +59,8 @@ class ServerTarget:
     headers: Mapping[str, str] = attrs.field(factory=dict, repr=False)
 
 
-def add_target_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add TARGET and the options that every client of a server takes.  A command after -- takes the place of TARGET."""
+def add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add TARGET and the options that belong to it.  A command after -- takes the place of TARGET."""
     if not parser.get_default("server_command"):
         parser.add_argument("target", metavar="TARGET", help="a file, a module, a URL or a configured name")
     server = parser.add_argument_group("the server")
@@ -67,10 +70,14 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
     )
     server.add_argument("--config", metavar="FILE", help="a file with mcpServers, for a name as TARGET")
     server.add_argument("--revision", help="the only protocol revision to use, such as 2025-11-25")
-    server.add_argument("--oauth", action="store_true", help="log in with the browser if the server requires it")
-    server.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="without a sign of life (30; a call of a tool: no limit)"
-    )
+
+
+def add_target_arguments(parser: argparse.ArgumentParser, silence: str = "30; a call of a tool: no limit") -> None:
+    """Add the options that every client of a server takes.  `silence`: the default of --timeout, for the help."""
+    add_server_arguments(parser)
+    client = parser.add_argument_group("the client")
+    client.add_argument("--oauth", action="store_true", help="log in with the browser if the server requires it")
+    client.add_argument("--timeout", type=float, metavar="SECONDS", help=f"without a sign of life ({silence})")
     output = parser.add_argument_group("the output")
     output.add_argument("--json", action="store_true", help="write JSON")
     output.add_argument("--verbose", action="store_true", help="show the output of the server, and tracebacks")
@@ -137,23 +144,33 @@ async def connected(arguments: argparse.Namespace, **options: Unpack[ClientOptio
     """``async with connected(arguments) as client``: a client of the server that the arguments name."""
     target = target_of(arguments)
     patience = _PATIENCE if arguments.timeout is None else arguments.timeout
-    options["timeout"] = patience
-    if arguments.revision:
-        options["revision"] = arguments.revision
-    if target.headers:
-        options["headers"] = target.headers
-    if arguments.oauth:
-        from trio_mcp.oauth.client import OAuth
-        from trio_mcp.oauth.token_stores import FileTokenStore
-
-        options["auth"] = OAuth("trio-mcp", store=FileTokenStore("~/.config/trio-mcp/tokens.json"))
+    options = {**options, **client_options(target, arguments), "timeout": patience}
     if not isinstance(target.address, str):
         options["start_timeout"] = patience
-        options["env"] = target.env
         if not arguments.verbose:
             options["stderr"] = lambda _: None  # the error of a server that has ended repeats its last lines
     async with open_client(target.address, **options) as client:
         yield client
+
+
+def client_options(target: ServerTarget, arguments: argparse.Namespace) -> ClientOptions:
+    """Return the options of `open_client` that the target and its arguments ask for."""
+    options: ClientOptions = {}
+    if arguments.revision:
+        options["revision"] = arguments.revision
+    if target.headers:
+        options["headers"] = target.headers
+    if not isinstance(target.address, str):
+        options["env"] = target.env
+    if arguments.oauth:
+        from trio_mcp.core.oauth.discovery import is_loopback
+        from trio_mcp.oauth.client import OAuth
+        from trio_mcp.oauth.token_stores import FileTokenStore
+
+        local = isinstance(target.address, str) and is_loopback(target.address)
+        store = FileTokenStore("~/.config/trio-mcp/tokens.json")
+        options["auth"] = OAuth("trio-mcp", store=store, http_on_loopback=local)
+    return options
 
 
 def run_command(work: Callable[[], Awaitable[int]], *, verbose: bool) -> int:
@@ -161,9 +178,14 @@ def run_command(work: Callable[[], Awaitable[int]], *, verbose: bool) -> int:
 
     A cancelled call is cancelled at the server too, and a child process is ended in order.
     """
+    return exit_status(lambda: trio.run(_until_stopped, work), verbose=verbose)
+
+
+def exit_status(run: Callable[[], int], *, verbose: bool) -> int:
+    """Call `run`, and return the exit status of the process.  An error of the protocol becomes one line."""
     try:
         with _one_line(verbose):
-            return trio.run(_until_stopped, work)
+            return run()
     except _Failed as failed:
         sys.stdout.flush()
         sys.stderr.write(f"trio-mcp: {failed}\n")
