@@ -1,6 +1,8 @@
-"""A server whose tasks are in a file, to be killed at any moment: ``python -m tests.extensions.mortal FOLDER``.
+"""A server whose tasks outlive it, to be killed at any moment: ``python -m tests.extensions.mortal FOLDER [URL]``.
 
-It prints its URL when it listens.  Each run of a handler adds a line to the file `runs` of the folder.
+They are in a file of the folder, or in the Redis at this URL.  There a process that has ended is noticed when its lease
+ends, so the lease is short.  The server prints its URL when it listens.  Each run of a handler adds a line to the file
+`runs` of the folder.
 """
 
 from __future__ import annotations
@@ -12,12 +14,18 @@ from pathlib import Path
 import trio
 
 from trio_mcp import Accepted, Context, Limits, Server, serve_http
-from trio_mcp.stores import SQLiteStore
+
+# The lease is an inner part.
+from trio_mcp.extensions.tasks import keeper
+from trio_mcp.stores import RedisStore, SQLiteStore, Store
+
+LEASE = 3.0  # seconds
 
 
-def make_server(folder: Path) -> Server:
+def make_server(folder: Path, url: str | None) -> Server:
+    store: Store = SQLiteStore(folder / "tasks.db") if url is None else RedisStore(url)
     limits = Limits(tasks=200_000, tasks_each=200_000)
-    server = Server("mortal", store=SQLiteStore(folder / "tasks.db"), state_keys=[bytes(32)], limits=limits)
+    server = Server("mortal", store=store, state_keys=[bytes(32)], limits=limits)
     runs = os.open(folder / "runs", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     @server.tool(task="required")
@@ -50,12 +58,14 @@ def make_server(folder: Path) -> Server:
     return server
 
 
-async def main(folder: Path) -> None:
+async def main(folder: Path, url: str | None = None) -> None:
+    if url is not None:
+        keeper.LEASE, keeper._PERIOD = LEASE, LEASE / 3  # type: ignore[misc]  # constants
     async with trio.open_nursery() as nursery:
-        address = await nursery.start(serve_http, make_server(folder))
+        address = await nursery.start(serve_http, make_server(folder, url))
         sys.stdout.write(f"{address.url}\n")
         sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    trio.run(main, Path(sys.argv[1]))
+    trio.run(main, Path(sys.argv[1]), *sys.argv[2:])

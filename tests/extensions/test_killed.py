@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -14,7 +15,9 @@ import attrs
 import pytest
 import trio
 
-from trio_mcp import Client, open_client
+from tests.extensions.mortal import LEASE
+from tests.redis_server import RedisServer, redis_server
+from trio_mcp import Client, RequestError, open_client
 from trio_mcp.client import ClientOptions
 from trio_mcp.errors import ConnectionFailed, SessionClosed
 from trio_mcp.extensions.tasks import ClientTask, TaskState, TaskStatus
@@ -44,6 +47,7 @@ class Known:
 class World:
     folder: Path
     dice: random.Random
+    redis: RedisServer | None = None
     known: list[Known] = attrs.field(factory=list)
     wrong: list[str] = attrs.field(factory=list)
     begun: int = 0
@@ -129,7 +133,8 @@ class serving:
     """A server process, which is killed at the end of the block."""
 
     def __init__(self, world: World) -> None:
-        self._command = [sys.executable, "-m", "tests.extensions.mortal", str(world.folder)]
+        url = [] if world.redis is None else [world.redis.url]
+        self._command = [sys.executable, "-m", "tests.extensions.mortal", str(world.folder), *url]
 
     async def __aenter__(self) -> trio.Process:
         self._process = await trio.lowlevel.open_process(self._command, stdout=subprocess.PIPE, cwd=ROOT)
@@ -173,12 +178,26 @@ async def all_end(world: World) -> None:
 )
 async def test_a_server_that_is_killed_loses_no_task(rounds: int, processes: int, tmp_path: Path) -> None:
     world = World(tmp_path, random.Random(rounds))
+    await lives(world, rounds, processes)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    ("rounds", "processes"),
+    [pytest.param(5, 2, marks=pytest.mark.full), pytest.param(200, 2, marks=pytest.mark.long)],
+)
+async def test_a_server_that_is_killed_loses_no_task_in_redis(rounds: int, processes: int, tmp_path: Path) -> None:
+    with redis_server() as redis:
+        await lives(World(tmp_path, random.Random(rounds), redis), rounds, processes)
+
+
+async def lives(world: World, rounds: int, processes: int) -> None:
     for _ in range(rounds):
         async with trio.open_nursery() as nursery:
-            for _ in range(processes):  # on the same file; each has clients of its own, who look at all tasks
+            for _ in range(processes):  # on the same store; each has clients of its own, who look at all tasks
                 nursery.start_soon(live, world)
     await all_end(world)
-    runs = Counter((tmp_path / "runs").read_text().split())
+    runs = Counter((world.folder / "runs").read_text().split())
     ended = Counter(f"{known.tool} {known.ended.status.value}" for known in world.known if known.ended)
     twice = sum(count > 1 for count in runs.values())
     figures = f"{len(world.known)} tasks, {dict(ended)}, {twice} ran again"
@@ -187,3 +206,35 @@ async def test_a_server_that_is_killed_loses_no_task(rounds: int, processes: int
     # task-31: only work that can be done again was done again, and none that had ended.
     assert [known.token for known in world.known if known.tool == "once" and runs[known.token] > 1] == []
     assert len(world.known) > rounds
+
+
+@pytest.mark.full
+async def test_a_process_that_slept_finishes_nothing_that_was_taken_over(tmp_path: Path) -> None:
+    with redis_server() as redis, trio.fail_after(LAST):
+        world = World(tmp_path, random.Random(0), redis)
+        async with serving(world) as sleeper, open_client(await address(sleeper), **OPTIONS) as client:
+            tasks = {
+                tool: (await client.start_task(tool, {"token": tool, "seconds": 3 * LEASE})).id
+                for tool in ("once", "again")
+            }
+            await has_run(world, "once", "again")
+            sleeper.send_signal(signal.SIGSTOP)
+            async with serving(world) as other, open_client(await address(other), **OPTIONS) as another:
+                once, again = (another.open_task(tasks[tool]) for tool in ("once", "again"))
+                with pytest.raises(RequestError, match=LOST):
+                    await once.result()
+                await has_run(world, "once", "again", "again")
+                sleeper.send_signal(signal.SIGCONT)
+                # Its handlers are at their ends, or about to be.
+                assert (await client.open_task(tasks["once"]).status()).status is TaskStatus.FAILED
+                await trio.sleep(LEASE)
+                assert (await again.status()).status is TaskStatus.WORKING
+                assert (await again.result()).content[0].text == "done again"
+                assert (await once.status()).status is TaskStatus.FAILED
+        await has_run(world, "once", "again", "again")
+
+
+async def has_run(world: World, *tokens: str) -> None:
+    """Wait until handlers have begun with these tokens."""
+    while (world.folder / "runs").read_text().split() != [*tokens]:  # noqa: ASYNC110  # other processes write it
+        await trio.sleep(0.01)
