@@ -12,19 +12,22 @@ from contextlib import ExitStack
 from tests.bench.measures import Figure, Measure, Pace
 from tests.bench.messages import TEXT, Template, call, encoded
 from tests.bench.stdio_load import Spent, spoken_to
-from tests.bench.subjects import PROGRAMS, ROOT, server_command
+from tests.bench.subjects import BEFORE, PROGRAMS, ROOT, server_command
 
 __all__ = ["listed", "tapped"]
 
 TOOLS = 3
-COMMANDS = ["env", f"PYTHONPATH={ROOT}", sys.executable, "-P"]
+
+
+def _python(subject: str) -> list[str]:
+    return ["env", f"PYTHONPATH={BEFORE if subject == 'before' else ROOT}", sys.executable, "-P"]
 
 
 def listed(stack: ExitStack, subject: str) -> Measure:
     """Milliseconds by the clock until the tools of a server are written; the server is the same, and ends with it."""
     server = server_command("ours", "stdio", tools=TOOLS)
     client = [str(PROGRAMS / "bare_list.py")] if subject == "bare" else ["-m", "trio_mcp", "list", "--"]
-    command = [*COMMANDS, *client, *server]
+    command = [*_python(subject), *client, *server]
 
     def measure(seconds: float) -> Figure:
         begun = time.perf_counter()
@@ -44,7 +47,7 @@ def tapped(in_flight: int, stack: ExitStack, subject: str) -> Measure:
     """
     server = server_command("bare", "stdio")
     folder = stack.enter_context(tempfile.TemporaryDirectory())
-    tap = [*COMMANDS, "-m", "trio_mcp", "tap", "-o", f"{folder}/talk.jsonl", "--limit", "1", "--"]
+    tap = [*_python(subject), "-m", "trio_mcp", "tap", "-o", f"{folder}/talk.jsonl", "--limit", "64", "--"]
     pipes = stack.enter_context(spoken_to(server if subject == "bare" else [*tap, *server], "modern"))
     template, pace = Template(encoded(call("modern")) + b"\n"), Pace(300)
 

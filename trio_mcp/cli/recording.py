@@ -47,6 +47,10 @@ _LONGEST = 64 * 2**20  # bytes of one frame; the longest that servers of this pa
 _KEPT = 64 * 1024  # bytes that are kept of a longer frame
 _CLOSING = 5.0  # seconds for the rest of the queue
 _POLL = 0.002  # seconds
+# Seconds for which pieces are collected.  A thread that wakes for each of them would take the interpreter from the
+# threads of the wire.
+_BATCH = 0.005
+_PIECES = 100  # at most; of stdio each has 64 KiB or less
 _NICE = 10
 
 
@@ -111,16 +115,27 @@ class Recorder:
             self._queue.put(Heard(at, sender, None, stream, {"lost": lost}))
         self._queue.put(Heard(at, sender, data, stream, more))
 
+    def _collected(self) -> list[Heard | None]:
+        """Wait for a piece, and return it with those that come within a moment; None is the last one."""
+        pieces = [self._queue.get()]
+        if self._queue.empty():
+            time.sleep(_BATCH)
+        while pieces[-1] is not None and len(pieces) < _PIECES and not self._queue.empty():
+            pieces.append(self._queue.get())
+        return pieces
+
     def _pass_on(self) -> None:
         """The thread: wait for the other process instead of the wire."""
         try:
-            while (heard := self._queue.get()) is not None:
-                values: Any = tuple(heard)
-                rest = memoryview(marshal.dumps(values))
+            pieces: list[Heard | None] = []
+            while not pieces or pieces[-1] is not None:
+                pieces = self._collected()
+                taken: list[Any] = [each for each in pieces if each is not None]
+                rest = memoryview(b"".join([marshal.dumps(tuple(each)) for each in taken]))
                 while rest:
                     rest = rest[os.write(self._pipe, rest) :]
                 with self._lock:
-                    self._queued -= len(heard.data or b"")
+                    self._queued -= sum(len(each.data or b"") for each in taken)
         except OSError:  # the process has ended, and has said why
             while self._queue.get() is not None:  # so that the queue stays short
                 pass
