@@ -620,6 +620,15 @@ def test_a_client_without_capabilities_says_so_each_time() -> None:
     assert message.params["_meta"]["io.modelcontextprotocol/clientCapabilities"] == {}
 
 
+@req("xtask-02")
+def test_one_request_may_declare_other_capabilities() -> None:
+    made, key = opened(E, {"sampling": {}}), "io.modelcontextprotocol/clientCapabilities"
+    for meta in ({key: {"roots": {}}}, {}):
+        made.client.request("tools/list", {"_meta": meta})
+    messages = [message for message in drain(made.client) if isinstance(message, Request)]
+    assert [message.params["_meta"][key] for message in messages] == [{"roots": {}}, {"sampling": {}}]
+
+
 @pytest.mark.parametrize("revision", LEGACY, ids=str)
 def test_a_legacy_request_carries_none_of_that(revision: Revision) -> None:
     made = opened(revision)

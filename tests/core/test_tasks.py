@@ -396,6 +396,12 @@ def test_a_creation_has_times_an_interval_and_a_type_of_its_own(task: TaskRecord
         assert datetime.fromisoformat(each["createdAt"]) <= datetime.fromisoformat(each["lastUpdatedAt"])
 
 
+def test_a_task_may_have_another_interval() -> None:
+    task = attrs.evolve(NEW, poll=250)
+    assert (CORE_TASKS.task(task)["pollInterval"], EXTENSION_TASKS.task(task)["pollIntervalMs"]) == (250, 250)
+    assert TaskRecord.from_text(task.text()) == task
+
+
 @req("task-39")
 def test_a_status_notification_has_the_task_and_nothing_else() -> None:
     assert CORE_TASKS.notification(NEW).method == "notifications/tasks/status"

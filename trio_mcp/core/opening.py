@@ -89,6 +89,8 @@ class Phase(enum.Enum):
 
 
 _ONLY_BY_OPEN = frozenset({"initialize", "notifications/initialized"})
+# The terms that the `_meta` of a single request may replace.  xtask-02: an extension is declared per request.
+_OF_ONE_REQUEST = (META_LOG_LEVEL, META_CLIENT_CAPABILITIES)
 
 
 @record
@@ -219,10 +221,9 @@ class ClientProtocol(SessionProtocol):
         ours = self._meta_of_terms(terms.revision)
         if not progress and type(params) is dict and "_meta" not in params:
             return params, ours
-        given, meta = meta_of("params", params), ours["_meta"]
-        if META_LOG_LEVEL in given:  # the caller may override only this key
-            meta = {**meta, META_LOG_LEVEL: given[META_LOG_LEVEL]}
-        return {**params, "_meta": {**given, **meta}}, None
+        given = meta_of("params", params)
+        own = {key: given[key] for key in _OF_ONE_REQUEST if key in given}
+        return {**params, "_meta": {**given, **ours["_meta"], **own}}, None
 
     def notify(self, method: str, params: JsonObject | None = None, *, about: Id | None = None) -> bool:
         """As `Peer.notify`.  A modern notification of an extension carries its terms, as requests do."""

@@ -172,6 +172,8 @@ class TaskRecord:
     """Every question so far, by key, as text (xtask-28)."""
     result: JsonObject | None = None
     error: JsonObject | None = None
+    poll: int = POLL_MS
+    """Milliseconds between two polls, as suggested to the requestor."""
 
     @property
     def terminal(self) -> bool:
@@ -335,7 +337,7 @@ class TaskForm:
             written["statusMessage"] = message
         # task-28, task-30
         written |= {"createdAt": _date(task.created), "lastUpdatedAt": _date(task.updated), self.ttl: task.ttl}
-        written[self.poll] = POLL_MS
+        written[self.poll] = task.poll
         return written
 
     def created(self, task: TaskRecord, immediate: str | None = None) -> JsonObject:
