@@ -354,6 +354,46 @@ async def test_progress_of_a_task_reaches_the_caller(revision: str, autojump_clo
         assert client.deviations == ()
 
 
+@req("prog-11", "task-14", "task-27")
+@BOTH
+async def test_states_and_progress_are_seen_beside_the_questions(revision: str, autojump_clock: MockClock) -> None:
+    server, states, got = serving(), list[str](), list[float]()
+
+    @server.tool(task="required")
+    async def ask(ctx: Context) -> str:
+        await ctx.elicit("Go on?", bool)
+        for step in range(3):
+            await ctx.progress(step)
+            await trio.sleep(20)
+        return "done"
+
+    async def seen(state: TaskState) -> None:
+        states.append(state.status.value)
+
+    def progressed(progress: float, total: float | None, message: str | None) -> None:
+        got.append(progress)
+
+    async with visit(revision, server, elicitation=User()) as client:
+        task = await client.start_task("ask", on_progress=progressed)
+        result = await task.result(on_state=seen, on_progress=progressed)
+        assert text(result) == "done"
+        assert list(dict.fromkeys(states)) == ["input_required", "working", "completed"]
+        assert got == ([0, 1, 2] if revision == CORE else [])
+
+
+@BOTH
+async def test_a_task_that_is_cancelled_while_it_asks_has_no_result(revision: str, autojump_clock: MockClock) -> None:
+    async def slowly(request: FormElicitationRequest) -> dict[str, Any]:
+        await task.cancel()
+        await trio.sleep(5)
+        return {"value": True}
+
+    async with visit(revision, elicitation=slowly) as client:
+        task = await client.start_task("confirm")
+        with pytest.raises(TaskCancelled):
+            await task.result()
+
+
 # Tasks that the client keeps for its server
 
 
@@ -422,7 +462,7 @@ async def test_a_callback_that_fails_fails_its_task(
     async with visit(revision, later([]), elicitation=broken) as client:
         failed = await client.call_tool("ask")
         assert failed.is_error
-        assert "the client's callback has failed" in text(failed)
+        assert "the task has failed" in text(failed)
         assert "secret" in caplog.text
         broken_once = False
         assert "no user" in text(await client.call_tool("ask"))

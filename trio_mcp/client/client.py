@@ -612,17 +612,22 @@ class Client(metaclass=WithOtherNames):
         arguments: Mapping[str, Json] | None = None,
         *,
         ttl: float | None = None,
+        on_progress: OnProgress | None = None,
         **options: Unpack[RequestOptions],
     ) -> ClientTask:
         """Call a tool as a task, and return the handle of the task.  Needs the option `tasks`.
 
         In 2026-07-28 the server decides whether there is a task.  In 2025-11-25 the client asks for one, and for `ttl`
         seconds to keep it.  If there is none, the call has ended when this returns, and the handle has its result.
+
+        `on_progress` asks the server for progress.  It is called until this returns; give it to `ClientTask.result`
+        as well.
         """
         if options:
             check_request_options(options, "start_task", name)
         given = copy_mapping("arguments", arguments)
-        return await self._task_extension().start(self, name, given, ttl, options)
+        milliseconds = None if ttl is None else int(ttl * 1000)
+        return await self._task_extension().start(self, name, given, milliseconds, options, on_progress)
 
     def open_task(self, id: str) -> ClientTask:
         """Return the handle of a task by its id, which any client of the same principal may have got."""

@@ -281,8 +281,12 @@ class ExtensionRun:
 
     def start(self, request: Request, terms: Terms, host: CallHost) -> DetachedCall:
         """Start the handler of a request that no client waits for, such as one from before a restart."""
-        ctx = Context(cast(ServerSession, None), request, terms, cast(Wire, None))
-        call = DetachedCall(ctx, self._run, host, None, place=False)
-        _put(ctx, call)
+        ctx = self.context(request, terms, host)
         start_work(self._run, ctx, f"{request.method}, detached", copy_context())
-        return call
+        return cast(DetachedCall, ctx._link)
+
+    def context(self, request: Request, terms: Terms, host: CallHost) -> Context:
+        """Return the context of a detached call whose work is done by the extension, and not by a handler."""
+        ctx = Context(cast(ServerSession, None), request, terms, cast(Wire, None))
+        _put(ctx, DetachedCall(ctx, self._run, host, None, place=False))
+        return ctx

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
 
-from trio_mcp.core.errors import INTERNAL_ERROR, RequestError
 from trio_mcp.core.messages import JsonObject, Limits
 from trio_mcp.core.tasks import CORE_TASKS, TaskRecord, read_task_id, requested_ttl, unknown_task
-from trio_mcp.extensions.tasks.keeper import Keeper, TaskHost, log_failure, wall_time
+from trio_mcp.extensions.tasks.keeper import Keeper, TaskHost, wall_time
 from trio_mcp.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ class ClientAnswers:
         task = TaskRecord(secrets.token_urlsafe(24), None, wall_time(), ttl, call.request.method)
         keeper = self._started(nursery)
         await keeper.add(task, None)
-        nursery.start_soon(self._work, TaskHost(keeper, task), ask, plain, name=f"a task: {call.request.method}")
+        host = TaskHost(keeper, task)
+        nursery.start_soon(host.run, partial(ask, plain), name=f"a task: {call.request.method}")
         return CORE_TASKS.created(task)
 
     def _started(self, nursery: trio.Nursery) -> Keeper:
@@ -51,21 +52,6 @@ class ClientAnswers:
             self._keeper = Keeper(MemoryStore(), "client", self._limits)
             nursery.start_soon(self._keeper.run, name="tasks for the server")
         return self._keeper
-
-    async def _work(
-        self, host: TaskHost, ask: Callable[[JsonObject], Awaitable[JsonObject]], params: JsonObject
-    ) -> None:
-        outcome: JsonObject | RequestError
-        with trio.CancelScope() as scope:
-            host.cancel = lambda reason: scope.cancel(reason=reason)
-            try:
-                outcome = await ask(params)
-            except RequestError as error:
-                outcome = error
-            except Exception as error:  # noqa: BLE001  # a callback may raise anything
-                log_failure(error)
-                outcome = RequestError(INTERNAL_ERROR, "the client's callback has failed")
-            await host.finish(outcome)
 
     # The methods that the server calls.
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, contextmanager
 from contextvars import ContextVar
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import attrs
@@ -28,18 +29,20 @@ from trio_mcp.core.errors import (
     InputUnavailable,
     McpError,
     RemoteProtocolError,
+    RequestError,
     SessionClosed,
     UsageError,
     shown,
 )
 from trio_mcp.core.messages import Json, JsonObject
 from trio_mcp.core.models import CallToolResult
-from trio_mcp.core.revisions import Terms, declares
+from trio_mcp.core.revisions import META_CLIENT_CAPABILITIES, Role, Terms, declares
 from trio_mcp.core.rounds import Question
 from trio_mcp.core.tasks import (
     CORE_TASKS,
     EXTENSION_TASKS,
     RELATED_TASK,
+    TASKS_EXTENSION,
     TaskForm,
     TaskState,
     TaskStatus,
@@ -49,15 +52,17 @@ from trio_mcp.core.tasks import (
 )
 from trio_mcp.extensions.tasks.answering import ClientAnswers
 from trio_mcp.extensions.tasks.forms import EXTENSION_FORM, core_form_of_client
+from trio_mcp.transport.nursery import open_nursery
 
 if TYPE_CHECKING:
     from trio_mcp.client.client import Client
     from trio_mcp.client.options import RequestOptions
     from trio_mcp.client.session import OnProgress
 
-__all__ = ["ClientTask", "ClientTasks", "TaskCancelled"]
+__all__ = ["ClientTask", "ClientTasks", "OnState", "TaskCancelled", "ordinary_call", "tasks_of"]
 
 T = TypeVar("T")
+OnState: TypeAlias = Callable[[TaskState], Awaitable[object]]
 _Report: TypeAlias = tuple[Any, Any, str | None]  # progress, total, message
 
 _LISTENING: Final = 15.0  # seconds between two polls while the server sends notices: they may get lost
@@ -72,8 +77,34 @@ class TaskCancelled(McpError):
     """The task was cancelled, by this client or another one, and has no result."""
 
 
-# In `start_task`: the ttl that the caller asks for, in milliseconds; the wrapper returns the task as it came.
-_starting: ContextVar[tuple[int | None] | None] = ContextVar("starting", default=None)
+@attrs.frozen
+class _Wish:
+    """How the next call of a tool is made.  The task that answers it is returned as it came."""
+
+    wanted: bool = True
+    """False: the call is an ordinary one, as of a client that does not know tasks."""
+    always: bool = False
+    """Ask for a task in 2025-11-25 also if the tool is not known to have one; its server decides."""
+    ttl: int | None = None
+    """Milliseconds to keep the task, in 2025-11-25."""
+
+
+_wish: ContextVar[_Wish | None] = ContextVar("wish", default=None)  # None: the call waits for its task
+
+
+@contextmanager
+def ordinary_call() -> Iterator[None]:
+    """A block with one `call_tool`, which is made as by a client that does not know tasks."""
+    token = _wish.set(_Wish(wanted=False))
+    try:
+        yield
+    finally:
+        _wish.reset(token)
+
+
+def tasks_of(client: Client) -> ClientTasks:
+    """The tasks of a client that has the option `tasks`.  Raises `UsageError` for another one."""
+    return client._task_extension()
 
 
 class ClientTasks(ClientExtension):
@@ -130,18 +161,21 @@ class ClientTasks(ClientExtension):
         return result
 
     async def _around_call(self, call: ExtensionCall, call_next: CallNextRequest) -> JsonObject:
-        starting, form = _starting.get(), _form(call.terms)
+        wish, form = _wish.get(), _form(call.terms)
+        _wish.set(None)  # a callback that answers the server may make calls of its own
         params: Mapping[str, Json] = call.params
-        if form is CORE_TASKS and await self._asks_for_task(call, starting is not None):
-            params = {**params, "task": {} if starting is None or starting[0] is None else {"ttl": starting[0]}}
+        if wish is not None and not wish.wanted:
+            params = params if form is CORE_TASKS else _undeclared(call)
+        elif form is CORE_TASKS and ((wish is not None and wish.always) or await self._asks_for_task(call, wish)):
+            params = {**params, "task": {} if wish is None or wish.ttl is None else {"ttl": wish.ttl}}
         result = await call_next(params)
         state = read_created(result)
-        if state is None or starting is not None:
+        if state is None or wish is not None:
             return result
         waiting = _Waiting(self, call.client, form, state.id, call.request, call.answer, call.on_progress)
         return await waiting.drive(state, cancels=True)
 
-    async def _asks_for_task(self, call: ExtensionCall, wanted: bool) -> bool:
+    async def _asks_for_task(self, call: ExtensionCall, wish: _Wish | None) -> bool:
         """Whether a call asks for a task: if its tool needs one, or the caller wants one and the tool can have one."""
         if not declares(call.terms.capabilities, ("tasks", "requests", "tools", "call")):  # task-02, task-04
             return False
@@ -149,17 +183,30 @@ class ClientTasks(ClientExtension):
         if name not in self._support:
             await call.client.list_tools()
         support = self._support.setdefault(name, "forbidden")
-        return support == "required" or (wanted and support == "optional")
+        return support == "required" or (wish is not None and support == "optional")
 
     async def start(
-        self, client: Client, name: str, arguments: JsonObject, ttl: float | None, options: RequestOptions
+        self,
+        client: Client,
+        name: str,
+        arguments: JsonObject,
+        ttl: int | None,
+        options: RequestOptions,
+        on_progress: OnProgress | None = None,
+        *,
+        always: bool = False,
     ) -> ClientTask:
-        """Call a tool, and return its task; if the server has answered at once, a task that has ended."""
-        token = _starting.set((None if ttl is None else int(ttl * 1000),))
+        """Call a tool, and return its task; if the server has answered at once, a task that has ended.
+
+        `ttl` is in milliseconds.  With `always`, a server of 2025-11-25 is asked for a task in any case.
+        """
+        params = client._with_meta({"name": name, "arguments": arguments}, options.get("meta"))
+        headers, timer = options.get("headers"), client._timer(options, progress=True)
+        token = _wish.set(_Wish(always=always, ttl=ttl))
         try:
-            result = await client.request("tools/call", {"name": name, "arguments": arguments}, **options)
+            result, _ = await client._send("tools/call", params, on_progress, headers, timer, refresh_tools=True)
         finally:
-            _starting.reset(token)
+            _wish.reset(token)
         state = read_created(result)
         if state is None:
             return ClientTask(self, client, TaskState("", TaskStatus.COMPLETED, result=result))
@@ -168,6 +215,14 @@ class ClientTasks(ClientExtension):
     def open(self, client: Client, id: str) -> ClientTask:
         """Return the handle of a task."""
         return ClientTask(self, client, TaskState(id, TaskStatus.WORKING))
+
+
+def _undeclared(call: ExtensionCall) -> JsonObject:
+    """The params of a call that does not declare the extension, so that it is never answered with a task (xtask-02)."""
+    declared = call.client._offer.declared(Role.CLIENT, call.terms.revision)
+    others = {id: each for id, each in declared["extensions"].items() if id != TASKS_EXTENSION}
+    meta = {**call.params.get("_meta", {}), META_CLIENT_CAPABILITIES: {**declared, "extensions": others}}
+    return {**call.params, "_meta": meta}
 
 
 def _form(terms: Terms) -> TaskForm:
@@ -199,7 +254,12 @@ class _Waiting:
     request: Callable[[str, JsonObject], Awaitable[JsonObject]]
     answer: Callable[[Sequence[Question]], Awaitable[Mapping[str, JsonObject]]]
     on_progress: OnProgress | None = None
+    on_state: OnState | None = None
+    beside: bool = False
+    """Whether polls go on beside tasks/result (task-14), so that progress and states are still seen."""
     failures: int = 0
+    result: JsonObject | Exception | None = None
+    """The outcome of tasks/result beside the polls."""
 
     async def get(self) -> TaskState:
         """Poll."""
@@ -222,12 +282,21 @@ class _Waiting:
     async def drive(self, state: TaskState, *, cancels: bool) -> JsonObject:
         """Wait for the end of the task, and return the result of the call.  Raises as the call would have."""
         try:
-            async with aclosing(self.states(state)) as states:
+            fetching = False
+            async with open_nursery(wait=True) as nursery, aclosing(self.states(state)) as states:
                 async for each in states:
                     state = each
-                    if self.form is CORE_TASKS and state.status is TaskStatus.INPUT_REQUIRED:
+                    if self.on_state is not None:
+                        await self.on_state(state)
+                    asks = self.form is CORE_TASKS and state.status is TaskStatus.INPUT_REQUIRED
+                    if asks and not self.beside:
                         break  # task-27: the questions come on the stream of tasks/result
-            return await self._outcome(state)
+                    if asks and not fetching:
+                        fetching = True
+                        nursery.start_soon(self._fetch, state, name="tasks/result beside polls")
+            if isinstance(self.result, Exception):
+                raise self.result
+            return await self._outcome(state) if self.result is None else self.result
         except (trio.Cancelled, trio.TooSlowError, InputUnavailable):
             if cancels:  # cancel-09, xtask-34: never by notifications/cancelled
                 with trio.CancelScope(deadline=trio.current_time() + _CANCELLING, shield=True):
@@ -239,6 +308,14 @@ class _Waiting:
             # The last request has not run, perhaps; the call has.
             why = f"the server is away; its task {shown(self.id)} goes on, and client.open_task finds it: {error}"
             raise NoResponse(why) from error
+
+    async def _fetch(self, state: TaskState) -> None:
+        try:
+            self.result = await self._outcome(state)
+        except (McpError, trio.TooSlowError) as error:
+            self.result = error
+        if (notice := self.tasks._notices.get(self.id)) is not None:
+            notice.came.set()
 
     async def _cancel_quietly(self) -> None:
         try:
@@ -256,7 +333,7 @@ class _Waiting:
             async with AsyncExitStack() as stack:
                 listening = False
                 yield state
-                while not state.terminal:
+                while not state.terminal and self.result is None:
                     new = [each for each in state.questions if each.key not in asked]  # xtask-27
                     if new:
                         asked |= {each.key for each in new}
@@ -282,7 +359,7 @@ class _Waiting:
                 called = self.on_progress(*notice.reports.popleft())
                 if inspect.isawaitable(called):
                     await called
-            if notice.state is not None:
+            if notice.state is not None or self.result is not None:
                 return
             if notice.came.is_set():
                 notice.came = trio.Event()
@@ -301,10 +378,15 @@ class _Waiting:
         return True
 
     async def _outcome(self, state: TaskState) -> JsonObject:
+        if self.form is CORE_TASKS and state.status is not TaskStatus.CANCELLED:
+            try:
+                return await self.request("tasks/result", {"taskId": self.id})
+            except RequestError:
+                state = await self.get()  # the error of a call, or that of a task without a result
+                if state.status is not TaskStatus.CANCELLED:
+                    raise
         if state.status is TaskStatus.CANCELLED:
             raise TaskCancelled(f"the task {shown(self.id)} was cancelled: {state.message or 'no reason was given'}")
-        if self.form is CORE_TASKS:
-            return await self.request("tasks/result", {"taskId": self.id})
         if state.error is not None:
             raise state.error
         if state.result is None:
@@ -334,6 +416,8 @@ class ClientTask:
         client = self._client
 
         async def request(method: str, params: JsonObject) -> JsonObject:
+            if method == "tasks/result":  # it takes as long as the task
+                return await client.request(method, params, timeout=inf, max_timeout=inf)
             return await client.request(method, params)
 
         async def answer(questions: Sequence[Question]) -> Mapping[str, JsonObject]:
@@ -351,14 +435,17 @@ class ClientTask:
             await trio.lowlevel.checkpoint()
         return self.state
 
-    async def result(self) -> CallToolResult:
+    async def result(self, *, on_progress: OnProgress | None = None, on_state: OnState | None = None) -> CallToolResult:
         """Wait for the end of the task, and return its result; the callbacks of the client answer questions.
 
-        Raises `RequestError` if the call failed with an error, and `TaskCancelled`.  If this is cancelled, only the
-        waiting ends.
+        `on_state` is awaited with each state.  `on_progress` is called with the progress that `Client.start_task` has
+        asked for (2025-11-25).  Raises `RequestError` if the call failed with an error, and `TaskCancelled`.  If this
+        is cancelled, only the waiting ends.
         """
         if self.id:
-            raw = await self._waiting().drive(await self.status(), cancels=False)
+            waiting = self._waiting()
+            waiting.on_progress, waiting.on_state, waiting.beside = on_progress, on_state, True
+            raw = await waiting.drive(await self.status(), cancels=False)
         else:
             await trio.lowlevel.checkpoint()
             raw = self.state.result or {}

@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.messages import Limits
     from trio_mcp.stores.rows import Store
 
-__all__ = ["LEASE", "Keeper", "TaskHost", "log_failure", "wall_time"]
+__all__ = ["LEASE", "Keeper", "TaskHost", "wall_time"]
 
 _log = logging.getLogger("trio_mcp")
 
@@ -65,11 +65,6 @@ _PAGE: Final = 50  # tasks on one page of tasks/list
 _CLAIMED: Final = 50  # tasks that are recovered at once
 
 wall = time.time  # the clock of all records; a test replaces it
-
-
-def log_failure(error: Exception) -> None:
-    """Write an exception to the log, because the peer must not see it."""
-    _log.error("a task failed", exc_info=error)
 
 
 def wall_time() -> float:
@@ -202,7 +197,8 @@ class Keeper:
         """
         await self._ready.wait()
         owner, each = ("", inf) if holder is None else (str(holder), self._limits.tasks_each)
-        row = Row(self._kind, task.id, self._body(task), owner, task.created, task.expires, self._holder)
+        runs_in = "" if task.terminal else self._holder
+        row = Row(self._kind, task.id, self._body(task), owner, task.created, task.expires, runs_in)
         try:
             with _for_clients():
                 await self._store.add(row, each=each, total=self._limits.tasks)
@@ -301,11 +297,17 @@ class Keeper:
         with _for_clients():
             task = await self.owned(read_task_id(params), principal)
             form.refuse_cancel(task)
+            host = self._hosts.get(task.id)
+            elsewhere = None if host is None else host.cancel_elsewhere
+            if elsewhere is not None:
+                await elsewhere()
             step = await self.step(task.id, lambda task: task.cancel(wall()))
         if step is None:
             raise unknown_task(task.id)
         if step.deed is TaskDeed.NOTHING:
-            form.refuse_cancel(step.task)  # it ended a moment ago
+            # It ended a moment ago; where its work is elsewhere, perhaps by this cancellation.
+            if elsewhere is None or step.task.status is not TaskStatus.CANCELLED:
+                form.refuse_cancel(step.task)
         elif (host := self._hosts.get(task.id)) is not None:
             host.stop("the client cancelled the task")
         return form.acknowledged(step.task)
@@ -343,6 +345,9 @@ class TaskHost:
         self.expires = task.expires
         self.cancel: Callable[[str], object] = lambda reason: None
         """Cancels the handler, with a reason."""
+        self.cancel_elsewhere: Callable[[], Awaitable[None]] | None = None
+        """Cancels the work where it is done, if that is elsewhere.  Returns when the work is known to be cancelled, or
+        its end is in the record.  Raises `RequestError` if the task cannot be cancelled now."""
         self.over = False
         """True: the task has ended, or another process has taken it over."""
         self._keeper = keeper
@@ -355,6 +360,32 @@ class TaskHost:
         self.over = True
         self._keeper.release(self)
         self.cancel(reason)
+
+    async def run(self, work: Callable[[], Awaitable[JsonObject]]) -> None:
+        """Run `work` in place of a handler, and store its outcome."""
+        if self.over:
+            return
+        outcome: JsonObject | RequestError
+        with trio.CancelScope() as scope:
+            self.cancel = lambda reason: scope.cancel(reason=reason)
+            try:
+                outcome = await work()
+            except RequestError as error:
+                outcome = error
+            except Exception:  # noqa: BLE001  # a callback may raise anything, and the peer must not see it
+                _log.exception("a task failed")
+                why = "the task has failed; the log of the side that ran it says why"
+                outcome = RequestError(INTERNAL_ERROR, why)
+            await self.finish(outcome)
+
+    async def wait_ended(self) -> None:
+        """Wait until the record says that the task has ended."""
+        await self._keeper.watch(self.id, lambda task: task.terminal)
+
+    async def end(self) -> None:
+        """The task was cancelled where its work is done: elsewhere."""
+        await self._step(lambda task: task.cancel(wall()))
+        self.stop("the task was cancelled elsewhere")
 
     async def _step(self, take: Callable[[TaskRecord], TaskStep]) -> None:
         if keys := self._abandoned:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import secrets
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -48,7 +49,10 @@ if TYPE_CHECKING:
     from trio_mcp.server.run import Run
     from trio_mcp.server.server import Server
 
-__all__ = ["RunTasks", "ServerTasks", "ToolTask", "add_tool"]
+__all__ = [
+    "METHODS", "RunTasks", "ServerTasks", "ToolTask", "add_tool", "form_asked", "keep", "refusal_of_plain_call",
+    "tasks_in",
+]  # fmt: skip
 
 # Members of params that belong to one request only.
 _OF_ONE_REQUEST = frozenset({"_meta", "task", "inputResponses", "requestState"})
@@ -68,9 +72,9 @@ class ServerTasks:
         self._catalog = server._catalog
         ext = server.extension(EXTENSION_FORM, CORE_FORM)
         ext.middleware(self._around)
-        ext.background(_keep)
+        ext.background(keep)
         ext.filter("taskIds")(_listen)
-        for name, serve in _METHODS.items():
+        for name, serve in METHODS.items():
             ext.method(name)(serve)
 
     async def _around(self, ctx: Context, request: Request, call_next: CallNext) -> JsonObject:
@@ -79,7 +83,7 @@ class ServerTasks:
         route = self._catalog.find("tools", name) if isinstance(name, str) else None
         if request.method != "tools/call" or route is None or len(route.places) > 1:
             return await call_next()
-        entry, form = route.entry, _form_of(ctx)
+        entry, form = route.entry, form_asked(ctx)
         if entry.task == "forbidden" or not route.allowed(ctx.principal):
             if form is CORE_TASKS and route.allowed(ctx.principal):  # task-06
                 raise RequestError(METHOD_NOT_FOUND, f"the tool {route.key!r} never runs as a task; call it without")
@@ -93,8 +97,8 @@ class ServerTasks:
             return await call_next()  # it refuses the arguments, without a task
         if not entry.asks_first:
             await task.start()
-        elif form is None:
-            _refuse_plain_call(ctx, entry)
+        elif form is None and entry.task == "required":
+            raise refusal_of_plain_call(ctx)
         result = await call_next()
         if task.id is None and form is CORE_TASKS:
             await task.start()  # task-33: a call that asks for a task is answered with one
@@ -106,7 +110,7 @@ def _arguments(request: Request) -> JsonObject:
     return arguments if isinstance(arguments, dict) else {}
 
 
-def _form_of(ctx: Context) -> TaskForm | None:
+def form_asked(ctx: Context) -> TaskForm | None:
     """The form in which the call of `ctx` can become a task; None if its client cannot have one."""
     if not ctx._terms.revision.handshake:
         # xtask-02: only what this request declares counts.
@@ -115,12 +119,11 @@ def _form_of(ctx: Context) -> TaskForm | None:
     return CORE_TASKS if known and "task" in ctx.request.params else None
 
 
-def _refuse_plain_call(ctx: Context, entry: Entry) -> None:
-    """Raise RequestError if a tool that needs a task is called without one (task-09, xtask-05)."""
-    if entry.task == "required":
-        if not ctx._terms.revision.handshake:
-            raise missing_extension("this tool")
-        raise RequestError(METHOD_NOT_FOUND, "this tool runs only as a task: call it with params.task, in 2025-11-25")
+def refusal_of_plain_call(ctx: Context) -> RequestError:
+    """The error for a call of a tool that needs a task, by a client that cannot have one (task-09, xtask-05)."""
+    if not ctx._terms.revision.handshake:
+        return missing_extension("this tool")
+    return RequestError(METHOD_NOT_FOUND, "this tool runs only as a task: call it with params.task, in 2025-11-25")
 
 
 class ToolTask:
@@ -149,12 +152,14 @@ class ToolTask:
         Raises `RequestError` if the tool must run as a task and the client cannot have one, or if there is no room.
         """
         if self._host is None:
-            form = _form_of(self._ctx)
+            form = form_asked(self._ctx)
             if form is None:
-                _refuse_plain_call(self._ctx, self._entry)
+                if self._entry.task == "required":
+                    raise refusal_of_plain_call(self._ctx)
                 await trio.lowlevel.checkpoint()
                 return False
-            self._host = await _in(self._ctx).start(self._ctx, form, replay=self._entry.replay)
+            tasks = tasks_in(self._ctx)
+            self._host = await tasks.begin(self._ctx, form, tasks.record(self._ctx, form, replay=self._entry.replay))
         return True
 
     async def status(self, message: str) -> None:
@@ -179,39 +184,41 @@ def _of(run: Run) -> RunTasks:
     return found
 
 
-def _in(ctx: Context) -> RunTasks:
+def tasks_in(ctx: Context) -> RunTasks:
+    """The tasks of the run that serves this call."""
     return _of(ctx._open_link("a task")._run)
 
 
-async def _keep(extended: ExtensionRun) -> None:
+async def keep(extended: ExtensionRun) -> None:
+    """Keep the tasks of a run: the background of the extension."""
     await _of(extended._run).run(extended)
 
 
 async def _get(params: dict[str, Any], ctx: Context) -> JsonObject:
-    return await _in(ctx).keeper.get(params, ctx.principal, _asked_in(ctx))
+    return await tasks_in(ctx).keeper.get(params, ctx.principal, _asked_in(ctx))
 
 
 async def _update(params: dict[str, Any], ctx: Context) -> JsonObject:
-    return await _in(ctx).keeper.update(params, ctx.principal)
+    return await tasks_in(ctx).keeper.update(params, ctx.principal)
 
 
 async def _cancel(params: dict[str, Any], ctx: Context) -> JsonObject:
-    return await _in(ctx).keeper.cancel(params, ctx.principal, _asked_in(ctx))
+    return await tasks_in(ctx).keeper.cancel(params, ctx.principal, _asked_in(ctx))
 
 
 async def _result(params: dict[str, Any], ctx: Context) -> JsonObject:
-    return await _in(ctx).result(params, ctx)
+    return await tasks_in(ctx).result(params, ctx)
 
 
 async def _list(params: dict[str, Any], ctx: Context) -> JsonObject:
-    return await _in(ctx).list(params, ctx)
+    return await tasks_in(ctx).list(params, ctx)
 
 
 async def _listen(ctx: Context, asked: Json, listener: Listener) -> Json:
-    return await _in(ctx).listen(ctx, asked, listener)
+    return await tasks_in(ctx).listen(ctx, asked, listener)
 
 
-_METHODS = {
+METHODS = {
     "tasks/get": _get,
     "tasks/update": _update,
     "tasks/cancel": _cancel,
@@ -250,12 +257,14 @@ class RunTasks:
 
     # Calls.
 
-    async def start(self, ctx: Context, form: TaskForm, *, replay: bool) -> TaskHost:
-        """Make a call a task, and answer its request; the handler of the call goes on.
+    @property
+    def longest(self) -> float:
+        """The seconds that a task may be kept."""
+        return self._run.limits.task_seconds
 
-        xtask-10: the request is answered when the store has the task.
-        """
-        link, terms, limits = ctx._open_link("a task"), ctx._terms, self._run.limits
+    def record(self, ctx: Context, form: TaskForm, *, replay: bool = False) -> TaskRecord:
+        """The record of a new task, for the call of `ctx`."""
+        terms, limits = ctx._terms, self._run.limits
         kept: JsonObject = {"revision": terms.revision.name, "capabilities": dict(terms.capabilities)}
         if terms.identity is not None:
             kept["identity"] = dict(terms.identity)
@@ -264,16 +273,22 @@ class RunTasks:
         # A call that never runs again need not be kept, and may be long, or secret.
         given = ctx.request.params if replay else {"name": ctx.request.params.get("name")}
         params = {name: each for name, each in given.items() if name not in _OF_ONE_REQUEST}
-        task = TaskRecord(
+        return TaskRecord(
             secrets.token_urlsafe(24),  # xtask-45, task-57
             stable_name(ctx.principal), wall_time(),
             requested_ttl(ctx.request.params if form is CORE_TASKS else {}, limits.task_seconds),
             ctx.method, params, kept, answers=dict(ctx._recorded),
         )  # fmt: skip
+
+    async def begin(self, ctx: Context, form: TaskForm, task: TaskRecord, immediate: str | None = None) -> TaskHost:
+        """Make a call a task, and answer its request; the handler of the call goes on.
+
+        xtask-10: the request is answered when the store has the task.
+        """
         host = _ServerHost(self.keeper, task) if form is EXTENSION_TASKS else _CoreTaskHost(self.keeper, task, ctx)
         try:
-            await self.keeper.add(task, link.account.holder)
-            call = await ctx.detach(host, form.created(task))
+            await self.keeper.add(task, ctx._holder)
+            call = await ctx.detach(host, form.created(task, immediate))
         except BaseException:
             self.keeper.release(host)
             await self.keeper.drop(task.id)  # no client knows it
@@ -283,6 +298,26 @@ class RunTasks:
             host.call = self._callers[task.id] = call
         return host
 
+    async def adopt(
+        self, ctx: Context, task: TaskRecord, work: Callable[[Context, TaskHost], Awaitable[JsonObject]]
+    ) -> None:
+        """Store a task whose work is done elsewhere.  If it has not ended, `work` is called for its outcome.
+
+        `ctx` is the context of any request about it.  `work` gets another one, whose client is the task.
+        """
+        assert self._extended is not None  # the request of `ctx` came later
+        if task.terminal:
+            await self.keeper.add(task, ctx._holder)
+            return
+        host = _ServerHost(self.keeper, task)
+        try:
+            await self.keeper.add(task, ctx._holder)
+        except BaseException:
+            self.keeper.release(host)
+            raise
+        inner = self._extended.context(ctx.request, ctx._terms, host)
+        self._run.nursery.start_soon(host.run, partial(work, inner, host), name="a task that began elsewhere")
+
     def _session_name(self, ctx: Context) -> str:
         """A name for the session of a client without a principal: it lists the tasks of this session only (task-58)."""
         session = ctx._open_link("a task")
@@ -290,6 +325,9 @@ class RunTasks:
 
     def _recover(self, task: TaskRecord) -> bool:
         """Run a task again, if its tool allows that."""
+        if task.terms.get("elsewhere"):  # its work goes on there, and the next request about it finds it there
+            self._run.nursery.start_soon(self.keeper.drop, task.id)
+            return True
         route = self._run.dispatcher.catalog.find("tools", str(task.params.get("name")))
         kept, revision = task.terms, REVISIONS.get(str(task.terms.get("revision")))
         if route is None or not route.entry.replay or revision is None or self._extended is None:
