@@ -45,7 +45,7 @@ SELDOM = {
     *(f"trio_mcp.server.{name}" for name in ("context", "detached", "extensions")),
     *(f"trio_mcp.server.{name}" for name in ("forwarding", "parking", "publishing", "questions", "replicas")),
     *("trio_mcp.client.extensions", "trio_mcp.core.schema.params", "trio_mcp.oauth.client", "trio_mcp.transport.paths"),
-    "trio_mcp.stores.redis_link",
+    *("trio_mcp.relay.tasks", "trio_mcp.stores.redis_link"),
 }
 LATER = MODELS | SCHEMAS | TRANSPORTS | SELDOM
 

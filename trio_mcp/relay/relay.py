@@ -14,6 +14,7 @@ server, through a `Client`, with a new id and a new progress token.
 | list requests, page by page, with upstream cursors | the pages, in the client's revision |
 | calls, reads, prompts, completions | unchanged results and errors, progress, log messages |
 | requests and notifications that the protocol does not have | the same, unchanged |
+| calls that become tasks, and requests about them | tasks in the client's form, see `relay.tasks` |
 | the cancellation of a call | |
 | subscriptions, while a client has them | changes |
 | answers | questions, asked of the client that made the call |
@@ -38,7 +39,7 @@ ends, its running calls fail, and the next request opens the session again.
 
 A server of 2026-07-28 asks questions in the answer to a call, so the relay knows which client to ask.  Servers of older
 revisions ask in a separate request, which does not name the call it belongs to.  Log messages do not name it in any
-revision.
+revision.  Only the messages of a task name their task.  For the others:
 
 | Running calls in the session | Questions | Log messages |
 |---|---|---|
@@ -49,7 +50,7 @@ revision.
 
 A cancelled call counts until the server answers it anyway, or for five minutes, because the server may still work on
 it.  Roots are refused in a shared session, because a server keeps them for later calls.  A 2026-07-28 call whose client
-was asked and has not answered yet is ignored if the same client has other calls.
+was asked and has not answered yet is ignored if the same client has other calls, and so is a task.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import TYPE_CHECKING, Any, Unpack
 
+import attrs
 import trio
 
 from trio_mcp.client.client import Client, ClientOptions
@@ -83,6 +85,7 @@ from trio_mcp.server.server import Server, check_names
 from trio_mcp.transport.nursery import Block, check_trio, open_nursery
 
 if TYPE_CHECKING:
+    from trio_mcp.relay.tasks import RelayTasks
     from trio_mcp.server.dispatch import CallNext, Middleware
     from trio_mcp.server.session import ServerSession
 
@@ -94,6 +97,7 @@ ASKS = ("sampling", "elicitation", "elicitation_url", "roots")
 """The questions that the upstream server may ask."""
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds from the end of a subscription to the next attempt
+_TASKS = "io.modelcontextprotocol/tasks"  # what it adds is loaded when the upstream server declares it
 _TOOLS = 10_000  # tools whose header rules are remembered, as in the client
 
 
@@ -103,6 +107,7 @@ def open_relay(
     asks: Collection[str] = ASKS,
     middleware: Sequence[Middleware] = (),
     revisions: Collection[str] = tuple(REVISIONS),
+    state_keys: Sequence[bytes] | None = None,
     **options: Unpack[ClientOptions],
 ) -> AbstractAsyncContextManager[Server]:
     """Open a relay: ``async with open_relay(target) as server`` gives a `Server` that presents the one at `target`.
@@ -112,7 +117,11 @@ def open_relay(
 
     `revisions` are the protocol revisions that the relay offers to clients, and `middleware` handles their requests
     first.  The other options are those of `open_client`, and the exceptions too, at the call and on entering the block.
-    `log_level` is "debug" by default, and `cache` is False, because clients have their own caches.
+    `log_level` is "debug" by default, and `cache` is False, because clients have their own caches.  `tasks` is True:
+    tasks are carried in both forms; with False the relay declares none.
+
+    `state_keys` are keys as those of `Server`: at least 32 random bytes each.  With keys that stay the same, principals
+    find their tasks also after a restart of the relay.  Without principals no keys are needed for that.
 
     `asks` are the kinds of questions that the relay declares to the upstream server: it must do so before it knows a
     client.  If a client does not support a question, the upstream server gets the error that the client would send.  A
@@ -123,7 +132,7 @@ def open_relay(
     """
     check_names("asks", asks, ASKS)
     check_names("revisions", revisions, REVISIONS, "revision")
-    relay = Relay(target, asks, middleware, revisions, options)
+    relay = Relay(target, asks, middleware, revisions, options, state_keys)
     return Block(relay.open, "async with open_relay(...) as server")
 
 
@@ -133,6 +142,8 @@ class Relay:
     nursery: trio.Nursery
     revision: Revision
     """The revision of all sessions: that of the first one, because the offer to clients depends on it."""
+    tasks: RelayTasks | None = None
+    """The tasks of the upstream server, if its tools can run as tasks."""
 
     def __init__(
         self,
@@ -141,6 +152,7 @@ class Relay:
         middleware: Sequence[Middleware],
         revisions: Collection[str],
         options: ClientOptions,
+        state_keys: Sequence[bytes] | None = None,
     ) -> None:
         self.target = target
         self.asks = asks
@@ -157,7 +169,9 @@ class Relay:
         self._room = trio.Event()  # set when a session was closed
         self._opened = trio.Event()  # set when a session was opened
         self._watches: dict[tuple[Hashable | None, ChangeEvent], WatchedChange] = {}
-        self._ended = False
+        self.state_keys = state_keys
+        self.carries_tasks = bool(options.get("tasks", True))
+        self.ended = False
         self._first.connect()  # raises for an invalid target or option
 
     async def open(self, stack: AsyncExitStack) -> Server:
@@ -170,11 +184,22 @@ class Relay:
         self.revision = REVISIONS[client.revision]
         self.options = {**self.options, "revision": client.revision}
         self._server = RelayServer(self, client, self._revisions, self._limits)
+        if _TASKS in client.extensions or "tasks" in client.capabilities:
+            self._add_tasks(client)
         stack.callback(self._end)
         return self._server
 
+    def _add_tasks(self, client: Client) -> None:
+        from trio_mcp.relay.tasks import RelayTasks, form_of
+
+        form = form_of(client) if self.carries_tasks else None
+        if form is not None:
+            by_name = isinstance(self.target, str | Sequence)  # others mean nothing in another process
+            place = repr(self.target) if by_name else str(client.server.get("name"))
+            self.tasks = RelayTasks(self, self._server, form, place, client.capabilities)
+
     def _end(self) -> None:
-        self._ended = True  # the front server may be served for longer, and refuses further requests
+        self.ended = True  # the front server may be served for longer, and refuses further requests
 
     async def reopen(self) -> None:
         """End all sessions and open them again at once, because the program at `target` has changed.
@@ -198,17 +223,20 @@ class Relay:
                 link: Any = ctx._open_link("a request")
                 await self._wait_until_subscribed(link, resource_updated(request.params["uri"]))
             return result
+        if request.method.startswith("tasks/") and self.tasks is not None:
+            return await call_next(request)
         call = RelayedCall(ctx)
-        upstream = await self._upstream_for(call.owner, call.link)
+        upstream = await self.upstream_for(call.owner, call.link)
         if call.notifies:
             return await upstream.forward_notification(request)
-        return await upstream.forward(call, request)
+        result = await upstream.forward(call, request)
+        return self.tasks.listed(result, ctx) if request.method == "tools/list" and self.tasks is not None else result
 
     # Choosing the session of a client.
 
-    async def _upstream_for(self, owner: Hashable | None, link: ServerSession) -> Upstream:
+    async def upstream_for(self, owner: Hashable | None, link: ServerSession) -> Upstream:
         """The session of this client, made if needed.  Raises RequestError if there are too many."""
-        while not self._ended and not link.session.closed:
+        while not self.ended and not link.session.closed:
             room, upstream = self._room, self._upstreams.get(owner)
             if upstream is not None:
                 if not upstream.closing:
@@ -280,7 +308,7 @@ class Relay:
 
     def listen(self, link: Any, change: ChangeEvent, *, announced: bool = False) -> None:
         """A client has subscribed to this change.  `announced`: its subscription is acknowledged already."""
-        if self._ended:
+        if self.ended:
             return
         owner = owner_of(link)
         watch = self._watches.get((owner, change))
@@ -316,7 +344,7 @@ class Relay:
                 while True:
                     began = trio.current_time()
                     try:
-                        upstream = await self._upstream_for(owner, link)
+                        upstream = await self.upstream_for(owner, link)
                         with upstream.used():
                             await upstream.listen(change, watch)
                     except McpError as error:
@@ -326,7 +354,7 @@ class Relay:
                             watch.failure = error
                             return
                     watch.missed = True
-                    if self._ended:
+                    if self.ended:
                         return
                     if trio.current_time() > began + _LONGEST_PAUSE:
                         pause = _SHORTEST_PAUSE
@@ -367,15 +395,19 @@ class RelayServer(Server):
             capabilities["completions"] = {}
         offered = [REVISIONS[name] for name in revisions]
         # An extension is agreed only if the relay was given it, because it declares it to the upstream server.
-        given = client.extensions
-        extensions = Extensions([Extension(id, settings) for id, settings in given.items()], fallback=True)
-        self._relay_offer = Offer(info, capabilities, offered, client.instructions, extensions)
-        super().__init__(info["name"], middleware=relay.catalog.middleware, limits=limits, revisions=revisions)
+        given = {id: each for id, each in client.extensions.items() if id != _TASKS or not relay.carries_tasks}
+        self._passed_on = [Extension(id, settings) for id, settings in given.items()]
+        self._relay_offer = Offer(info, capabilities, offered, client.instructions)
+        options: Any = {} if relay.state_keys is None else {"state_keys": relay.state_keys}
+        super().__init__(
+            info["name"], middleware=relay.catalog.middleware, limits=limits, revisions=revisions, **options
+        )
         self._catalog, self._watcher = relay.catalog, relay
         self._catalog.kinds |= capabilities.keys() & CAPABILITIES.keys()
 
     def _current_offer(self) -> Offer:
-        return self._relay_offer
+        ours = () if self._catalog.extended is None else self._catalog.extended.values()
+        return attrs.evolve(self._relay_offer, extensions=Extensions([*self._passed_on, *ours], fallback=True))
 
 
 class RelayCatalog(Catalog):

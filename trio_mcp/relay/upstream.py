@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import logging
 import math
+import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import trio
 
@@ -76,6 +77,7 @@ _LISTS: Mapping[str, Callable[[Client, str | None], Awaitable[Model]]] = {
 }
 FORWARDED = frozenset({*_LISTS, *_QUESTIONS, "completion/complete"})
 """The requests that are sent upstream."""
+_Message: TypeAlias = LoggingMessageParams | tuple[str, JsonObject]  # the latter has the method and its params
 _SAMPLING = (
     "max_tokens", "system_prompt", "temperature", "stop_sequences", "model_preferences", "include_context",
     "tool_choice", "metadata",
@@ -95,18 +97,20 @@ def owner_of(link: Any) -> Hashable | None:
 
 
 class RelayedCall:
-    """A running request and the client that sent it."""
+    """A running request and the client that sent it, on `link` if the context does not say so."""
 
-    def __init__(self, ctx: Context) -> None:
+    def __init__(self, ctx: Context, link: Any = None) -> None:
         self.ctx = ctx
-        link: Any = ctx._open_link("a request")
+        link = ctx._open_link("a request") if link is None else link
         self.notifies: bool = link.detached
         """Whether this is a notification, which has no request."""
         self.link = link.origin if self.notifies else link
         self.owner = owner_of(self.link)
         self.question_lock = trio.Lock()  # asks one question at a time, because a 2026-07-28 call may have only one
-        self.logs: DroppingQueue[LoggingMessageParams | tuple[str, JsonObject]] = DroppingQueue()
+        self.logs: DroppingQueue[_Message] = DroppingQueue()
         """Log messages, and notifications that the protocol does not have."""
+        self.task: str | None = None
+        """The id that the upstream server has given to the task of this call; None if it is no task."""
         self.logs_sent: trio.Event | None = None  # set when all `logs` are sent; None if there are none
 
 
@@ -172,6 +176,7 @@ class Upstream:
         self._calls: dict[RelayedCall, None] = {}
         self._elicitations: OrderedDict[UrlElicitationRequest, tuple[Context, ElicitUrl]] = OrderedDict()
         self._roots_given = False
+        self._early: DroppingQueue[tuple[str, _Message]] = DroppingQueue()  # messages of tasks that no call has yet
 
     # For the tasks that use the session.
 
@@ -272,6 +277,7 @@ class Upstream:
         }
         own: ClientOptions = {"on_log": self._logged, "on_elicitation_complete": self._elicitation_complete}
         own["on_notification"] = self._notified
+        own["tasks"] = True
         own["log_level"] = "debug"
         own["cache"] = False  # two caches in a row would keep a result for twice its lifetime
         offered: Any = {name: answers[name] for name in asks}
@@ -332,19 +338,29 @@ class Upstream:
 
     async def forward(self, call: RelayedCall, request: Request) -> JsonObject:
         """Send the request upstream and return its result."""
+        return await self.work(call, request.method, lambda client: self._call_upstream(client, call, request))
+
+    async def work(
+        self, call: RelayedCall, method: str, send: Callable[[Client], Awaitable[Model | JsonObject]]
+    ) -> JsonObject:
+        """Call `send`, which works upstream for this call, and return its result as JSON for the client."""
         with self.used():
             # Before the session opens, because some servers ask at once.
-            if request.method in _QUESTIONS or not in_protocol(request.method):
+            if method in _QUESTIONS or not in_protocol(method):
                 self._calls[call] = None
             try:
-                model = await self._send_upstream(call, request)
+                model = await self._send_upstream(call, method, send)
                 async with call.question_lock:
                     pass  # wait for a question that is still being asked
                 while call.logs_sent is not None:  # send earlier log messages before the result
                     await call.logs_sent.wait()
             finally:
                 self._calls.pop(call, None)
-            return _result(model, self._upstream_revision, call.ctx._terms.revision)
+            return self.result(model, call.ctx._terms.revision)
+
+    def result(self, model: Model | JsonObject, revision: Revision) -> JsonObject:
+        """Write a result of the upstream server for a client of this revision."""
+        return _result(model, self._upstream_revision, revision)
 
     async def forward_notification(self, request: Request) -> JsonObject:
         """Send a notification upstream that the protocol does not have."""
@@ -354,26 +370,30 @@ class Upstream:
             await client.notify(request.method, params)
             return {}
 
-    async def _send_upstream(self, call: RelayedCall, request: Request) -> Model | JsonObject:
+    async def _send_upstream(
+        self, call: RelayedCall, method: str, send: Callable[[Client], Awaitable[Model | JsonObject]]
+    ) -> Model | JsonObject:
         client = await self.client()
         token = _current_call.set(call)
         try:
-            return await self._call_upstream(client, call.ctx, request)
+            return await send(client)
         except InputUnavailable as error:
             raise _error_for_client(error) from error
         except (RequestError, RemoteProtocolError):
             raise
+        except (NotDeclared, NotInThisRevision) as error:
+            raise RequestError(METHOD_NOT_FOUND, f"the upstream server does not have {method}") from error
         except (McpError, trio.TooSlowError) as error:
             # The text of the error goes to the log only, because it may contain output of the process.
-            _log.warning("%s got no answer from the upstream server: %s", request.method, error)
+            _log.warning("%s got no answer from the upstream server: %s", method, error)
             again = "; it has ended, and is started again with the next request"
             again *= self._relay.can_reopen and client.closed
             raise RequestError(INTERNAL_ERROR, f"the upstream server did not answer{again}") from error
         finally:
             _current_call.reset(token)
 
-    async def _call_upstream(self, client: Client, ctx: Context, request: Request) -> Model | JsonObject:
-        method = request.method
+    async def _call_upstream(self, client: Client, call: RelayedCall, request: Request) -> Model | JsonObject:
+        method, ctx = request.method, call.ctx
         if not in_protocol(method):
             given = {name: value for name, value in request.params.items() if name != "_meta"}
             return await client.request(method, given, meta=_end_to_end_meta(ctx.meta, self._upstream_revision))
@@ -387,6 +407,8 @@ class Upstream:
         meta = _end_to_end_meta(ctx.meta, self._upstream_revision)
         on_progress = ctx.progress if "progressToken" in ctx.meta else None
         if method == "tools/call":
+            if self._relay.tasks is not None:
+                return await self._relay.tasks.call(self, client, call, params, meta)
             arguments = params.get("arguments")
             return await client.call_tool(params["name"], arguments, on_progress=on_progress, meta=meta)
         result = await client.request(method, params, on_progress=on_progress, meta=meta)
@@ -395,11 +417,15 @@ class Upstream:
 
     # Questions of the upstream server.
 
-    def _call_for_message(self, calls: Sequence[RelayedCall]) -> RelayedCall | str:
+    def _call_for_message(
+        self, calls: Sequence[RelayedCall], meta: Mapping[str, Json] | None = None
+    ) -> RelayedCall | str:
         """The call to which a question or log message of the upstream server belongs, or the reason why it is unknown.
 
         See the third table in `relay.relay`.
         """
+        if (id := self._task_in(meta)) is not None:
+            return next((each for each in self._calls if each.task == id), "its task is not known")
         call = _current_call.get()
         # With a legacy server the context is that of the opening of the session, so it does not name the call.
         if call is not None and call in self._calls and not self._upstream_revision.handshake:
@@ -412,16 +438,25 @@ class Upstream:
             client = self._life.client
             if client is not None and client.has_unanswered_cancellations:
                 return "a call was cancelled, and the upstream server may still work on it"
-        return calls[-1]
+        # The messages of a task name it (task-26).
+        return next((each for each in reversed(calls) if each.task is None), calls[-1])
 
-    async def _ask(self, make: Callable[[RelayedCall], Inquiry[Any]]) -> Any:
+    def _task_in(self, meta: Mapping[str, Json] | None) -> str | None:
+        """The upstream server's id of the task that a message names; None if it names none."""
+        tasks = self._relay.tasks
+        return None if tasks is None or meta is None else tasks.named_in(meta)
+
+    async def _ask(self, make: Callable[[RelayedCall], Inquiry[Any]], meta: Mapping[str, Json] | None = None) -> Any:
         calls = list(self._calls)
-        call = self._call_for_message([each for each in calls if each.ctx._link is not None] or calls)
+        call = self._call_for_message([each for each in calls if each.ctx._link is not None] or calls, meta)
         if isinstance(call, str):
             raise _not_forwarded(call)
-        async with call.question_lock:
+        # A task has several questions at once.  Their keys are new also after a restart, when the context is another
+        # one (xtask-28): a client that has answered a key does not look at it again.
+        key = "passed_on" if call.task is None else f"passed_on-{secrets.token_urlsafe(6)}"
+        async with call.question_lock if call.task is None else nullcontext():
             try:
-                return (await call.ctx.ask(passed_on=make(call)))["passed_on"]
+                return (await call.ctx.ask(**{key: make(call)}))[key]
             except RequestError:
                 raise
             except McpError as error:
@@ -434,11 +469,14 @@ class Upstream:
         given: dict[str, Any] = {name: getattr(params, name) for name in _SAMPLING}
         if params.tools is not None:
             given["tools"] = well_formed(params.tools)
-        result: CreateMessageResult = await self._ask(lambda call: Sample(well_formed(params.messages), **given))
+        result: CreateMessageResult = await self._ask(
+            lambda call: Sample(well_formed(params.messages), **given), params.meta
+        )
         return result
 
     async def _elicit(self, asked: FormElicitationRequest) -> Any:
-        answer = await self._ask(lambda call: Elicit(asked.message, asked.params.requested_schema))
+        params = asked.params
+        answer = await self._ask(lambda call: Elicit(asked.message, params.requested_schema), params.meta)
         values = getattr(answer, "value", None)
         # None for each field that the user left out: the client in front has applied the defaults that the user saw,
         # so they must not be applied again here.
@@ -452,7 +490,7 @@ class Upstream:
                 self._elicitations.popitem(last=False)
             return question
 
-        return await self._ask(make)
+        return await self._ask(make, asked.params.meta)
 
     async def _list_roots(self) -> list[Root]:
         if self.shared and self._upstream_revision.handshake:
@@ -476,14 +514,29 @@ class Upstream:
         if not in_protocol(method):
             self._logged((method, params))
 
-    def _logged(self, message: LoggingMessageParams | tuple[str, JsonObject]) -> None:
-        call = self._call_for_message(list(self._calls))
+    def has_task(self, call: RelayedCall, id: str) -> None:
+        """The upstream server has made this call a task.  Its messages may have come before the answer that says so."""
+        call.task = id
+        for _ in range(len(self._early)):
+            task, message = self._early.take()
+            if task == id:
+                self._logged(message)
+            else:
+                self._early.add((task, message), _length(message))
+
+    def _logged(self, message: _Message) -> None:
+        meta = message[1].get("_meta") if isinstance(message, tuple) else message.meta
+        meta = meta if isinstance(meta, Mapping) else None
+        call = self._call_for_message(list(self._calls), meta)
         if isinstance(call, str):
+            if (id := self._task_in(meta)) is not None:
+                self._early.add((id, message), _length(message))
+                return
             level = logging.DEBUG if call in self._relay.warned else logging.WARNING
             self._relay.warned.add(call)
             _log.log(level, "log messages of the upstream server are dropped: %s", call)
             return
-        call.logs.add(message, len(str(message[1] if isinstance(message, tuple) else message.data)))
+        call.logs.add(message, _length(message))
         if call.logs_sent is None:
             call.logs_sent = trio.Event()
             self._relay.nursery.start_soon(self._send_logs, call, call.logs_sent, name="log messages of a relay")
@@ -542,6 +595,10 @@ class Upstream:
             watch.settled.set()
             async for each in subscription:
                 self._publish_change(each)
+
+
+def _length(message: _Message) -> int:
+    return len(str(message[1] if isinstance(message, tuple) else message.data))
 
 
 def _not_forwarded(why: str) -> RequestError:

@@ -1,0 +1,651 @@
+"""Tasks through a relay: every form of the client against every form of the server."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+import pytest
+import trio
+import trio.testing
+from trio.testing import MockClock
+
+from tests.client.everywhere import Where, contract, visiting
+from tests.extensions import test_server_tasks as direct
+from tests.extensions.test_client_tasks import User
+from tests.extensions.test_client_tasks import text as said
+from tests.extensions.test_server_tasks import CORE, EXTENSION, begin, capabilities, serving, text, until
+from tests.requirements import req
+from tests.server.wire import (
+    ACKNOWLEDGED,
+    CAPABILITIES,
+    MESSAGE,
+    PROGRESS,
+    REVISION_NAMES,
+    Wire,
+    WireError,
+    connected,
+    speaking,
+)
+from trio_mcp import Context, Limits, RequestError, Server
+from trio_mcp.core import INVALID_PARAMS, METHOD_NOT_FOUND, MISSING_CLIENT_CAPABILITY, RELATED_TASK, TASKS_EXTENSION
+from trio_mcp.errors import ConnectionFailed, SessionClosed
+from trio_mcp.extensions.tasks import ClientTask, TaskCancelled
+from trio_mcp.relay import open_relay
+
+# A connection of one principal is an inner part.
+from trio_mcp.server.session import converse
+from trio_mcp.stores import MemoryStore
+
+# The framing of its stream is one, too.
+from trio_mcp.transport.wire import Lines
+
+behind = pytest.mark.parametrize("behind", [CORE, EXTENSION])
+before = pytest.mark.parametrize("before", [CORE, EXTENSION])
+
+
+@asynccontextmanager
+async def relayed(behind: str, before: str, server: Server | None = None, **options: Any) -> AsyncIterator[Wire]:
+    options.setdefault("capabilities", capabilities(before))
+    options.setdefault("check", False)
+    async with (
+        open_relay(server or serving(), revision=behind) as relay,
+        connected(relay, before, **options) as wire,
+    ):
+        yield wire
+
+
+# The tests of a server of ours, with a relay in between that speaks this or that form with the server.
+SAME = (
+    direct.test_a_call_becomes_a_task_and_its_result_is_kept,
+    direct.test_a_client_without_tasks_gets_an_ordinary_result,
+    direct.test_an_older_client_gets_an_ordinary_result,
+    direct.test_a_server_without_tasks_ignores_the_param,
+    direct.test_failures_of_tools_and_of_the_protocol_differ,
+    direct.test_the_methods_of_each_form,
+    direct.test_a_cancelled_notification_does_not_touch_a_task,
+    direct.test_questions_come_on_the_stream_of_tasks_result,
+    direct.test_a_question_waits_for_the_next_tasks_result,
+    direct.test_a_session_lists_its_own_tasks,
+    direct.test_ids_are_long_and_random,
+)
+
+
+def cases() -> list[Any]:
+    return [
+        pytest.param(test, revision, id=f"{test.__name__.removeprefix('test_')}-{revision}")
+        for test in SAME
+        for mark in test.pytestmark
+        if mark.name == "parametrize"
+        for revision in mark.args[1]
+    ]
+
+
+@behind
+@pytest.mark.parametrize(("test", "revision"), cases())
+async def test_through_a_relay_tasks_are_as_they_are(
+    behind: str, test: Callable[..., Awaitable[None]], revision: str, monkeypatch: pytest.MonkeyPatch,
+    autojump_clock: MockClock,
+) -> None:  # fmt: skip
+    @asynccontextmanager
+    async def through(server: Server, revision: str, **options: Any) -> AsyncIterator[Wire]:
+        async with open_relay(server, revision=behind) as relay, connected(relay, revision, **options) as wire:
+            yield wire
+
+    monkeypatch.setattr(direct, "connected", through)
+    given: dict[str, Any] = {"revision": revision, "autojump_clock": autojump_clock, "monkeypatch": monkeypatch}
+    await test(**{name: given[name] for name in inspect.signature(test).parameters})
+
+
+# Calls
+
+
+@req("task-06", "task-08", "task-33", "xtask-01")
+@behind
+@before
+async def test_the_server_decides_which_calls_become_tasks(behind: str, before: str, autojump_clock: MockClock) -> None:
+    server, runs = serving(), list[bool]()
+
+    @server.tool(task="optional")
+    async def look(ctx: Context) -> str:
+        runs.append(ctx.task.id is not None)
+        return "looked"
+
+    async with relayed(behind, before, server) as wire:
+        id = await begin(wire, "look")
+        assert (await until(wire, id))["status"] == "completed"
+        assert runs == [True]
+        params: dict[str, Any] = {"name": "greet", "arguments": {"name": "Ann"}}
+        if before == EXTENSION:
+            assert text(await wire.call("tools/call", params)) == "Hello, Ann!"
+        elif behind == CORE:
+            with pytest.raises(WireError) as caught:
+                await wire.call("tools/call", {**params, "task": {}})
+            assert caught.value.code == METHOD_NOT_FOUND
+        else:  # the server has answered at once, and a client that asks for a task gets one
+            id = await begin(wire, "greet", {"name": "Ann"})
+            assert text(await wire.call("tasks/result", {"taskId": id})) == "Hello, Ann!"
+        tools = {tool["name"]: tool.get("execution") for tool in (await wire.call("tools/list"))["tools"]}
+        support = {name: each and each["taskSupport"] for name, each in tools.items()}
+        if before == EXTENSION:
+            assert set(support.values()) == {None}
+        elif behind == CORE:
+            assert (support["greet"], support["look"], support["failing"]) == (None, "optional", "required")
+        else:
+            assert set(support.values()) == {"optional"}
+
+
+@req("task-09", "xtask-05")
+@behind
+@pytest.mark.parametrize("before", REVISION_NAMES)
+async def test_a_call_without_a_task_is_as_at_the_server(behind: str, before: str, autojump_clock: MockClock) -> None:
+    async with relayed(behind, before, capabilities=CAPABILITIES[before]) as wire:
+        result = await wire.call("tools/call", {"name": "compute", "arguments": {"seconds": 3}}, progress="p")
+        assert text(result) == "computed, no task"
+        assert [each["progress"] for each in wire.noted(PROGRESS)] == [0, 1, 2]
+        with pytest.raises(WireError) as caught:
+            await wire.call("tools/call", {"name": "failing", "arguments": {"kind": "tool"}})
+        if before == EXTENSION:
+            assert caught.value.code == MISSING_CLIENT_CAPABILITY
+            assert caught.value.data == {"requiredCapabilities": {"extensions": {TASKS_EXTENSION: {}}}}
+        else:
+            assert caught.value.code == METHOD_NOT_FOUND
+        with pytest.raises(WireError) as caught:
+            await wire.call("tools/call", {"name": "unknown"})
+        assert caught.value.code == INVALID_PARAMS
+
+
+@req("task-01", "task-66", "xtask-50")
+@pytest.mark.parametrize("behind", REVISION_NAMES)
+@before
+async def test_a_relay_declares_the_tasks_that_its_server_declares(
+    behind: str, before: str, autojump_clock: MockClock
+) -> None:
+    async with relayed(behind, before) as wire:
+        declared = (await wire.about())["capabilities"]
+        has = behind in (CORE, EXTENSION)
+        if before == CORE:
+            tasks = {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
+            assert declared.get("tasks") == (tasks if has else None)
+        else:
+            assert declared.get("extensions") == ({TASKS_EXTENSION: {}} if has else None)
+        if not has:
+            for method in ("tasks/get", "tasks/cancel", "tasks/list"):
+                with pytest.raises(WireError) as caught:
+                    await wire.call(method, {"taskId": "x"})
+                assert caught.value.code == METHOD_NOT_FOUND
+            params = {"name": "compute", "arguments": {"seconds": 1}, "task": {}}
+            assert text(await wire.call("tools/call", params)) == "computed, no task"
+
+
+async def test_a_relay_may_be_told_to_carry_no_tasks(autojump_clock: MockClock) -> None:
+    async with open_relay(serving(), tasks=False) as relay, connected(relay, CORE) as wire:
+        assert "tasks" not in wire.opening["capabilities"]
+        params = {"name": "compute", "arguments": {"seconds": 1}, "task": {}}
+        assert text(await wire.call("tools/call", params)) == "computed, no task"
+
+
+@req("task-66")
+async def test_a_server_that_cannot_cancel_is_not_told_to(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serving()
+    declared = {"list": {}, "requests": {"tools": {"call": {}}}}
+    for extension in server._extended().extensions.values():
+        extension.values = tuple(
+            attrs.evolve(each, settings=declared) if each.capability else each for each in extension.values
+        )
+    async with relayed(CORE, CORE, server) as wire:
+        assert wire.opening["capabilities"]["tasks"] == declared
+
+
+# Questions and reports
+
+
+@req("task-26", "xtask-17", "xtask-25", "xtask-28", "xtask-32", "xtask-33")
+@behind
+@before
+async def test_questions_of_a_task_are_asked_at_the_same_time(
+    behind: str, before: str, autojump_clock: MockClock
+) -> None:
+    async with relayed(behind, before) as wire:
+
+        def named(params: dict[str, Any]) -> dict[str, Any]:
+            return {"action": "accept", "content": {"name": params["message"].removesuffix("?")}}
+
+        wire.answers["elicitation/create"] = named
+        id = await begin(wire, "two")
+        task = await until(wire, id, "input_required")
+        if before == CORE:
+            result = await wire.call("tasks/result", {"taskId": id})
+            assert [params["_meta"][RELATED_TASK] for _, params in wire.asked] == [{"taskId": id}] * 2
+        else:
+            await trio.sleep(1)
+            asked = (await wire.call("tasks/get", {"taskId": id}))["inputRequests"]
+            assert len(asked) == 2
+            answers = {key: named(each["params"]) for key, each in asked.items()}
+            (first, answer), second = next(iter(answers.items())), list(answers)[1]
+            await wire.call("tasks/update", {"taskId": id, "inputResponses": {first: answer, "x": answer}})
+            await trio.sleep(3)
+            task = await wire.call("tasks/get", {"taskId": id})
+            assert list(task["inputRequests"]) == [second]
+            await wire.call("tasks/update", {"taskId": id, "inputResponses": {second: answers[second]}})
+            result = (await until(wire, id))["result"]
+        assert text(result) == "First and Second"
+
+
+@behind
+@before
+async def test_a_tool_asks_in_its_call_and_becomes_a_task(behind: str, before: str, autojump_clock: MockClock) -> None:
+    async with relayed(behind, before) as wire:
+        wire.answers["elicitation/create"] = lambda params: {"action": "accept", "content": {"name": "Alice"}}
+        id = await begin(wire, "ask_first")
+        assert len(wire.asked) == 1
+        task = await until(wire, id)
+        result = task["result"] if before == EXTENSION else await wire.call("tasks/result", {"taskId": id})
+        assert text(result) == "Hello, Alice!"
+
+
+@req("prog-11", "prog-12", "task-26", "xtask-39")
+@behind
+@before
+async def test_progress_and_status_messages_pass_until_the_end(
+    behind: str, before: str, autojump_clock: MockClock
+) -> None:
+    server = serving()
+
+    @server.tool(task="required")
+    async def slowly(ctx: Context) -> str:
+        await ctx.task.status("begun")
+        for step in range(6):
+            if step == 2:
+                await ctx.elicit("Go on?", bool)
+            await ctx.progress(step, 6, f"step {step}")
+            await ctx.log("info", step)
+            await trio.sleep(3)
+        return "done"
+
+    async with relayed(behind, before, server, log_level="info") as wire:
+        wire.answers["elicitation/create"] = lambda params: {"action": "accept", "content": {"value": True}}
+        id = await begin(wire, "slowly", progress="p")
+        seen = list[str | None]()
+        await until(wire, id, "input_required")
+        if before == CORE:
+            await wire.start("tasks/result", {"taskId": id})
+        while (task := await wire.call("tasks/get", {"taskId": id}))["status"] not in ("completed", "failed"):
+            seen.append(task.get("statusMessage"))
+            for key in task.get("inputRequests", ()):
+                answer = {"action": "accept", "content": {"value": True}}
+                await wire.call("tasks/update", {"taskId": id, "inputResponses": {key: answer}})
+            await trio.sleep(1)
+        assert task["status"] == "completed"
+        if behind == before == CORE:
+            assert [each["progress"] for each in wire.noted(PROGRESS)] == [0, 1, 2, 3, 4, 5]
+            assert len(wire.noted(MESSAGE)) == 6
+            assert seen[0] == "begun"
+        else:
+            assert not wire.noted(PROGRESS)
+            assert not wire.noted(MESSAGE)
+            assert {"step 3", "step 4", "step 5"} <= set(seen)
+        for each in (*wire.noted(PROGRESS), *wire.noted(MESSAGE)):
+            assert each["_meta"][RELATED_TASK] == {"taskId": id}
+
+
+@req("xtask-36", "xtask-48", "xtask-49", "task-15")
+@behind
+@before
+async def test_changes_of_a_task_are_told(behind: str, before: str, autojump_clock: MockClock) -> None:
+    async with relayed(behind, before) as wire:
+        id = await begin(wire, "compute", {"seconds": 3})
+        method = "notifications/tasks/status"
+        if before == EXTENSION:
+            method = "notifications/tasks"
+            await wire.start("subscriptions/listen", {"notifications": {"taskIds": [id, "unknown"]}})
+            assert (await wire.note(ACKNOWLEDGED))["notifications"] == {"taskIds": [id]}
+        await until(wire, id)
+        await trio.sleep(1)
+        assert [(each["taskId"], each["status"]) for each in wire.noted(method)][-1] == (id, "completed")
+
+
+@behind
+@before
+async def test_a_question_that_the_client_refuses_ends_the_task(
+    behind: str, before: str, autojump_clock: MockClock
+) -> None:
+    declares = {name: each for name, each in capabilities(before).items() if name != "elicitation"}
+    ended = list[str]()
+    server = serving()
+
+    @server.tool(task="required")
+    async def ask(ctx: Context) -> str:
+        try:
+            await ctx.elicit("Who?", bool)
+        finally:
+            ended.append("ended")
+        return "asked"
+
+    async with relayed(behind, before, server, capabilities=declares) as wire:
+        task = await until(wire, await begin(wire, "ask"))
+        assert task["status"] == ("completed" if (behind, before) == (CORE, EXTENSION) else "failed")
+        await trio.sleep(1)
+        assert ended == ["ended"]
+
+
+# Ends
+
+
+@req("task-45", "task-46", "task-44", "xtask-19", "xtask-29", "xtask-34")
+@behind
+@before
+async def test_a_cancellation_reaches_the_server(behind: str, before: str, autojump_clock: MockClock) -> None:
+    server, ended = serving(), list[str]()
+
+    @server.tool(task="optional")
+    async def endless() -> str:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.append("stopped")
+
+    async with relayed(behind, before, server) as wire:
+        id = await begin(wire, "endless")
+        await trio.sleep(1)
+        result = await wire.call("tasks/cancel", {"taskId": id})
+        assert result.get("status") == ("cancelled" if before == CORE else None)
+        assert (await wire.call("tasks/get", {"taskId": id}))["status"] == "cancelled"
+        await trio.sleep(1)
+        assert ended == ["stopped"]
+        again = await wire.exchange("tasks/cancel", {"taskId": id})
+        assert again.get("error", {}).get("code") == (INVALID_PARAMS if before == CORE else None)
+
+
+@behind
+@before
+async def test_a_task_that_is_cancelled_at_the_server_is_cancelled(
+    behind: str, before: str, autojump_clock: MockClock
+) -> None:
+    server = serving()
+    async with server.running(), relayed(behind, before, server) as wire:
+        id = await begin(wire, "compute", {"seconds": 100})
+        async with connected(server, behind, check=False, capabilities=capabilities(behind), drain=None) as other:
+            await other.call("tasks/cancel", {"taskId": id.rpartition(".")[0]})
+        assert (await until(wire, id))["status"] == "cancelled"
+
+
+@req("task-10", "task-29", "task-30", "task-32", "xtask-24")
+@behind
+@before
+async def test_the_ttl_is_that_of_the_server(behind: str, before: str, autojump_clock: MockClock) -> None:
+    server = serving(limits=Limits(task_seconds=500))
+    async with relayed(behind, before, server) as wire:
+        name = "ttl" if before == CORE else "ttlMs"
+        for asked, given in (({"ttl": 5_000}, 5_000 if behind == before == CORE else 500_000), ({}, 500_000)):
+            id = await begin(wire, "compute", {"seconds": 100}, **({"task": asked} if before == CORE else {}))
+            assert (await wire.call("tasks/get", {"taskId": id}))[name] == given
+        if before == CORE:
+            with pytest.raises(WireError) as caught:
+                await begin(wire, "compute", {"seconds": 1}, task={"ttl": "long"})
+            assert caught.value.code == INVALID_PARAMS
+
+
+# Restarts
+
+
+@req("xtask-15", "xtask-41", "task-22")
+@behind
+@before
+async def test_ids_outlive_the_relay(behind: str, before: str, autojump_clock: MockClock) -> None:
+    server = serving()
+    async with server.running():
+        async with relayed(behind, before, server) as wire:
+            wire.answers["elicitation/create"] = lambda params: {"action": "accept", "content": {"value": True}}
+            running = await begin(wire, "compute", {"seconds": 50})
+            asking = await begin(wire, "confirm")
+            cancelled = await begin(wire, "compute", {"seconds": 50})
+            await wire.call("tasks/cancel", {"taskId": cancelled})
+            failed = [await begin(wire, "failing", {"kind": kind}) for kind in ("tool", "protocol")]
+            done = await begin(wire, "compute", {"seconds": 1})
+            ends = {id: await until(wire, id) for id in (*failed, done)}
+        async with relayed(behind, before, server) as wire:
+            wire.answers["elicitation/create"] = lambda params: {"action": "accept", "content": {"value": True}}
+            for id, end in ends.items():
+                task = await wire.call("tasks/get", {"taskId": id})
+                # A message of progress that was shown last is not known any more.
+                for name in ("taskId", "status", "result", "error", *["statusMessage"] * (id in failed)):
+                    assert task.get(name) == end.get(name), name
+            assert (await wire.call("tasks/get", {"taskId": cancelled}))["status"] == "cancelled"
+            assert (await wire.call("tasks/get", {"taskId": running}))["status"] == "working"
+            if before == CORE:
+                result = await wire.call("tasks/result", {"taskId": asking})
+                assert text(await wire.call("tasks/result", {"taskId": done})) == "computed, a task"
+                listed = {task["taskId"] for task in (await wire.call("tasks/list"))["tasks"]}
+                assert listed == {running, asking, cancelled, done, *failed}
+            else:
+                asked = (await until(wire, asking, "input_required"))["inputRequests"]
+                answer = {"action": "accept", "content": {"value": True}}
+                responses = dict.fromkeys(asked, answer)
+                await wire.call("tasks/update", {"taskId": asking, "inputResponses": responses})
+                result = (await until(wire, asking))["result"]
+            assert text(result) == "confirmed: Accepted(value=True)"
+            assert (await until(wire, running))["status"] == "completed"
+        async with relayed(behind, before, server) as wire:  # requests at the same time make one record
+            async with trio.open_nursery() as nursery:
+                for _ in range(5):
+                    nursery.start_soon(wire.call, "tasks/get", {"taskId": done})
+            for id in (f"x{done}", f"{done}x", done.rpartition(".")[0], "unknown", "."):
+                with pytest.raises(WireError) as caught:
+                    await wire.call("tasks/get", {"taskId": id})
+                assert caught.value.code == INVALID_PARAMS
+
+
+@behind
+@before
+async def test_a_task_goes_on_when_its_connection_ends(behind: str, before: str, autojump_clock: MockClock) -> None:
+    server = serving()
+    async with server.running(), open_relay(server, revision=behind) as relay, relay.running():
+        options: Any = {"check": False, "capabilities": capabilities(before)}
+        async with speaking_to(relay, before, **options) as wire:
+            id = await begin(wire, "compute", {"seconds": 3})
+        await trio.sleep(10)
+        async with speaking_to(relay, before, **options) as wire:
+            assert (await wire.call("tasks/get", {"taskId": id}))["status"] == "completed"
+
+
+@asynccontextmanager
+async def speaking_to(
+    server: Server, revision: str, principal: str | None = None, **options: Any
+) -> AsyncIterator[Wire]:
+    """A client on a stream, in the name of a principal."""
+    ours, theirs = trio.testing.memory_stream_pair()
+
+    async def serve() -> None:
+        async with server._joined() as run:
+            await converse(run, theirs, Lines(run.limits), principal=principal)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve)
+        async with speaking(ours, revision, **options) as wire:
+            yield wire
+
+
+@req("task-55", "task-59", "task-60", "xtask-46", "task-57", "xtask-45")
+@behind
+@before
+async def test_a_task_is_seen_by_its_principal_only(behind: str, before: str, autojump_clock: MockClock) -> None:
+    server, keys = serving(), [bytes(32)]
+    options: Any = {"check": False, "capabilities": capabilities(before)}
+    async with server.running():
+        async with (
+            open_relay(server, revision=behind, state_keys=keys) as relay,
+            speaking_to(relay, before, "ann", **options) as ann,
+        ):
+            id = await begin(ann, "compute", {"seconds": 1})
+            await until(ann, id)
+        own = id.rpartition(".")[0]
+        for principal, state_keys, seen in (
+            ("bob", keys, False), (None, keys, False), ("ann", None, False), ("ann", [bytes(31) + b"x"], False),
+            ("ann", keys, True), ("ann", [bytes(31) + b"x", *keys], True),
+        ):  # fmt: skip
+            async with (
+                open_relay(server, revision=behind, state_keys=state_keys) as relay,
+                speaking_to(relay, before, principal, **options) as wire,
+            ):
+                for method in ("tasks/cancel", "tasks/get", "tasks/update" if before == EXTENSION else "tasks/result"):
+                    for each in (id, own):
+                        answer = await wire.exchange(method, {"taskId": each, "inputResponses": {}})
+                        refused = "there is no task" in answer.get("error", {}).get("message", "")
+                        assert refused is not (seen and each == id)
+                if before == CORE:
+                    assert len((await wire.call("tasks/list"))["tasks"]) == seen
+
+
+async def test_an_id_that_could_be_guessed_has_a_secret_tag(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trio_mcp.extensions.tasks.server.secrets.token_urlsafe", lambda length: "7")
+    server = serving()
+    async with server.running():
+        async with relayed(CORE, CORE, server) as wire:
+            id = await begin(wire, "compute", {"seconds": 1})
+            assert len(id) == 24
+            assert (await until(wire, id))["status"] == "completed"
+        async with relayed(CORE, CORE, server) as wire:
+            with pytest.raises(WireError, match="there is no task"):
+                await wire.call("tasks/get", {"taskId": id})
+
+
+# Mounted relays
+
+
+@behind
+@before
+@pytest.mark.parametrize("own", [False, True])
+async def test_tasks_of_mounted_relays(behind: str, before: str, own: bool, autojump_clock: MockClock) -> None:
+    heard = list[str]()
+
+    def watched(name: str) -> Server:
+        async def watch(ctx: Context, request: Any, call_next: Any) -> Any:
+            if request.method.startswith("tasks/"):
+                heard.append(name)
+            return await call_next()
+
+        server = Server(name, middleware=[watch])
+
+        @server.tool(task="optional")
+        async def compute(seconds: float) -> str:
+            await trio.sleep(seconds)
+            return name
+
+        return server
+
+    one, two = watched("one"), watched("two")
+    async with one.running(), two.running():
+        ids = list[str]()
+        for _ in range(2):
+            outer = Server("outer")
+            if own:
+                outer.tool(name="own", task="optional")(lambda: "own")
+            async with open_relay(one, revision=behind) as first, open_relay(two, revision=behind) as second:
+                outer.mount(first, prefix="a_")
+                outer.mount(second, prefix="b_")
+                options: Any = {"check": False, "capabilities": capabilities(before)}
+                async with speaking_to(outer, before, **options) as wire:
+                    if not ids:
+                        ids = [await begin(wire, name, {"seconds": 30}) for name in ("a_compute", "b_compute")]
+                        for id in ids:
+                            assert (await wire.call("tasks/get", {"taskId": id}))["status"] == "working"
+                        continue
+                    heard.clear()
+                    assert (await until(wire, ids[1]))["status"] == "completed"
+                    assert set(heard) == {"two"}  # the id is not shown to another server
+                    await wire.call("tasks/get", {"taskId": ids[0]})
+                    with pytest.raises(WireError) as caught:
+                        await wire.call("tasks/get", {"taskId": "unknown"})
+                    assert caught.value.code == INVALID_PARAMS
+
+
+# Faults
+
+
+@behind
+@before
+async def test_a_server_that_is_away_for_a_while_is_asked_again(
+    behind: str, before: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[Exception] = [SessionClosed("away"), ConnectionFailed("away"), trio.TooSlowError("away")]
+    result = ClientTask.result
+
+    async def failing(self: ClientTask, **how: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return await result(self, **how)
+
+    monkeypatch.setattr(ClientTask, "result", failing)
+    async with relayed(behind, before) as wire:
+        assert (await until(wire, await begin(wire, "compute", {"seconds": 1})))["status"] == "completed"
+        assert not failures
+
+
+@behind
+@before
+async def test_a_task_that_the_server_forgets_fails(behind: str, before: str, autojump_clock: MockClock) -> None:
+    store = MemoryStore()
+    async with relayed(behind, before, serving(store=store)) as wire:
+        id = await begin(wire, "compute", {"seconds": 100})
+        await trio.sleep(5)
+        (row,) = store._rows.values()
+        await store.delete(row.kind, row.key)
+        task = await until(wire, id)
+        assert task["status"] == "failed"
+        assert "there is no task" in task["statusMessage"]
+
+
+@behind
+@before
+async def test_without_room_for_its_record_a_task_is_cancelled(
+    behind: str, before: str, autojump_clock: MockClock
+) -> None:
+    server, ended = serving(), list[str]()
+
+    @server.tool(task="required")
+    async def endless() -> str:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.append("stopped")
+
+    async with (
+        open_relay(server, revision=behind, limits=Limits(tasks=0)) as relay,
+        connected(relay, before, check=False, capabilities=capabilities(before)) as wire,
+    ):
+        with pytest.raises(WireError, match=r"Limits\.tasks"):
+            await begin(wire, "endless")
+        await trio.sleep(1)
+        assert ended == ["stopped"]
+
+
+@behind
+@contract(revisions=(CORE, EXTENSION), without=("child",), legacy_without=("http json",))
+async def test_a_client_of_ours_uses_tasks_through_a_relay(
+    where: Where, behind: str, autojump_clock: MockClock
+) -> None:
+    user = User()
+    async with (
+        open_relay(serving(), revision=behind) as relay,
+        visiting(where, relay, tasks=True, elicitation=user) as client,
+    ):
+        with pytest.raises(RequestError, match="no protocol"):
+            await (await client.start_task("failing", {"kind": "protocol"})).result()
+        failed = await (await client.start_task("failing", {"kind": "tool"})).result()
+        assert (failed.is_error, said(failed)) == (True, "no disk")
+        assert await client.call_tool("greet", {"name": "Ann"}, returns=str) == "Hello, Ann!"
+        task = await client.start_task("two")
+        assert said(await task.result()) == "First? and Second?"
+        assert sorted(user.asked) == ["First?", "Second?"]
+        task = await client.start_task("compute", {"seconds": 50})
+        await task.cancel()
+        with pytest.raises(TaskCancelled):
+            await task.result()
