@@ -7,6 +7,7 @@ import http.client
 import signal
 import ssl
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -78,6 +79,19 @@ def https_process(options: Sequence[str]) -> Iterator[str]:
     assert (process.returncode, rest) == (130, "")
 
 
+@pytest.mark.full
+def test_workers_serve_a_file() -> None:
+    command = [sys.executable, "-m", "trio_mcp", "run", SERVER, "--http", "127.0.0.1:0", "--workers", "2"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        shown = process.stderr.readline()
+        assert shown.endswith("/mcp, with 2 workers\n")
+        url = shown.split(" listens at ")[1].partition(",")[0]
+        tools = run("list", url)
+        process.terminate()
+        assert (tools.returncode, process.wait(timeout=60)) == (0, 143)
+
+
 def statuses(url: str, context: ssl.SSLContext, hosts: Sequence[str]) -> list[int]:
     """What the server answers requests for these hosts."""
     found = []
@@ -93,7 +107,10 @@ def statuses(url: str, context: ssl.SSLContext, hosts: Sequence[str]) -> list[in
     ("options", "message"),
     [
         (("--tls-key", "key"), "--tls-key needs --tls-cert, the certificate of this key"),
-        (("--tls-cert", "both"), "--tls-cert and --allowed-host need --http HOST:PORT"),
+        (("--tls-cert", "both"), "--tls-cert, --allowed-host and --workers need --http HOST:PORT"),
+        (("--workers", "2"), "--tls-cert, --allowed-host and --workers need --http HOST:PORT"),
+        (("--http", "127.0.0.1:0", "--workers", "0"), "--workers is a number of processes, 1 or more"),
+        (("--http", "127.0.0.1:0", "--workers", "2", "--reload"), "--workers is a number of processes, 1 or more"),
         (("--http", "127.0.0.1:0", "--tls-cert", "cert"), "no TLS with "),
         (("--http", "127.0.0.1:0", "--tls-cert", "absent"), "no TLS with absent: No such file or directory"),
         (("--http", "127.0.0.1:0", "--tls-cert", "locked"), "the private key is encrypted; write one without"),

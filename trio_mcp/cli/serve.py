@@ -29,6 +29,7 @@ _USUAL = ("server", "mcp", "app")
 def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="TARGET", help="weather.py, weather.py:server or package.module:server")
     parser.add_argument("--http", metavar="HOST:PORT", help="serve HTTP at this address instead of standard input")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="serve HTTP in N processes")
     parser.add_argument("--tls-cert", metavar="FILE", help="serve HTTPS with this certificate and its chain, as PEM")
     parser.add_argument("--tls-key", metavar="FILE", help="the private key, if the file of the certificate has none")
     parser.add_argument(
@@ -50,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     from trio_mcp.server.server import Server
 
     if isinstance(server, Server):
-        server.run(http=http, ssl_context=ssl_context, **options)
+        server.run(http=http, workers=arguments.workers, ssl_context=ssl_context, **options)
     elif http is not None:
         found = "no server" if server is None else f"a {type(server).__name__}"
         sys.stderr.write(f"trio-mcp: --http needs a Server of trio_mcp; {target} has {found}\n")
@@ -80,8 +81,10 @@ def _http_options(arguments: argparse.Namespace) -> tuple[ssl.SSLContext | None,
     certificate, key = arguments.tls_cert, arguments.tls_key
     if key is not None and certificate is None:
         raise UsageError("--tls-key needs --tls-cert, the certificate of this key")
-    if arguments.http is None and (certificate is not None or arguments.allowed_host):
-        raise UsageError("--tls-cert and --allowed-host need --http HOST:PORT")
+    if arguments.http is None and (certificate is not None or arguments.allowed_host or arguments.workers != 1):
+        raise UsageError("--tls-cert, --allowed-host and --workers need --http HOST:PORT")
+    if arguments.workers != 1 and (arguments.reload or arguments.workers < 1):
+        raise UsageError("--workers is a number of processes, 1 or more; --reload runs one process")
     if arguments.http is not None:
         from trio_mcp.server.process import parse_address
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from trio_mcp.server.run import *
     from trio_mcp.server.server import *
     from trio_mcp.server.session import *
+    from trio_mcp.server.supervised import *
+    from trio_mcp.server.supervisor import *
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -47,7 +49,9 @@ else:
             "handlers": "Arguments BadArguments Handler RunMode arguments_of raw typed",
             "media": "audio file image",
             "parking": "ParkedCall Parking PendingQuestion",
-            "process": "ProcessLife live parse_address run_stdio serve_stdio watched",
+            "process": (
+                "LAST ProcessLife announce check_process live parse_address run_stdio serve_stdio unbuffer watched"
+            ),
             "prompts": "completer_of completion_result prompt_of prompt_result text_arguments",
             "publishing": "ListenerKey Publisher Watcher",
             "questions": "Elicit ElicitUrl Inquiry ListRoots Sample UrlElicitationRequired",
@@ -62,5 +66,7 @@ else:
                 "CANCELLED_CALL ChargedMessage ServerSession UNFINISHED address_of converse serve_stream socket_of "
                 "start_work"
             ),
+            "supervised": "run_workers",
+            "supervisor": "Roster supervise",
         },
     )

@@ -17,7 +17,7 @@ How the process ends:
 The end of standard input also counts while a lifespan starts, although no task reads stdin then.  It counts if stdin
 holds no unread bytes, or if the reader of standard output has gone.
 
-`_LAST` seconds after `shutdown_timeout` the process ends with one line on stderr and the status above.  It ends even if
+`LAST` seconds after `shutdown_timeout` the process ends with one line on stderr and the status above.  It ends even if
 a handler shields itself or blocks the loop, or if a worker thread runs that may not be abandoned.  The time runs from
 the first of these events: SIGTERM after Ctrl-C, or after the end of input, does not prolong it.  There is no last
 deadline with `shutdown_timeout=math.inf`, nor outside the main thread, because there the process has other purposes.
@@ -48,7 +48,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, BinaryIO, TextIO, cast
+from typing import TYPE_CHECKING, BinaryIO, Final, TextIO, cast
 
 import trio
 
@@ -62,13 +62,16 @@ from trio_mcp.transport.workers import Worker, WorkerPool, watchdog
 if TYPE_CHECKING:
     from trio_mcp.server.server import Server
 
-__all__ = ["ProcessLife", "live", "parse_address", "run_stdio", "serve_stdio", "watched"]
+__all__ = [
+    "LAST", "ProcessLife", "announce", "check_process", "live", "parse_address", "run_stdio",
+    "serve_stdio", "unbuffer", "watched",
+]  # fmt: skip
 
 _log = logging.getLogger("trio_mcp")
 
 # Seconds for cleaning up after `shutdown_timeout`: connections have `CLOSING` seconds to answer unfinished calls with
 # an error, and `CLOSING` seconds more for bytes that are being written when they are cut off.
-_LAST = 2 * CLOSING + 1.0
+LAST: Final = 2 * CLOSING + 1.0
 
 # A full collection visits all objects, and 5,000 calls that wait at once are 250,000 objects.  Those calls take 395 ms
 # of CPU if a full collection follows ten collections of the middle generation (Python's default), 257 ms if it follows
@@ -124,28 +127,25 @@ def run_stdio(server: Server, *, shutdown_timeout: float = 5.0, tap: Tap | None 
     live(server, serve, shutdown_timeout=shutdown_timeout)
 
 
-def live(server: Server, serve: Callable[[ProcessLife], Awaitable[object]], *, shutdown_timeout: float) -> None:
+def live(
+    server: Server,
+    serve: Callable[[ProcessLife], Awaitable[object]],
+    *,
+    shutdown_timeout: float,
+    leave: Callable[[], Awaitable[object]] | None = None,
+) -> None:
     """Run a Trio program that serves until `serve` returns.
+
+    After SIGTERM, `leave` is awaited before the server is drained.  Both share `shutdown_timeout`.
 
     Raises SystemExit(130) after Ctrl-C, SystemExit(143) after SIGTERM, and SystemExit with a line for stderr if the
     server cannot start.  Calls that run at the end have `shutdown_timeout` seconds (`math.inf`: without a limit).
     Signals that the program ignores or handles already are not touched, and no signal is outside the main thread.
     """
-    check_seconds("shutdown_timeout", shutdown_timeout)
-    if trio.lowlevel.in_trio_run():
-        raise UsageError(
-            "run() starts a Trio program, and this code runs in one already; here, await serve_stdio(server), or "
-            "serve_http(server, host, port)"
-        )
-    asyncio = sys.modules.get("asyncio")
-    if asyncio is not None and asyncio._get_running_loop() is not None:
-        raise UsageError(
-            "run() blocks its thread, and an asyncio event loop runs in this thread; call server.run() outside of the "
-            "loop, as the last line of a script"
-        )
+    check_process(shutdown_timeout)
     try:
         with unhindered_stderr() as stderr:
-            life = ProcessLife(server, shutdown_timeout, stderr)
+            life = ProcessLife(server, shutdown_timeout, stderr, leave)
             try:
                 with _fewer_full_collections():
                     trio.run(life.live, serve)
@@ -161,9 +161,35 @@ def live(server: Server, serve: Callable[[ProcessLife], Awaitable[object]], *, s
             finally:
                 life.over.set()
     finally:
-        _unbuffer()
+        unbuffer()
     if life.status:
         raise SystemExit(life.status)
+
+
+def check_process(shutdown_timeout: float) -> None:
+    """Raise `UsageError` inside of an event loop, or if `shutdown_timeout` is no number of seconds."""
+    check_seconds("shutdown_timeout", shutdown_timeout)
+    if trio.lowlevel.in_trio_run():
+        raise UsageError(
+            "run() starts a Trio program, and this code runs in one already; here, await serve_stdio(server), or "
+            "serve_http(server, host, port)"
+        )
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is not None and asyncio._get_running_loop() is not None:
+        raise UsageError(
+            "run() blocks its thread, and an asyncio event loop runs in this thread; call server.run() outside of the "
+            "loop, as the last line of a script"
+        )
+
+
+def announce(
+    server: Server, local_url: str, url: str, unix: str | os.PathLike[str] | None = None, workers: int = 1
+) -> None:
+    """Show on stderr where the server listens.  Only the program prints to stdout."""
+    where = local_url if unix is None else os.fspath(unix)
+    where += f", for {url}" if url != where else ""
+    where += f", with {workers} workers" if workers > 1 else ""
+    print(f"{server._info['name']} listens at {where}", file=sys.stderr, flush=True)  # noqa: T201  # the operator reads it
 
 
 @contextmanager
@@ -205,14 +231,21 @@ def parse_address(text: str) -> tuple[str, int]:
 class ProcessLife:
     """One process that serves: owns its signals, its last deadline and its exit status."""
 
-    def __init__(self, server: Server, shutdown_timeout: float, stderr: Stderr | None) -> None:
+    def __init__(
+        self,
+        server: Server,
+        shutdown_timeout: float,
+        stderr: Stderr | None,
+        leave: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
         self.server = server
         self.stderr = stderr
         """Writes to stderr without waiting; None if stderr never makes a writer wait."""
         self.status = 0
-        self.patience = shutdown_timeout + _LAST
+        self.patience = shutdown_timeout + LAST
         """Seconds from the first reason to end until the process exits; may be infinite."""
         self._shutdown_timeout = shutdown_timeout
+        self._leave = leave
         self._everything = trio.CancelScope()
         self._terminated = trio.Event()
         self._ending = False
@@ -266,6 +299,16 @@ class ProcessLife:
         self._cancel_in_time()
         self.ends(why)
 
+    def terminate(self, why: str) -> None:
+        """Drain the server and end, for this reason.  May be called in the loop and from signal handlers.
+
+        Only the first reason counts: launchers pass on signals that their whole process group has got already.
+        """
+        if not self.status:
+            self.status = 143
+            self._token.run_sync_soon(self._terminated.set)
+            self.ends(why)
+
     def _cancel_in_time(self) -> None:
         """Set a deadline for all tasks, including tasks of no run, such as a lifespan that is starting."""
         self._everything.deadline = min(
@@ -275,13 +318,16 @@ class ProcessLife:
     async def _drain(self) -> None:
         await self._terminated.wait()
         self._cancel_in_time()
-        async with self.server.draining(self._shutdown_timeout):
+        deadline = trio.current_time() + self._shutdown_timeout
+        if self._leave is not None:
+            await self._leave()
+        async with self.server.draining(max(0.0, deadline - trio.current_time())):
             pass
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
         """Handle SIGINT and SIGTERM inside the block, unless the program handles them."""
-        token = trio.lowlevel.current_trio_token()
+        token = self._token = trio.lowlevel.current_trio_token()
         before = {number: signal.getsignal(number) for number in self._handled}
 
         def interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -298,14 +344,7 @@ class ProcessLife:
             assert callable(trio_handler)
             trio_handler(number, frame)
 
-        def terminate(_number: int, _frame: FrameType | None) -> None:
-            # Only the first one counts: launchers pass on signals that their whole process group has got already.
-            if not self.status:
-                self.status = 143
-                token.run_sync_soon(self._terminated.set)
-                self.ends("SIGTERM")
-
-        handlers = {signal.SIGINT: interrupt, signal.SIGTERM: terminate}
+        handlers = {signal.SIGINT: interrupt, signal.SIGTERM: lambda _number, _frame: self.terminate("SIGTERM")}
         try:
             for number in before:
                 signal.signal(number, handlers[number])
@@ -315,7 +354,7 @@ class ProcessLife:
                 signal.signal(number, handler)
 
 
-def _unbuffer() -> None:
+def unbuffer() -> None:
     """Replace stdout and stderr by unbuffered files, so that the interpreter has no buffer to flush when it ends.
 
     The interpreter aborts if it cannot get the lock of a buffer, and a thread that was abandoned inside `print` never

@@ -12,8 +12,7 @@ import importlib
 import inspect
 import logging
 import os
-import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Literal, Never, TypeAlias, TypeVar, Unpack, get_args, overload
 
@@ -37,7 +36,7 @@ from trio_mcp.server.entries import (
     ResourceOptions,
     ToolOptions,
 )
-from trio_mcp.server.process import live, parse_address, run_stdio
+from trio_mcp.server.process import announce, live, parse_address, run_stdio
 from trio_mcp.server.registry import CAPABILITIES, Catalog, Filter
 from trio_mcp.server.run import Run, Statistics, drained
 from trio_mcp.server.session import serve_stream
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
     from trio_mcp.server.dispatch import Middleware
     from trio_mcp.server.extensions import ExtensionRegistry, ServerExtension
     from trio_mcp.server.http.listener import HttpAddress
+    from trio_mcp.server.http.monitoring import Tally
     from trio_mcp.server.http.options import HttpOptions
     from trio_mcp.server.publishing import Watcher
     from trio_mcp.stores.rows import Store
@@ -186,6 +186,7 @@ class Server(metaclass=WithOtherNames):
         self._runs: set[Run] = set()  # of this server, and of the servers that it is mounted in
         self._drains = 0  # the number of open `draining` blocks: meanwhile new runs refuse requests
         self._watcher: Watcher | None = None
+        self._gather: Callable[[], Awaitable[Tally | None]] | None = None  # in a worker: asks for those of all workers
         self._shared: Run | None = None  # the run of an open `running` block; all connections use it
         self._sharing = False
         self._catalog.on_change.append(self._publish_list)
@@ -610,6 +611,7 @@ class Server(metaclass=WithOtherNames):
         *address: Never,
         http: str | None = None,
         unix: str | os.PathLike[str] | None = None,
+        workers: int = 1,
         ssl_context: ssl.SSLContext | None = None,
         shutdown_timeout: float = 5.0,
         tap: Tap | None = None,
@@ -620,6 +622,8 @@ class Server(metaclass=WithOtherNames):
         - `server.run()` serves one client on stdin and stdout, until the client closes stdin or ends.
         - `server.run(http="127.0.0.1:3000")` serves HTTP.  Port 0 takes a free port; a line on stderr shows the URL.
         - `server.run(unix="/run/notes.sock")` serves HTTP on a Unix socket.
+        - `server.run(http="127.0.0.1:3000", workers=4)` serves HTTP in four processes, which are forks of this one.  A
+          process that fails is replaced, SIGHUP replaces all, and each one enters the lifespan.
 
         HTTP takes `ssl_context` and the options of `serve_http`.  `tap(direction, data)` is called with each message; a
         server on stdio may use `tap=print`, which prints to stderr.
@@ -637,16 +641,23 @@ class Server(metaclass=WithOtherNames):
         if options:
             _check_http_options(options)
         if http is None and unix is None:
-            if ssl_context is not None or options:
-                which = min(options, default="ssl_context")
+            if ssl_context is not None or options or workers != 1:
+                which = min(options, default="workers" if ssl_context is None else "ssl_context")
                 raise TypeError(f'{which} is an option for HTTP; to serve HTTP, write run(http="127.0.0.1:3000")')
             run_stdio(self, shutdown_timeout=shutdown_timeout, tap=tap)
             return
         if http is not None and unix is not None:
             raise UsageError("give either http or unix, not both: a server has one address or one Unix socket")
+        at = () if http is None else parse_address(http)
+        if type(workers) is not int or workers != 1:
+            from trio_mcp.server.supervised import run_workers
+
+            run_workers(
+                self, workers, at, unix,
+                shutdown_timeout=shutdown_timeout, ssl_context=ssl_context, tap=tap, options=options,
+            )  # fmt: skip
         from trio_mcp.server.http.listener import serve_http
 
-        at = () if http is None else parse_address(http)
         status = _Announcement(self, unix)
         live(
             self,
@@ -688,17 +699,15 @@ show_options(Server.completion, CompletionOptions)
 
 
 class _Announcement:
-    """A task status that prints the URL of the server to stderr.  Only the program prints to stdout."""
+    """A task status that shows the URL of the server."""
 
     def __init__(self, server: Server, unix: str | os.PathLike[str] | None) -> None:
-        self._name = server._info["name"]
+        self._server = server
         self._unix = unix
 
     def started(self, value: HttpAddress | None = None) -> None:
         assert value is not None
-        where = value.local_url if self._unix is None else os.fspath(self._unix)
-        where += f", for {value.url}" if value.url != where else ""
-        print(f"{self._name} listens at {where}", file=sys.stderr, flush=True)  # noqa: T201  # the operator reads it
+        announce(self._server, value.local_url, value.url, self._unix)
 
 
 @block

@@ -105,10 +105,12 @@ class PathKind(enum.Enum):
     SSE = enum.auto()
     MESSAGES = enum.auto()
     WEBSOCKET = enum.auto()
+    MONITORING = enum.auto()
 
 
 # Globals, because in Python 3.11 the lookup of an enum member is eight times slower than that of a global.
-_ENDPOINT, _SSE, _MESSAGES, _WEBSOCKET = PathKind
+_ENDPOINT, _SSE, _MESSAGES, _WEBSOCKET, _MONITORING = PathKind
+_MONITORING_PATHS = ("/healthz", "/readyz", "/metrics")
 
 
 def _path(path: str) -> str:
@@ -125,6 +127,10 @@ def _paths(policy: HttpPolicy) -> Mapping[str, PathKind]:
     paths = {getattr(policy, name): kind for name, kind in given.items()}
     if len(paths) < len(given):
         raise UsageError(f"{', '.join(given)} must all be different")
+    if policy.monitoring:
+        if taken := paths.keys() & _MONITORING_PATHS:
+            raise UsageError(f"monitoring=True serves {min(taken)} itself; choose another path")
+        paths |= dict.fromkeys(_MONITORING_PATHS, _MONITORING)
     return paths
 
 
@@ -141,7 +147,7 @@ class HttpPolicy:
     transport, which is off by default (sse-13).  `websocket_path` is the path for WebSockets, if the driver supports
     them.  With `sessions=False` legacy clients are still served, but each POST stands alone.  With `json_only=True` no
     response is a stream.  A driver without an event log sets `resumable=False`; then a client that tries to resume a
-    stream is refused.
+    stream is refused.  With `monitoring=True` the driver serves /healthz, /readyz and /metrics.
     """
 
     path: str = attrs.field(default="/mcp", converter=_path)
@@ -154,6 +160,7 @@ class HttpPolicy:
     sessions: bool = True
     json_only: bool = False
     resumable: bool = True
+    monitoring: bool = False
     limits: Limits = attrs.field(factory=Limits)
     paths: Mapping[str, PathKind] = _derived(_paths)
     hosts: AllowList = _derived(lambda policy: AllowList("allowed_hosts", policy.allowed_hosts, schemes=False))
@@ -409,15 +416,31 @@ def _check_sites(policy: HttpPolicy, request: HttpRequest) -> tuple[Fields, str]
         host = fields.get("host")
     # In a DNS rebinding attack, the browser sends the attacker's host name.  The HTTP status for "not the server of
     # this host" is 421 (RFC 9110, 15.5.20).  A request without a Host is HTTP/1.0, and no browser sends it.
-    if host is not None and not policy.hosts.allows(host):
+    if host is not None and not policy.hosts.allows(host) and not _may_monitor(policy, path, host):
         raise _RuleBroken(421, f"the host {shown(host)} is not served here; add it to allowed_hosts to serve it")
     return () if origin is None else cors_headers(origin), path
+
+
+def _may_monitor(policy: HttpPolicy, path: str, host: str) -> bool:
+    """Return whether this is a path of monitoring, and the host an IP address.
+
+    Orchestrators address a process in this way.  A page that uses DNS rebinding cannot: its host is a name.
+    """
+    if policy.paths.get(path.rstrip("/")) is not _MONITORING:
+        return False
+    import ipaddress  # takes 3 ms, which other servers should not pay
+
+    try:
+        ipaddress.ip_address(host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0])
+    except ValueError:
+        return False
+    return True
 
 
 def _methods(policy: HttpPolicy, path_kind: PathKind, version: str | None, prefix: str) -> tuple[str, str]:
     """Return the methods of this path, as the Allow header lists them, and the reason if some are disabled."""
     if path_kind is not _ENDPOINT:
-        allowed = "POST, OPTIONS" if path_kind is _MESSAGES else "GET, OPTIONS"
+        allowed = {_MESSAGES: "POST, OPTIONS", _MONITORING: "GET, HEAD, OPTIONS"}.get(path_kind, "GET, OPTIONS")
         return allowed, _endpoint_hint(policy, prefix)
     # GET streams and DELETE need a session, and only legacy revisions have sessions (http-117).  So these methods are
     # not allowed if the version header names a modern revision.
@@ -470,13 +493,14 @@ def _check_content(policy: HttpPolicy, fields: Mapping[str, str]) -> None:
         raise _RuleBroken(415, f"post messages as {JSON} in UTF-8; got {came}")
 
 
+_STREAMED = (_ENDPOINT, _SSE)
 _ANSWERS = {(True, True): Answer.EITHER, (True, False): Answer.JSON, (False, True): Answer.STREAM}
 
 
 def _acceptable(policy: HttpPolicy, path_kind: PathKind, request: HttpRequest) -> Answer:
     """Return the types that the response may have.  Accept need not list both types, only one that we offer."""
-    if path_kind is _MESSAGES or path_kind is _WEBSOCKET or request.method == "DELETE":
-        return Answer.EITHER  # the response has no body, or is a WebSocket
+    if path_kind not in _STREAMED or request.method == "DELETE":
+        return Answer.EITHER  # the response has no body, is a WebSocket, or has one type only
     accept = request.headers.by_name.get("accept")
     posted = request.method == "POST"
     json = posted and quality(accept, JSON) > 0

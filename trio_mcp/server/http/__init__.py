@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from trio_mcp.server.http.connection import *
     from trio_mcp.server.http.endpoint import *
     from trio_mcp.server.http.listener import *
+    from trio_mcp.server.http.monitoring import *
     from trio_mcp.server.http.options import *
     from trio_mcp.server.http.responses import *
     from trio_mcp.server.http.sessions import *
@@ -22,7 +23,11 @@ else:
             "asgi": "AsgiApp",
             "connection": "HttpConnection ListenerState UpgradedConnection",
             "endpoint": "AdmittedRequest Caller Endpoint log_refusal over_limit seconds_left send_reply try_later",
-            "listener": "HttpAddress serve_http serve_http_stream",
+            "listener": (
+                "HttpAddress HttpService check_exposure listener_of serve_http serve_http_stream tcp_sockets "
+                "unix_socket"
+            ),
+            "monitoring": "Monitoring Tally",
             "options": "HttpOptions keep_alive_of policy_of public_url_of",
             "responses": (
                 "EndpointStreams HttpResponse IdleOrder OneStream OutgoingMessage ResponseMode ResponseStream "

@@ -161,6 +161,7 @@ class HttpConnection:
         self._closing = False  # the scope was cancelled by `_stop_reading`, not by its deadline
         self._timeout_message = ""  # the text of the 408 reply when the deadline passes; "": no reply
         self._busy = False  # a request is being read or answered
+        self._upgraded = False  # to a WebSocket
         self._close_after = False  # close the connection after the current response
         self._discard_rest = False  # the client may be sending bytes that will not be parsed
         # The current request.
@@ -214,6 +215,11 @@ class HttpConnection:
         """Whether a request is being read or answered."""
         return self._busy
 
+    @property
+    def owes_response(self) -> bool:
+        """Whether a request is being read, or its response has not begun."""
+        return self._busy and not self._upgraded and (self._response is None or not self._response.begun)
+
     def drain(self) -> None:
         """Accept no further request; the current one is finished."""
         self._close_after = True
@@ -255,6 +261,7 @@ class HttpConnection:
                 self._close_after = self._close_after or not head.keep_alive
                 if head.method == "GET" and self._upgrades(head):
                     assert self._shared.upgraded is not None
+                    self._upgraded = True
                     await self._shared.upgraded(self._stream, head, self._reader.rest(), self._peer)
                     self._write_closed = True
                     return

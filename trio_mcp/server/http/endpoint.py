@@ -39,7 +39,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, TypeAlias, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Unpack, cast
 from weakref import WeakKeyDictionary
 
 import attrs
@@ -54,6 +54,7 @@ from trio_mcp.core.http.server_rules import (
     EndSession,
     OpenLegacyStream,
     OpenStream,
+    PathKind,
     Screened,
     Serve,
     check_session,
@@ -81,6 +82,9 @@ from trio_mcp.server.session import UNFINISHED, ServerSession, converse
 from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.transport.wire import Framing, Tap
 from trio_mcp.transport.workers import RunStopped, called
+
+if TYPE_CHECKING:
+    from trio_mcp.server.http.monitoring import Monitoring
 
 __all__ = [
     "AdmittedRequest", "Caller", "Endpoint", "OnDisconnect", "cannot_resume", "ignore_disconnect", "log_refusal",
@@ -201,6 +205,11 @@ class Endpoint:
             self._resource = ResourceServer(protection, path=self.policy.path, public_url=self.public_url)
             self.paths |= self._resource.paths
         self._event_log = options.get("event_log")
+        self._monitoring: Monitoring | None = None
+        if self.policy.monitoring:
+            from trio_mcp.server.http.monitoring import Monitoring
+
+            self._monitoring = Monitoring(run, lambda: run.draining or self._draining)
         self._run = run
         self.limits = run.limits
         self._rates = Rates(run.limits.request_rate)
@@ -284,6 +293,8 @@ class Endpoint:
         head = screen(self.policy, request, prefix)
         if isinstance(head, Reply):
             return head
+        if self._monitoring is not None and head.path_kind is PathKind.MONITORING:
+            return await self._monitoring.answer(request)
         if head.websocket and (self._run.draining or self._draining):
             return try_later(503, _SHUTTING_DOWN, head.cors)
         # The request first counts for the address; otherwise a client could guess credentials without limit.  If the

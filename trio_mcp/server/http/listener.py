@@ -44,7 +44,10 @@ from trio_mcp.transport.wire import Tap, keep_alive
 if TYPE_CHECKING:
     from trio_mcp.server.server import Server
 
-__all__ = ["HttpAddress", "serve_http", "serve_http_stream"]
+__all__ = [
+    "HttpAddress", "HttpService", "check_exposure", "listener_of",
+    "serve_http", "serve_http_stream", "tcp_sockets", "unix_socket",
+]  # fmt: skip
 
 _log = logging.getLogger("trio_mcp")
 
@@ -54,10 +57,12 @@ Listener: TypeAlias = trio.abc.Listener[trio.abc.Stream]
 # `trio.serve_listeners`.
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 _RETRY_PAUSE = 0.1
+_SETTLE = 1.0  # seconds for a request that was sent before its client knew that this process leaves
 _LOOKED_AT = 1000  # idle connections to look at for one to close
 # Connections beyond `Limits.connections` that get a 503 reply at the same time.  Further ones are closed without a
 # reply; otherwise refused connections could use more memory than accepted ones.
 _MAX_REFUSING = 100
+_BACKLOG = 0xFFFF  # connections that wait to be accepted; the system has a lower limit
 _PORT_TRIES = 10  # tries to find a port that is free for all addresses of one name
 
 
@@ -111,17 +116,17 @@ async def serve_http(
         raise UsageError("give only one of host and port, unix, and listeners")
     async with server._joined() as run:
         await run.share()
-        http_server = _HttpServer(run, options, tap)
+        http_server = HttpService(run, options, tap)
         with contextlib.ExitStack() as undo:
             if listeners is not None:
                 bound = list(listeners)
             elif unix is not None:
-                bound = [undo.enter_context(_unix_listener(os.fspath(unix)))]
+                bound = [listener_of(undo.enter_context(unix_socket(os.fspath(unix))))]
             else:
                 bound = await _tcp_listeners(host, port)
             accepting = bound
             try:
-                _check_exposure(bound, options, server)
+                check_exposure([_socket_name(each) for each in bound], options, server)
                 for each in bound:
                     keep_alive(each)  # accepted sockets inherit it
                 if ssl_context is not None:
@@ -144,7 +149,7 @@ async def serve_http_stream(
     try:
         async with server._joined() as run:
             await run.share()
-            await _HttpServer(run, options, tap).serve_stream(stream)
+            await HttpService(run, options, tap).serve_stream(stream)
     finally:
         await trio.aclose_forcefully(stream)
 
@@ -154,7 +159,7 @@ show_options(serve_http_stream, HttpOptions)
 
 
 @block
-async def _in_run(stack: contextlib.AsyncExitStack, server: _HttpServer) -> trio.Nursery:
+async def _in_run(stack: contextlib.AsyncExitStack, server: HttpService) -> trio.Nursery:
     """Serve as a connection of the run for the duration of the block.  Returns the nursery of the service."""
     server._run.connections[server] = None
     stack.callback(server._run.connections.pop, server, None)
@@ -166,7 +171,7 @@ async def _in_run(stack: contextlib.AsyncExitStack, server: _HttpServer) -> trio
     return nursery
 
 
-class _HttpServer(ListenerState):
+class HttpService(ListenerState):
     """The HTTP service of one server in one run.  The run sees it as one connection."""
 
     clients = 0  # the endpoint counts them
@@ -303,6 +308,27 @@ class _HttpServer(ListenerState):
         self._stop_accepting()
         await self._all_closed()
 
+    async def leave(self, seconds: float) -> None:
+        """Accept no further connection, because other processes accept them, and finish those that are open.
+
+        For at most `seconds` requests are still served.  Each response is the last of its connection.  A connection
+        that waits for a request is closed after `_SETTLE` seconds: a request may be on its way, and would be lost.
+        """
+        self.draining = True
+        self._stop_listening()
+        settled = trio.current_time() + _SETTLE
+        with trio.move_on_after(seconds):
+            while self._connections and (trio.current_time() < settled or self._is_busy()):
+                await trio.sleep(_SETTLE / 4)
+                while (idle := self.idle.expired(self.limits.idle_seconds - _SETTLE)) is not None:
+                    idle.expire()
+        self._stop_accepting()
+
+    def _is_busy(self) -> bool:
+        """Whether calls run, or wait for their client, or requests are being read."""
+        owes = any(connection.owes_response for connection in self._connections)
+        return bool(owes or self._run.running.held or self._run.parked)
+
     def abort_pending(self) -> None:
         """Do nothing: the endpoint owns all running calls."""
 
@@ -311,10 +337,13 @@ class _HttpServer(ListenerState):
 
     def _stop_accepting(self) -> None:
         """Accept no further connection and no further request."""
-        for scope in self._accepting:
-            scope.cancel(reason="the server is shutting down")
+        self._stop_listening()
         for connection in self._connections:
             connection.drain()
+
+    def _stop_listening(self) -> None:
+        for scope in self._accepting:
+            scope.cancel(reason="the server is shutting down")
 
     async def _all_closed(self) -> None:
         while self._accepting or self._connections:
@@ -365,8 +394,49 @@ def _cannot_listen(where: str, error: OSError) -> CannotServe:
     return CannotServe(f"cannot listen at {where}: {error.strerror or error}; {advice}")
 
 
+def tcp_sockets(host: str, port: int) -> list[socket.socket]:
+    """Listen at all addresses of a host, outside of Trio.  Raises `CannotServe`."""
+    tries = _PORT_TRIES if port == 0 else 1
+    while True:
+        tries -= 1
+        try:
+            return _listening_sockets(host, port)
+        except OSError as error:
+            if not tries or error.errno != errno.EADDRINUSE:
+                raise _cannot_listen(f"{_bracketed(host)}:{port}", error) from error
+
+
+def _listening_sockets(host: str, port: int) -> list[socket.socket]:
+    """As `trio.open_tcp_listeners` does it.  With port 0 all addresses get the same port."""
+    found, unsupported = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE), None
+    with contextlib.ExitStack() as undo:
+        sockets: list[socket.socket] = []
+        for family, kind, protocol, _, address in found:
+            try:
+                each = undo.enter_context(socket.socket(family, kind, protocol))
+            except OSError as error:
+                if error.errno != errno.EAFNOSUPPORT:  # a system without IPv6 still knows IPv6 addresses
+                    raise
+                unsupported = error
+                continue
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            each.bind((address[0], port or (sockets[0].getsockname()[1] if sockets else 0), *address[2:]))
+            each.listen(_BACKLOG)
+            sockets.append(each)
+        if not sockets and unsupported is not None:
+            raise unsupported
+        undo.pop_all()
+    return sockets
+
+
+def listener_of(listening: socket.socket) -> Listener:
+    return trio.SocketListener(trio.socket.from_stdlib_socket(listening))
+
+
 @contextlib.contextmanager
-def _unix_listener(path: str) -> Iterator[Listener]:
+def unix_socket(path: str) -> Iterator[socket.socket]:
     """Listen at a socket file that exists for the duration of the block, with the permissions of the umask."""
     if not hasattr(socket, "AF_UNIX"):
         raise UsageError("this system has no Unix sockets; listen at a host and port")
@@ -380,7 +450,7 @@ def _unix_listener(path: str) -> Iterator[Listener]:
         except OSError as error:
             raise _cannot_listen(path, error) from error
         try:
-            yield trio.SocketListener(trio.socket.from_stdlib_socket(server_socket))
+            yield server_socket
         finally:
             with contextlib.suppress(OSError):  # it may have been removed already
                 if os.path.samestat(os.lstat(path), made):
@@ -418,12 +488,12 @@ def _socket_name(listener: Listener) -> Any:
     return inner.socket.getsockname() if isinstance(inner, trio.SocketListener) else None
 
 
-def _check_exposure(bound: Sequence[Listener], options: HttpOptions, server: Server) -> None:
+def check_exposure(names: Sequence[Any], options: HttpOptions, server: Server) -> None:
+    """Raise `UsageError` if other machines can reach one of these socket names, and no host name is allowed."""
     named = server._catalog.protection is not None and server._catalog.protection.host is not None
     if named or "allowed_hosts" in options or "public_url" in options:
         return
-    for listener in bound:
-        name = _socket_name(listener)
+    for name in names:
         if isinstance(name, tuple) and not ipaddress.ip_address(name[0].partition("%")[0]).is_loopback:
             raise UsageError(
                 f"other machines can reach {name[0]}; give the host names that they use as allowed_hosts, such as "

@@ -50,6 +50,8 @@ class HttpOptions(TypedDict, total=False):
     keep_alive: float
     """Seconds after which an idle stream gets a comment, 15 by default.  Proxies close streams that are idle for
     longer."""
+    monitoring: bool
+    """True: serve `/healthz`, `/readyz` and `/metrics`, without authentication.  Off by default."""
 
 
 def policy_of(run: Run, options: HttpOptions) -> HttpPolicy:

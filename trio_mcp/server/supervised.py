@@ -1,0 +1,232 @@
+"""A worker process: serves the connections that it accepts, and obeys its supervisor.
+
+| The supervisor says | The worker |
+|---|---|
+| `drain` | drains as a server without workers does after SIGTERM |
+| `leave` | stops accepting at once, serves requests on open connections until no call runs, and then drains |
+| nothing any more: it has ended | leaves |
+| `count` | answers with its statistics |
+
+During `drain` it still accepts connections, because answers to questions of running calls come on new ones.  A worker
+that leaves need not: the other workers get them.
+SIGTERM to one worker lets it leave, because the others go on.  `shutdown_timeout` holds for all of this.
+
+Both sides write lines of JSON.  The worker says `ready` when it accepts connections, and `sum` when it wants the
+statistics of all workers.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from io import TextIOWrapper
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import attrs
+import trio
+
+from trio_mcp.core.errors import CannotServe, UsageError
+from trio_mcp.server.http.listener import (
+    HttpAddress,
+    HttpService,
+    check_exposure,
+    listener_of,
+    serve_http,
+    tcp_sockets,
+    unix_socket,
+)
+from trio_mcp.server.http.monitoring import Tally
+from trio_mcp.server.process import ProcessLife, check_process, live
+from trio_mcp.server.supervisor import supervise
+from trio_mcp.stores.memory import MemoryStore
+from trio_mcp.stores.sqlite import SQLiteStore
+from trio_mcp.transport.nursery import open_nursery
+
+if TYPE_CHECKING:
+    import ssl
+
+    from trio_mcp.server.http.options import HttpOptions
+    from trio_mcp.server.server import Server
+    from trio_mcp.transport.wire import Tap
+
+__all__ = ["run_workers"]
+
+_log = logging.getLogger("trio_mcp")
+
+_SUM = 1.0  # seconds for the statistics of all workers; the supervisor waits for half of it
+_LINE = 64 * 1024  # bytes of one read
+
+
+def run_workers(
+    server: Server,
+    workers: int,
+    address: tuple[str, int] | tuple[()],
+    unix: str | os.PathLike[str] | None,
+    *,
+    shutdown_timeout: float,
+    ssl_context: ssl.SSLContext | None,
+    tap: Tap | None,
+    options: HttpOptions,
+) -> NoReturn:
+    """Serve HTTP in several processes until a signal; see `supervisor`.  Raises `SystemExit`, and `UsageError`."""
+    if type(workers) is not int or workers < 1:
+        raise UsageError(f"workers must be a number of processes, 1 or more, got {workers!r}")
+    check_process(shutdown_timeout)
+    if threading.current_thread() is not threading.main_thread():
+        raise UsageError("run(workers=...) must be called in the main thread, because only that one gets signals")
+    name = server._info["name"]
+    try:
+        if not hasattr(os, "fork"):
+            raise CannotServe("workers need fork, which this system does not have; run one process, without workers")
+        with ExitStack() as undo:
+            if address:
+                sockets: Sequence[socket.socket] = tcp_sockets(*address)
+                undo.callback(_close, sockets)
+            else:
+                assert unix is not None
+                sockets = [undo.enter_context(unix_socket(os.fspath(unix)))]
+            check_exposure([each.getsockname() for each in sockets], options, server)
+            _share_store(server, undo)
+            _warn_of_threads()
+            serve = partial(serve_http, server, ssl_context=ssl_context, tap=tap, **options)
+            work = partial(_work, server, sockets, serve, shutdown_timeout)
+            where = None if unix is None else os.fspath(unix)
+            supervise(server, workers, sockets, work, where=where, shutdown_timeout=shutdown_timeout)
+    except CannotServe as error:
+        raise SystemExit(f"{name}: {error}") from None
+
+
+def _close(sockets: Sequence[socket.socket]) -> None:
+    for each in sockets:
+        each.close()
+
+
+def _share_store(server: Server, undo: ExitStack) -> None:
+    """Make a store in a file, for the time of this run, if the server was given none."""
+    if isinstance(server._store, MemoryStore):
+        raise UsageError(
+            "workers cannot share a MemoryStore; leave store= out, and they share a file, or give an SQLiteStore or a "
+            "RedisStore"
+        )
+    if server._store is None:
+        folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="trio_mcp-"))
+        server._store, server._shares_store = SQLiteStore(Path(folder) / "store.db"), True
+
+
+def _warn_of_threads() -> None:
+    """A fork has the thread that forks and no other."""
+    names = sorted(each.name for each in threading.enumerate() if each is not threading.main_thread())
+    if names:
+        _log.warning(
+            "workers are forks of this process and have none of its threads (%s); start threads in the lifespan, "
+            "which each worker enters",
+            ", ".join(names),
+        )
+
+
+def _work(
+    server: Server,
+    sockets: Sequence[socket.socket],
+    serve: Callable[..., Awaitable[None]],
+    shutdown_timeout: float,
+    number: int,
+    link: socket.socket,
+) -> None:
+    """Serve as the worker with this number, until the supervisor or a signal ends it."""
+    _name_worker(number)
+    worker = _Supervised(server, link, shutdown_timeout)
+    server._gather = worker.gather
+
+    async def serving(life: ProcessLife) -> None:
+        async with open_nursery() as nursery:
+            nursery.start_soon(worker.obey, life, name="supervisor")
+            await serve(listeners=[listener_of(each) for each in sockets], task_status=worker)
+
+    live(server, serving, shutdown_timeout=shutdown_timeout, leave=worker.leave)
+
+
+def _name_worker(number: int) -> None:
+    """Let log lines have the number: as `%(processName)s`, or where logging is not configured, at their start."""
+    name = f"worker {number}"
+    multiprocessing.current_process().name = name
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(logging.Formatter(f"{name}: %(message)s"))
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # a worker ends without flushing, and lines of workers never mix
+
+
+class _Supervised:
+    """The worker's end of the link to its supervisor.  It is the task status of its `serve_http`."""
+
+    def __init__(self, server: Server, link: socket.socket, shutdown_timeout: float) -> None:
+        link.setblocking(False)
+        self._server = server
+        self._link = link
+        self._shutdown_timeout = shutdown_timeout
+        self._alone = True  # the other workers go on
+        self._tally: Tally | None = None
+        self._tallied: trio.Event | None = None
+
+    def started(self, address: HttpAddress | None = None) -> None:
+        assert address is not None
+        self._tell("ready", address.local_url, address.url)
+
+    async def obey(self, life: ProcessLife) -> None:
+        """Do what the supervisor says, and leave when it has ended."""
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(self._link))
+        unread = b""
+        with suppress(trio.BrokenResourceError):
+            while data := await stream.receive_some(_LINE):
+                *lines, unread = (unread + data).split(b"\n")
+                for line in lines:
+                    self._told(json.loads(line), life)
+        _log.warning("the supervisor has ended: this worker accepts no more connections, and ends after its calls")
+        life.terminate("the end of the supervisor")
+
+    def _told(self, message: list[Any], life: ProcessLife) -> None:
+        match message:
+            case ["drain"]:
+                self._alone = False
+                life.terminate("SIGTERM")
+            case ["leave"]:
+                life.terminate("SIGHUP")
+            case ["count", number]:
+                self._tell("count", number, attrs.astuple(self._server.statistics()))
+            case ["sum", list(counts), *numbers]:
+                self._tally = Tally(tuple(counts), *numbers)
+                if self._tallied is not None:
+                    self._tallied.set()
+                    self._tallied = None
+
+    def _tell(self, *message: Any) -> None:
+        with suppress(OSError):  # the supervisor has ended; `obey` sees it, too
+            self._link.send(json.dumps(message).encode() + b"\n")
+
+    async def leave(self) -> None:
+        """Let the other workers have all new connections, and finish those that are open."""
+        if self._alone:
+            services = [each for run in self._server._runs for each in run.connections if isinstance(each, HttpService)]
+            for service in services:
+                await service.leave(self._shutdown_timeout)
+
+    async def gather(self) -> Tally | None:
+        """Return the statistics of all workers; None if the supervisor does not answer in time."""
+        if self._tallied is None:
+            self._tallied = trio.Event()
+            self._tell("sum")
+        tallied = self._tallied
+        with trio.move_on_after(_SUM):
+            await tallied.wait()
+            return self._tally
+        self._tallied = None
+        return None
