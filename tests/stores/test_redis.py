@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import ssl
 import sys
+import time
 from collections.abc import Iterator
 from math import inf
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import attrs
 import pytest
 import trio
+import trio.testing
 import trustme
 
 from tests.ports import unclaimed_port
@@ -109,6 +111,16 @@ async def test_a_redis_that_does_not_answer_is_given_up(server: RedisServer) -> 
         assert failed == [True] * 300
         server.go_on()
         assert not await fails(store)
+
+
+@pytest.mark.full
+async def test_an_answer_that_came_while_the_loop_was_blocked_counts(server: RedisServer) -> None:
+    async with RedisStore(server.url) as store, trio.open_nursery() as nursery:
+        server.stop()
+        nursery.start_soon(store.add, ROW)
+        await trio.testing.wait_all_tasks_blocked()
+        server.go_on()
+        time.sleep(1.5)  # noqa: ASYNC251  # as a handler that computes
 
 
 @pytest.mark.full

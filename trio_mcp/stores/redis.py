@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 __all__ = ["RedisStore"]
 
 _AT_ONCE: Final = 128  # calls that wait for an answer, each with one body
-_WAIT: Final = 0.9  # seconds until one of them has its answer
+_WAIT: Final = 0.9  # seconds in which one of them must have its answer, while others wait to be sent
 _AGAIN: Final = 0.5  # seconds until the connection of messages is opened again
 _IDLE: Final = 10.0  # seconds until it is tried; a server that has gone does not say so
 _CLOSING: Final = 2.0
@@ -65,7 +65,8 @@ class RedisStore:
     `ssl_context` if one is given.  `name` separates stores that share a database.  Redis must keep its data itself:
     ``appendonly yes``, ``maxmemory-policy noeviction``.
 
-    Raises `UsageError` for a bad URL or if coredis is missing, and `StoreFailed` within a second if Redis is away.
+    Raises `UsageError` for a bad URL or if coredis is missing.  Its methods raise `StoreFailed` within a second when
+    Redis is away.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class RedisStore:
         self._nursery: trio.Nursery | None = None
         self._closed = trio.Event()
         self._calls = trio.Semaphore(_AT_ONCE)
+        self._answered = 0
         self._link: RedisLink | None = None
         self._listener: RedisLink | None = None
         self._listening = trio.Event()
@@ -112,8 +114,10 @@ class RedisStore:
                 trio.lowlevel.spawn_system_task(self._run, opened, name=f"connections of {self!r}")
                 await opened.wait()
                 try:
+                    self._link = self._open_link()
+                    await self._link.connected()
                     await self._step("changes", -1)
-                    await self._get_listener()
+                    await self._listening.wait()
                 except BaseException:
                     await self._close()
                     raise
@@ -158,10 +162,14 @@ class RedisStore:
     async def _step(self, name: str, *arguments: str | bytes | float) -> Any:
         """Run a step of the script.  Raises `StoreFull` if it says so."""
         given = [each if isinstance(each, str | bytes) else repr(each) for each in arguments]
-        with trio.move_on_after(_WAIT) as waiting:
-            await self._calls.acquire()
-        if waiting.cancelled_caught:
-            raise StoreFailed(f"{self!r} has more calls than it answers; {_AT_ONCE} of them wait")
+        waiting = True
+        while waiting:
+            answered = self._answered
+            with trio.move_on_after(_WAIT) as scope:
+                await self._calls.acquire()
+            waiting = scope.cancelled_caught
+            if waiting and self._answered == answered:
+                raise StoreFailed(f"{self!r} has not answered within {_WAIT} seconds; {_AT_ONCE} calls wait")
         try:
             if self._link is None or not self._link.usable:
                 if self._link is not None:
@@ -170,6 +178,7 @@ class RedisStore:
             result = await self._link.call(b"EVALSHA", _SHA, 1, self._prefix, name, *given)
         finally:
             self._calls.release()
+        self._answered += 1
         if isinstance(result, bytes):
             raise StoreFull(result.decode())
         return result
@@ -267,7 +276,7 @@ class RedisStore:
         while True:
             link = self._open_link()
             with suppress(StoreFailed):  # each call says so
-                await link.call(b"PING")
+                await link.connected()
                 link.tell(b"SUBSCRIBE", self._changes, *map(self._channel, self._channels))
                 await link.call(b"PING")
                 self._listener = link

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
+from math import inf
 from typing import Any, Final
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -34,7 +35,9 @@ from trio_mcp.stores.rows import StoreFailed
 __all__ = ["DEADLINE", "RedisLink", "read_redis_url"]
 
 DEADLINE: Final = 0.9
-"""Seconds for each wait: an operator is told within a second that Redis is away."""
+"""Seconds for each call: its caller is told within a second that Redis is away."""
+_LATER: Final = 0.05  # seconds more: the event loop may have been blocked, and then the answer is there already
+_CONNECT: Final = 5.0  # seconds for the handshake, which is several calls; those that wait for it fail earlier
 _PENDING: Final = 1024  # calls without an answer; most of them were cancelled, and wait in a buffer
 _BROKEN: Final = (RedisConnectionError, NoScriptError, ReadOnlyError)  # a new connection may help
 _PORT: Final = 6379
@@ -58,6 +61,7 @@ class RedisLink:
     async def run(self) -> None:
         """Connect, and serve the connection until it ends."""
         _quiet.set(True)  # for this task
+        self._scope.deadline = trio.current_time() + _CONNECT
         try:
             with self._scope:
                 await self._connection.run(task_status=self)
@@ -71,6 +75,7 @@ class RedisLink:
 
     def started(self, value: object = None) -> None:
         """The handshake is over; coredis calls this."""
+        self._scope.deadline = inf
         self._ready.set()
 
     @property
@@ -84,24 +89,35 @@ class RedisLink:
         """End the connection.  Calls that wait for an answer fail."""
         self._scope.cancel()
 
+    async def connected(self) -> None:
+        """Wait for the handshake.  Raises `StoreFailed`."""
+        await self._ready.wait()
+        if self._error is not None:
+            raise self._failed(self._error) from self._error
+
     async def call(self, command: bytes, *arguments: str | bytes | int) -> Any:
         """Send a command, and return its answer.  Raises `StoreFailed`, after `DEADLINE` seconds at the latest."""
+        request = None
         try:
-            with trio.fail_after(DEADLINE):
-                await self._ready.wait()
-                if self._error is not None:
-                    raise self._error
-                return await self._connection.create_request(command, *arguments)
-        except trio.TooSlowError:
-            self.drop()  # what waits in its buffer must not wait until Redis is back
-            raise StoreFailed(f"{self._where} has not answered within {DEADLINE} seconds") from None
+            for seconds in (DEADLINE, _LATER):
+                with trio.move_on_after(seconds):
+                    await self.connected()
+                    if request is None:
+                        request = self._connection.create_request(command, *arguments)
+                    return await request
         except RedisError as error:
             if isinstance(error, _BROKEN):
                 self.drop()
-            reason: BaseException = error
-            while reason.__cause__ is not None:  # coredis says that it cannot connect, and its cause says why
-                reason = reason.__cause__
-            raise StoreFailed(f"{self._where} does not work: {str(reason) or repr(reason)}") from error
+            raise self._failed(error) from error
+        if request is not None:
+            self.drop()  # what waits in its buffer must not wait until Redis is back
+        raise StoreFailed(f"{self._where} has not answered within {DEADLINE} seconds")
+
+    def _failed(self, error: RedisError) -> StoreFailed:
+        reason: BaseException = error
+        while reason.__cause__ is not None:  # coredis says that it cannot connect, and its cause says why
+            reason = reason.__cause__
+        return StoreFailed(f"{self._where} does not work: {str(reason) or repr(reason)}")
 
     def tell(self, command: bytes, *arguments: bytes) -> None:
         """Send a command that has no answer, if the connection is open."""
