@@ -35,7 +35,7 @@ SCHEMAS = {
 }
 TRANSPORTS = {
     *(f"trio_mcp.client.{name}" for name in ("http", "websocket")),
-    *(f"trio_mcp.server.{name}" for name in ("http.listener", "http.monitoring", "http.options", "http.websocket")),
+    *(f"trio_mcp.server.http.{name}" for name in ("listener", "monitoring", "options", "shared_endpoint", "websocket")),
     *(f"trio_mcp.transport.{name}" for name in ("child", "dial", "http_pool")),
     "trio_mcp.core.http.websocket",
 }

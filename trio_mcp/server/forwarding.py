@@ -150,7 +150,7 @@ class SharedParking(Parking):
                         await _report(ctx, message)
             raise AssertionError("the messages of a call end with its answer")
         finally:
-            self._replica.nursery.start_soon(self._finish, there, back, ended, name="the end of a forwarded retry")
+            self._replica.start_soon(self._finish, there, back, ended, name="the end of a forwarded retry")
 
     async def _finish(self, there: str, back: str, ended: bool) -> None:
         with suppress(StoreFailed, StoreFull):  # the holder sees the end of our lease, and the streams expire
@@ -203,7 +203,7 @@ class SharedParking(Parking):
         id = message["id"]
         if id not in self._taken:
             self._taken[id] = taken = _TakenRetry(self._run)
-            self._replica.nursery.start_soon(self._serve, id, taken, name="a retry from another replica")
+            self._replica.start_soon(self._serve, id, taken, name="a retry from another replica")
 
     async def _serve(self, id: str, taken: _TakenRetry) -> None:
         there, back = self._streams(id)

@@ -1,8 +1,8 @@
 """Replicas: the runs of one server in several processes that share a store, behind a proxy that may pick any of them.
 
 A run joins the replicas of its server when it begins to serve HTTP, if the server was given a store (`Run.share`).
-Their work is in three modules: this one has membership and messages, `forwarding` the retries of calls that wait in
-another replica, and `http.shared_sessions` the sessions of the legacy revisions.
+This module has membership and messages.  `forwarding` has the retries of calls that wait in another replica.
+`http.shared_sessions`, `http.shared_streams` and `http.shared_endpoint` have the sessions of the legacy revisions.
 
 | Fact | Form | Writer |
 |---|---|---|
@@ -83,8 +83,7 @@ class Replica:
         """The receivers of messages, by their subject."""
         self.on_gap: list[Callable[[], object]] = []
         """Called when messages may have been lost."""
-        self.nursery: trio.Nursery
-        """Runs the tasks of this replica."""
+        self._nursery: trio.Nursery | None = None  # while it runs
         self._run = run
         self._kind = f"replica {self.server_name}"
         self._to_all = f"replicas of {self.server_name}"
@@ -99,11 +98,15 @@ class Replica:
         async with self.store:
             try:
                 await self._join()
-                async with open_nursery() as self.nursery:
-                    await self.nursery.start(self._receive)
-                    self.nursery.start_soon(self._tell_changes)
+                async with open_nursery() as nursery:
+                    await nursery.start(self._receive)
+                    nursery.start_soon(self._tell_changes)
+                    self._nursery = nursery
                     task_status.started(self)
-                    await self._keep_up()
+                    try:
+                        await self._keep_up()
+                    finally:
+                        self._nursery = None
             finally:
                 with trio.CancelScope(deadline=trio.current_time() + _CLOSING, shield=True):
                     await self._leave()
@@ -199,6 +202,13 @@ class Replica:
         await self._bury()
         row = await self.store.get(self._kind, name)
         return row is not None and row.holder == name
+
+    def start_soon(self, function: Callable[..., Awaitable[object]], *args: Any, name: str) -> bool:
+        """Start a task that ends with this replica.  False if it has ended."""
+        if self._nursery is None:
+            return False
+        self._nursery.start_soon(function, *args, name=name)
+        return True
 
     # Messages.
 

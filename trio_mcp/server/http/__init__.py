@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from trio_mcp.server.http.options import *
     from trio_mcp.server.http.responses import *
     from trio_mcp.server.http.sessions import *
+    from trio_mcp.server.http.shared_endpoint import *
+    from trio_mcp.server.http.shared_sessions import *
+    from trio_mcp.server.http.shared_streams import *
     from trio_mcp.server.http.websocket import *
 else:
     __getattr__, __dir__ = lazy_names(
@@ -22,7 +25,10 @@ else:
         {
             "asgi": "AsgiApp",
             "connection": "HttpConnection ListenerState UpgradedConnection",
-            "endpoint": "AdmittedRequest Caller Endpoint log_refusal over_limit seconds_left send_reply try_later",
+            "endpoint": (
+                "AdmittedRequest Caller Endpoint OnDisconnect cannot_resume ignore_disconnect log_refusal "
+                "open_endpoint over_limit refuse seconds_left send_reply try_later"
+            ),
             "listener": (
                 "HttpAddress HttpService check_exposure listener_of serve_http serve_http_stream tcp_sockets "
                 "unix_socket"
@@ -34,6 +40,9 @@ else:
                 "SingleRequest StreamOwner"
             ),
             "sessions": "HttpSession LegacyStream RegisteredSession Sessions",
+            "shared_endpoint": "SharedEndpoint",
+            "shared_sessions": "SessionRecord SharedServerSession SharedSession key_of",
+            "shared_streams": "FollowedStream LoggedStream SharedEventLog StreamItem is_standalone read_item",
             "websocket": "serve_upgrade",
         },
     )

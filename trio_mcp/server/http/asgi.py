@@ -42,6 +42,7 @@ from trio_mcp.server.http.endpoint import (
     AdmittedRequest,
     Endpoint,
     log_refusal,
+    open_endpoint,
     over_limit,
     send_reply,
 )
@@ -240,7 +241,7 @@ async def _running_app(stack: AsyncExitStack, app: AsgiApp, closed: bool) -> Non
     shared, run.held = run.held, True  # by the ASGI server, or the program
     await run.share()
     nursery = await stack.enter_async_context(open_nursery())
-    endpoint = Endpoint(run, **app._options)
+    endpoint = open_endpoint(run, app._options)
     nursery.start_soon(endpoint.run, name="endpoint of an ASGI application")
     # A shared run continues without this application.
     ending = endpoint if shared else run

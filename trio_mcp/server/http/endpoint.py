@@ -88,6 +88,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdmittedRequest", "Caller", "Endpoint", "OnDisconnect", "cannot_resume", "ignore_disconnect", "log_refusal",
+    "open_endpoint",
     "over_limit", "refuse", "seconds_left", "send_reply", "try_later",
 ]  # fmt: skip
 
@@ -519,15 +520,15 @@ class Endpoint:
 
     def _new_session(self, admitted: AdmittedRequest) -> HttpSession:
         id, holder = self._sessions.new_id(), admitted.holder
-        log: EventLog
-        if self._event_log is None:
-            log = MemoryEventLog(self.limits, self.account(holder))
-        else:
-            log = cast("EventLog", _GuardedLog(called(self._event_log, id)))
-        changes, account = not self.policy.json_only, self.account(holder)
+        changes, account, log = not self.policy.json_only, self.account(holder), self._new_log(id, holder)
         return HttpSession(
             self._run, self._streams, self._sessions, id, admitted.principal, log, account=account, changes=changes
         )
+
+    def _new_log(self, id: str, holder: str | None) -> EventLog:
+        if self._event_log is None:
+            return MemoryEventLog(self.limits, self.account(holder))
+        return cast("EventLog", _GuardedLog(called(self._event_log, id)))
 
     def _receive(
         self,
@@ -644,6 +645,15 @@ class Endpoint:
             server_session.stop()
         for stream in tuple(self._attached):  # streams of sessions that ended earlier
             stream.close()
+
+
+def open_endpoint(run: Run, options: HttpOptions) -> Endpoint:
+    """Make the endpoint of a run; among replicas, one whose sessions continue in the others.  Raises as `Endpoint`."""
+    if run.replica is None:
+        return Endpoint(run, **options)
+    from trio_mcp.server.http.shared_endpoint import SharedEndpoint
+
+    return SharedEndpoint(run, run.replica, **options)
 
 
 async def refuse(reply: Reply, admitted: AdmittedRequest, response: HttpResponse) -> OnDisconnect:

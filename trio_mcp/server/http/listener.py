@@ -34,7 +34,7 @@ from trio_mcp.core.http.fields import HttpRequest
 from trio_mcp.core.options import show_options
 from trio_mcp.core.shares import Shares, holder_of, to_make_room
 from trio_mcp.server.http.connection import HttpConnection, ListenerState
-from trio_mcp.server.http.endpoint import Endpoint, try_later
+from trio_mcp.server.http.endpoint import Endpoint, open_endpoint, try_later
 from trio_mcp.server.http.options import HttpOptions
 from trio_mcp.server.run import Run
 from trio_mcp.server.session import address_of
@@ -177,7 +177,7 @@ class HttpService(ListenerState):
     clients = 0  # the endpoint counts them
 
     def __init__(self, run: Run, options: HttpOptions, tap: Tap | None) -> None:
-        endpoint = Endpoint(run, **options)
+        endpoint = open_endpoint(run, options)
         path = endpoint.policy.websocket_path
         super().__init__(endpoint, run.limits, tap=tap, websocket_path=path, upgraded=self._upgraded)
         self._run = run

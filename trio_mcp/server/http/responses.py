@@ -172,7 +172,7 @@ class StreamOwner:
         """It is over."""
 
     async def settle(self) -> None:
-        """Wait until other replicas know what a message has changed; see `shared_sessions`."""
+        """Tell other replicas of the changes that a message has made; see `shared_sessions`."""
 
 
 _NO_OWNER = StreamOwner()

@@ -1,0 +1,400 @@
+"""Sessions that continue in any replica: every request of a legacy client may go to another process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.http.client import note, request, response
+from tests.http.replicas import Crew, replicas
+from tests.http.stage import TOOLS, UPDATED, B, C, D, in_sessions, methods, play, plays, text_of
+from trio_mcp.stores import StoreFailed
+
+ANSWER = {"action": "accept", "content": {"size": 3}}
+asking = pytest.mark.parametrize("revision", [C, D])
+
+
+@pytest.fixture
+def crew_of(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return lambda **options: replicas(monkeypatch=monkeypatch, **options)
+
+
+async def session_in(crew: Crew, revision: str = D, **how: Any) -> str:
+    """A session of the first replica, which all clients here know."""
+    session = await crew.webs[0].initialize(revision, **how)
+    for web in (*crew.webs[1:], crew.web):
+        web._revisions[session] = revision
+    return session
+
+
+@in_sessions
+async def test_every_request_may_go_to_another_replica(revision: str, autojump_clock: MockClock, crew_of: Any) -> None:
+    async with crew_of() as crew:
+        session = await crew.web.initialize(revision)
+        for number in range(6):
+            answer = await crew.web.call("tools/call", play(f"say {number}"), session=session)
+            assert text_of(answer.message) == str(number)
+        assert [len(stage.ended) for stage in crew.stages] == [2, 2, 2]
+        assert (await crew.web.end(session)).status == 204
+        await wait_all_tasks_blocked()
+        for web in crew.webs:
+            web._revisions[session] = revision
+            assert (await web.post(request("ping", revision=revision), session=session)).status == 404
+
+
+async def test_a_session_of_no_replica_is_unknown(autojump_clock: MockClock, crew_of: Any) -> None:
+    async with crew_of() as crew:
+        answer = await crew.web.post(request("ping", revision=D), session="unknown", revision=D)
+        assert answer.status == 404
+
+
+@asking
+@pytest.mark.parametrize("at", [0, 1])
+async def test_an_answer_reaches_the_replica_that_asked(
+    revision: str, at: int, autojump_clock: MockClock, crew_of: Any
+) -> None:
+    async with crew_of() as crew:
+        session = await session_in(crew, revision)
+        for _ in range(2):
+            stream = await crew.webs[at].open(plays("ask", revision=revision), session=session)
+            question = await stream.message()
+            assert question["method"] == "elicitation/create"
+            assert (await crew.webs[2].post(response(question["id"], ANSWER), session=session)).status == 202
+            assert text_of(await stream.response()) == "done"
+        assert [str(answer) for answer in crew.stages[at].answers] == ["Accepted(value=Size(size=3))"] * 2
+
+
+async def test_questions_of_two_replicas_have_different_ids(autojump_clock: MockClock, crew_of: Any) -> None:
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        streams = [await web.open(plays("ask", id=number), session=session) for number, web in enumerate(crew.webs)]
+        questions = [await stream.message() for stream in streams]
+        assert len({question["id"] for question in questions}) == 3
+        for question in questions:
+            await crew.web.post(response(question["id"], ANSWER), session=session)
+        for stream in streams:
+            assert text_of(await stream.response()) == "done"
+
+
+async def test_a_garbled_answer_reaches_the_replica_that_asked(autojump_clock: MockClock, crew_of: Any) -> None:
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        stream = await crew.webs[1].open(plays("ask"), session=session)
+        question = await stream.message()
+        garbled = {"jsonrpc": "2.0", "id": question["id"], "result": 7}
+        assert (await crew.webs[0].post(garbled, session=session)).status == 400
+        assert (await stream.response())["result"]["isError"] is True
+
+
+@in_sessions
+async def test_a_cancellation_reaches_the_call(revision: str, autojump_clock: MockClock, crew_of: Any) -> None:
+    async with crew_of() as crew:
+        session = await session_in(crew, revision)
+        stream = await crew.webs[1].open(plays("progress", "wait x", id=7, revision=revision), session=session)
+        await stream.message()
+        cancelled = note("notifications/cancelled", {"requestId": 7})
+        assert (await crew.webs[2].post(cancelled, session=session)).status == 202
+        assert await stream.rest() == []
+        assert crew.stages[1].cancelled == [""]
+
+
+@in_sessions
+async def test_the_level_of_log_messages_holds_everywhere(
+    revision: str, autojump_clock: MockClock, crew_of: Any
+) -> None:
+    async with crew_of() as crew:
+        session = await session_in(crew, revision)
+        await crew.webs[1].call("tools/call", play(), session=session)
+        for level, told in (("error", []), ("info", ["notifications/message"])):
+            await crew.webs[2].call("logging/setLevel", {"level": level}, session=session)
+            await wait_all_tasks_blocked()
+            for web in crew.webs:
+                stream = await web.post(plays("log x", revision=revision), session=session)
+                assert methods(stream.messages)[:-1] == told
+
+
+async def test_a_replica_learns_that_the_handshake_has_ended(autojump_clock: MockClock, crew_of: Any) -> None:
+    async with crew_of() as crew:
+        session = await session_in(crew, initialized=False)
+        assert (await crew.webs[2].call("ping", session=session)).result == {}  # it has a copy before
+        await crew.webs[1].post(note("notifications/initialized"), session=session)
+        stream = await crew.webs[2].open(plays("ask"), session=session)
+        question = await stream.message()
+        await crew.webs[0].post(response(question["id"], ANSWER), session=session)
+        assert text_of(await stream.response()) == "done"
+
+
+# Streams.
+
+
+async def test_a_session_hears_of_a_change_once_wherever_its_stream_is(autojump_clock: MockClock, crew_of: Any) -> None:
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        for number in (1, 2, 0, 1):
+            stream = await crew.webs[number].open(session=session)
+            await trio.sleep(3)  # a handover
+            for stage in crew.stages:
+                stage.server.notify_list_changed("tools")
+                await trio.sleep(1)
+                assert (await stream.message())["method"] == TOOLS
+            with trio.move_on_after(5):
+                raise AssertionError(await stream.message())
+            await stream.aclose()
+
+
+@in_sessions
+async def test_a_subscription_made_anywhere_is_told_where_the_stream_is(
+    revision: str, autojump_clock: MockClock, crew_of: Any
+) -> None:
+    async with crew_of() as crew:
+        session = await session_in(crew, revision)
+        await crew.webs[1].call("resources/subscribe", {"uri": "r://1"}, session=session)
+        stream = await crew.webs[2].open(session=session)
+        await crew.webs[0].call("resources/subscribe", {"uri": "r://2"}, session=session)
+        for number in (1, 2, 3):
+            crew.stages[0].server.notify_resource_updated(f"r://{number}")
+        assert {(await stream.message())["params"]["uri"] for _ in range(2)} == {"r://1", "r://2"}
+        await crew.webs[1].call("resources/unsubscribe", {"uri": "r://1"}, session=session)
+        for number in (1, 2):
+            crew.stages[1].server.notify_resource_updated(f"r://{number}")
+        assert (await stream.message())["params"]["uri"] == "r://2"
+
+
+async def test_changes_that_happen_while_no_stream_is_open_wait_for_one(
+    autojump_clock: MockClock, crew_of: Any
+) -> None:
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        crew.stages[2].server.notify_list_changed("tools")
+        await trio.sleep(1)
+        stream = await crew.webs[1].open(session=session)
+        assert (await stream.message())["method"] == TOOLS
+
+
+async def test_the_stream_of_a_speaker_that_died_is_followed_by_all_changes(
+    autojump_clock: MockClock, crew_of: Any
+) -> None:
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        await crew.webs[1].call("resources/subscribe", {"uri": "r://1"}, session=session)
+        stream = await crew.webs[0].open(session=session)
+        await crew.crash(0)
+        await trio.sleep(20)
+        stream = await crew.webs[1].open(session=session)
+        assert {(await stream.message())["method"] for _ in range(3)} >= {TOOLS, UPDATED}
+
+
+@pytest.mark.parametrize("revision", [B, D])
+@pytest.mark.parametrize("elsewhere", [0, 1, 2])
+async def test_the_stream_of_a_call_is_resumed_anywhere(
+    revision: str, elsewhere: int, autojump_clock: MockClock, crew_of: Any
+) -> None:
+    async with crew_of() as crew:
+        session = await session_in(crew, revision)
+        steps = ("progress", "progress", "wait x", "progress", "wait y")
+        stream = await crew.webs[1].open(plays(*steps, revision=revision), session=session)
+        for _ in range(2):
+            await stream.message()
+        first = stream.last_event_id
+        await stream.aclose()
+        crew.stages[1].go["x"].set()
+        await trio.sleep(1)
+        web = crew.webs[elsewhere]
+        web.expect(plays(revision=revision), session)
+        resumed = await web.open(session=session, after=first)
+        assert (await resumed.message())["params"]["progress"] == 3
+        crew.stages[1].go["y"].set()
+        assert text_of(await resumed.response()) == "done"
+        assert resumed.ended
+        # It has ended now, and is still kept.
+        web = crew.webs[(elsewhere + 1) % 3]
+        web.expect(plays(revision=revision), session)
+        again = await web.open(session=session, after=first)
+        assert text_of(await again.response()) == "done"
+
+
+async def test_a_question_that_was_not_read_is_asked_elsewhere(autojump_clock: MockClock, crew_of: Any) -> None:
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        stream = await crew.webs[1].open(plays("progress", "wait x", "ask"), session=session)
+        await stream.message()
+        await stream.aclose()
+        crew.stages[1].go["x"].set()
+        crew.webs[2].expect(plays(), session)
+        resumed = await crew.webs[2].open(session=session, after=stream.last_event_id)
+        question = await resumed.message()
+        await crew.webs[0].post(response(question["id"], ANSWER), session=session)
+        assert text_of(await resumed.response()) == "done"
+
+
+@pytest.mark.parametrize("waits", [0, 30])
+async def test_the_stream_of_a_call_whose_replica_died_ends_with_an_error(
+    waits: float, autojump_clock: MockClock, crew_of: Any
+) -> None:
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        stream = await crew.webs[1].open(plays("progress", "wait x", id=9), session=session)
+        await stream.message()
+        await trio.sleep(1)
+        await crew.crash(1)
+        await trio.sleep(waits)
+        crew.webs[2].expect(plays(id=9), session)
+        resumed = await crew.webs[2].open(session=session, after=stream.last_event_id)
+        answer = await resumed.response()
+        assert answer["id"] == 9
+        assert "has ended before it was answered" in answer["error"]["message"]
+        assert text_of((await crew.webs[2].call("tools/call", play(), session=session)).message) == "done"
+
+
+@pytest.mark.parametrize("after", ["nonsense", "x.y.1-0", "x.y.s1-0", "x.y.1-", "-1", "x.y.s1-x"])
+async def test_an_unknown_event_cannot_be_resumed(after: str, autojump_clock: MockClock, crew_of: Any) -> None:
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        headers = {"Accept": "text/event-stream", "Mcp-Session-Id": session, "Last-Event-ID": after}
+        for web in crew.webs:
+            assert (await web.send("GET", "/mcp", headers)).status == 400
+
+
+async def test_a_standalone_stream_goes_on_in_another_replica(autojump_clock: MockClock, crew_of: Any) -> None:
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        for number in range(3):
+            await crew.web.call("resources/subscribe", {"uri": f"r://{number}"}, session=session)
+        stream = await crew.webs[0].open(session=session)
+        told: list[str] = []
+        for number in (1, 2, 2, 0, 1):  # the replica where it is resumed
+            crew.stages[2].server.notify_resource_updated("r://0")
+            told.append((await stream.message())["params"]["uri"])
+            after = stream.last_event_id
+            await stream.aclose()
+            crew.stages[1].server.notify_resource_updated("r://1")
+            await trio.sleep(1)
+            stream = await crew.webs[number].open(session=session, after=after)
+            crew.stages[0].server.notify_resource_updated("r://2")
+            told += [(await stream.message())["params"]["uri"] for _ in range(2)]
+            # A client that has lost its connection before it has read this resumes after the same event.
+            await stream.aclose()
+            await trio.sleep(1)
+            stream = await crew.webs[(number + 1) % 3].open(session=session, after=after)
+            told += [(await stream.message())["params"]["uri"] for _ in range(2)]
+        assert told == ["r://0", "r://1", "r://2", "r://1", "r://2"] * 5
+
+
+async def test_an_event_that_was_read_is_not_told_again(autojump_clock: MockClock, crew_of: Any) -> None:
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        stream = await crew.webs[0].open(session=session)
+        crew.stages[2].server.notify_list_changed("tools")
+        assert (await stream.message())["method"] == TOOLS
+        await stream.aclose()
+        resumed = await crew.webs[1].open(session=session, after=stream.last_event_id)
+        with trio.move_on_after(10):
+            raise AssertionError(await resumed.message())
+
+
+# The end.
+
+
+async def test_a_session_lives_as_long_as_its_client_is_somewhere(autojump_clock: MockClock, crew_of: Any) -> None:
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        idle = crew.stages[0].server._limits.session_idle_seconds
+        for _ in range(5):
+            await trio.sleep(idle * 0.7)
+            assert (await crew.webs[1].call("ping", session=session)).result == {}
+        assert (await crew.webs[0].call("ping", session=session)).result == {}
+        stream = await crew.webs[2].open(session=session)
+        await trio.sleep(idle * 3)
+        assert (await crew.webs[0].call("ping", session=session)).result == {}
+        await stream.aclose()
+        await trio.sleep(idle * 1.5)
+        assert (await crew.webs[0].post(request("ping", revision=D), session=session)).status == 404
+        await trio.sleep(idle)
+        assert [row for row in crew.store._rows if row[0].startswith("session")] == []
+        assert list(crew.store._streams) == []
+
+
+async def test_a_session_outlives_the_replica_that_opened_it(autojump_clock: MockClock, crew_of: Any) -> None:
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        await crew.crash(0)
+        for web in crew.webs[1:]:
+            assert text_of((await web.call("tools/call", play(), session=session)).message) == "done"
+
+
+async def test_a_session_belongs_to_its_principal_everywhere(autojump_clock: MockClock, crew_of: Any) -> None:
+    from tests.http.served import bearer, by_token
+
+    async with crew_of(authenticate=by_token) as crew:
+        ada, bob = bearer("ada"), bearer("bob")
+        session = await crew.webs[0].initialize(D, headers=ada)
+        crew.webs[1]._revisions[session] = D
+        ping = request("ping", revision=D)
+        assert (await crew.webs[1].post(ping, session=session, headers=bob)).status == 403
+        assert (await crew.webs[1].post(ping, session=session, headers=ada)).status == 200
+        assert session not in repr(crew.store._rows)
+
+
+# A store that fails.
+
+
+async def test_a_store_that_fails_costs_an_error_and_no_session(
+    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*args: Any, **options: Any) -> Any:
+        raise StoreFailed("the store is away")
+
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        await crew.webs[1].call("ping", session=session)
+        with monkeypatch.context() as patch:
+            for name in ("get", "add", "replace", "append", "read", "send", "delete"):
+                patch.setattr(crew.store, name, fail)
+            assert text_of((await crew.webs[1].call("tools/call", play(), session=session)).message) == "done"
+            refused = await crew.webs[2].post(request("ping", revision=D), session=session)
+            assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
+            level = request("logging/setLevel", {"level": "info"}, revision=D)
+            assert (await crew.webs[1].post(level, session=session)).status == 503
+            assert (await crew.webs[1].end(session)).status == 503
+            params = {"protocolVersion": D, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+            assert (await crew.webs[1].post(request("initialize", params, revision=D), revision=D)).status == 503
+            assert (await crew.webs[1].call("tools/call", play())).result["content"]
+        for web in crew.webs:
+            assert text_of((await web.call("tools/call", play(), session=session)).message) == "done"
+
+
+async def test_lost_messages_cost_no_answer(
+    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lose(*args: Any, **options: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        stream = await crew.webs[1].open(plays("ask"), session=session)
+        question = await stream.message()
+        monkeypatch.setattr(crew.store, "send", lose)
+        await crew.webs[2].post(response(question["id"], ANSWER), session=session)
+        assert text_of(await stream.response()) == "done"
+
+
+async def test_a_slow_store_does_not_slow_a_stream(
+    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = None
+
+    async def slow(*args: Any, **options: Any) -> Any:
+        await trio.sleep(100)
+        return await append(*args, **options)  # type: ignore[misc]
+
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        append = crew.store.append
+        monkeypatch.setattr(crew.store, "append", slow)
+        start = trio.current_time()
+        answer = await crew.webs[0].post(plays("many 50"), session=session)
+        assert len(answer.messages) == 51
+        assert trio.current_time() - start < 1
