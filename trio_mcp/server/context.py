@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
 import trio
 
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from trio_mcp.server.session import ChargedMessage, ServerSession
     from trio_mcp.transport.paths import Roots
     from trio_mcp.transport.wire import Wire
+
+    Link: TypeAlias = ServerSession | DetachedCall
 
 __all__ = ["LOG", "ROOTS_CHANGED", "ClientError", "ClientGone", "Context"]
 
@@ -97,7 +99,7 @@ class Context(metaclass=WithOtherNames):
         "lifespan", "request", "state",
     )  # fmt: skip
 
-    def __init__(self, link: ServerSession, request: Request, terms: Terms, wire: Wire) -> None:
+    def __init__(self, link: Link | None, request: Request, terms: Terms, wire: Wire) -> None:
         self._scope: trio.CancelScope | None = None  # the scope of the handler, once it has started
         # The scopes of questions that wait for the client.  A tuple costs nothing for the many calls that ask nothing.
         self._waits: tuple[trio.CancelScope, ...] = ()
@@ -116,7 +118,7 @@ class Context(metaclass=WithOtherNames):
         """The state of that `InputRequired`."""
         self._wire = wire  # where messages of the current request go
         self._last_write = 0  # the number of the last write to `wire` with a message of this call
-        self._link: ServerSession | None = link  # the session of the current request; None between two requests
+        self._link = link  # the session of the current request, or its detached call; None between two requests
         self._parked: ParkedCall | None = None  # where the call waits for its next request
         self._received: ChargedMessage | None = None  # the long message that brought the request
         # For questions.
@@ -295,7 +297,7 @@ class Context(metaclass=WithOtherNames):
         return self._heard is not None and self._wire.hang_up(retry)
 
     @property
-    def _heard(self) -> ServerSession | None:
+    def _heard(self) -> Link | None:
         """The session, if it can send messages before the answer; None otherwise."""
         return None if self._over or self._wire.answers_only else self._link
 
@@ -412,13 +414,13 @@ class Context(metaclass=WithOtherNames):
         answers = await link.ask(self, dict(zip(keys.values(), questions.values(), strict=True)))
         return {name: answers[key] for name, key in keys.items()}
 
-    async def _opened(self, subject: str) -> ServerSession:
+    async def _opened(self, subject: str) -> Link:
         """Return the session; after a question that was given up, wait for the next request first."""
         if self._parked is not None and self._parked.abandoned:
             await self._parked.resumed.wait()
         return self._open_link(subject)
 
-    def _open_link(self, subject: str) -> ServerSession:
+    def _open_link(self, subject: str) -> Link:
         """Return the session.  Raises UsageError while another question waits; `subject` names the new one."""
         if self._link is None:
             raise UsageError(
@@ -428,6 +430,12 @@ class Context(metaclass=WithOtherNames):
         return self._link
 
     # For other modules of the server.
+
+    def _session(self, subject: str) -> ServerSession:
+        """As `_open_link`, for a call that has its request."""
+        link = self._open_link(subject)
+        assert not link.detached
+        return link
 
     @property
     def _holder(self) -> Any:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from trio_mcp.server.questions import Inquiry
     from trio_mcp.server.run import Run
     from trio_mcp.transport.paths import Roots
-    from trio_mcp.transport.workers import Worker
 
 __all__ = ["CallHost", "DetachedCall", "ExtensionRun", "detach", "notice_call", "session_for_notices"]
 
@@ -174,9 +173,6 @@ class DetachedCall(Wire):
         with ctx._waiting():
             return await self._host.ask(self._run.parking.write(ctx, questions))
 
-    async def _result(self, worker: Worker, ctx: Context) -> JsonObject | RequestError:
-        return await ServerSession._result(cast(ServerSession, self), worker, ctx)
-
     async def _flush_reports(self, ctx: Context) -> None:
         await trio.lowlevel.checkpoint()
 
@@ -232,7 +228,7 @@ async def detach(ctx: Context, host: CallHost, result: JsonObject) -> DetachedCa
     if ctx._last_write:
         await session._flush_reports(ctx)
     await trio.lowlevel.checkpoint_if_cancelled()
-    session, wire = ctx._open_link("a result"), ctx._wire
+    session, wire = ctx._session("a result"), ctx._wire
     if not session.session.answer(ctx.request.id, result):
         await trio.lowlevel.checkpoint_if_cancelled()
         raise ClientGone(f"{ctx.method} was not detached: the client has gone")
@@ -245,7 +241,7 @@ async def detach(ctx: Context, host: CallHost, result: JsonObject) -> DetachedCa
 
 
 def _put(ctx: Context, call: DetachedCall) -> None:
-    ctx._link, ctx._wire, ctx._last_write = cast(ServerSession, call), call, 0
+    ctx._link, ctx._wire, ctx._last_write = call, call, 0
 
 
 def notice_call(session: ServerSession, notice: Notice) -> Context:

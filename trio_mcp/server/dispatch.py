@@ -382,14 +382,13 @@ class Dispatcher:
     # Legacy subscriptions.  Modern ones do not come here, because no handler runs for them.
 
     async def _subscribe(self, server: Catalog, ctx: Context, request: Request) -> JsonObject:
-        uri, link = request.params.get("uri"), ctx._link
-        assert link is not None  # a legacy request has a connection
+        uri = request.params.get("uri")
         if ctx.request.method == "resources/subscribe" and isinstance(uri, str):
             if not self.may_subscribe(ctx, uri):
                 raise ResourceNotFound(uri)
             if not server.remote and server.relays("resources") and server.find_resource(uri) is None:
                 return await self._relayed(server, ctx, request, "resources", uri)
-        return await link.watch(ctx.request)
+        return await ctx._session("a subscription").watch(ctx.request)
 
     def may_subscribe(self, ctx: Context, uri: str) -> bool:
         """Whether this client may subscribe to updates of a resource.

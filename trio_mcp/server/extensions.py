@@ -375,7 +375,7 @@ async def notify_client(ctx: Context, method: str, params: Any) -> bool:
 
 async def start_subscription(server: Catalog, ctx: Context) -> None:
     """Let extensions agree to their members of the filter, and start the subscription with the rest of it."""
-    session = ctx._open_link("a subscription")
+    session = ctx._session("a subscription")
     extensions, id = session.session.offer.extensions, ctx.request.id
     assert extensions is not None  # they have members in this filter
     listener = Listener(session, id)

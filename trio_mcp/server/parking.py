@@ -55,7 +55,6 @@ from trio_mcp.server.questions import ElicitUrl, Inquiry, UrlElicitationRequired
 from trio_mcp.server.results import InputRequired
 
 if TYPE_CHECKING:
-    from trio_mcp.server.detached import DetachedCall
     from trio_mcp.server.session import ServerSession
     from trio_mcp.transport.wire import Wire
 
@@ -123,8 +122,7 @@ class ParkedCall:
 
     def resume(self, retry: Context) -> JsonObject:
         """Give the request of `retry`, and its place among the running requests, to the parked handler."""
-        session = retry._link
-        assert session is not None  # it has just been received
+        session = retry._session("a retry")
         self.ctx._continue_with(retry)
         retry._wait_in(self)
         session._contexts[self.ctx.request.id] = self.ctx
@@ -183,8 +181,7 @@ class Parking:
 
     async def _wait_for_retry(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> ParkedCall:
         """Answer the current request with the questions, and wait for the request that brings the answers."""
-        session = ctx._link
-        assert session is not None  # `Context.ask` has checked it
+        session = ctx._session("a question")
         # The answer may come on another connection of the run, or to another process.  Otherwise it cannot come.
         if session.session.half_closed and not (session._run.held or ctx._replay):
             raise ClientGone(_NOT_ASKED)
@@ -192,7 +189,7 @@ class Parking:
             await session._flush_reports(ctx)
         # Meanwhile the call may have been cancelled, or another of its tasks has asked and moved it to another session.
         await trio.lowlevel.checkpoint_if_cancelled()
-        session = ctx._open_link("a question")
+        session = ctx._session("a question")
         parked, asking = self.park(ctx, questions)
         try:
             session.session.answer(ctx.request.id, asking)
@@ -212,8 +209,7 @@ class Parking:
     async def ask_raw(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, JsonObject]:
         """Ask as legacy revisions do: send requests, all at once, on the wire of the call.  Return the answers."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        session = ctx._link
-        assert session is not None  # only modern calls are without a connection at times
+        session = ctx._session("a question")
         with ctx._waiting():
             try:
                 asking = self.write(ctx, questions)
@@ -257,12 +253,13 @@ class Parking:
         Returns the `input_required` result for the client, or None if the handler is to be started again now: the
         context has the answers.
         """
-        detached = ctx._link is not None and ctx._link.detached
+        link = ctx._link
+        detached = link is not None and link.detached
         if not (ctx._terms.revision.handshake or detached):
             return self.ask_again(ctx, returned.questions, returned.state)
         ctx._rounds = _next_round(ctx)
         # A detached call has no request that could be answered with questions; its host asks.
-        ask = cast("DetachedCall", ctx._link).ask_raw if detached else self.ask_raw
+        ask = link.ask_raw if link is not None and link.detached else self.ask_raw
         ctx.answers = {**ctx.answers, **await ask(ctx, returned.questions)}
         ctx.state = returned.state
         return None
@@ -306,6 +303,7 @@ class Parking:
         handle = f"{self._prefix}{self._last}"
         deadline = trio.current_time() + self._ttl
         parked = ParkedCall(ctx, handle, holder, deadline, questions, asked, link)
+        assert link is None or not link.detached
         asking["requestState"] = self._seal(ctx, round, parked)
         # `each` limits one authenticated user; one address without authentication can have many users.
         if (principal is not None and self._shares.of(holder) >= self._each) or not self._shares.take(holder):

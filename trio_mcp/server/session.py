@@ -31,7 +31,7 @@ from contextlib import suppress
 from contextvars import Context as Variables
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import trio
 
@@ -169,7 +169,7 @@ class ServerSession:
     - `changes`: False if `wire` cannot carry notifications; then no change notifications are declared.
     """
 
-    detached: ClassVar[bool] = False
+    detached: ClassVar[Literal[False]] = False
     """True for a `DetachedCall`, which takes the place of a session."""
     noticing: dict[Context, None] | None = None
     """The running handlers of notifications, in order; None if there was none."""
@@ -426,33 +426,6 @@ class ServerSession:
             wire.wake()
 
     # Requests.
-
-    async def _result(self, worker: Worker, ctx: Context) -> JsonObject | RequestError:
-        # A function of its own, so that no frame of a traceback holds the error that is returned, or a cancellation.
-        try:
-            if _is_retry(ctx.request, ctx._terms):
-                back = await self._run.parking.retry(ctx)
-                if back is not None:
-                    # Nothing is sent for a handler that continues: its context has the request now.
-                    return back if isinstance(back, dict) else back.resume(ctx)
-            work = self._run.dispatcher(ctx)
-            result = await (work if guarded is None else guarded(work))
-            if scope_of(worker.task) is not worker.inside:  # compared here, because a call of `check` is slower
-                worker.check()
-            return result
-        except BaseException as error:  # noqa: BLE001  # all failures of handlers end here
-            stopped, failed = worker.judged(error)
-            try:
-                if stopped is None:
-                    assert failed is not None
-                    outcome = self._run.dispatcher.failure(ctx, failed)
-                    error.__traceback__ = None  # the error must not hold frames, because a frame might hold the error
-                    return outcome
-                if failed is not None:
-                    _log.error("a handler failed while it was being stopped", exc_info=failed)
-                raise sole(stopped)
-            finally:
-                del stopped, failed  # or they and this frame would hold each other
 
     def _close(self, ctx: Context, outcome: JsonObject | RequestError) -> bool:
         """End the call with this answer; return False if it cannot reach the client."""
@@ -734,7 +707,7 @@ async def _work(worker: Worker, ctx: Context) -> None:
     try:
         try:
             await trio.lowlevel.checkpoint_if_cancelled()  # before the handler starts and a retry is spent
-            result = await session._result(worker, ctx)
+            result = await _result(run, worker, ctx)
             session = ctx._link
             if session is not None and not worker.spoilt and (ctx._last_write or session.held_reports):
                 await session._flush_reports(ctx)
@@ -769,6 +742,34 @@ async def _work(worker: Worker, ctx: Context) -> None:
         session = ctx._link
         if session is not None:
             session._forget(ctx)
+
+
+async def _result(run: Run, worker: Worker, ctx: Context) -> JsonObject | RequestError:
+    # A function of its own, so that no frame of a traceback holds the error that is returned, or a cancellation.
+    try:
+        if _is_retry(ctx.request, ctx._terms):
+            back = await run.parking.retry(ctx)
+            if back is not None:
+                # Nothing is sent for a handler that continues: its context has the request now.
+                return back if isinstance(back, dict) else back.resume(ctx)
+        work = run.dispatcher(ctx)
+        result = await (work if guarded is None else guarded(work))
+        if scope_of(worker.task) is not worker.inside:  # compared here, because a call of `check` is slower
+            worker.check()
+        return result
+    except BaseException as error:  # noqa: BLE001  # all failures of handlers end here
+        stopped, failed = worker.judged(error)
+        try:
+            if stopped is None:
+                assert failed is not None
+                outcome = run.dispatcher.failure(ctx, failed)
+                error.__traceback__ = None  # the error must not hold frames, because a frame might hold the error
+                return outcome
+            if failed is not None:
+                _log.error("a handler failed while it was being stopped", exc_info=failed)
+            raise sole(stopped)
+        finally:
+            del stopped, failed  # or they and this frame would hold each other
 
 
 def _is_retry(request: Request, terms: Terms) -> bool:
