@@ -219,6 +219,8 @@ class _Schema:
     def result(self, method: str, result: Object) -> None:
         if result.get("resultType") == "input_required":
             self.check("InputRequiredResult", result)
+        elif "task" in result and "CreateTaskResult" in self.definitions:
+            self.check("CreateTaskResult", result)
         elif method in _RESULTS:
             self.check(_RESULTS[method], result)
 

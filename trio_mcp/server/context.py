@@ -328,39 +328,45 @@ class Context(metaclass=WithOtherNames):
     # Questions to the client.
 
     @overload
-    async def elicit(self, message: str, form: type[T]) -> Accepted[T] | Declined | Dismissed: ...
+    async def elicit(
+        self, message: str, form: type[T], *, task: bool = False
+    ) -> Accepted[T] | Declined | Dismissed: ...
     @overload
-    async def elicit(self, message: str, form: Any) -> Accepted[Any] | Declined | Dismissed: ...
-    async def elicit(self, message: str, form: Any) -> Accepted[Any] | Declined | Dismissed:
+    async def elicit(self, message: str, form: Any, *, task: bool = False) -> Accepted[Any] | Declined | Dismissed: ...
+    async def elicit(self, message: str, form: Any, *, task: bool = False) -> Accepted[Any] | Declined | Dismissed:
         """Ask the user to fill in a form, and return `Accepted`, `Declined` or `Dismissed`.
 
         `form` is a dataclass, attrs class, TypedDict or NamedTuple with flat members, a type for a single value such as
         `bool`, or a JSON Schema; see `Elicit`.  `Accepted.value` is an object of the class, or the value.
 
+        With `task=True` a client of 2025-11-25 that declares such tasks keeps the question and answers it later: no
+        request is open meanwhile, and the server asks from time to time.  Other clients are asked as usual.
+
         Raises `UsageError` for a form that is not flat or asks for a secret, and the errors of the class docstring.
         """
         from trio_mcp.server.questions import Elicit
 
-        return (await self.ask(form=Elicit(message, form)))["form"]  # type: ignore[no-any-return]
+        return (await self.ask(form=Elicit(message, form, task=task)))["form"]  # type: ignore[no-any-return]
 
-    async def elicit_url(self, message: str, url: str) -> Accepted[None] | Declined | Dismissed:
+    async def elicit_url(self, message: str, url: str, *, task: bool = False) -> Accepted[None] | Declined | Dismissed:
         """Ask the user to open a web page, for input that the client must not see; see `ElicitUrl`.
 
-        `Accepted` means that the user agreed to open the page, not that the user has finished there.
+        `Accepted` means that the user agreed to open the page, not that the user has finished there.  `task`: see
+        `elicit`.
 
         Raises `UsageError` if the URL is not https or holds credentials, and the errors of the class docstring.
         """
         from trio_mcp.server.questions import ElicitUrl
 
-        return (await self.ask(url=ElicitUrl(message, url)))["url"]  # type: ignore[no-any-return]
+        return (await self.ask(url=ElicitUrl(message, url, task=task)))["url"]  # type: ignore[no-any-return]
 
     async def sample(
         self, messages: str | SamplingMessage | Sequence[SamplingMessage], *, max_tokens: int, **options: Any
     ) -> CreateMessageResult:
         """Ask the client's model for a message.
 
-        `messages` is a text or a list of messages; see `Sample` for the options.  Raises `UsageError` for invalid
-        messages or options, and the errors of the class docstring.
+        `messages` is a text or a list of messages; see `Sample` for the options, and `elicit` for `task=True`.  Raises
+        `UsageError` for invalid messages or options, and the errors of the class docstring.
         """
         from trio_mcp.server.questions import Sample
 

@@ -24,7 +24,8 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import trio
@@ -39,7 +40,7 @@ from trio_mcp.core.errors import (
 )
 from trio_mcp.core.messages import ABSENT, Id, Json, JsonObject, Limits
 from trio_mcp.core.requests import Answered, ConnectionLost, InvalidAnswer, Outcome, Refused
-from trio_mcp.core.revisions import NOTHING, Role, missing_capabilities
+from trio_mcp.core.revisions import LATEST_LEGACY, NOTHING, Role, missing_capabilities
 from trio_mcp.core.rounds import (
     MAX_ROUNDS,
     Question,
@@ -63,6 +64,7 @@ __all__ = ["ParkedCall", "Parking", "PendingQuestion"]
 _log = logging.getLogger("trio_mcp")
 T = TypeVar("T")
 
+_ASKING = "trio_mcp.extensions.tasks.asking"  # loaded by the first question that is asked by a task
 _NOT_ASKED = "the question was not asked: the client has closed its side of the connection"
 _JSON_ALONE = (
     "its response is plain JSON, which cannot carry questions: "
@@ -217,6 +219,9 @@ class Parking:
                 if session.alone:  # without sessions the server forgets `initialize`; the client may have it declared
                     error.args = (f"{ctx.method} has a question, and {_NO_SESSION}",)
                 raise
+            if any("task" in each.params for each in asking):
+                answers: dict[str, JsonObject] = await import_module(_ASKING).ask_by_task(ctx, asking)
+                return answers
             return await self.send(ctx, session, asking)
 
     async def send(self, ctx: Context, session: ServerSession, asking: Sequence[Question]) -> dict[str, JsonObject]:
@@ -298,12 +303,12 @@ class Parking:
         round, asked = _next_round(ctx), self.write(ctx, questions)
         asking = input_required(ctx._terms.revision, ctx.request.method, None, asked, "")
         principal, link = ctx.principal, ctx._link
+        assert link is None or not link.detached
         holder = principal if link is None or link.account.holder is None else link.account.holder
         self._last += 1
         handle = f"{self._prefix}{self._last}"
         deadline = trio.current_time() + self._ttl
         parked = ParkedCall(ctx, handle, holder, deadline, questions, asked, link)
-        assert link is None or not link.detached
         asking["requestState"] = self._seal(ctx, round, parked)
         # `each` limits one authenticated user; one address without authentication can have many users.
         if (principal is not None and self._shares.of(holder) >= self._each) or not self._shares.take(holder):
@@ -332,6 +337,10 @@ class Parking:
             lacking += [need for need in question.needs(terms.revision) if not terms.declares(*need)]
             if lacking:
                 raise NotDeclared(question.method, "client", lacking[-1])
+            # task-02.  Only 2025-11-25 has tasks of clients.
+            tasks = question.task and terms.revision is LATEST_LEGACY
+            if tasks and terms.declares("tasks", "requests", *question.method.split("/")):
+                params = {**params, "task": {}}
             written.append(Question(key, question.method, params))
         ctx._pages += tuple([question for question in questions.values() if isinstance(question, ElicitUrl)])
         return written

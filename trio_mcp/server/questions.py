@@ -72,6 +72,8 @@ class Inquiry(ABC, Generic[T]):
     __slots__ = ()
     method: ClassVar[str]
     early: ClassVar[bool] = True  # a call may have the answer before the client was asked
+    task: bool = False
+    """Whether the client may answer later, with a task (2025-11-25)."""
 
     def params(self, revision: Revision) -> JsonObject:
         """Write the params of the question.  Raises `NotInThisRevision` if `revision` has no way to ask it."""
@@ -149,20 +151,21 @@ class Elicit(Inquiry[ElicitationOutcome[T]]):
     | a type for one field, such as `bool` or `Literal[...]` | the value |
     | a JSON Schema: a mapping or a `RequestedSchema` | a dict |
 
-    Raises `UsageError` for a form that is not flat, that asks for a secret (use `ElicitUrl`), or that has a clickable
-    link.
+    `task`: see `Context.elicit`.  Raises `UsageError` for a form that is not flat, that asks for a secret (use
+    `ElicitUrl`), or that has a clickable link.
     """
 
-    __slots__ = ("_form", "_message")
+    __slots__ = ("_form", "_message", "task")
     method = "elicitation/create"
 
     @overload
-    def __init__(self, message: str, form: type[T]) -> None: ...
+    def __init__(self, message: str, form: type[T], *, task: bool = False) -> None: ...
     @overload
-    def __init__(self: Elicit[Any], message: str, form: Any) -> None: ...
-    def __init__(self, message: str, form: Any) -> None:
+    def __init__(self: Elicit[Any], message: str, form: Any, *, task: bool = False) -> None: ...
+    def __init__(self, message: str, form: Any, *, task: bool = False) -> None:
         self._message = _prompt(message)
         self._form = _form(form)
+        self.task = task
         if _LINK.search(message):
             raise _clickable("message")
 
@@ -378,17 +381,19 @@ def _normalized(text: str) -> str:
 class ElicitUrl(Inquiry[ElicitationOutcome[None]]):
     """Ask the user to open a web page, for input that the client must not see.
 
-    `Accepted` means that the user agreed to open the page, not that the user has finished there.  Raises `UsageError`
-    if `url` is not an absolute https URL (http is allowed on loopback), or if it holds credentials.
+    `Accepted` means that the user agreed to open the page, not that the user has finished there.  `task`: see
+    `Context.elicit`.  Raises `UsageError` if `url` is not an absolute https URL (http is allowed on loopback), or if it
+    holds credentials.
     """
 
-    __slots__ = ("elicitation_id", "message", "url")
+    __slots__ = ("elicitation_id", "message", "task", "url")
     method = "elicitation/create"
     early = False  # a user cannot agree to visit a page before the question shows its URL
 
-    def __init__(self, message: str, url: str) -> None:
+    def __init__(self, message: str, url: str, *, task: bool = False) -> None:
         self.message = _prompt(message)
         self.url = _checked_url(url)
+        self.task = task
         # elic-58: unique, and impossible to guess, because it may travel in the page's URL.
         self.elicitation_id = secrets.token_urlsafe(16)
 
@@ -445,13 +450,13 @@ class Sample(Inquiry["CreateMessageResult"]):
     """Ask the client's model for a message.  Deprecated in 2026-07-28, where it still works.
 
     `messages` is the text of a user, or a list of messages; an earlier answer may be in the list as it came.  A
-    question does not include the messages of earlier ones.
+    question does not include the messages of earlier ones.  `task`: see `Context.elicit`.
 
     Raises `UsageError` for invalid messages or options.  In particular, the results of all tool uses must be in the
     next message, and that message must hold nothing else.
     """
 
-    __slots__ = ("_params",)
+    __slots__ = ("_params", "task")
     method = "sampling/createMessage"
 
     def __init__(
@@ -467,9 +472,12 @@ class Sample(Inquiry["CreateMessageResult"]):
         tools: Sequence[Tool] | None = None,
         tool_choice: ToolChoice | None = None,
         metadata: Mapping[str, Json] | None = None,
+        task: bool = False,
     ) -> None:
         from trio_mcp.core import codec, content, models
         from trio_mcp.core.sampling import check_sampling
+
+        self.task = task
 
         each = [messages] if isinstance(messages, str | models.SamplingMessage) else messages
         params = models.CreateMessageParams(

@@ -32,6 +32,7 @@ from trio_mcp.core.tasks import (
     related,
     requested_ttl,
 )
+from trio_mcp.extensions.tasks.asking import ask_by_task
 from trio_mcp.extensions.tasks.forms import CORE_FORM, EXTENSION_FORM
 from trio_mcp.extensions.tasks.keeper import Keeper, TaskHost, wall_time
 from trio_mcp.server.context import ClientGone
@@ -376,7 +377,7 @@ class RunTasks:
             with scope:
                 params = {**question.params, "_meta": {**question.params.get("_meta", {}), **related(id)}}  # task-26
                 asking = attrs.evolve(question, params=params)
-                answers = await self._run.parking.send(ctx, ctx._open_link("a question"), [asking])
+                answers = await ask_by_task(ctx, [asking])
                 await self.keeper.step(id, lambda task: task.answer(answers, wall_time()))
         except ClientGone:
             return

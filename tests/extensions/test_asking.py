@@ -1,0 +1,283 @@
+"""Questions by tasks: one handler in each revision, and the client of 2025-11-25 that keeps the questions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from tests.client.everywhere import Where, contract, visiting
+from tests.requirements import req
+from tests.server.wire import CANCELLED, CAPABILITIES, Wire, WireError, connected
+from trio_mcp import Context, Elicit, Limits, RequestError, Sample, Server
+from trio_mcp.core import CORE_TASKS, INVALID_PARAMS, RELATED_TASK
+from trio_mcp.errors import SessionClosed
+from trio_mcp.types import FormElicitationRequest, SamplingRequest
+
+CORE = CORE_TASKS.name
+TASKS: dict[str, Any] = {
+    "list": {},
+    "cancel": {},
+    "requests": {"elicitation": {"create": {}}, "sampling": {"createMessage": {}}},
+}
+
+
+def asking(**options: Any) -> Server:
+    server = Server("asking", **options)
+
+    @server.tool
+    async def confirm(ctx: Context) -> str:
+        """Ask the user, who may answer later."""
+        return repr(await ctx.elicit("Really?", bool, task=True))
+
+    @server.tool
+    async def summarize(ctx: Context) -> str:
+        return (await ctx.sample("Why?", max_tokens=10, task=True)).content.text  # type: ignore[union-attr]
+
+    @server.tool
+    async def both(ctx: Context) -> str:
+        answers = await ctx.ask(sure=Elicit("Sure?", bool, task=True), why=Sample("Why?", max_tokens=10, task=True))
+        return f"{answers['sure'].value}, {answers['why'].content.text}"
+
+    @server.tool
+    async def patiently(ctx: Context) -> str:
+        with trio.move_on_after(10):
+            return repr(await ctx.elicit("Really?", bool, task=True))
+        return "no answer"
+
+    @server.tool
+    async def bravely(ctx: Context) -> str:
+        try:
+            return repr(await ctx.elicit("Really?", bool, task=True))
+        except (RequestError, SessionClosed) as error:
+            return str(error)
+
+    @server.tool(task="optional")
+    async def inside(ctx: Context) -> str:
+        return repr(await ctx.elicit("Really?", bool, task=True))
+
+    return server
+
+
+# Our client
+
+
+@req("task-01", "task-02", "task-03", "task-33", "task-36", "task-12")
+@contract(without=("child",), legacy_without=("http json",))
+async def test_one_handler_asks_in_each_revision(where: Where, autojump_clock: MockClock) -> None:
+    async def user(request: FormElicitationRequest) -> dict[str, Any]:
+        await trio.sleep(100)
+        return {"value": True}
+
+    async def model(request: SamplingRequest) -> tuple[str, str]:
+        await trio.sleep(50)
+        return "because", "a model"
+
+    async with visiting(where, asking(), tasks=True, elicitation=user, sampling=model) as client:
+        assert await client.call_tool("summarize", returns=str) == "because"
+        if where.revision >= "2025-06-18":
+            assert await client.call_tool("confirm", returns=str) == "Accepted(value=True)"
+            assert await client.call_tool("both", returns=str) == "True, because"
+            assert await client.call_tool("inside", returns=str) == "Accepted(value=True)"
+        assert client.deviations == ()
+
+
+# A client that writes its JSON by hand
+
+
+class Kept:
+    """The tasks of a client, each of which ends at its third poll, and the requests of the server."""
+
+    def __init__(self, wire: Wire, *, polls: int = 3, status: str = "completed", ttl: float | None = 60_000) -> None:
+        self.requests: list[tuple[str, dict[str, Any], float]] = []
+        self._polls: dict[str, int] = {}
+        self._after, self._status, self._ttl = polls, status, ttl
+        self.outcome: Any = {"action": "accept", "content": {"value": True}}
+        for method in ("elicitation/create", "tasks/get", "tasks/result", "tasks/cancel"):
+            wire.answers[method] = lambda params, method=method: self._answer(method, params)  # type: ignore[misc]
+
+    @property
+    def methods(self) -> list[str]:
+        return [method for method, _, _ in self.requests]
+
+    def _answer(self, method: str, params: dict[str, Any]) -> Any:
+        self.requests.append((method, params, trio.current_time()))
+        if method == "elicitation/create":
+            id = f"q-{len(self._polls)}"
+            self._polls[id] = 0
+            return {"task": self._task(id)}
+        id = params["taskId"]
+        if method == "tasks/get":
+            self._polls[id] += 1
+            return self._task(id)
+        if method == "tasks/result" and isinstance(self.outcome, dict):
+            return {**self.outcome, "_meta": {RELATED_TASK: {"taskId": id}}}
+        return self.outcome if method == "tasks/result" else {**self._task(id), "status": "cancelled"}
+
+    def _task(self, id: str) -> dict[str, Any]:
+        date = "2026-01-01T00:00:00Z"
+        status = self._status if self._polls[id] >= self._after else "working"
+        return {
+            "taskId": id, "status": status, "createdAt": date, "lastUpdatedAt": date,
+            "ttl": self._ttl, "pollInterval": 2000,
+        }  # fmt: skip
+
+
+@asynccontextmanager
+async def keeping(server: Server | None = None, tasks: dict[str, Any] = TASKS, **how: Any) -> AsyncIterator[Any]:
+    """A client whose answers are tasks."""
+    declared = {**CAPABILITIES[CORE], "tasks": tasks}
+    async with connected(server or asking(), CORE, capabilities=declared) as wire:
+        yield wire, Kept(wire, **how)
+
+
+async def text_of(wire: Wire, name: str) -> str:
+    result = await wire.call("tools/call", {"name": name, "arguments": {}})
+    return str(result["content"][0]["text"])
+
+
+@req("task-02", "task-10", "task-13", "task-14", "task-16", "task-38")
+async def test_the_server_polls_at_the_interval_and_fetches_the_result(autojump_clock: MockClock) -> None:
+    async with keeping(asking(limits=Limits(task_seconds=100))) as (wire, kept):
+        begun = trio.current_time()
+        assert await text_of(wire, "confirm") == "Accepted(value=True)"
+        assert kept.methods == ["elicitation/create", "tasks/get", "tasks/get", "tasks/get", "tasks/result"]
+        assert [round(time - begun) for _, _, time in kept.requests] == [0, 2, 4, 6, 6]
+        (_, asked, _), *others = kept.requests
+        assert asked["task"] == {"ttl": 100_000}
+        assert all(params == {"taskId": "q-0"} for _, params, _ in others)
+
+
+@req("task-27")
+async def test_a_task_that_needs_input_is_waited_for_with_its_result(autojump_clock: MockClock) -> None:
+    async with keeping(asking(limits=Limits(task_seconds=float("inf"))), polls=1, status="input_required") as (
+        wire,
+        kept,
+    ):
+        assert await text_of(wire, "confirm") == "Accepted(value=True)"
+        assert kept.methods == ["elicitation/create", "tasks/get", "tasks/result"]
+        assert kept.requests[0][1]["task"] == {}
+
+
+@req("task-17", "task-03", "task-02")
+@pytest.mark.parametrize("tasks", [{}, {"requests": {"sampling": {"createMessage": {}}}}, TASKS])
+async def test_a_client_without_such_tasks_is_asked_as_usual(tasks: Any, autojump_clock: MockClock) -> None:
+    async with keeping(tasks=tasks) as (wire, kept):
+        asked: list[dict[str, Any]] = []
+
+        def at_once(params: dict[str, Any]) -> Any:
+            asked.append(params)
+            return kept.outcome
+
+        wire.answers["elicitation/create"] = at_once
+        assert await text_of(wire, "confirm") == "Accepted(value=True)"
+        # A client may declare tasks, and answer at once.
+        assert ["task" in params for params in asked] == [tasks is TASKS]
+
+
+@req("cancel-09", "task-66")
+@pytest.mark.parametrize("cancel", [True, False])
+async def test_a_question_that_is_given_up_is_cancelled(cancel: bool, autojump_clock: MockClock) -> None:
+    tasks = TASKS if cancel else {"requests": TASKS["requests"]}
+    async with keeping(tasks=tasks, polls=1000) as (wire, kept):
+        assert await text_of(wire, "patiently") == "no answer"
+        await trio.sleep(1)
+        assert (kept.methods[-1] == "tasks/cancel") is cancel
+        assert not wire.noted(CANCELLED)
+        id = await wire.start("tools/call", {"name": "confirm", "arguments": {}})
+        await trio.sleep(5)
+        await wire.cancel(id)
+        await trio.sleep(1)
+        assert (kept.requests[-1][:2] == ("tasks/cancel", {"taskId": "q-1"})) is cancel
+        seen = len(kept.requests)
+        await trio.sleep(100)
+        assert len(kept.requests) == seen
+
+
+async def test_no_answer_to_a_cancellation_is_waited_for(autojump_clock: MockClock) -> None:
+    async with keeping(polls=1000) as (wire, kept):
+        wire.answers["tasks/cancel"] = lambda params: trio.Event().wait()
+        begun = trio.current_time()
+        assert await text_of(wire, "patiently") == "no answer"
+        assert trio.current_time() - begun == pytest.approx(10)
+        await trio.sleep(60)
+        await wire.call("tools/list")
+        assert len(wire.noted(CANCELLED)) == 1  # the request has a deadline
+        assert "tasks/cancel" not in kept.methods
+
+
+@req("task-29")
+@pytest.mark.parametrize(("ttl", "seconds"), [(5000, 5), (None, 50), (10**9, 50)])
+async def test_the_wait_for_an_answer_is_bounded(ttl: float | None, seconds: int, autojump_clock: MockClock) -> None:
+    async with keeping(asking(limits=Limits(task_seconds=50)), polls=1000, ttl=ttl) as (wire, kept):
+        begun = trio.current_time()
+        why = await text_of(wire, "bravely")
+        assert why == f"the client did not answer elicitation/create within {seconds} seconds, the ttl of its task"
+        assert trio.current_time() - begun == pytest.approx(seconds)
+        await trio.sleep(1)
+        assert kept.methods[-1] == "tasks/cancel"
+
+
+async def test_a_client_that_has_forgotten_its_task_fails_the_question(autojump_clock: MockClock) -> None:
+    async with keeping() as (wire, kept):
+        wire.answers["tasks/get"] = lambda params: WireError(INVALID_PARAMS, "no such task")
+        assert "no such task" in await text_of(wire, "bravely")
+        assert kept.methods == ["elicitation/create"]
+
+
+@req("task-35")
+async def test_a_failed_task_fails_the_question_as_its_request_would(autojump_clock: MockClock) -> None:
+    async with keeping(status="failed") as (wire, kept):
+        kept.outcome = WireError(-1, "the user has left")
+        assert "the user has left" in await text_of(wire, "bravely")
+
+
+async def test_a_state_that_cannot_be_read_is_the_fault_of_the_client(autojump_clock: MockClock) -> None:
+    async with keeping() as (wire, kept):
+        wire.answers["tasks/get"] = lambda params: {"taskId": "q-0", "status": "perhaps"}
+        result = await wire.call("tools/call", {"name": "bravely", "arguments": {}})
+        assert result["isError"]
+        await trio.sleep(1)
+        assert kept.methods == ["elicitation/create", "tasks/cancel"]
+
+
+async def test_a_question_that_fails_gives_up_the_others(autojump_clock: MockClock) -> None:
+    async with keeping(polls=1000) as (wire, kept):
+        wire.answers["sampling/createMessage"] = lambda params: WireError(-1, "no model")
+        result = await wire.call("tools/call", {"name": "both", "arguments": {}})
+        assert result["isError"]
+        await trio.sleep(1)
+        assert kept.methods[-1] in ("tasks/cancel", "elicitation/create")
+        assert "tasks/get" not in kept.methods
+
+
+@req("task-26")
+async def test_a_task_asks_by_a_task(autojump_clock: MockClock) -> None:
+    async with keeping() as (wire, kept):
+        created = await wire.call("tools/call", {"name": "inside", "arguments": {}, "task": {}})
+        id = created["task"]["taskId"]
+        result = await wire.call("tasks/result", {"taskId": id})
+        assert result["content"][0]["text"] == "Accepted(value=True)"
+        (_, asked, _), *others = kept.requests
+        assert asked["_meta"] == {RELATED_TASK: {"taskId": id}}
+        assert asked["task"] == {"ttl": 86_400_000}
+        assert all(params == {"taskId": "q-0"} for _, params, _ in others)
+
+
+async def test_a_task_asks_again_when_its_client_comes_back(autojump_clock: MockClock) -> None:
+    async with keeping(polls=1000) as (wire, kept):
+        created = await wire.call("tools/call", {"name": "inside", "arguments": {}, "task": {}})
+        id = created["task"]["taskId"]
+        first = await wire.start("tasks/result", {"taskId": id})
+        await trio.sleep(5)
+        await wire.cancel(first)
+        await trio.sleep(1)
+        assert kept.methods[-1] == "tasks/cancel"
+        kept._after = 1
+        result = await wire.call("tasks/result", {"taskId": id})
+        assert result["content"][0]["text"] == "Accepted(value=True)"
+        assert kept.methods.count("elicitation/create") == 2
