@@ -563,9 +563,28 @@ def test_a_stored_record_comes_back_as_it_was(task: TaskRecord) -> None:
 
 
 def test_a_record_of_another_layout_is_refused() -> None:
-    for text in ('{"layout": 2}', "{}"):
-        with pytest.raises(UsageError, match=r"a task of layout (2|None), and this version of trio_mcp reads layout 1"):
+    for text in ('{"layout": 1}', "{}"):
+        with pytest.raises(UsageError, match=r"a task of layout (1|None), and this version of trio_mcp reads layout 2"):
             TaskRecord.from_text(text)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        {"content": [{"type": "text", "text": "one\ntwo"}], "structuredContent": {"n": 1}},
+        {"isError": True, "content": [{"type": "image"}, {"type": "text", "text": "no disk"}]},
+        {"isError": True, "content": []},
+        {"action": "accept"},
+    ],
+)
+def test_the_first_line_of_a_record_has_all_but_the_result(result: dict[str, Any]) -> None:
+    task = TaskRecord("t", "ann", 1.0, 60_000, "tools/call").finish(result, 2.0).task
+    head, _, rest = task.text().partition("\n")
+    assert json.loads(rest) == result
+    read = TaskRecord.from_text(head)
+    assert attrs.evolve(read, result=result) == task
+    for form in (CORE_TASKS, EXTENSION_TASKS):
+        assert form.task(read) == form.task(task)
 
 
 def test_no_other_module_of_the_core_loads_tasks() -> None:

@@ -97,7 +97,10 @@ async def test_the_outcome_of_a_handler_is_stored(make: Make) -> None:
         for id, outcome in ("a", RESULT), ("b", RequestError(-5, "no", {"x": 1})):
             await (await begun(keeper, id)).finish(outcome)
         done, failed = await until(keeper, TaskStatus.COMPLETED, "a"), await until(keeper, TaskStatus.FAILED, "b")
-        assert done.result == RESULT
+        assert done.result == {}  # unless it is asked for
+        whole = await keeper.find("a", whole=True)
+        assert whole is not None
+        assert whole.result == RESULT
         assert failed.error == {"code": -5, "message": "no", "data": {"x": 1}}
 
 

@@ -169,6 +169,17 @@ async def test_the_rows_of_an_owner_are_listed_in_pages(make: Make) -> None:
         assert list(await store.list("task", "eve", (-inf, ""), 3)) == []
 
 
+@pytest.mark.parametrize(
+    ("body", "head"), [(b"one\ntwo\nthree", b"one"), (b"\ntwo", b""), (b"one", b"one"), (b"", b"")]
+)
+async def test_a_list_has_the_first_line_of_each_body(make: Make, body: bytes, head: bytes) -> None:
+    row = attrs.evolve(ROW, body=body)
+    async with opened(make) as (store,):
+        await store.add(row)
+        assert list(await store.list("task", "ann", (-inf, ""), 3)) == [attrs.evolve(row, body=head)]
+        assert await store.get(ROW.kind, ROW.key) == row
+
+
 async def test_rows_that_have_expired_are_swept(make: Make) -> None:
     async with opened(make) as (store,):
         for key, expires in ("a", 10.0), ("b", 20.0), ("c", inf), ("d", 5.0):

@@ -62,7 +62,7 @@ MAX_MESSAGE = 1024
 """Characters of a status message.  It is a line for a person or a model, and every poll repeats it."""
 
 _POLL_SECONDS = (0.05, 86_400.0)  # a peer may send any number; more than a day is longer than a client lives
-_LAYOUT = 1  # of a stored record
+_LAYOUT = 2  # of a stored record
 
 
 class TaskStatus(enum.Enum):
@@ -272,17 +272,26 @@ class TaskRecord:
         return TaskStep(attrs.evolve(self, status=status, updated=max(self.updated, now), **changes), deed)
 
     def text(self) -> str:
-        """Write the record for a store."""
+        """Write the record for a store.
+
+        A result has a second line of its own, because it may be long, and most readers need only the first line.
+        """
         members = {field.name: getattr(self, field.name) for field in attrs.fields(TaskRecord)}
         members |= {"layout": _LAYOUT, "status": self.status.value}
         members |= {"answers": dict(self.answers), "asked": dict(self.asked)}
         members["questions"] = [[each.key, each.method, each.params] for each in self.questions]
-        return json.dumps(members, separators=(",", ":"))
+        if self.result is None:
+            return _compact(members)
+        return f"{_compact({**members, 'result': _essence(self.result)})}\n{_compact(self.result)}"
 
     @classmethod
     def from_text(cls, text: str) -> TaskRecord:
-        """Read a record of a store.  Raises `UsageError` if another version of this package wrote it."""
-        members = json.loads(text)
+        """Read a record of a store.  Raises `UsageError` if another version of this package wrote it.
+
+        `text` may be the first line alone.  Then `result` has only the parts that `TaskForm.task` needs.
+        """
+        head, _, result = text.partition("\n")
+        members = json.loads(head)
         layout = members.pop("layout", None)
         if layout != _LAYOUT:
             raise UsageError(
@@ -291,6 +300,8 @@ class TaskRecord:
             )
         members["status"] = TaskStatus(members["status"])
         members["questions"] = tuple(Question(*each) for each in members["questions"])
+        if result:
+            members["result"] = json.loads(result)
         return cls(**members)
 
 
@@ -300,6 +311,18 @@ class TaskStep:
 
     task: TaskRecord
     deed: TaskDeed
+
+
+def _compact(value: JsonObject) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _essence(result: JsonObject) -> JsonObject:
+    """The parts of a result that decide the status of its task in the older form, and the status message."""
+    if result.get("isError") is not True:
+        return {}
+    text = _first_text(result)
+    return {"isError": True, "content": [] if text is None else [{"type": "text", "text": text}]}
 
 
 def _cut(text: str) -> str:

@@ -141,7 +141,8 @@ class MemoryStore:
         await trio.lowlevel.checkpoint()
         rows = [self._rows[kind, key] for key in self._owned.get((kind, owner), ())]
         later = [row for row in rows if (row.created, row.key) > after]
-        return heapq.nsmallest(limit, later, key=lambda row: (row.created, row.key))
+        page = heapq.nsmallest(limit, later, key=lambda row: (row.created, row.key))
+        return [attrs.evolve(row, body=row.body.partition(b"\n")[0]) for row in page]
 
     async def sweep(self, now: float) -> int:
         """See `Store`."""

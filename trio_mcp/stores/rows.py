@@ -105,7 +105,10 @@ class Store(Protocol):
         """Delete a row.  False if it does not exist."""
 
     async def list(self, kind: str, owner: str, after: tuple[float, str], limit: int) -> Sequence[Row]:
-        """Return the next rows of an owner, in the order of (`created`, `key`)."""
+        """Return the next rows of an owner, in the order of (`created`, `key`).
+
+        Of each body only the first line, because a page of long bodies would need much memory.
+        """
 
     async def sweep(self, now: float) -> int:
         """Delete rows and streams that have expired, at most a few hundred.  Returns their number."""

@@ -337,9 +337,12 @@ class SQLiteStore:
             f"SELECT {_COLUMNS} FROM rows WHERE kind = ? AND owner = ? AND (created, key) > (?, ?) "
             "ORDER BY created, key LIMIT ?"
         )
-        return await self._read(
-            lambda connection: [Row(*values) for values in connection.execute(query, (kind, owner, *after, limit))]
-        )
+
+        def job(connection: sqlite3.Connection) -> Sequence[Row]:
+            found = connection.execute(query, (kind, owner, *after, limit))  # one long body at a time is in memory
+            return [Row(kind, key, body.partition(b"\n")[0], *rest) for kind, key, body, *rest in found]
+
+        return await self._read(job)
 
     async def sweep(self, now: float) -> int:
         """See `Store`."""

@@ -65,10 +65,9 @@ class ClientAnswers:
 
     async def result(self, params: dict[str, Any]) -> JsonObject:
         """Serve tasks/result (task-36)."""
-        task = await self._kept(params).watch(read_task_id(params), lambda task: task.terminal)
-        if task is None:
-            raise unknown_task(read_task_id(params))
-        return CORE_TASKS.outcome(task)
+        keeper, id = self._kept(params), read_task_id(params)
+        await keeper.watch(id, lambda task: task.terminal)
+        return CORE_TASKS.outcome(await keeper.owned(id, None, whole=True))
 
     async def list(self, params: dict[str, Any]) -> JsonObject:
         """Serve tasks/list."""

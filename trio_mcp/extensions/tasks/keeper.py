@@ -178,15 +178,15 @@ class Keeper:
     async def _see(self, id: str) -> None:
         """Act on the present state of a task."""
         row = await self._store.get(self._kind, id)
-        task, host = None if row is None else _read(row), self._hosts.get(id)
+        task, host = None if row is None else _head(row), self._hosts.get(id)
         if host is not None and (row is None or task is None or (not task.terminal and row.holder != self._holder)):
             host.stop("the task has expired, or another process has taken it over")
         elif host is not None and task is not None and task.status is TaskStatus.CANCELLED:
             host.stop("the client cancelled the task")
         for event in self._watched.get(id, ()):
             event.set()
-        if task is not None and id in self.followed:
-            self.on_change(task)
+        if row is not None and id in self.followed:
+            self.on_change(_read(row))
 
     # Tasks.
 
@@ -235,7 +235,7 @@ class Keeper:
             row = await self._store.get(self._kind, id)
             if row is None or (ours and row.holder != self._holder):
                 return None
-            step = take(_read(row))
+            step = take(_head(row))  # a task with a result takes no step
             if step.deed is TaskDeed.NOTHING:
                 return step
             holder = "" if step.task.terminal else row.holder
@@ -243,16 +243,16 @@ class Keeper:
             if await self._store.replace(attrs.evolve(row, body=body, expires=step.task.expires, holder=holder)):
                 return step
 
-    async def find(self, id: str) -> TaskRecord | None:
-        """Return a task, or None if it does not exist or has expired."""
+    async def find(self, id: str, *, whole: bool = False) -> TaskRecord | None:
+        """Return a task, or None if it does not exist or has expired.  Its result is complete only if it is `whole`."""
         await self._ready.wait()
         row = await self._store.get(self._kind, id)
-        task = None if row is None else _read(row)
+        task = None if row is None else (_read if whole else _head)(row)
         return None if task is None or task.expires <= wall() else task
 
-    async def owned(self, id: str, principal: Any) -> TaskRecord:
-        """Return a task of this principal.  Raises `RequestError` if it has none of this id (task-59, xtask-46)."""
-        task = await self.find(id)
+    async def owned(self, id: str, principal: Any, *, whole: bool = False) -> TaskRecord:
+        """As `find`.  Raises `RequestError` if this principal has no task of this id (task-59, xtask-46)."""
+        task = await self.find(id, whole=whole)
         if task is None or task.owner != stable_name(principal):
             raise unknown_task(id)
         return task
@@ -281,7 +281,7 @@ class Keeper:
     async def get(self, params: Mapping[str, Any], principal: Any, form: TaskForm) -> JsonObject:
         """Serve tasks/get."""
         with _for_clients():
-            return form.detailed(await self.owned(read_task_id(params), principal))
+            return form.detailed(await self.owned(read_task_id(params), principal, whole=form.inlined))
 
     async def update(self, params: Mapping[str, Any], principal: Any) -> JsonObject:
         """Serve tasks/update."""
@@ -325,7 +325,7 @@ class Keeper:
             with _for_clients():
                 rows = await self._store.list(self._kind, "" if holder is None else str(holder), after, _PAGE)
             more = len(rows) == _PAGE
-            found += [task for task in map(_read, rows) if task.expires > now and belongs(task)]
+            found += [task for task in map(_head, rows) if task.expires > now and belongs(task)]
             after = (rows[-1].created, rows[-1].key) if rows else after
         result: JsonObject = {"tasks": [CORE_TASKS.task(task) for task in found[:_PAGE]]}
         if len(found) > _PAGE:  # task-41
@@ -335,6 +335,11 @@ class Keeper:
 
 def _read(row: Row) -> TaskRecord:
     return TaskRecord.from_text(row.body.decode())
+
+
+def _head(row: Row) -> TaskRecord:
+    """As `_read`, without the result, which may be long."""
+    return TaskRecord.from_text(row.body.partition(b"\n")[0].decode())
 
 
 class TaskHost:

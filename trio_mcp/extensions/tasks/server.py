@@ -365,7 +365,7 @@ class RunTasks:
                     ),
                 )
             nursery.cancel_scope.cancel()
-        return CORE_TASKS.outcome(task)
+        return CORE_TASKS.outcome(await self.keeper.owned(id, ctx.principal, whole=True))
 
     async def _ask(self, ctx: Context, id: str, question: Question, scope: trio.CancelScope) -> None:
         """Ask the client, and give its answer to the task.
