@@ -306,21 +306,75 @@ async def test_tasks_of_a_process_that_ends_are_taken_over_at_once(make: Make) -
 
     def recover(task: TaskRecord) -> bool:
         recovered.append(task.id)
-        return bool(task.params["name"] == "again")
+        return True
 
     async with kept(make) as first:
-        await begun(first, "a", params={"name": "again"})
-        await begun(first, "b")
+        await begun(first, "a")
+        (await begun(first, "b")).recoverable = False
         await (await begun(first, "c")).finish(RESULT)
     async with kept(make, recover=recover) as second:
         lost = await until(second, TaskStatus.FAILED, "b")
         assert lost.error is not None
         assert "the server stopped while this task ran" in lost.error["message"]
-        assert sorted(recovered) == ["a", "b"]
-        again, done = await second.find("a"), await second.find("c")
+        await eventually(lambda: bool(recovered))
+        assert recovered == ["a"]  # the first process has failed the other itself
+        again, done = await second.find("a"), await second.find("c", whole=True)
         assert again is not None
         assert done is not None
         assert (again.status, done.result) == (TaskStatus.WORKING, RESULT)
+
+
+@pytest.mark.parametrize("runs", [True, False, None])
+async def test_tasks_of_a_process_that_has_died_are_recovered(
+    runs: bool | None, make: Make, inline: None, autojump_clock: MockClock
+) -> None:
+    first, recovered = Keeper(make(), "test", Limits()), list[str]()
+
+    def recover(task: TaskRecord) -> bool | None:
+        recovered.append(task.id)
+        return runs
+
+    async with first._store:
+        first._ready.set()
+        await begun(first)
+        async with kept(make, recover=recover) as second:
+            await trio.sleep(keepers.LEASE - 1)
+            task = await second.find("t-1")
+            assert task is not None
+            assert task.status is (TaskStatus.FAILED if runs is False else TaskStatus.WORKING)
+            # Without room the task is given back, and tried again from time to time.
+            assert len(recovered) == (3 if runs is None else 1)
+            row = await first._store.get("task test", "t-1")
+            assert row is not None
+            assert row.holder == {True: second._holder, False: "", None: "given back"}[runs]
+
+
+@pytest.mark.parametrize("leaving", [True, False])
+async def test_a_process_that_is_about_to_end_takes_over_no_tasks(
+    leaving: bool, make: Make, inline: None, autojump_clock: MockClock
+) -> None:
+    first = Keeper(make(), "test", Limits())
+    async with first._store:
+        first._ready.set()
+        await begun(first)
+        second = Keeper(make(), "test", Limits())
+        second.leaving = lambda: leaving
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(second.run)
+            task = await second.watch("t-1", lambda task: task.terminal) if not leaving else await second.find("t-1")
+            await trio.sleep(keepers.LEASE)
+            assert task is not None
+            assert task.terminal is not leaving
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_task_that_fails_at_its_limit_of_bytes_says_so(make: Make) -> None:
+    async with kept(make, limits=Limits(task_bytes=2000)) as keeper:
+        task = new("t-1")
+        host = await begun(keeper, params={"name": "x" * (1990 - len(task.text().encode()))})
+        await host.finish(RESULT)
+        failed = await until(keeper, TaskStatus.FAILED)
+        assert "Limits.task_bytes" in str(failed.message)
 
 
 async def test_a_process_that_wakes_up_late_writes_nothing(make: Make, inline: None, autojump_clock: MockClock) -> None:

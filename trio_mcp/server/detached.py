@@ -12,17 +12,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import trio
 
-from trio_mcp.core.errors import RequestError, UsageError
-from trio_mcp.core.messages import PROGRESS, Id, Json, JsonObject, Request
+from trio_mcp.core.errors import INTERNAL_ERROR, RequestError, UsageError
+from trio_mcp.core.messages import PROGRESS, Id, Json, JsonObject, Request, encode, prepare
 from trio_mcp.core.requests import LinkKind
 from trio_mcp.core.revisions import Terms
 from trio_mcp.core.rounds import Question
+from trio_mcp.core.shares import LONG, holder_of
 from trio_mcp.server.context import ClientGone, Context
-from trio_mcp.server.session import CANCELLED_CALL, ServerSession, start_work
+from trio_mcp.server.session import CANCELLED_CALL, ChargedMessage, ServerSession, start_work
 from trio_mcp.transport.wire import Wire
 
 if TYPE_CHECKING:
@@ -81,17 +82,19 @@ class DetachedCall(Wire):
     __slots__ = (
         "_ctx", "_host", "_outcome", "_place", "_run", "_session", "account", "held_reports", "roots", "roots_changes",
     )  # fmt: skip
-    detached: ClassVar[bool] = True
+    detached: ClassVar[Literal[True]] = True
     _running: ClassVar[int] = 0  # other calls that are about to end on this wire
 
-    def __init__(self, ctx: Context, run: Run, host: CallHost, session: ServerSession | None, *, place: bool) -> None:
+    def __init__(
+        self, ctx: Context, run: Run, host: CallHost, session: ServerSession | None, account: Account, *, place: bool
+    ) -> None:
         self._ctx = ctx
         self._run = run
         self._host = host
         self._session = session
         self._place = place  # it has a place among the running requests of the session
         self._outcome: JsonObject | RequestError | None = None
-        self.account: Account = run.bytes.account(None) if session is None else session.account
+        self.account = account
         self.held_reports: Mapping[Id, Any] = {}
         self.roots: Roots | None = None
         self.roots_changes = 0
@@ -181,6 +184,9 @@ class DetachedCall(Wire):
         return True
 
     def _forget(self, ctx: Context) -> None:
+        self._run.detached.pop(self, None)
+        if not self._run.detached:
+            self._run.attached.unpark_all()
         if self._place and self._session is not None:
             self._place = False
             if self._session.noticing is not None:
@@ -233,9 +239,9 @@ async def detach(ctx: Context, host: CallHost, result: JsonObject) -> DetachedCa
         await trio.lowlevel.checkpoint_if_cancelled()
         raise ClientGone(f"{ctx.method} was not detached: the client has gone")
     session._forget(ctx)
-    ctx._drop_message()
-    call = DetachedCall(ctx, session._run, host, session, place=False)
+    call = DetachedCall(ctx, session._run, host, session, session.account, place=False)
     _put(ctx, call)
+    session._run.detached[call] = None
     wire.wake()
     return call
 
@@ -248,7 +254,9 @@ def notice_call(session: ServerSession, notice: Notice) -> Context:
     """Return the context for the handler of a notification, which has taken a place already."""
     note = notice.notification
     ctx = Context(session, Request("", note.method, note.params), notice.terms, session.wire)
-    _put(ctx, DetachedCall(ctx, session._run, _NoClient(note.method), session, place=True))
+    call = DetachedCall(ctx, session._run, _NoClient(note.method), session, session.account, place=True)
+    _put(ctx, call)
+    session._run.detached[call] = None
     return ctx
 
 
@@ -276,13 +284,26 @@ class ExtensionRun:
         self._run = run
 
     def start(self, request: Request, terms: Terms, host: CallHost) -> DetachedCall:
-        """Start the handler of a request that no client waits for, such as one from before a restart."""
-        ctx = self.context(request, terms, host)
+        """Start the handler of a request that no client waits for, such as one from before a restart.
+
+        Raises `RequestError` if the server holds too many bytes of calls.
+        """
+        ctx, call = self._detached(request, terms, host)
+        if (size := len(encode(prepare(request)))) > LONG:
+            ctx._received = ChargedMessage(call.account, size)
+            if (limit := ctx._received.limit) is not None:
+                raise RequestError(INTERNAL_ERROR, f"the server holds too many bytes of calls (Limits.{limit})")
+        self._run.detached[call] = None
         start_work(self._run, ctx, f"{request.method}, detached", copy_context())
-        return cast(DetachedCall, ctx._link)
+        return call
 
     def context(self, request: Request, terms: Terms, host: CallHost) -> Context:
         """Return the context of a detached call whose work is done by the extension, and not by a handler."""
-        ctx = Context(cast(ServerSession, None), request, terms, cast(Wire, None))
-        _put(ctx, DetachedCall(ctx, self._run, host, None, place=False))
-        return ctx
+        return self._detached(request, terms, host)[0]
+
+    def _detached(self, request: Request, terms: Terms, host: CallHost) -> tuple[Context, DetachedCall]:
+        ctx = Context(None, request, terms, _NoAnswers())
+        account = self._run.bytes.account(holder_of(ctx.principal, None))
+        call = DetachedCall(ctx, self._run, host, None, account, place=False)
+        _put(ctx, call)
+        return ctx, call

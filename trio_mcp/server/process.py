@@ -5,14 +5,19 @@ processes.
 
 How the process ends:
 
-| Event | Running calls | Exit status |
-|---|---|---|
-| end of standard input | finish within `shutdown_timeout` seconds; then an error | 0 |
-| SIGTERM | finish within `shutdown_timeout` seconds, new ones are refused; then an error | 143 |
-| Ctrl-C, or a handler raises KeyboardInterrupt | cancelled at once | 130 |
-| second Ctrl-C | KeyboardInterrupt, as in any Trio program, which ends a handler that blocks the loop | 130 |
-| third Ctrl-C | the system ends the process | killed by SIGINT |
-| the server cannot start: the port is in use, standard input is closed | there are none | 1 |
+| Event | Running calls | Running tasks | Exit status |
+|---|---|---|---|
+| end of standard input | finish within `shutdown_timeout` seconds; then an error | the same; then given back | 0 |
+| SIGTERM | the same, and new ones are refused | the same; then given back | 143 |
+| Ctrl-C, or a handler raises KeyboardInterrupt | cancelled at once | given back at once | 130 |
+| second Ctrl-C | KeyboardInterrupt, which ends a handler that blocks the loop | as of a process that dies | 130 |
+| third Ctrl-C | the system ends the process | as of a process that dies | killed by SIGINT |
+| the background of an extension raises an exception | cancelled at once | given back at once | 1 |
+| the server cannot start: the port is in use, standard input is closed | there are none | there are none | 1 |
+
+A task that is given back is cancelled here.  If its tool has `replay=True`, another process on the same store runs it
+again at once.  Otherwise it has failed, with an error that says so.  Of a process that dies the next one on the same
+store recovers the tasks in this way.  A `MemoryStore` ends with its process.
 
 The end of standard input also counts while a lifespan starts, although no task reads stdin then.  It counts if stdin
 holds no unread bytes, or if the reader of standard output has gone.

@@ -27,6 +27,7 @@ from trio_mcp.transport.workers import WorkerPool
 
 if TYPE_CHECKING:
     from trio_mcp.core.subscriptions import ChangeEvent, Listeners
+    from trio_mcp.server.detached import DetachedCall
     from trio_mcp.server.parking import ParkedCall, Parking
     from trio_mcp.server.publishing import ListenerKey, Publisher, Watcher
     from trio_mcp.server.registry import Catalog
@@ -118,6 +119,12 @@ class Run:
         self.threads = Threads(server._threads)
         self.kept: dict[str, Any] = {}
         """The state that an extension has for this run, by its identifier."""
+        self.detached: dict[DetachedCall, None] = {}
+        """The calls that go on without their requests, such as tasks."""
+        self.attached = trio.lowlevel.ParkingLot()
+        """Tasks that wait until there are no such calls."""
+        self.backgrounds: dict[trio.CancelScope, None] = {}
+        """The background work of extensions."""
         self._sessions: dict[ServerSession, Mapping[str, Any]] = {}  # legacy ones, and what was declared to them
         self._publisher: Publisher | None = None
         self._subscribed = trio.Event()  # set when there is a publisher
@@ -242,7 +249,7 @@ class Run:
         self.quiet_offer = attrs.evolve(self.offer, capabilities=capabilities)
 
     async def drain(self) -> None:
-        """Refuse new requests from now on, and return when all connections have closed.
+        """Refuse new requests from now on, and return when all connections have closed and all calls have ended.
 
         A run that ends with its connections has then ended, too: a program that cancels its nursery afterwards
         interrupts no lifespan.
@@ -251,23 +258,37 @@ class Run:
         async with trio.open_nursery() as nursery:
             for connection in self.connections:
                 nursery.start_soon(connection.drain)
-        if not self.held:
+        if self.held:
+            await self.detached_ended()
+        else:
             await self.ended.wait()
+
+    async def detached_ended(self) -> None:
+        """Wait for the calls that go on without their requests."""
+        while self.detached:
+            await self.attached.park()
 
     def abort_pending(self) -> None:
         """Answer unfinished calls with an error and cancel them; the time of `drain` is over."""
         self.dismissed = True
         for connection in self.connections:
             connection.abort_pending()
+        self._stop_calls()
+
+    def _stop_calls(self) -> None:
+        """Cancel the calls of which no connection knows."""
         if self._parking is not None:
             self._parking.stop()
+        for call in tuple(self.detached):
+            call.cancel("the server has stopped")
 
     def stop(self) -> None:
         """End all connections, before the lifespan that their handlers use."""
         for connection in tuple(self.connections):
             connection.stop()
-        if self._parking is not None:
-            self._parking.stop()
+        self._stop_calls()
+        for scope in self.backgrounds:
+            scope.cancel(reason="the server has stopped")
         self.workers.end()
 
     def statistics(self) -> Statistics:

@@ -738,6 +738,12 @@ async def _running(stack: contextlib.AsyncExitStack, server: Server, *, shared: 
         part._runs.add(run)
         stack.callback(part._runs.discard, run)
     stack.callback(run.stop)
+
+    async def finish(kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is None and run.draining:  # `drained` stops the calls when their time is over
+            await run.detached_ended()
+
+    stack.push_async_exit(finish)
     if shared:
         server._shared = run
         stack.callback(setattr, server, "_shared", None)

@@ -9,6 +9,7 @@ handlers that wait for an answer, stops those whose task was cancelled, and tell
 
 While a task runs, its row names this process as its holder.  A process renews its lease; if it dies, another one (or
 the next one on the same file) claims its tasks, runs those again whose tool has `replay=True`, and fails the others.
+A process that ends gives back its tasks: it fails those that cannot run again, and ends its lease.
 
 A store may be away for a while.  Then the requests of clients fail, with an error that says so; handlers that ask and
 outcomes wait until it is back; status messages are dropped.  All leases are old by then, so each process renews its own
@@ -61,8 +62,11 @@ LEASE: Final = 30.0
 _PERIOD: Final = LEASE / 3
 _AGAIN: Final = 1.0  # seconds until a store that failed is tried again
 _CLOSING: Final = 5.0  # seconds for the last writes of a run that ends
+_ENDING: Final = 1.0  # seconds of these for handlers that clean up
 _PAGE: Final = 50  # tasks on one page of tasks/list
 _CLAIMED: Final = 50  # tasks that are recovered at once
+_NO_PROCESS: Final = "given back"  # the holder of tasks for which a process has no room; it never has a lease
+_FAILURE: Final = 4096  # bytes by which a task may be too large, so that its failure can be written down
 
 wall = time.time  # the clock of all records; a test replaces it
 
@@ -85,11 +89,12 @@ def _for_clients() -> Iterator[None]:
 class Keeper:
     """Keeps tasks in a store, follows their changes, and recovers tasks of processes that have ended.
 
-    `recover` is called with each task that another process ran; it says whether the task runs again here.
+    `recover` is called with each task that another process ran; it says whether the task runs again here.  None: there
+    is no room for it now.
     """
 
     def __init__(
-        self, store: Store, name: str, limits: Limits, recover: Callable[[TaskRecord], bool] = lambda task: False
+        self, store: Store, name: str, limits: Limits, recover: Callable[[TaskRecord], bool | None] = lambda task: False
     ) -> None:
         self._store = store
         self._kind = f"task {name}"  # servers that share a store do not run each other's tasks
@@ -106,11 +111,16 @@ class Keeper:
         """Called with a task of `followed` that has changed, in this process or in another one."""
         self.on_gone: Callable[[str], object] = lambda id: None
         """Called with the id of a task that ran here until its ttl had passed."""
+        self.leaving: Callable[[], bool] = lambda: False
+        """Whether this process is about to end, and takes over no tasks."""
 
     # The life of a run.
 
-    async def run(self) -> None:
-        """Keep the store open, follow its changes and recover tasks, until this is cancelled."""
+    async def run(self, handlers_ended: Callable[[], Awaitable[object]] = trio.lowlevel.checkpoint) -> None:
+        """Keep the store open, follow its changes and recover tasks, until this is cancelled.
+
+        The handlers are cancelled at the same time; `handlers_ended` waits for them.
+        """
         async with self._store:
             try:
                 await self._store.lease(self._holder, wall() + LEASE)
@@ -123,14 +133,9 @@ class Keeper:
                         await trio.sleep(_PERIOD if works else _AGAIN)
             finally:
                 with trio.CancelScope(deadline=trio.current_time() + _CLOSING, shield=True):
-                    await self._end_lease()
-
-    async def _end_lease(self) -> None:
-        """Let the next process not wait for the lease."""
-        try:
-            await self._store.lease(self._holder, -inf)
-        except StoreFailed as error:
-            _log.error("%s", error)
+                    with trio.move_on_after(_ENDING):
+                        await handlers_ended()
+                    await self._give_back()
 
     async def _keep_up(self) -> bool:
         """Renew the lease, sweep, and recover the tasks of processes that have ended.  False if the store fails."""
@@ -143,24 +148,39 @@ class Keeper:
                 if host.expires <= now:
                     host.stop("the ttl of the task has passed")
                     self.on_gone(host.id)
-            while now >= self._claims_from and (
-                rows := await self._store.claim(self._kind, self._holder, now, _CLAIMED)
-            ):
+            room = now >= self._claims_from and not self.leaving()
+            while room and (rows := await self._store.claim(self._kind, self._holder, now, _CLAIMED)):
                 for row in rows:
-                    await self._take_over(_read(row))
+                    room = await self._take_over(_head(row)) and room
         except StoreFailed as error:
             _log.error("%s", error)
             self._claims_from = wall() + _PERIOD
             return False
         return True
 
-    async def _take_over(self, task: TaskRecord) -> None:
-        """Run a task again that another process ran, or fail it."""
+    async def _take_over(self, task: TaskRecord) -> bool:
+        """Run a task again that another process ran, or fail it.  False: there is no room, so it is given back."""
         step = await self.step(task.id, lambda task: task.take_over(wall()), ours=True)
         if step is None or step.task.terminal:
-            return
-        if not self._recover(step.task):
+            return True
+        runs = self._recover(step.task)
+        if runs is False:
             await self.step(task.id, lambda task: task.lose(wall()), ours=True)
+        row = await self._store.get(self._kind, task.id) if runs is None else None
+        if row is not None and row.holder == self._holder:
+            await self._store.replace(attrs.evolve(row, holder=_NO_PROCESS))
+        return runs is not None
+
+    async def _give_back(self) -> None:
+        """Fail the tasks that cannot run again, and let other processes have the rest at once."""
+        try:
+            for host in tuple(self._hosts.values()):
+                host.over = True
+                if not host.recoverable:
+                    await self.step(host.id, lambda task: task.lose(wall()), ours=True)
+            await self._store.lease(self._holder, -inf)
+        except StoreFailed as error:
+            _log.error("%s", error)
 
     async def _follow(self, number: int) -> None:
         """Act on each change in the store."""
@@ -219,7 +239,7 @@ class Keeper:
 
     def _body(self, task: TaskRecord) -> bytes:
         body = task.text().encode()
-        if len(body) > self._limits.task_bytes:
+        if len(body) > self._limits.task_bytes + (_FAILURE if task.status is TaskStatus.FAILED else 0):
             why = f"the task has {len(body)} bytes, and may have {self._limits.task_bytes:g} (Limits.task_bytes)"
             raise RequestError(INTERNAL_ERROR, why)
         return body
@@ -355,6 +375,8 @@ class TaskHost:
         its end is in the record.  Raises `RequestError` if the task cannot be cancelled now."""
         self.over = False
         """True: the task has ended, or another process has taken it over."""
+        self.recoverable = True
+        """Whether another process can go on with the task."""
         self._keeper = keeper
         self._noted = -inf
         self._abandoned: frozenset[str] = frozenset()

@@ -160,7 +160,9 @@ class ToolTask:
                 await trio.lowlevel.checkpoint()
                 return False
             tasks = tasks_in(self._ctx)
-            self._host = await tasks.begin(self._ctx, form, tasks.record(self._ctx, form, replay=self._entry.replay))
+            replay = self._entry.replay
+            record = tasks.record(self._ctx, form, replay=replay)
+            self._host = await tasks.begin(self._ctx, form, record, replay=replay)
         return True
 
     async def status(self, message: str) -> None:
@@ -243,6 +245,7 @@ class RunTasks:
             server._store = MemoryStore()
         self.keeper = Keeper(server._store, server._info["name"], run.limits, self._recover)
         self.keeper.on_change = self._tell
+        self.keeper.leaving = lambda: run.draining
         self._extended: ExtensionRun | None = None
         self._listeners: dict[str, dict[Listener, None]] = {}
         self._callers: dict[str, DetachedCall] = {}  # of the older form: their sessions hear of each change
@@ -254,7 +257,7 @@ class RunTasks:
     async def run(self, extended: ExtensionRun) -> None:
         if self._extended is None:  # else a server that is mounted here has tasks, too
             self._extended = extended
-            await self.keeper.run()
+            await self.keeper.run(self._run.detached_ended)
 
     # Calls.
 
@@ -281,12 +284,21 @@ class RunTasks:
             ctx.method, params, kept, answers=dict(ctx._recorded),
         )  # fmt: skip
 
-    async def begin(self, ctx: Context, form: TaskForm, task: TaskRecord, immediate: str | None = None) -> TaskHost:
+    async def begin(
+        self,
+        ctx: Context,
+        form: TaskForm,
+        task: TaskRecord,
+        immediate: str | None = None,
+        *,
+        replay: bool = False,
+    ) -> TaskHost:
         """Make a call a task, and answer its request; the handler of the call goes on.
 
         xtask-10: the request is answered when the store has the task.
         """
         host = _ServerHost(self.keeper, task) if form is EXTENSION_TASKS else _CoreTaskHost(self.keeper, task, ctx)
+        host.recoverable = replay or bool(task.terms.get("elsewhere"))
         try:
             await self.keeper.add(task, ctx._holder)
             call = await ctx.detach(host, form.created(task, immediate))
@@ -321,11 +333,11 @@ class RunTasks:
 
     def _session_name(self, ctx: Context) -> str:
         """A name for the session of a client without a principal: it lists the tasks of this session only (task-58)."""
-        session = ctx._open_link("a task")
+        session = ctx._session("a task")
         return session.name or self._sessions.setdefault(session, secrets.token_urlsafe(12))
 
-    def _recover(self, task: TaskRecord) -> bool:
-        """Run a task again, if its tool allows that."""
+    def _recover(self, task: TaskRecord) -> bool | None:
+        """Run a task again, if its tool allows that.  None: the params of such tasks have too many bytes now."""
         if task.terms.get("elsewhere"):  # its work goes on there, and the next request about it finds it there
             self._run.nursery.start_soon(self.keeper.drop, task.id)
             return True
@@ -335,7 +347,11 @@ class RunTasks:
             return False
         terms = Terms(revision, kept["capabilities"], kept.get("identity"), None, task.owner)
         host = _ServerHost(self.keeper, task)
-        host.cancel = self._extended.start(Request(1, task.method, task.params), terms, host).cancel
+        try:
+            host.cancel = self._extended.start(Request(1, task.method, task.params), terms, host).cancel
+        except RequestError:
+            self.keeper.release(host)
+            return None
         return True
 
     # The older form.

@@ -104,7 +104,7 @@ class AsgiApp:
     async def _drain(self, ending: Endpoint | Run, closed: bool) -> None:
         # ASGI: the lifespan ends when the server "has stopped accepting connections and closed all active" ones.  The
         # ASGI server has given them its own timeout.  Legacy calls continue without a connection, but no client can
-        # reconnect for their answers, so they get no time.
+        # reconnect for their answers, so they get no time.  (With tasks `closed` is False: their results are kept.)
         with trio.move_on_after(0 if closed and not self._open_requests else self._shutdown_timeout):
             await ending.drain()
             return
@@ -248,7 +248,7 @@ async def _running_app(stack: AsyncExitStack, app: AsgiApp, closed: bool) -> Non
 
     async def drain(kind: object, error: BaseException | None, traceback: object) -> None:
         if error is None:
-            await app._drain(ending, closed)
+            await app._drain(ending, closed and not run.detached)
 
     stack.push_async_exit(drain)
     app._endpoint = endpoint

@@ -1,0 +1,282 @@
+"""Tasks at the end of a server: some finish in time, some are given back, and some cannot run again."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.client.everywhere import Where, visiting
+from tests.extensions.test_server_tasks import BOTH, CORE, NEWER, attached, begin, speaking, until
+from tests.server.wire import Wire, WireError
+from tests.server.wire import speaking as speaking_on
+from trio_mcp import Limits, Server
+from trio_mcp.core import TaskRecord, TaskStatus
+from trio_mcp.stores import MemoryStore
+
+ROOT = Path(__file__).parents[2]
+LOST = "the server stopped while this task ran"
+
+
+class Works:
+    """Servers that share a store, and the runs of their handlers."""
+
+    def __init__(self, **options: Any) -> None:
+        self.store = MemoryStore()
+        self.runs: list[str] = []
+        self.cleaned: list[float] = []
+        self.options = options
+
+    def server(self) -> Server:
+        server = Server("works", store=self.store, **self.options)
+
+        @server.tool(task="optional")
+        async def once(seconds: float) -> str:
+            self.runs.append("once")
+            await trio.sleep(seconds)
+            return "done"
+
+        @server.tool(task="optional", replay=True)
+        async def again(seconds: float, text: str = "") -> str:
+            self.runs.append("again")
+            try:
+                await trio.sleep(seconds)
+            finally:
+                with trio.CancelScope(shield=True):
+                    await trio.sleep(0.5)
+                    self.cleaned.append(trio.current_time())
+            return "done again"
+
+        return server
+
+    def records(self) -> dict[str, TaskRecord]:
+        found = [TaskRecord.from_text(row.body.decode()) for row in self.store._rows.values()]
+        return {each.id: each for each in found}
+
+    def given_back(self, id: str) -> bool:
+        """Whether another process may have the task at once."""
+        (row,) = (row for row in self.store._rows.values() if row.key == id)
+        return bool(row.holder) and self.store._leases.get(row.holder, 0) <= 0
+
+
+async def two(wire: Wire, seconds: float) -> tuple[str, str]:
+    once = await begin(wire, "once", {"seconds": seconds})
+    return once, await begin(wire, "again", {"seconds": seconds})
+
+
+def check_given_back(works: Works, once: str, again: str) -> None:
+    records = works.records()
+    assert records[once].status is TaskStatus.FAILED
+    assert LOST in str(records[once].message)
+    assert records[again].status is TaskStatus.WORKING
+    assert works.given_back(again)
+
+
+# A drain
+
+
+@BOTH
+async def test_a_task_may_finish_while_the_server_drains(revision: str, autojump_clock: MockClock) -> None:
+    works = Works()
+    server = works.server()
+    async with speaking(revision, server) as wire:
+        once, again = await two(wire, 3)
+        begun = trio.current_time()
+        async with server.draining(10):
+            with pytest.raises(WireError, match="shutting down"):
+                await wire.call("tools/call", {"name": "once", "arguments": {"seconds": 0}})
+            await wire.ended.wait()  # at once: no call runs
+            assert trio.current_time() == begun
+        assert trio.current_time() == begun + 3.5
+        assert {works.records()[id].status for id in (once, again)} == {TaskStatus.COMPLETED}
+
+
+@BOTH
+@pytest.mark.parametrize("shared", [False, True])
+async def test_a_task_that_takes_longer_is_given_back(revision: str, shared: bool, autojump_clock: MockClock) -> None:
+    works = Works()
+    server = works.server()
+    async with AsyncExitStack() as stack:
+        if shared:  # the program goes on, and its run serves no more
+            await stack.enter_async_context(server.running())
+        async with attached(revision, server) as wire:
+            once, again = await two(wire, 100)
+            begun = trio.current_time()
+            async with server.draining(5):
+                pass
+            await trio.sleep(1)
+            assert trio.current_time() <= begun + 7
+            check_given_back(works, once, again)
+            assert works.cleaned[0] < begun + 6
+    async with speaking(revision, works.server()) as wire:  # the next process
+        assert (await until(wire, once))["status"] == "failed"
+        assert (await until(wire, again))["status"] == "completed"
+    assert sorted(works.runs) == ["again", "again", "once"]
+
+
+@NEWER
+async def test_a_server_that_drains_takes_over_no_tasks(revision: str, autojump_clock: MockClock) -> None:
+    works = Works()
+    first, second = works.server(), works.server()
+    async with second.running(), attached(revision, second) as other, trio.open_nursery() as nursery:
+        await begin(other, "once", {"seconds": 30})
+        async with second.draining(60):
+            async with attached(revision, first) as wire:
+                _, again = await two(wire, 1000)
+                nursery.start_soon(wire.close)
+            await trio.sleep(25)  # the lease of the first has ended
+            assert works.given_back(again)
+        assert works.runs.count("again") == 1
+
+
+@BOTH
+async def test_tasks_have_the_time_of_an_asgi_application(revision: str, autojump_clock: MockClock) -> None:
+    works = Works()
+    async with visiting(Where("asgi", revision), works.server(), tasks=True) as client:
+        await client.start_task("once", {"seconds": 3})
+        begun = trio.current_time()
+    assert trio.current_time() == begun + 3
+    assert {each.status for each in works.records().values()} == {TaskStatus.COMPLETED}
+
+
+# The end of input
+
+
+@BOTH
+@pytest.mark.parametrize("seconds", [3, 100])
+async def test_a_task_may_finish_after_the_end_of_input(revision: str, seconds: int, autojump_clock: MockClock) -> None:
+    works = Works()
+    async with speaking(revision, works.server()) as wire:
+        once, again = await two(wire, seconds)
+        begun = trio.current_time()
+        await wire.close()
+    assert begun + 3 <= trio.current_time() <= begun + 7
+    if seconds == 100:
+        check_given_back(works, once, again)
+    else:
+        assert {each.status for each in works.records().values()} == {TaskStatus.COMPLETED}
+
+
+@BOTH
+async def test_a_server_that_is_cancelled_gives_back_its_tasks_at_once(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    works = Works()
+    server = works.server()
+    with trio.CancelScope() as scope:
+        async with attached(revision, server) as wire:
+            once, again = await two(wire, 100)
+            begun = trio.current_time()
+            scope.cancel()
+    assert trio.current_time() <= begun + 1
+    check_given_back(works, once, again)
+
+
+# Bytes
+
+
+@BOTH
+async def test_the_arguments_of_a_task_are_charged_while_it_runs(revision: str, autojump_clock: MockClock) -> None:
+    works = Works(limits=Limits(bytes_each=1_000_000))
+    server = works.server()
+    text = "x" * 600_000
+    async with speaking(revision, server) as wire:
+        id = await begin(wire, "again", {"seconds": 10, "text": text})
+        await wait_all_tasks_blocked()
+        assert 600_000 <= server.statistics().bytes < 700_000
+        with pytest.raises(WireError, match=r"Limits\.bytes_each"):
+            await begin(wire, "again", {"seconds": 10, "text": text})
+        await until(wire, id)
+        await wait_all_tasks_blocked()
+        assert server.statistics().bytes == 0
+        await begin(wire, "again", {"seconds": 1, "text": text})
+
+
+@NEWER
+async def test_tasks_are_recovered_as_there_is_room(revision: str, autojump_clock: MockClock) -> None:
+    works = Works(limits=Limits(bytes_in_all=1_000_000))
+    text = "x" * 400_000
+    async with speaking(revision, works.server()) as wire:
+        ids = [await begin(wire, "again", {"seconds": 50, "text": text}) for _ in range(2)]
+        await wire.close()
+    works.options = {"limits": Limits(bytes_in_all=600_000)}
+    server = works.server()
+    async with speaking(revision, server) as wire:
+        await trio.sleep(20)
+        assert works.runs.count("again") == 3
+        assert server.statistics().bytes < 600_000
+        for id in ids:
+            assert (await until(wire, id))["status"] == "completed"
+    assert works.runs.count("again") == 4
+
+
+# Real processes
+
+PROGRAM = """
+    import sys
+    import trio
+    from trio_mcp import Server
+    from trio_mcp.stores import SQLiteStore
+
+    server = Server("mortal", store=SQLiteStore(sys.argv[1]))
+
+    @server.tool(task="required", replay=True)
+    async def again(seconds: float) -> str:
+        print("run", flush=True)
+        await trio.sleep(seconds)
+        return "done again"
+
+    @server.tool(task="required")
+    async def once(seconds: float) -> str:
+        await trio.sleep(seconds)
+        return "done"
+
+    server.run(shutdown_timeout=float(sys.argv[2]))
+"""
+
+
+@asynccontextmanager
+async def serving(folder: Path, shutdown_timeout: float) -> AsyncIterator[tuple[trio.Process, Wire]]:
+    """A process, and a client of it.  It has ended when the block ends."""
+    program = folder / "mortal.py"
+    program.write_text(textwrap.dedent(PROGRAM), encoding="utf-8")
+    process = await trio.lowlevel.open_process(
+        [sys.executable, str(program), str(folder / "tasks.db"), str(shutdown_timeout)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT,
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        async with speaking_on(trio.StapledStream(process.stdin, process.stdout), CORE, check=False) as wire:
+            yield process, wire
+        await process.wait()
+    finally:
+        process.kill()
+
+
+@pytest.mark.full
+async def test_sigterm_lets_tasks_finish_or_gives_them_back(tmp_path: Path) -> None:
+    with trio.fail_after(60):
+        async with serving(tmp_path, 2) as (process, wire):
+            short, long = await begin(wire, "once", {"seconds": 1}), await begin(wire, "once", {"seconds": 60})
+            again = await begin(wire, "again", {"seconds": 3})
+            process.send_signal(signal.SIGTERM)
+        assert process.returncode == 143
+        async with serving(tmp_path, 0) as (process, wire):
+            assert (await until(wire, short))["status"] == "completed"
+            assert LOST in (await until(wire, long))["statusMessage"]
+            assert (await wire.call("tasks/get", {"taskId": again}))["status"] == "working"
+            assert (await until(wire, again))["status"] == "completed"
+        assert process.returncode == 0
+        assert process.stderr is not None
+        assert await process.stderr.receive_some() == b"run\n"
