@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -749,6 +750,67 @@ async def test_an_extension_runs_beside_the_server_and_starts_calls(revision: st
         await wait_all_tasks_blocked()
     assert host.got == [("finish", "worked 7")]
     assert began == ["first", "second"]
+
+
+class Broken:
+    """A server whose extension fails after three seconds, and a handler that runs meanwhile."""
+
+    def __init__(self) -> None:
+        self.server = Server("broken")
+        self.cancelled = False
+        self.server.tool(self.work)
+        self.server.extension(PING).background(self.fail)
+
+    async def work(self) -> None:
+        try:
+            await trio.sleep_forever()
+        except trio.Cancelled:
+            self.cancelled = True
+            raise
+
+    async def fail(self, run: ExtensionRun) -> None:
+        await trio.sleep(3)
+        raise OSError("the disk is gone")
+
+
+@modern
+@pytest.mark.parametrize("shared", [True, False])
+async def test_an_extension_that_fails_ends_the_run_with_its_error(
+    revision: str, shared: bool, autojump_clock: MockClock
+) -> None:
+    made = Broken()
+
+    async def serve() -> None:
+        running = made.server.running() if shared else contextlib.nullcontext()
+        async with running, connected(made.server, revision) as wire:
+            await wire.start("tools/call", {"name": "work", "arguments": {}})
+            await trio.sleep_forever()
+
+    with pytest.raises(OSError, match="the disk is gone") as caught:
+        await serve()
+    assert trio.current_time() == pytest.approx(3, abs=2)
+    assert caught.value.__notes__ == [f"The background of the extension {PING} has raised this, and ends the server."]
+    assert made.cancelled
+
+
+@modern
+async def test_background_work_ends_with_the_handlers(revision: str, autojump_clock: MockClock) -> None:
+    server, ended = Server("beside"), list[float]()
+
+    @server.extension(PING).background
+    async def beside(run: ExtensionRun) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.append(trio.current_time())
+
+    async with server.running():
+        begun = trio.current_time()
+        async with server.draining(5):
+            await trio.sleep(2)
+            assert ended == []
+        await trio.sleep(1)
+        assert ended == [begun + 2]  # also if the program goes on
 
 
 # Filters.

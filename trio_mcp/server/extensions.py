@@ -132,7 +132,10 @@ class ServerExtension:
         return function
 
     def background(self, function: Background) -> Background:
-        """Register an `async def (run)` that runs beside the server, from the start of each run to its end."""
+        """Register an `async def (run)` that runs beside the server, from the start of each run to its end.
+
+        An exception that it raises ends the run, as in a nursery: the server stops, and raises this exception.
+        """
         self._background.append(function)
         for run in self._registry.runs():
             self._start(run, function)
@@ -144,7 +147,18 @@ class ServerExtension:
             self._start(run, function)
 
     def _start(self, run: Run, function: Background) -> None:
-        run.nursery.start_soon(function, ExtensionRun(run), name=f"the background of {self.id}")
+        run.nursery.start_soon(self._run_background, run, function, name=f"the background of {self.id}")
+
+    async def _run_background(self, run: Run, function: Background) -> None:
+        with trio.CancelScope() as scope:
+            run.backgrounds[scope] = None
+            try:
+                await function(ExtensionRun(run))
+            except Exception as error:
+                error.add_note(f"The background of the extension {self.id} has raised this, and ends the server.")
+                raise
+            finally:
+                del run.backgrounds[scope]
 
     def filter(self, name: str) -> Callable[[Agree], Agree]:
         """Register an `async def (ctx, asked, listener)` for a member of the filter of `subscriptions/listen`.
