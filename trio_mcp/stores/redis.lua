@@ -177,7 +177,11 @@ function steps.list(kind, owner, created, id, limit)
   end
   local rows = {}
   for _, each in ipairs(redis.call('ZRANGE', owned, first, first + limit - 1)) do
-    rows[#rows + 1] = read(kind, each) or nil
+    local row = read(kind, each)
+    if row then
+      row[3] = string.match(row[3], '^[^\n]*')  -- the first line of the body
+      rows[#rows + 1] = row
+    end
   end
   return rows
 end
