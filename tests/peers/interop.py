@@ -34,6 +34,7 @@ import attrs
 
 __all__ = [
     "BEHAVIOURS",
+    "BRIDGE",
     "FILE",
     "NOTHING",
     "OUR_CLIENT",
@@ -163,9 +164,10 @@ class Side:
 
 OUR_SERVER = Side("Clients of others at our server")
 OUR_CLIENT = Side("Our client at servers of others")
+BRIDGE = Side("Clients of others through `trio-mcp bridge`")
 TASKS_OF_OURS = Side("Clients of others at the tasks of our server")
 TASKS_OF_OTHERS = Side("Our client at the tasks of servers of others")
-SIDES = (OUR_SERVER, OUR_CLIENT, TASKS_OF_OURS, TASKS_OF_OTHERS)
+SIDES = (OUR_SERVER, OUR_CLIENT, BRIDGE, TASKS_OF_OURS, TASKS_OF_OTHERS)
 
 
 # The file.  It is read back, to keep the rows of those who were not visited this time.

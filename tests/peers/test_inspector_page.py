@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 INSPECTOR = PEERS["inspector-2.12.0"]
 BROWSER = PEERS["chromium-typescript-2.4.0"]  # what drives a browser lies beside its program
 LAUNCHER = "node_modules/@modelcontextprotocol/inspector/clients/launcher/build/index.js"
+PAGE = r"^\s*(http://\S+TOKEN=\S+)"  # in a line of its output
 PATIENCE = 300.0  # seconds for all that is done in the page, on a busy machine
 
 SEEN = {
@@ -55,11 +56,16 @@ def started(command: Sequence[str], says: str, **options: Any) -> Iterator[tuple
             process.kill()
 
 
-def inspector(folder: Path, server: str, era: str) -> tuple[list[str], dict[str, str]]:
-    """The command of the Inspector with this server in its list, and the environment that keeps it to itself."""
-    installed = needs(INSPECTOR.name, lambda: npm(INSPECTOR.name, INSPECTOR.packages))
-    command = [node(), str(installed / LAUNCHER), "--web", "--transport", "http", "--server-url", server]
-    environment = {
+def installed() -> Path:
+    """The folder of the Inspector."""
+    folder = needs(INSPECTOR.name, lambda: npm(INSPECTOR.name, INSPECTOR.packages))
+    assert isinstance(folder, Path)
+    return folder
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """The environment that keeps the Inspector to itself."""
+    own = {
         "HOME": str(folder),
         "CLIENT_PORT": str(unclaimed_port()),  # it wants to be told
         "MCP_SANDBOX_PORT": "0",
@@ -69,7 +75,7 @@ def inspector(folder: Path, server: str, era: str) -> tuple[list[str], dict[str,
         "MCP_INSPECTOR_SECRET_STORE": "memory",
         "MCP_INSPECTOR_API_TOKEN": "of-this-visit",
     }
-    return [*command, "--protocol-era", era], {**os.environ, **environment}
+    return {**os.environ, **own}
 
 
 def browse(page: str, screenshot: Path) -> dict[str, Any]:
@@ -90,8 +96,9 @@ def test_the_page_connects_lists_and_calls_with_progress(
 ) -> None:
     example = [sys.executable, str(ROOT / "examples" / "over_http.py"), "0"]
     with started(example, r"listening at (\S+)") as (server, process):
-        command, environment = inspector(tmp_path, server, era)
-        with started(command, r"^\s*(http://\S+TOKEN=\S+)", env=environment, cwd=tmp_path) as (page, _):
+        command = [node(), str(installed() / LAUNCHER), "--web", "--transport", "http", "--server-url", server]
+        command += ["--protocol-era", era]
+        with started(command, PAGE, env=environment(tmp_path), cwd=tmp_path) as (page, _):
             seen = browse(page, CACHE / screenshot)
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=PATIENCE)
