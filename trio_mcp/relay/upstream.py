@@ -38,6 +38,7 @@ from trio_mcp.core.errors import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
+    RESOURCE_NOT_FOUND,
     InputUnavailable,
     McpError,
     NotDeclared,
@@ -411,7 +412,14 @@ class Upstream:
                 return await self._relay.tasks.call(self, client, call, params, meta)
             arguments = params.get("arguments")
             return await client.call_tool(params["name"], arguments, on_progress=on_progress, meta=meta)
-        result = await client.request(method, params, on_progress=on_progress, meta=meta)
+        try:
+            result = await client.request(method, params, on_progress=on_progress, meta=meta)
+        except RequestError as error:
+            # res-06: a server of 2026-07-28 sends the code of wrong params.  The client gets that of its own revision.
+            named = isinstance(error.data, dict) and "uri" in error.data
+            if method == "resources/read" and error.code == INVALID_PARAMS and named:
+                raise RequestError(RESOURCE_NOT_FOUND, error.message, error.data) from None
+            raise
         read: Model = from_json(REQUESTS[method].result, result)
         return read
 
