@@ -19,6 +19,7 @@ import trio
 
 from tests.peers.installed import PEERS, Peer, needs, visits
 from tests.peers.interop import FILE, TASKS_OF_OTHERS, TASKS_OF_OURS, Gap, Pair
+from tests.peers.listening import listening
 from tests.peers.visits import ROOT, served_by_process
 from trio_mcp import Client, RequestError, open_client
 from trio_mcp.extensions.tasks import ClientTask, TaskCancelled
@@ -48,6 +49,7 @@ CORE = {
     "asked": True,
     "confirm": ["working", "completed", False, "deleted a.txt"],
     "failing": ["working", "failed", True, "the job has failed"],
+    "later": ["went on", 1],
     "related": True,
     "plain_required": -32601,
     "task_forbidden": -32601,
@@ -101,8 +103,8 @@ def test_each_visit_to_tasks_of_ours_has_its_row_in_the_file() -> None:
 
 SLOW, LONG = {"seconds": 0.1, "label": "sum"}, {"seconds": 60, "label": "long"}
 FILE_NAME = {"filename": "a.txt"}
-# What it sees of a server on stdio, by the revision that the server knows.  Of a call isError and the text; of a task
-# its first and its last status as well.
+# What it sees of a server, by the revision that the server knows.  Of a call isError and the text; of a task its first
+# and its last status as well.
 CALLED = {
     "greet": [False, "Hello, Ada!"],
     "slow": [False, "sum took 0.1 seconds"],
@@ -144,9 +146,7 @@ SERVER_GAPS: dict[str, dict[str, Gap]] = {
         ),
     },
 }
-CALLS = [(name, WAYS[name][0]) for name in NAMES]
-
-TASKS_OF_OTHERS.holds(CALLS, tuple({**CALLED_CORE, **CALLED_EXTENSION}))
+TASKS_OF_OTHERS.holds(VISITS, tuple({**CALLED_CORE, **CALLED_EXTENSION}))
 
 
 async def text_of(client: Client, name: str, given: dict[str, Any]) -> list[Any]:
@@ -195,8 +195,8 @@ async def cancelled(client: Client) -> dict[str, Any]:
     return seen
 
 
-async def looked_at(command: Sequence[str]) -> dict[str, Any]:
-    async with open_client(command, tasks=True, stderr=None, elicitation=lambda form: {"confirm": True}) as client:
+async def looked_at(target: str | Sequence[str], **options: Any) -> dict[str, Any]:
+    async with open_client(target, tasks=True, elicitation=lambda form: {"confirm": True}, **options) as client:
         seen = {
             "greet": await text_of(client, "greet", {"name": "Ada"}),
             "slow": await text_of(client, "slow_compute", SLOW),
@@ -218,11 +218,15 @@ async def looked_at(command: Sequence[str]) -> dict[str, Any]:
         return {**seen, "deviations": list(client.deviations)}
 
 
-@pytest.mark.parametrize(("name", "way"), visits(CALLS))
+@pytest.mark.parametrize(("name", "way"), visits(VISITS))
 async def test_our_client_runs_tools_of_a_real_server_as_tasks(name: str, way: str) -> None:
     command = [*needs(name, peer_of(name).command), "serve"]
     with trio.fail_after(PATIENCE):
-        seen = await looked_at(command)
+        if way.startswith("stdio"):
+            seen = await looked_at(command, stderr=None)
+        else:
+            async with listening([*command, way]) as origin:
+                seen = await looked_at(f"{origin}/mcp")
     wrong = TASKS_OF_OTHERS.record((name, way), seen, CALLED_BY[name], SERVER_GAPS.get(name, {}))
     assert not wrong
 

@@ -1,4 +1,5 @@
-"""Tasks of FastMCP 4: ``tasks_fastmcp4.py serve`` on stdio, or ``tasks_fastmcp4.py visit URL`` or ``... COMMAND ...``.
+"""Tasks of FastMCP 4: ``tasks_fastmcp4.py serve``, on stdio, or ``... serve modern``, over HTTP, or ``... visit URL`` or
+``... visit COMMAND ...``.
 
 The visit prints one JSON object: what came of each tool that runs as a task.
 """
@@ -74,7 +75,9 @@ async def visit(command: list[str]) -> dict[str, Any]:
     return seen
 
 
-if sys.argv[1] == "serve":
+if sys.argv[1:] == ["serve"]:
     server.run(show_banner=False)
+elif sys.argv[1] == "serve":
+    server.run("http", port=0, show_banner=False)
 else:
     sys.stdout.write(json.dumps(anyio.run(visit, sys.argv[2:])) + "\n")

@@ -1,5 +1,5 @@
-"""Tasks of the official Python SDK 1: ``tasks_python1.py serve`` on stdio, or ``tasks_python1.py visit URL`` or
-``... COMMAND ...``.
+"""Tasks of the official Python SDK 1: ``tasks_python1.py serve``, on stdio, or ``... serve session``, over HTTP, or
+``... visit URL`` or ``... visit COMMAND ...``.
 
 The visit prints one JSON object: what came of each tool that runs as a task.
 """
@@ -7,18 +7,23 @@ The visit prints one JSON object: what came of each tool that runs as a task.
 import asyncio
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
+import uvicorn
 from mcp import ClientSession, StdioServerParameters, stdio_client, types
 from mcp.client.experimental.task_handlers import ExperimentalTaskHandlers
 from mcp.client.streamable_http import streamablehttp_client
 from mcp.server.experimental.task_context import ServerTaskContext
 from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.stdio import stdio_server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import McpError
 from mcp.shared.experimental.tasks.helpers import create_task_state
 from mcp.types import CallToolResult, TextContent
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 server: Server[Any] = Server("tasks")
 server.experimental.enable_tasks()
@@ -73,6 +78,17 @@ async def serve() -> None:
     async with stdio_server() as (incoming, outgoing):
         options = server.create_initialization_options(NotificationOptions())
         await server.run(incoming, outgoing, options)
+
+
+def serve_http() -> None:
+    manager = StreamableHTTPSessionManager(server)
+
+    @asynccontextmanager
+    async def running(_: Any) -> AsyncIterator[None]:
+        async with manager.run():
+            yield
+
+    uvicorn.run(Starlette(routes=[Mount("/", manager.handle_request)], lifespan=running), port=0)
 
 
 async def accepts(*_: Any) -> types.ElicitResult:
@@ -144,6 +160,9 @@ async def visit(command: list[str]) -> dict[str, Any]:
         seen["slow"] = await run(session, seen, "slow_compute", {"seconds": 0.1, "label": "sum"})
         seen["confirm"] = await run(session, seen, "confirm_delete", {"filename": "a.txt"})
         seen["failing"] = await run(session, seen, "failing_job", {})
+        kept.tasks.clear()
+        later = await session.call_tool("ask_later", {})
+        seen["later"] = [later.content[0].text, len(kept.tasks)]  # type: ignore[union-attr]
         for name, wrong in (("plain_required", "failing_job"), ("task_forbidden", "greet")):
             try:
                 if name == "task_forbidden":
@@ -171,7 +190,9 @@ async def visit(command: list[str]) -> dict[str, Any]:
     return seen
 
 
-if sys.argv[1] == "serve":
+if sys.argv[1:] == ["serve"]:
     asyncio.run(serve())
+elif sys.argv[1] == "serve":
+    serve_http()
 else:
     sys.stdout.write(json.dumps(asyncio.run(visit(sys.argv[2:]))) + "\n")

@@ -1,5 +1,8 @@
-// Tasks of the official TypeScript SDK 1.x: tasks_typescript1.mjs serve, on stdio, or tasks_typescript1.mjs visit URL or COMMAND ...
+// Tasks of the official TypeScript SDK 1.x: tasks_typescript1.mjs serve, on stdio, or serve session, over HTTP, or
+// visit URL or visit COMMAND ...
 // The visit prints one JSON object: what came of each tool that runs as a task.
+
+import { randomUUID } from "node:crypto";
 
 import { Client } from "@modelcontextprotocol/sdk/client/index.js";
 import { StdioClientTransport } from "@modelcontextprotocol/sdk/client/stdio.js";
@@ -7,13 +10,16 @@ import { StreamableHTTPClientTransport } from "@modelcontextprotocol/sdk/client/
 import { InMemoryTaskMessageQueue, InMemoryTaskStore } from "@modelcontextprotocol/sdk/experimental/tasks";
 import { McpServer } from "@modelcontextprotocol/sdk/server/mcp.js";
 import { StdioServerTransport } from "@modelcontextprotocol/sdk/server/stdio.js";
+import { StreamableHTTPServerTransport } from "@modelcontextprotocol/sdk/server/streamableHttp.js";
 import { CallToolResultSchema, ElicitRequestSchema, ElicitResultSchema } from "@modelcontextprotocol/sdk/types.js";
 import { z } from "zod";
+
+import { listen } from "./offered.mjs";
 
 const [mode, ...command] = process.argv.slice(2);
 const text = (words, isError = false) => ({ content: [{ type: "text", text: words }], isError });
 
-async function serve() {
+function made() {
   const taskStore = new InMemoryTaskStore();
   const taskMessageQueue = new InMemoryTaskMessageQueue();
   const tasks = { list: {}, cancel: {}, requests: { tools: { call: {} } } };
@@ -54,13 +60,40 @@ async function serve() {
   add("confirm_delete", "required", { filename: z.string() });
   add("failing_job", "required", {});
   server.registerTool("greet", { inputSchema: { name: z.string() } }, async ({ name }) => text(`Hello, ${name}!`));
-  await server.connect(new StdioServerTransport());
+  return server;
 }
 
+// A server has one connection.
+function serveHttp() {
+  const sessions = new Map();
+  listen(async (request, response) => {
+    let transport = sessions.get(request.headers["mcp-session-id"]);
+    if (!transport) {
+      transport = new StreamableHTTPServerTransport({
+        sessionIdGenerator: randomUUID,
+        onsessioninitialized: (id) => sessions.set(id, transport),
+      });
+      await made().connect(transport);
+    }
+    await transport.handleRequest(request, response);
+  });
+}
+
+const serve = () => (command.length ? serveHttp() : made().connect(new StdioServerTransport()));
+
 async function visit() {
-  const capabilities = { elicitation: {} };
-  const client = new Client({ name: "tasks", version: "1" }, { capabilities });
-  client.setRequestHandler(ElicitRequestSchema, async () => ({ action: "accept", content: { confirm: true } }));
+  const tasksOfOurs = { list: {}, cancel: {}, requests: { elicitation: { create: {} } } };
+  const options = { capabilities: { elicitation: {}, tasks: tasksOfOurs }, taskStore: new InMemoryTaskStore() };
+  const client = new Client({ name: "tasks", version: "1" }, options);
+  let kept = 0;
+  client.setRequestHandler(ElicitRequestSchema, async ({ params }, { taskStore, taskRequestedTtl }) => {
+    const answer = { action: "accept", content: { confirm: true } };
+    if (!params.task) return answer;
+    const task = await taskStore.createTask({ ttl: taskRequestedTtl, pollInterval: 50 });
+    setTimeout(() => taskStore.storeTaskResult(task.taskId, "completed", answer), 100);
+    kept++;
+    return { task };
+  });
   const byPipe = () => new StdioClientTransport({ command: command[0], args: command.slice(1), stderr: "inherit" });
   await client.connect(command.length > 1 ? byPipe() : new StreamableHTTPClientTransport(new URL(command[0])));
   const tasks = client.experimental.tasks;
@@ -90,6 +123,9 @@ async function visit() {
   seen.slow = await run("slow_compute", { seconds: 0.1, label: "sum" });
   seen.confirm = await run("confirm_delete", { filename: "a.txt" });
   seen.failing = await run("failing_job", {});
+  kept = 0;
+  const later = await client.callTool({ name: "ask_later", arguments: {} });
+  seen.later = [later.content[0].text, kept];
   seen.plain_required = await refused(client.callTool({ name: "failing_job", arguments: {} }));
   const greet = { name: "greet", arguments: { name: "Ada" } };
   seen.task_forbidden = await refused(client.callTool(greet, CallToolResultSchema, { task: {} }));
@@ -106,6 +142,7 @@ async function visit() {
   seen.unknown = await refused(tasks.getTask("unknown"));
   console.log(JSON.stringify(seen));
   await client.close();
+  options.taskStore.cleanup(); // its timers would keep the process alive
 }
 
 await (mode === "serve" ? serve() : visit());
