@@ -187,7 +187,7 @@ def listening(command: list[str]) -> Iterator[tuple[Usage, int]]:
     with running(command) as process:
         assert process.stdout is not None
         said = process.stdout.readline()
-        found = re.search(rb"(\d+)(?:/mcp)?\s*$", said)
+        found = re.search(rb"(\d+)(?:/mcp)?(?:, with \d+ workers)?\s*$", said)
         assert found is not None, said
         yield Usage(process), int(found[1])
 

@@ -20,7 +20,7 @@ import attrs
 from tests.bench import http_load
 from tests.bench.messages import TEXT, Template, call, encoded, request, with_tasks
 from tests.bench.stdio_load import Pipes, Spent, spoken_to
-from tests.bench.subjects import client_command, running, server_command, tasks_command
+from tests.bench.subjects import client_command, running, server_command, tasks_command, workers_command
 from tests.bench.works import WORKS
 from tests.redis_server import started_redis
 
@@ -285,6 +285,26 @@ def _http_requests(
         spent = http_load.calls(usage, callers, number, sign)
         pace.seen(number, spent)
         return Figure(spent.cpu / number * 1e6, spent.busy)
+
+    measure(0)
+    return measure
+
+
+def http_burning(workers: int, milliseconds: float, stack: ExitStack, subject: str) -> Measure:
+    """Milliseconds by the clock for a call that computes for so long: of so many processes, and for `bare` of one."""
+    command = workers_command(subject, 1 if subject == "bare" else workers)
+    usage, port = stack.enter_context(http_load.listening(command))
+    message, pace = call("modern", "burn", {"seconds": milliseconds / 1e3}), Pace(100)
+    callers = [http_load.Caller(port, "modern") for _ in range(16 * workers)]
+    for each in callers:
+        stack.callback(each.socket.close)
+        each.prepare(message)
+
+    def measure(seconds: float) -> Figure:
+        number = pace.calls(seconds)
+        spent = http_load.calls(usage, callers, number, b"burnt")
+        pace.seen(number, spent)
+        return Figure(spent.wall / number * 1e3, spent.busy)
 
     measure(0)
     return measure

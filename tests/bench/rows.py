@@ -130,6 +130,12 @@ def _works() -> list[Row]:
     return sorted(rows, key=lambda row: row.name.startswith("HTTP"))
 
 
+def _workers() -> list[Row]:
+    """Two processes on two cores, beside one."""
+    name = "HTTP, calls that compute for 2 ms, 2 workers beside 1 process, by the clock"
+    return [Row(name, "ms", partial(measures.http_burning, 2, 2.0), {"ours": Aim(1 / 1.8)}, ALONE)]
+
+
 def _tasks() -> list[Row]:
     """No aim for SQLite and Redis: the disk decides, and the other process."""
     rows = []
@@ -258,6 +264,7 @@ ROWS = [
     *_stdio(),
     *_http(),
     *_works(),
+    *_workers(),
     *_tasks(),
     *_scale(),
     *_listeners(),

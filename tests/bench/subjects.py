@@ -29,7 +29,7 @@ from tests.peers.installed import PEERS, node, npm, python_of
 
 __all__ = [
     "PROGRAMS", "ROOT", "Usage", "checked_out", "client_command", "core_command", "running", "server_command",
-    "tasks_command",
+    "tasks_command", "workers_command",
 ]  # fmt: skip
 
 ROOT = Path(__file__).parents[2]
@@ -105,6 +105,11 @@ def tasks_command(subject: str, store: str) -> list[str]:
         peer = PEERS["fastmcp-tasks-4.1.2"]
         return [str(python_of(peer.name, peer.packages)), str(PROGRAMS / "tasks_fastmcp.py")]
     return [*_python(subject, "ours_tasks.py"), store]
+
+
+def workers_command(subject: str, workers: int) -> list[str]:
+    """What starts our server in so many processes, also for `bare`."""
+    return [*_python(subject.replace("bare", "ours"), "ours_workers.py"), str(workers)]
 
 
 def client_command(subject: str, *arguments: str) -> list[str]:

@@ -66,7 +66,7 @@ else:
                 "CANCELLED_CALL ChargedMessage ServerSession UNFINISHED address_of converse serve_stream socket_of "
                 "start_work"
             ),
-            "supervised": "run_workers",
-            "supervisor": "Roster supervise",
+            "supervised": "Supervised run_workers",
+            "supervisor": "Load Roster supervise",
         },
     )

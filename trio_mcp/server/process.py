@@ -194,7 +194,8 @@ def announce(
     where = local_url if unix is None else os.fspath(unix)
     where += f", for {url}" if url != where else ""
     where += f", with {workers} workers" if workers > 1 else ""
-    print(f"{server._info['name']} listens at {where}", file=sys.stderr, flush=True)  # noqa: T201  # the operator reads it
+    with suppress(OSError):  # the terminal has gone
+        print(f"{server._info['name']} listens at {where}", file=sys.stderr, flush=True)  # noqa: T201  # for the operator
 
 
 @contextmanager

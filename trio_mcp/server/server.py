@@ -12,7 +12,7 @@ import importlib
 import inspect
 import logging
 import os
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Literal, Never, TypeAlias, TypeVar, Unpack, get_args, overload
 
@@ -57,9 +57,9 @@ if TYPE_CHECKING:
     from trio_mcp.server.dispatch import Middleware
     from trio_mcp.server.extensions import ExtensionRegistry, ServerExtension
     from trio_mcp.server.http.listener import HttpAddress
-    from trio_mcp.server.http.monitoring import Tally
     from trio_mcp.server.http.options import HttpOptions
     from trio_mcp.server.publishing import Watcher
+    from trio_mcp.server.supervised import Supervised
     from trio_mcp.stores.rows import Store
     from trio_mcp.transport.wire import Tap
 
@@ -186,7 +186,7 @@ class Server(metaclass=WithOtherNames):
         self._runs: set[Run] = set()  # of this server, and of the servers that it is mounted in
         self._drains = 0  # the number of open `draining` blocks: meanwhile new runs refuse requests
         self._watcher: Watcher | None = None
-        self._gather: Callable[[], Awaitable[Tally | None]] | None = None  # in a worker: asks for those of all workers
+        self._supervised: Supervised | None = None  # in a worker: its supervisor
         self._shared: Run | None = None  # the run of an open `running` block; all connections use it
         self._sharing = False
         self._catalog.on_change.append(self._publish_list)

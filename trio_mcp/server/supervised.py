@@ -39,6 +39,7 @@ from trio_mcp.core.errors import CannotServe, UsageError
 from trio_mcp.server.http.listener import (
     HttpAddress,
     HttpService,
+    Listener,
     check_exposure,
     listener_of,
     serve_http,
@@ -47,7 +48,7 @@ from trio_mcp.server.http.listener import (
 )
 from trio_mcp.server.http.monitoring import Tally
 from trio_mcp.server.process import ProcessLife, check_process, live
-from trio_mcp.server.supervisor import supervise
+from trio_mcp.server.supervisor import Load, supervise
 from trio_mcp.stores.memory import MemoryStore
 from trio_mcp.stores.sqlite import SQLiteStore
 from trio_mcp.transport.nursery import open_nursery
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     from trio_mcp.server.server import Server
     from trio_mcp.transport.wire import Tap
 
-__all__ = ["run_workers"]
+__all__ = ["Supervised", "run_workers"]
 
 _log = logging.getLogger("trio_mcp")
 
@@ -141,11 +142,12 @@ def _work(
     shutdown_timeout: float,
     number: int,
     link: socket.socket,
+    load: Load,
+    slot: int,
 ) -> None:
     """Serve as the worker with this number, until the supervisor or a signal ends it."""
     _name_worker(number)
-    worker = _Supervised(server, link, shutdown_timeout)
-    server._gather = worker.gather
+    worker = server._supervised = Supervised(server, link, load, slot, shutdown_timeout)
 
     async def serving(life: ProcessLife) -> None:
         async with open_nursery() as nursery:
@@ -165,13 +167,15 @@ def _name_worker(number: int) -> None:
         sys.stdout.reconfigure(line_buffering=True)  # a worker ends without flushing, and lines of workers never mix
 
 
-class _Supervised:
+class Supervised:
     """The worker's end of the link to its supervisor.  It is the task status of its `serve_http`."""
 
-    def __init__(self, server: Server, link: socket.socket, shutdown_timeout: float) -> None:
+    def __init__(self, server: Server, link: socket.socket, load: Load, slot: int, shutdown_timeout: float) -> None:
         link.setblocking(False)
         self._server = server
         self._link = link
+        self._load = load
+        self._slot = slot
         self._shutdown_timeout = shutdown_timeout
         self._alone = True  # the other workers go on
         self._tally: Tally | None = None
@@ -215,9 +219,16 @@ class _Supervised:
     async def leave(self) -> None:
         """Let the other workers have all new connections, and finish those that are open."""
         if self._alone:
+            self._load.leave(self._slot)
             services = [each for run in self._server._runs for each in run.connections if isinstance(each, HttpService)]
             for service in services:
                 await service.leave(self._shutdown_timeout)
+
+    async def turn(self, listener: Listener, connections: Callable[[], int]) -> None:
+        """Return when this worker may accept a connection; `connections` tells how many it has."""
+        inner = listener.transport_listener if isinstance(listener, trio.SSLListener) else listener
+        assert isinstance(inner, trio.SocketListener)  # `_work` has made it
+        await self._load.turn(self._slot, inner.socket, connections)
 
     async def gather(self) -> Tally | None:
         """Return the statistics of all workers; None if the supervisor does not answer in time."""

@@ -24,6 +24,10 @@ A worker that leaves, because of SIGHUP or of a SIGTERM of its own, first stops 
 SIGHUP the new worker is ready before the old one leaves, and the old one has ended before the next is replaced.  So
 there is at most one process more than usual.  If a new worker cannot start, the old ones stay.
 
+Connections are kept for many requests, so their number is the load of a worker.  The worker that wakes first would
+take most of those that come at the same time.  So the workers share their numbers in memory, and a worker that has more
+connections than another one waits for a moment before it accepts.
+
 The first worker starts alone.  A server that cannot start then fails once, and not once for each worker.
 
 Workers are in process groups of their own, because Ctrl-C on a terminal would otherwise reach them twice.
@@ -34,6 +38,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import mmap
 import os
 import select
 import signal
@@ -43,9 +48,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import attrs
+import trio
 
 from trio_mcp.server.process import LAST, announce, unbuffer
 from trio_mcp.transport.stdio import unhindered_stderr
@@ -53,7 +59,7 @@ from trio_mcp.transport.stdio import unhindered_stderr
 if TYPE_CHECKING:
     from trio_mcp.server.server import Server
 
-__all__ = ["Roster", "supervise"]
+__all__ = ["Load", "Roster", "supervise"]
 
 _log = logging.getLogger("trio_mcp")
 
@@ -64,9 +70,11 @@ _STEADY = 60.0  # seconds after which a worker that fails counts as one that has
 _TRIES = 5  # failed starts of each worker in a row, while none is ready; then the service manager must help
 _ANSWER = 0.5  # seconds for the workers to answer with their statistics
 _GRACE = 1.0  # seconds between the last deadline of a worker, which it keeps by itself, and SIGKILL
+_TURN = 0.001  # seconds that a worker leaves to others to accept a connection
 _LINE = 64 * 1024  # bytes of one message of a worker; the messages have some hundred
 
 Pid = int
+Work: TypeAlias = "Callable[[int, socket.socket, Load, int], None]"
 
 
 # Which workers there should be.
@@ -184,16 +192,45 @@ class Roster:
 # The processes.
 
 
+class Load:
+    """The numbers of connections of all workers, in memory that they share.  Each worker has a slot."""
+
+    _NOT_ACCEPTING = 2**31 - 1
+
+    def __init__(self, slots: int) -> None:
+        self._numbers = memoryview(mmap.mmap(-1, 4 * slots)).cast("i")
+        for slot in range(slots):
+            self.leave(slot)
+
+    def leave(self, slot: int) -> None:
+        """The worker with this slot accepts no connections."""
+        self._numbers[slot] = self._NOT_ACCEPTING
+
+    async def turn(self, slot: int, listening: trio.socket.SocketType, connections: Callable[[], int]) -> None:
+        """Return when a connection waits that this worker may accept.  Another one may be quicker."""
+        room = select.poll()
+        room.register(listening.fileno(), select.POLLIN)
+        while True:
+            self._numbers[slot] = connections()
+            await trio.lowlevel.wait_readable(listening)
+            self._numbers[slot] = mine = connections()
+            if mine <= min(self._numbers):
+                return
+            await trio.sleep(_TURN)
+            if room.poll(0):
+                return
+
+
 def supervise(
     server: Server,
     workers: int,
     sockets: Sequence[socket.socket],
-    work: Callable[[int, socket.socket], None],
+    work: Work,
     *,
     where: str | None,
     shutdown_timeout: float,
 ) -> NoReturn:
-    """Run `work(number, link)` in forks of this process, until a signal ends them.
+    """Run `work(number, link, load, slot)` in forks of this process, until a signal ends them.
 
     `work` serves connections of `sockets`; its `link` leads to this supervisor.  `where` is shown as the address of the
     server, if that is no URL.  Raises `SystemExit` with the exit status.
@@ -213,6 +250,7 @@ class _Process:
     number: int
     pid: Pid
     link: socket.socket
+    slot: int
     unread: bytes = b""
     ready: bool = False
     deadline: float = math.inf  # it is killed then
@@ -252,7 +290,7 @@ class _Supervisor:
         server: Server,
         workers: int,
         sockets: Sequence[socket.socket],
-        work: Callable[[int, socket.socket], None],
+        work: Work,
         where: str | None,
         shutdown_timeout: float,
     ) -> None:
@@ -263,6 +301,7 @@ class _Supervisor:
         self._where = where
         self._patience = shutdown_timeout + LAST + _GRACE
         self._roster = Roster(workers)
+        self._load = Load(workers + 1)  # during a restart there is one more process
         self._processes: dict[Pid, _Process] = {}
         self._poll = select.poll()
         self._came: deque[int] = deque()  # signals
@@ -321,6 +360,7 @@ class _Supervisor:
     def _start(self, number: int) -> None:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
+        slot = min({*range(self._workers + 1)} - {process.slot for process in self._processes.values()})
         for file in (sys.stdout, sys.stderr):
             with suppress(AttributeError, OSError, ValueError):  # there is none, or it is closed
                 file.flush()  # otherwise both processes would write the rest
@@ -329,7 +369,7 @@ class _Supervisor:
             pid = os.fork()
             if pid == 0:
                 ours.close()
-                self._become_worker(number, theirs, mask)
+                self._become_worker(number, theirs, slot, mask)
         except OSError as error:
             _log.error("worker %d cannot be started: %s", number, error)
             ours.close()
@@ -341,10 +381,10 @@ class _Supervisor:
         if pid < 0:
             self._roster.ended(pid, time.monotonic())
             return
-        self._processes[pid] = _Process(number, pid, ours)
+        self._processes[pid] = _Process(number, pid, ours, slot)
         self._poll.register(ours, select.POLLIN)
 
-    def _become_worker(self, number: int, link: socket.socket, mask: Collection[int]) -> NoReturn:
+    def _become_worker(self, number: int, link: socket.socket, slot: int, mask: Collection[int]) -> NoReturn:
         """Work until the end of this process.  The rest of the program runs in the supervisor only."""
         status: object = 1
         try:
@@ -354,7 +394,7 @@ class _Supervisor:
             self._restore_signals(-1)
             self._woken.close()
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            self._work(number, link)
+            self._work(number, link, self._load, slot)
             status = 0
         except SystemExit as error:
             status = error.code
@@ -407,7 +447,7 @@ class _Supervisor:
         leaving = self._roster.ready(process.pid, time.monotonic())
         if leaving is not None:
             self._ask(self._processes[leaving], "leave")
-        if not self._announced:
+        if self._roster.serving == self._workers and not self._announced:
             self._announced = True
             announce(self._server, local, url, self._where, self._workers)
 
@@ -445,6 +485,7 @@ class _Supervisor:
             found, status = os.waitpid(pid, os.WNOHANG)
             if found:
                 del self._processes[pid]
+                self._load.leave(process.slot)
                 if process.link.fileno() >= 0:
                     self._read(process)  # its last messages
                 if process.link.fileno() >= 0:

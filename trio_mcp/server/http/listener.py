@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from trio_mcp.server.server import Server
 
 __all__ = [
-    "HttpAddress", "HttpService", "check_exposure", "listener_of",
+    "HttpAddress", "HttpService", "Listener", "check_exposure", "listener_of",
     "serve_http", "serve_http_stream", "tcp_sockets", "unix_socket",
 ]  # fmt: skip
 
@@ -217,13 +217,15 @@ class HttpService(ListenerState):
     # Connections.
 
     async def _accept(self, listener: Listener, scope: trio.CancelScope, nursery: trio.Nursery) -> None:
-        full = False
+        full, supervised = False, self._run.server._supervised
         try:
             # The owner of a listener may close it at any time.
             with scope, contextlib.suppress(trio.ClosedResourceError):
                 async with listener:
                     while True:
                         try:
+                            if supervised is not None:
+                                await supervised.turn(listener, self._connections.__len__)
                             stream = await listener.accept()
                         except OSError as error:
                             if error.errno not in _OUT_OF_RESOURCES:

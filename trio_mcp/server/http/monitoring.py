@@ -69,7 +69,8 @@ class Monitoring:
             status, body = 503, "the server is shutting down\n"
         elif path == "/metrics":
             server = self._run.server
-            tally = Tally(attrs.astuple(server.statistics())) if server._gather is None else await server._gather()
+            worker = server._supervised
+            tally = Tally(attrs.astuple(server.statistics())) if worker is None else await worker.gather()
             status, body = (503, "the supervisor does not answer\n") if tally is None else (200, _metrics(tally))
         data = body.encode()
         fields: Fields = (
