@@ -334,6 +334,42 @@ async def test_a_question_that_the_client_refuses_ends_the_task(
         assert ended == ["ended"]
 
 
+@before
+@pytest.mark.parametrize("later", [False, True])
+async def test_a_call_that_was_asked_for_another_one_may_become_a_task(
+    before: str, later: bool, autojump_clock: MockClock
+) -> None:
+    """A server of 2025-11-25 does not say to which call a question belongs: it is asked in the newest one."""
+    server = serving()
+
+    @server.tool
+    async def ask(ctx: Context) -> str:
+        await trio.sleep(1)
+        return repr(await ctx.elicit("Really?", bool))
+
+    @server.tool(task="optional", asks_first=True)
+    async def newest(ctx: Context) -> str:
+        await trio.sleep(2)
+        if later:
+            await ctx.task.start()
+            await trio.sleep(2)
+        return "done"
+
+    async def slowly(params: dict[str, Any]) -> dict[str, Any]:
+        await trio.sleep(5)
+        return {"action": "accept", "content": {"value": True}}
+
+    async with relayed(CORE, before, server) as wire:
+        wire.answers["elicitation/create"] = slowly
+        asking = await wire.start("tools/call", {"name": "ask"})
+        await trio.sleep(0.5)
+        id = await begin(wire, "newest")
+        task = await until(wire, id)
+        result = task["result"] if before == EXTENSION else await wire.call("tasks/result", {"taskId": id})
+        assert text(result) == "done"
+        assert "Accepted" in text((await wire.response(asking))["result"])
+
+
 # Ends
 
 

@@ -161,17 +161,19 @@ class RelayTasks:
         ctx, form, given = call.ctx, form_asked(call.ctx), params.get("arguments")
         if form is None:
             return await self._call_plainly(client, ctx, params, meta)
+        tasks = tasks_in(ctx)
         ttl = requested_ttl(ctx.request.params, inf) if form is CORE_TASKS else None
         task = await tasks_of(client).start(
             client, params["name"], given or {}, ttl, {"meta": meta}, partial(_report, ctx),
             always=form is self._form,  # the client knows which tools to ask for, and the server refuses others
         )  # fmt: skip
-        tasks = tasks_in(ctx)
         if not task.id:
             if form is CORE_TASKS:  # task-33: a call that asks for a task is answered with one
                 await tasks.begin(ctx, form, tasks.record(ctx, form))
             return from_json(CallToolResult, task.state.result or {})
         try:
+            async with call.question_lock:
+                pass  # a question of another call may be asked in this one, which then has no request to answer
             id = self._shown_id(task.id, stable_name(ctx.principal))
             record = self._record(id, tasks, ctx, form, task.state)
             host = await tasks.begin(ctx, form, record, task.state.immediate)
