@@ -131,6 +131,10 @@ class Book:
         """Whether messages may cross on the line."""
         self.principals: Callable[[str], str | None] = lambda client: None
         """The principal that handlers must see for calls of this client."""
+        self.fronts: Callable[[str], str | None] = lambda client: None
+        """The principal of this client at the program that it calls, which may be a relay."""
+        self.relayed = False
+        """Whether clients call a relay."""
         self._numbers: Counter[str] = Counter()
 
     def tell(self, line: str) -> None:

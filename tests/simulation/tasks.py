@@ -114,7 +114,10 @@ class Errand:
 
 def see(book: Book, errand: Errand, state: TaskState, before: Errand) -> None:
     """A client has got a state of a task, of which this was known before the client asked."""
-    now = repr(attrs.evolve(state, result=None, error=None, immediate=None))
+    shown = attrs.evolve(state, result=None, error=None, immediate=None)
+    if book.relayed:  # its times are those of a relay, which may have been started again and not know the last message
+        shown = attrs.evolve(shown, created="", updated="", message=None)
+    now = repr(shown)
     outcome = "" if state.result is None and state.error is None else f"{state.result} {state.error!r}"
     book.tell(f"{errand.token} is seen as {state.status.value}")
     book.check(before.ended in ("", now), f"{errand.token} was {before.ended}, and is {now}")
@@ -263,7 +266,7 @@ async def peek(visitor: Visitor, client: Client, call: Call, move: Move, along: 
 
 def _same(visitor: Visitor, errand: Errand) -> bool:
     """Whether the principal of this client may see the task."""
-    return visitor._book.principals(visitor.name) == visitor._book.principals(errand.client)
+    return visitor._book.fronts(visitor.name) == visitor._book.fronts(errand.client)
 
 
 TASK_MOVES = {"task": task, "errand": errand, "fetch": fetch, "answer": answer, "drop": drop, "peek": peek}
@@ -278,7 +281,8 @@ async def audit(book: Book) -> None:
     for errand in book.errands.values():
         if errand.store is not book.store or errand.expired():
             continue
-        rows = [row for (_, key), row in book.store._rows.items() if key == errand.id]
+        id = errand.id.rpartition(".")[0] if book.relayed else errand.id
+        rows = [row for (_, key), row in book.store._rows.items() if key == id]
         if not rows:
             book.broken(f"the task of {errand.token} is lost")
             continue

@@ -285,6 +285,9 @@ class _World:
         plan, book = self.plan, self.book
         if plan.transport != "stream" and plan.behind is None:
             book.principals = lambda client: client
+        if plan.transport != "stream":
+            book.fronts = lambda client: client
+        book.relayed = plan.behind is not None
         # JSON has no streams; and in a legacy session a relay cannot know to which of several calls a question belongs.
         book.asks = plan.transport != "json" and plan.behind is None
         book.tells = "json" not in (plan.transport, plan.behind)
@@ -325,7 +328,12 @@ class _World:
         assert self.plan.behind is not None
         while True:
             try:
-                relay = open_relay(url_of(self.plan.behind, BEHIND), revision=self.plan.behind_era, limits=LIMITS)
+                relay = open_relay(
+                    url_of(self.plan.behind, BEHIND),
+                    revision=self.plan.behind_era,
+                    limits=LIMITS,
+                    state_keys=[bytes(32)],  # so that clients find their tasks again when it was restarted
+                )
                 server = await relay.__aenter__()
             except McpError as error:  # as a program that is started again until it can begin
                 self.book.tell(f"the relay cannot begin: {error}"[:200])
