@@ -21,8 +21,10 @@ from tests.peers.installed import PEERS, Peer, needs, visits
 from tests.peers.interop import FILE, TASKS_OF_OTHERS, TASKS_OF_OURS, Gap, Pair
 from tests.peers.listening import listening
 from tests.peers.visits import ROOT, served_by_process
-from trio_mcp import Client, RequestError, open_client
+from trio_mcp import Client, RequestError, open_client, serve_http
 from trio_mcp.extensions.tasks import ClientTask, TaskCancelled
+from trio_mcp.relay import open_relay
+from trio_mcp.transport import open_nursery
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the first visit installs the peer
 
@@ -234,3 +236,27 @@ async def test_our_client_runs_tools_of_a_real_server_as_tasks(name: str, way: s
 def test_each_visit_to_tasks_of_others_has_its_row_in_the_file() -> None:
     _, _, others = FILE.read_text(encoding="utf-8").partition(f"## {TASKS_OF_OTHERS.title}")
     assert TASKS_OF_OTHERS.unseen(others) == []
+
+
+# A relay of ours between, over HTTP: our client knows one form of tasks, and the server of others perhaps the other.
+
+
+@pytest.mark.parametrize("revision", ["2025-11-25", "2026-07-28"])
+@pytest.mark.parametrize("name", [PYTHON, FASTMCP])
+async def test_a_relay_carries_tasks_of_a_real_server(name: str, revision: str) -> None:
+    command = [*needs(name, peer_of(name).command), "serve"]
+    with trio.fail_after(PATIENCE):
+        async with open_relay(command, stderr=None) as relay, open_nursery() as nursery:
+            address = await nursery.start(serve_http, relay, "127.0.0.1", 0)
+            options: Any = {"tasks": True, "revision": revision, "elicitation": lambda form: {"confirm": True}}
+            async with open_client(address.url, **options) as client:
+                seen = {
+                    "greet": await text_of(client, "greet", {"name": "Ada"}),
+                    "slow task": await run(client, "slow_compute", SLOW),
+                    "confirm task": await run(client, "confirm_delete", FILE_NAME),
+                    "failing task": await run(client, "failing_job", {}),
+                    **await cancelled(client),
+                    "deviations": list(client.deviations),
+                }
+    table = CALLED_CORE if revision == "2025-11-25" else CALLED_EXTENSION
+    assert seen == {each: table[each] for each in seen}
