@@ -26,7 +26,7 @@ PICTURE = Path(__file__).with_name("recording.svg")
 
 COMMANDS = (
     "trio-mcp call weather.py forecast city=Oslo days=5",
-    "trio-mcp call forecast city=Oslo -- trio-mcp tap -o talk.jsonl -- python weather.py",
+    "trio-mcp call forecast city=Oslo -- trio-mcp tap -o talk.jsonl weather.py",
     "trio-mcp show talk.jsonl",
     "trio-mcp demo",
 )

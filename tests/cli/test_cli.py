@@ -144,6 +144,7 @@ def test_call_reports_on_standard_error() -> None:
         (("forecast", "city"), 2, "an argument must be like KEY=VALUE, got 'city'"),
         (("forecast", "city=Oslo", "days=x"), 2, "days must be integer, got 'x'"),
         (("forecast", "town=Oslo"), 2, "forecast has no argument 'town'; it has city, days"),
+        ((), 2, "give the name of a TOOL; the server has fails, forecast, forever, order, picture"),
         (("nothing",), 2, "the server has no tool 'nothing'; it has fails, forecast, forever, order, picture"),
         (("forecast", "--args", "[]"), 2, "--args must be a JSON object, got list"),
         (("forecast", "--args", "@absent"), 2, "--args cannot be read: [Errno 2]"),
@@ -168,6 +169,13 @@ def test_arguments_may_come_as_json(tmp_path: Path) -> None:
 def test_a_failing_tool_has_status_one() -> None:
     shown = run("call", SERVER, "fails")
     assert (shown.stdout, shown.returncode) == ("tools/call 'fails' failed; the server's log says why\n", 1)
+    assert (
+        shown.stderr == "trio-mcp: the log of the server ends with: ValueError: a secret reason; --verbose shows it\n"
+    )
+    assert run("call", SERVER, "fails", "--quiet").stderr == ""
+    verbose = run("call", SERVER, "fails", "--verbose").stderr
+    assert verbose.count("ValueError: a secret reason\n") == 1
+    assert "trio-mcp: " not in verbose
 
 
 def test_images_are_saved(tmp_path: Path) -> None:
@@ -197,6 +205,25 @@ def test_a_server_that_does_not_speak_is_told_apart(command: Sequence[str], mess
     assert shown.returncode == 3
     assert message in shown.stderr
     assert shown.stderr.splitlines()[-1].startswith("trio-mcp: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("def add(a: int) -> int\n", "server.py:1: SyntaxError: expected ':'"),
+        ("import json\n\njson.loads('{')\n", "server.py:3: json.decoder.JSONDecodeError: Expecting property name"),
+    ],
+)
+def test_a_file_that_cannot_be_loaded_is_one_line_with_its_place(text: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text(text)
+    shown = run("list", "server.py", cwd=tmp_path)
+    assert (shown.stdout, shown.returncode) == ("", 3)
+    why = "ended with status 1 before its first message; the last line on stderr"
+    assert shown.stderr.startswith(f"trio-mcp: the server {os.path.basename(sys.executable)!r} {why}: {reason}")
+    assert shown.stderr.count("\n") == 1
+    traceback, _, last = run("run", "server.py", cwd=tmp_path).stderr.rstrip().rpartition("\n")
+    assert last.startswith(f"trio-mcp: {reason}")
+    assert "trio_mcp" not in traceback
 
 
 def test_a_question_is_asked_on_the_terminal() -> None:

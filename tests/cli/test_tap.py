@@ -27,7 +27,7 @@ from trio_mcp.transport.http_pool import HttpPool  # requests that no client of 
 from trio_mcp.types import HttpAddress
 
 from .servers import server
-from .test_cli import on_terminal
+from .test_cli import SERVER, on_terminal, run
 
 ROOT = Path(__file__).parents[2]
 # The recorder starts its process before `tap` has threads; in a test run there may be some.
@@ -112,8 +112,8 @@ def test_signals_pass(number: signal.Signals, tmp_path: Path) -> None:
 
 def test_control_c_at_a_terminal_reaches_the_server_once(tmp_path: Path) -> None:
     script = (
-        "import signal, sys, time; seen = []; signal.signal(signal.SIGINT, lambda *_: seen.append(1)); "
-        "print('ready', flush=True); signal.pause(); time.sleep(0.2); sys.exit(10 + len(seen))"
+        "import signal, sys, time\nseen = []\nsignal.signal(signal.SIGINT, lambda *_: seen.append(1))\n"
+        "print('ready', flush=True)\nwhile not seen: time.sleep(0.01)\ntime.sleep(0.2)\nsys.exit(10 + len(seen))"
     )
     command = ("tap", "-o", str(tmp_path / "t"), "--", sys.executable, "-c", script)
     assert on_terminal(command, [("ready", "\x03")])[1] == 11
@@ -163,6 +163,7 @@ def test_a_full_recording_does_not_end_the_exchange(tmp_path: Path) -> None:
     [
         (["-o", "/nonexistent/t", "--", "true"], 2, "trio-mcp: /nonexistent/t cannot be written: No such file"),
         (["-o", "{}/t", "--", "/nonexistent/server"], 3, "trio-mcp: /nonexistent/server cannot be started: No such"),
+        (["-o", "{}/t", "https://example.com/mcp"], 2, "trio-mcp: a URL needs --http PORT, the port at which"),
         (
             ["-o", "{}/t", "--http", "0", "ftp://x"],
             2,
@@ -181,7 +182,15 @@ def test_mistakes_are_one_line(arguments: Sequence[str], status: int, message: s
 def test_a_command_or_a_url_is_required(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["tap", "-o", "t"])
-    assert "usage: trio-mcp tap -o FILE -- COMMAND" in capsys.readouterr().err
+    assert "usage: trio-mcp tap -o FILE TARGET\n" in capsys.readouterr().err
+
+
+def test_a_file_is_a_target(tmp_path: Path) -> None:
+    talk = tmp_path / "talk.jsonl"
+    shown = run("read", "notes://today", "--", *COMMAND, "tap", "-o", str(talk), SERVER)
+    assert (shown.stdout, shown.returncode) == ("Buy milk\n", 0)
+    frames = [entry.has["frame"] for entry in read_recording(str(talk)).entries if "frame" in entry.has]
+    assert [frame["method"] for frame in frames if "method" in frame] == ["server/discover", "resources/read"]
 
 
 def test_tap_loads_no_event_loop() -> None:

@@ -10,6 +10,7 @@ import json
 import math
 import mimetypes
 import sys
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,16 +29,18 @@ from trio_mcp.core.content import (
     TextContent,
     TextResourceContents,
 )
-from trio_mcp.core.errors import UsageError
+from trio_mcp.core.errors import UsageError, printable
 from trio_mcp.core.models import CallToolResult, Tool
 from trio_mcp.core.revisions import REVISIONS
 
 __all__ = ["add_arguments", "add_result_arguments", "read_arguments", "run", "show", "tool_arguments"]
 
+_PIECES = 8  # of the log of the server that are kept, with 64 KiB or less
+
 
 def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
     add_target_arguments(parser)
-    parser.add_argument("tool", metavar="TOOL")
+    parser.add_argument("tool", metavar="TOOL", nargs="?", help="without it, the names of the tools are shown")
     parser.add_argument("given", nargs="*", metavar="KEY=VALUE", help="arguments; KEY:=JSON for a JSON value")
     add_result_arguments(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress and no log messages")
@@ -59,10 +62,12 @@ async def _call(arguments: argparse.Namespace) -> int:
     output, reports = Output(arguments.json), ReportLines(arguments.quiet)
     terminal = Terminal(reports)
     options: dict[str, Any] = {} if arguments.quiet else {"on_log": reports.log}
+    log = deque[bytes](maxlen=_PIECES)
     async with connected(
-        arguments, tasks=True, elicitation=terminal.fill_in, elicitation_url=terminal.open_page, **options
+        arguments, log=log, tasks=True, elicitation=terminal.fill_in, elicitation_url=terminal.open_page, **options
     ) as client:
         given = await tool_arguments(arguments, client)
+        log.clear()
         timeout = math.inf if arguments.timeout is None else arguments.timeout
         result = None
         async with until_signal() as stopped:  # cancels the call alone, so that the server is told
@@ -74,6 +79,9 @@ async def _call(arguments: argparse.Namespace) -> int:
             output.json(to_json(result, REVISIONS[client.revision]))
         else:
             show(result, output, Path(arguments.save), arguments.tool)
+    if result.is_error and not arguments.quiet:  # the client has been closed, so the log is complete
+        last = printable(b"".join(log).decode(errors="replace").rstrip().rpartition("\n")[2])
+        sys.stderr.write(f"trio-mcp: the log of the server ends with: {last}; --verbose shows it\n" if last else "")
     return 1 if result.is_error else 0
 
 
@@ -83,6 +91,8 @@ async def tool_arguments(arguments: argparse.Namespace, client: Client) -> dict[
     tools = {tool.name: tool for tool in await client.list_tools()} if "tools" in client.capabilities else {}
     if (tool := tools.get(arguments.tool)) is None:
         names = ", ".join(sorted(tools)) or "no tool at all"
+        if not arguments.tool:
+            raise UsageError(f"give the name of a TOOL; the server has {names}")
         raise UsageError(f"the server has no tool {arguments.tool!r}; it has {names}")
     return {**given, **read_arguments(arguments.given, tool)}
 

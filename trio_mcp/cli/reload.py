@@ -46,7 +46,7 @@ from trio_mcp.relay.upstream import FORWARDED
 from trio_mcp.server.context import Context
 from trio_mcp.server.http.listener import serve_http
 from trio_mcp.server.process import parse_address, serve_stdio
-from trio_mcp.transport.child import Child, start_child
+from trio_mcp.transport.child import Child, ServerExited, start_child
 from trio_mcp.transport.nursery import Block, open_nursery
 from trio_mcp.transport.stdio import unhindered_stderr
 
@@ -235,7 +235,8 @@ class _Reloader:
                 await self._idle.wait()
 
     def _fail(self, report: Report, error: Exception) -> None:
-        reason = report.error or (error.how if hasattr(error, "how") else str(error))
+        how = error.how if isinstance(error, ServerExited) else "it did not answer; standard error may say why"
+        reason = report.error or how
         self._failure = f"the server could not be started: {reason}. It is started again when a file changes."
         self._folders = {os.path.dirname(each) for each in report.files or self._known}
         self._watched.remember(self._folders)
@@ -275,7 +276,7 @@ class _Reloader:
         if trio.current_time() > began + _STABLE:
             await self._start_again(trio.CancelScope())
         else:
-            self._fail(Report(), child.exit or SessionClosed("it has closed its output"))
+            self._fail(Report(), child.exit or SessionClosed())
 
 
 def _failed(request: Request, why: str) -> JsonObject:

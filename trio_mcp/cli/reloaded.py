@@ -18,10 +18,8 @@ import json
 import os
 import signal
 import sys
-import sysconfig
 import threading
 import time
-import traceback
 from collections.abc import Collection
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -29,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from trio_mcp.cli.serve import load_server, run_script
+from trio_mcp.cli.serve import explain, failing_places, load_server, own_files, run_script
 from trio_mcp.core.errors import UsageError
 from trio_mcp.server.registry import CAPABILITIES
 from trio_mcp.server.server import Server
@@ -42,8 +40,6 @@ if TYPE_CHECKING:
 __all__ = ["Report", "main", "read_report"]
 
 _LOOK = 0.5  # seconds between two looks at the loaded modules
-_INSTALLED = ("site-packages", "dist-packages")
-_OURS = str(Path(__file__).parents[1])
 
 
 @attrs.frozen
@@ -74,7 +70,7 @@ class _Reporter:
 
     def update(self, **changes: Any) -> None:
         with self._lock:
-            files = sorted(_own(_loaded() | self._more))
+            files = sorted(own_files(_loaded() | self._more))
             report = attrs.evolve(self._report, files=files, **changes)
             if report != self._report:
                 self._report = report
@@ -84,17 +80,8 @@ class _Reporter:
 
     def failed(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """Takes the place of `sys.excepthook`."""
-        places = [(each.filename, each.lineno) for each in traceback.extract_tb(trace)]
-        if isinstance(error, SyntaxError) and error.filename:
-            places.append((error.filename, error.lineno))
-        own = [(name, line) for name, line in places if _own([name])]
-        self._more.update(name for name, _ in own)
-        where = f"{os.path.basename(own[-1][0])}:{own[-1][1]}: " if own else ""
-        self.update(error=where + traceback.format_exception_only(kind, error)[-1].strip())
-        first = trace
-        while first is not None and not _own([first.tb_frame.f_code.co_filename]):
-            first = first.tb_next
-        traceback.print_exception(kind, error, first if own else trace)  # without the frames that led to the file
+        self._more.update(name for name, _ in failing_places(error, trace))
+        self.update(error=explain(kind, error, trace))
 
     def watch(self) -> None:
         block_signals()
@@ -113,14 +100,6 @@ def _loaded() -> set[str]:
     return {os.path.abspath(each) for each in files if isinstance(each, str)}
 
 
-def _own(files: Collection[str]) -> list[str]:
-    """The files that belong to the user: not to Python, to an installed package or to this package."""
-    python = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
-    others = (*python, os.path.join(_OURS, ""))
-    own = [each for each in files if not each.startswith(others) and not set(_INSTALLED) & set(Path(each).parts)]
-    return [each for each in own if os.path.isfile(each)]
-
-
 def main(path: str, target: str, *http: str) -> None:
     # Python compares a source file with its bytecode by its size and by whole seconds, so it would not see an edit
     # within the second of the last one.
@@ -132,6 +111,9 @@ def main(path: str, target: str, *http: str) -> None:
     except UsageError as error:
         reporter.update(error=str(error))
         raise SystemExit(f"trio-mcp: {error}") from None
+    except SystemExit as end:
+        reporter.update(error=f"it has ended by itself: {end}")
+        raise
     finally:
         reporter.update()  # also if it has failed or exits: then a change of these files starts it again
     if isinstance(server, Server):

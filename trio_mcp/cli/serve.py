@@ -8,10 +8,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import os
 import runpy
 import sys
+from collections.abc import Collection
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from trio_mcp.core.errors import UsageError
@@ -21,9 +23,11 @@ if TYPE_CHECKING:
 
     from trio_mcp.server.http.options import HttpOptions
 
-__all__ = ["add_arguments", "load_server", "run", "run_script"]
+__all__ = ["add_arguments", "explain", "failing_places", "load_server", "own_files", "run", "run_script"]
 
 _USUAL = ("server", "mcp", "app")
+_INSTALLED = ("site-packages", "dist-packages")
+_OURS = str(Path(__file__).parents[1])
 
 
 def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
@@ -40,6 +44,7 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     target, http = arguments.target, arguments.http
+    sys.excepthook = _end
     try:
         ssl_context, options = _http_options(arguments)
         if arguments.reload:
@@ -61,6 +66,44 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         server.run()
     return 0
+
+
+def _end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Takes the place of `sys.excepthook`: the last line says where the file of the user has failed."""
+    sys.stderr.write(f"trio-mcp: {explain(kind, error, trace)}\n")
+
+
+def explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
+    """Write the traceback, without the frames that led to a file of the user.  Returns the place and the error."""
+    import traceback
+
+    places = failing_places(error, trace)
+    first = trace
+    while first is not None and not own_files([first.tb_frame.f_code.co_filename]):
+        first = first.tb_next
+    traceback.print_exception(kind, error, first if places else trace)
+    where = f"{os.path.basename(places[-1][0])}:{places[-1][1]}: " if places else ""
+    return where + traceback.format_exception_only(kind, error)[-1].strip()
+
+
+def failing_places(error: BaseException, trace: TracebackType | None) -> list[tuple[str, int | None]]:
+    """The files of the user in which an error was raised, with their lines; the innermost one is the last."""
+    import traceback
+
+    places = [(each.filename, each.lineno) for each in traceback.extract_tb(trace)]
+    if isinstance(error, SyntaxError) and error.filename:
+        places.append((error.filename, error.lineno))
+    return [(name, line) for name, line in places if own_files([name])]
+
+
+def own_files(files: Collection[str]) -> list[str]:
+    """The files that belong to the user: not to Python, to an installed package or to this package."""
+    import sysconfig
+
+    python = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
+    others = (*python, os.path.join(_OURS, ""))
+    own = [each for each in files if not each.startswith(others) and not set(_INSTALLED) & set(Path(each).parts)]
+    return [each for each in own if os.path.isfile(each)]
 
 
 def run_script(file: str) -> None:

@@ -1,5 +1,6 @@
 """``trio-mcp tap``: record the messages between a host and a server.
 
+    trio-mcp tap -o talk.jsonl weather.py
     trio-mcp tap -o talk.jsonl -- npx -y @modelcontextprotocol/server-everything
     trio-mcp tap -o talk.jsonl --http 3001 https://mcp.example.com/mcp
 
@@ -38,14 +39,19 @@ _LAST_OUTPUT = 0.5
 
 
 def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
-    parser.usage = "trio-mcp tap -o FILE -- COMMAND ...\n       trio-mcp tap -o FILE --http PORT URL"
+    forms = (
+        "trio-mcp tap -o FILE TARGET",
+        "trio-mcp tap -o FILE -- COMMAND ...",
+        "trio-mcp tap -o FILE --http PORT URL",
+    )
+    parser.usage = "\n       ".join(forms)
     parser.add_argument(
         "-o", "--output", required=True, metavar="FILE", help="the recording, written anew; or a folder for it"
     )
     parser.add_argument("--limit", type=float, default=_LIMIT, metavar="MIB", help=f"of the recording ({_LIMIT})")
     if not parser.get_default("server_command"):
-        parser.add_argument("--http", type=int, required=True, metavar="PORT", help="a port of this machine (0: any)")
-        parser.add_argument("target", metavar="URL", help="of the server: http, https, ws or wss")
+        parser.add_argument("--http", type=int, metavar="PORT", help="for a URL: a port of this machine (0: any)")
+        parser.add_argument("target", metavar="TARGET", help="a file or a module, as of `run`; with --http a URL")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -54,6 +60,11 @@ def run(arguments: argparse.Namespace) -> int:
     path = arguments.output
     if os.path.isdir(path):  # a host may start a server several times at once
         path = os.path.join(path, f"{time.strftime('%Y-%m-%d-%H%M%S')}-{os.getpid()}.jsonl")
+    if not command and arguments.http is None:
+        if "://" in arguments.target:
+            sys.stderr.write("trio-mcp: a URL needs --http PORT, the port at which the host connects\n")
+            return 2
+        command = [sys.executable, "-m", "trio_mcp", "run", arguments.target]
     if not command:
         from trio_mcp.cli.tap_http import serve_tap
 

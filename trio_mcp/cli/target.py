@@ -16,6 +16,7 @@ import argparse
 import re
 import signal
 import sys
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -140,15 +141,20 @@ def _strings(values: Any) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def connected(arguments: argparse.Namespace, **options: Unpack[ClientOptions]) -> AsyncIterator[Client]:
-    """``async with connected(arguments) as client``: a client of the server that the arguments name."""
+async def connected(
+    arguments: argparse.Namespace, *, log: deque[bytes] | None = None, **options: Unpack[ClientOptions]
+) -> AsyncIterator[Client]:
+    """``async with connected(arguments) as client``: a client of the server that the arguments name.
+
+    `log` gets the standard error of a child process, unless it is shown.
+    """
     target = target_of(arguments)
     patience = _PATIENCE if arguments.timeout is None else arguments.timeout
     options = {**options, **client_options(target, arguments), "timeout": patience}
     if not isinstance(target.address, str):
         options["start_timeout"] = patience
         if not arguments.verbose:
-            options["stderr"] = lambda _: None  # the error of a server that has ended repeats its last lines
+            options["stderr"] = None if log is None else log.append  # the error of a server that ends repeats its end
     async with open_client(target.address, **options) as client:
         yield client
 
@@ -217,7 +223,14 @@ def _one_line(verbose: bool) -> Iterator[None]:
         else:
             status = 1
         prefix = "the server answered: " if isinstance(error, RequestError) else ""
-        raise _Failed(f"{prefix}{error}", status) from error
+        raise _Failed(f"{prefix}{_without_traceback(str(error))}", status) from error
+
+
+def _without_traceback(text: str) -> str:
+    """Keep the last one of the lines on stderr that an error repeats: of a traceback, this is the reason."""
+    before, mark, lines = text.partition("its last lines on stderr:\n")
+    last = lines.rstrip().rpartition("\n")[2].strip().removeprefix("trio-mcp: ")
+    return f"{before}the last line on stderr: {last}" if mark else text
 
 
 async def _until_stopped(work: Callable[[], Awaitable[int]]) -> int:

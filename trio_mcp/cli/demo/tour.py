@@ -164,7 +164,7 @@ async def _tour(screen: Screen) -> None:
         nursery.cancel_scope.cancel()
     screen.title("The end")
     screen.note("A host starts the same server with: python -m trio_mcp.cli.demo.server")
-    screen.note("The README begins with a server and a client to copy.")
+    screen.note("A project of your own: trio-mcp new my-notes")
 
 
 async def _visit(screen: Screen, title: str, options: ClientOptions, *, with_code: bool = False) -> None:
