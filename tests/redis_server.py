@@ -1,6 +1,7 @@
 """A redis-server of one's own, at a socket in a folder of its own: `RedisServer()`.
 
-It keeps its data as the documentation asks for: ``appendonly yes``.  So it has them again when it is started again.
+It keeps its data as the documentation asks for, ``appendonly yes``, so it has them again when it is started again.  It
+never waits for the disk, as tests that kill a process and no machine do not either.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class RedisServer:
         self.url = f"unix://{self.path}"
         self._command = [
             *(_program(), "--port", "0", "--unixsocket", str(self.path)),
-            *("--dir", str(folder), "--appendonly", "yes", "--save", "", "--logfile", str(folder / "log"), *options),
+            *("--dir", str(folder), "--appendonly", "yes", "--appendfsync", "no"),
+            *("--save", "", "--logfile", str(folder / "log"), *options),
         ]
         self._process: subprocess.Popen[bytes] | None = None
 
