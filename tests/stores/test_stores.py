@@ -23,7 +23,17 @@ import trio.testing
 from tests.ports import unclaimed_port
 from tests.redis_server import RedisServer, redis_server
 from trio_mcp import UsageError
-from trio_mcp.stores import MemoryStore, RedisStore, Resync, Row, SQLiteStore, Store, StoreFailed, StoreFull
+from trio_mcp.stores import (
+    MemoryStore,
+    RedisStore,
+    Resync,
+    Row,
+    SQLiteStore,
+    Store,
+    StoreFailed,
+    StoreFull,
+    sqlite,  # its bounds
+)
 from trio_mcp.stores.rows import EVENT, Message  # authors of servers need neither
 
 Make: TypeAlias = Callable[[], Store]
@@ -583,6 +593,40 @@ async def test_a_write_that_is_cancelled_while_it_waits_never_happens(tmp_path: 
         assert await store.add(attrs.evolve(ROW, key="c"))
         assert await store.get("task", "a") == ROW
         assert await store.get("task", "b") is None
+
+
+async def test_a_receiver_that_is_behind_the_messages_of_a_file_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "_LOG", 1000)
+    path = tmp_path / "x.db"
+    async with SQLiteStore(path) as store, SQLiteStore(path) as other, store.receive(["a"]) as messages:
+        for number in range(50):
+            await other.send("a", str(number).encode())
+        first, *rest = await take(messages, 10)
+        assert first == Resync()
+        assert rest[-1] != ("a", b"49")
+        while rest[-1] != ("a", b"49"):
+            rest += await take(messages, 1)
+        assert len(rest) < 20
+        await other.send("a", b"new")
+        assert await take(messages, 1) == [("a", b"new")]
+
+
+async def test_a_receiver_waits_for_a_file_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "_AGAIN", 0.01)
+    path = tmp_path / "x.db"
+    async with SQLiteStore(path) as store, store.receive(["a"]) as messages:
+        with sqlite3.connect(path) as other:
+            other.execute("ALTER TABLE messages RENAME TO away")
+        assert await take(messages, 2) == [Resync(), Resync()]
+        with sqlite3.connect(path) as other:
+            other.execute("ALTER TABLE away RENAME TO messages")
+        other.close()
+        await store.send("a", b"")
+        while (message := (await take(messages, 1))[0]) == Resync():
+            pass
+        assert message == ("a", b"")
 
 
 async def test_the_rows_of_a_process_that_was_killed_are_free_at_once(tmp_path: Path) -> None:
