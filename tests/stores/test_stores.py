@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+import random
 import secrets
 import signal
 import sqlite3
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import attrs
 import pytest
@@ -302,6 +303,63 @@ async def test_a_store_may_be_opened_several_times(make: Make) -> None:
         assert await store.get("task", "a") == ROW
     async with store:
         assert await store.get("task", "a") == ROW
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 5))])
+async def test_a_store_does_the_same_as_the_one_in_memory(make: Make, seed: int) -> None:
+    dice, model = random.Random(seed), MemoryStore(max_bytes=100_000)
+    async with opened(make, 2) as stores, model:
+        for step in range(300):
+            name, arguments, options = a_call(dice)
+            want = await outcome(getattr(model, name)(*arguments, **options))
+            # A holder is one process.
+            holder = arguments[0] if name == "lease" else arguments[1] if name == "claim" else "pq"[step % 2]
+            store = stores["pq".index(holder)]
+            assert await outcome(getattr(store, name)(*arguments, **options)) == want, (step, name, arguments)
+
+
+def a_call(dice: random.Random) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    """A method of a store, with few names and values, so that they meet."""
+    kind, key, owner = (
+        dice.choice(("k", "kk", "k:")),
+        dice.choice(("a", "ka", "b:", "é")),
+        dice.choice(("", "ann", "b")),
+    )
+    when, size, holder = dice.choice((1.5, 7.25, inf)), dice.choice((0, 10, 9_000, 40_000)), dice.choice(("", "p", "q"))
+    body = dice.randbytes(size)
+    row = Row(kind, key, body, owner, dice.choice((1.0, 2.5)), when, holder, dice.choice((1, 1, 2, 3)))
+    number = dice.randrange(5)
+    calls: dict[str, tuple[Any, ...]] = {
+        "add": (row,),
+        "get": (kind, key),
+        "replace": (row,),
+        "delete": (kind, key),
+        "list": (kind, owner, (-inf, "") if number == 0 else (row.created, key), number),
+        "sweep": (when if when < inf else 0.5,),
+        "lease": (holder or "p", dice.choice((-inf, 5.0, 50.0))),
+        "claim": (kind, holder or "p", 10.0, 99),
+        "append": (key, body),
+        "read": (key, number, number),
+        "discard": (key,),
+    }
+    name = dice.choices([*calls], [9, 6, 9, 2, 4, 1, 2, 2, 9, 4, 1])[0]
+    options: dict[str, Any] = {}
+    if name == "add":
+        options = {"each": dice.choice((1, 3, inf)), "total": dice.choice((4, inf))}
+    elif name == "append":
+        options = {"owner": owner, "expires": when, "max_bytes": dice.choice((100, 10_000, 60_000))}
+    return name, calls[name], options
+
+
+async def outcome(call: Awaitable[Any]) -> Any:
+    """What a call returns, or the limit that it met.  Rows that are claimed have no order."""
+    try:
+        found = await call
+    except StoreFull as full:
+        return full.limit
+    if isinstance(found, tuple):
+        return found[0], list(found[1])
+    return sorted(found, key=lambda row: (row.created, row.key)) if isinstance(found, list) else found
 
 
 # Streams

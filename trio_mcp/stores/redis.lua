@@ -88,7 +88,7 @@ local function remove(name)
   redis.call('ZREM', key('changed'), name)
   redis.call('HINCRBY', key('numbers'), kind, -1)
   let_go(kind, id, holder)
-  charge(owner, -size)
+  charge(owner, 0 - size)
   return 1
 end
 
@@ -99,7 +99,7 @@ local function discard(stream)
   end
   redis.call('UNLINK', key('stream', stream), key('events', stream))
   redis.call('ZREM', key('expiring'), 'stream ' .. stream)
-  charge(owner, -size)
+  charge(owner, 0 - size)
   return 1
 end
 
@@ -168,15 +168,19 @@ end
 function steps.list(kind, owner, created, id, limit)
   local owned, first = key('owned', #kind, kind, owner), 0
   if tonumber(created) > -math.huge then
-    -- The place after a row, which may not be there any more.
-    local missing = redis.call('ZADD', owned, 'NX', created, id)
-    first = redis.call('ZRANK', owned, id) + 1 - missing
-    if missing == 1 then
+    -- The place after this row, which may not be there any more, or be a later one of the same name.
+    local now = redis.call('ZSCORE', owned, id)
+    redis.call('ZADD', owned, created, id)
+    first = redis.call('ZRANK', owned, id)
+    if now then
+      redis.call('ZADD', owned, now, id)
+      first = tonumber(now) <= tonumber(created) and first + 1 or first
+    else
       redis.call('ZREM', owned, id)
     end
   end
-  local rows = {}
-  for _, each in ipairs(redis.call('ZRANGE', owned, first, first + limit - 1)) do
+  local rows, last = {}, first + limit - 1
+  for _, each in ipairs(last < first and {} or redis.call('ZRANGE', owned, first, last)) do
     local row = read(kind, each)
     if row then
       row[3] = string.match(row[3], '^[^\n]*')  -- the first line of the body
@@ -276,7 +280,7 @@ function steps.read(stream, after, limit)
   local events = key('events', stream)
   local oldest = redis.call('XRANGE', events, '-', '+', 'COUNT', 1)[1]
   local found = {oldest and tonumber(string.match(oldest[1], '^%d+')) or number + 1}
-  for _, event in ipairs(redis.call('XRANGE', events, '(' .. after .. '-0', '+', 'COUNT', limit)) do
+  for _, event in ipairs(redis.call('XRANGE', events, '(' .. after .. '-0', '+', 'COUNT', limit) or {}) do
     found[#found + 1] = {tonumber(string.match(event[1], '^%d+')), event[2][2]}
   end
   return found

@@ -20,7 +20,7 @@ import hashlib
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from functools import partial
 from math import inf
 from types import TracebackType
@@ -443,12 +443,11 @@ class SQLiteStore:
             charged, number, held = found or (owner, 0, 0)
             number, size = number + 1, held + EVENT + len(body)
             dropped = 0
-            events = connection.execute(
-                "SELECT number, length(body) FROM events WHERE stream = ? ORDER BY number", (stream,)
-            )
-            while size > max_bytes:
-                dropped, length = events.fetchone() or (number, len(body))
-                size -= EVENT + length
+            oldest = "SELECT number, length(body) FROM events WHERE stream = ? ORDER BY number"
+            with closing(connection.execute(oldest, (stream,))) as events:  # else it is open as long as a `StoreFull`
+                while size > max_bytes:
+                    dropped, length = events.fetchone() or (number, len(body))
+                    size -= EVENT + length
             self._check_room(connection, size - held, charged)
             connection.execute(
                 "INSERT INTO streams VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
