@@ -179,6 +179,15 @@ async def test_a_client_without_such_tasks_is_asked_as_usual(tasks: Any, autojum
         assert ["task" in params for params in asked] == [tasks is TASKS]
 
 
+async def test_clients_of_older_revisions_have_no_tasks(autojump_clock: MockClock) -> None:
+    declared = {"elicitation": {}, "tasks": TASKS}
+    async with connected(asking(), "2025-06-18", capabilities=declared) as wire:
+        wire.answers["elicitation/create"] = lambda params: {"action": "decline"}
+        assert await text_of(wire, "confirm") == "Declined()"
+        ((_, params),) = wire.asked
+        assert "task" not in params
+
+
 @req("cancel-09", "task-66")
 @pytest.mark.parametrize("cancel", [True, False])
 async def test_a_question_that_is_given_up_is_cancelled(cancel: bool, autojump_clock: MockClock) -> None:

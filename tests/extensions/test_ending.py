@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from tests.extensions.test_server_tasks import BOTH, CORE, NEWER, attached, begi
 from tests.server.wire import Wire, WireError
 from tests.server.wire import speaking as speaking_on
 from trio_mcp import Limits, Server
+from trio_mcp.asgi import AsgiApp
 from trio_mcp.core import TaskRecord, TaskStatus
 from trio_mcp.stores import MemoryStore
 
@@ -35,6 +36,7 @@ class Works:
         self.store = MemoryStore()
         self.runs: list[str] = []
         self.cleaned: list[float] = []
+        self.lease: dict[str, float] = {}  # at the end of a handler
         self.options = options
 
     def server(self) -> Server:
@@ -55,6 +57,7 @@ class Works:
                 with trio.CancelScope(shield=True):
                     await trio.sleep(0.5)
                     self.cleaned.append(trio.current_time())
+                    self.lease = dict(self.store._leases)
             return "done again"
 
         return server
@@ -86,10 +89,13 @@ def check_given_back(works: Works, once: str, again: str) -> None:
 
 
 @BOTH
-async def test_a_task_may_finish_while_the_server_drains(revision: str, autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("shared", [False, True])
+async def test_a_task_may_finish_while_the_server_drains(
+    revision: str, shared: bool, autojump_clock: MockClock
+) -> None:
     works = Works()
     server = works.server()
-    async with speaking(revision, server) as wire:
+    async with server.running() if shared else nullcontext(), speaking(revision, server) as wire:
         once, again = await two(wire, 3)
         begun = trio.current_time()
         async with server.draining(10):
@@ -140,8 +146,13 @@ async def test_a_server_that_drains_takes_over_no_tasks(revision: str, autojump_
 
 
 @BOTH
-async def test_tasks_have_the_time_of_an_asgi_application(revision: str, autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("closed", [False, True])
+async def test_tasks_have_the_time_of_an_asgi_application(
+    revision: str, closed: bool, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     works = Works()
+    # At the end of its lifespan the ASGI server has closed all connections.
+    monkeypatch.setattr(AsgiApp, "running", lambda app: app._running(closed=closed))
     async with visiting(Where("asgi", revision), works.server(), tasks=True) as client:
         await client.start_task("once", {"seconds": 3})
         begun = trio.current_time()
@@ -180,6 +191,7 @@ async def test_a_server_that_is_cancelled_gives_back_its_tasks_at_once(
             scope.cancel()
     assert trio.current_time() <= begun + 1
     check_given_back(works, once, again)
+    assert min(works.lease.values()) > 0  # no other process runs the task while a handler here cleans up
 
 
 # Bytes
