@@ -197,6 +197,17 @@ def test_nothing_starts_after_the_stop() -> None:
     assert (town.starts(), town.roster.wakes_at(), town.roster.failures) == ([], math.inf, 0)
 
 
+def test_a_worker_that_becomes_ready_after_the_stop_replaces_nothing() -> None:
+    town = opened(1)
+    old = town.pid(1)
+    town.roster.restart()
+    town.starts()
+    town.roster.stop()
+    town.ends(old)
+    assert town.becomes_ready(town.pid(1)) is None
+    assert town.roster.serving == 1
+
+
 def move(town: Town, chance: random.Random) -> None:
     """Let one thing happen; at least one worker goes on."""
     sound = sorted(town.ready - town.leaving)
@@ -246,6 +257,7 @@ def test_any_order_of_events_ends_with_all_workers_in_place(seed: int) -> None:
         ({"workers": "4"}, "workers must be a number of processes, 1 or more, got '4'"),
         ({"workers": 2, "http": "0.0.0.0:0"}, "other machines can reach 0.0.0.0; give the host names"),
         ({"workers": 2, "shutdown_timeout": -1}, "shutdown_timeout must be"),
+        ({"workers": 2, "sse_path": "/sse", "message_path": "/messages"}, "sse_path cannot be used with workers"),
     ],
 )
 def test_wrong_options_are_refused_before_a_process_starts(options: dict[str, Any], why: str) -> None:

@@ -50,7 +50,8 @@ else:
             "media": "audio file image",
             "parking": "ParkedCall Parking PendingQuestion",
             "process": (
-                "LAST ProcessLife announce check_process live parse_address run_stdio serve_stdio unbuffer watched"
+                "LAST ProcessLife announce check_process live parse_address run_stdio serve_stdio show_operator "
+                "unbuffer watched"
             ),
             "prompts": "completer_of completion_result prompt_of prompt_result text_arguments",
             "publishing": "ListenerKey Publisher Watcher",

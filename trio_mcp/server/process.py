@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LAST", "ProcessLife", "announce", "check_process", "live", "parse_address", "run_stdio",
-    "serve_stdio", "unbuffer", "watched",
+    "serve_stdio", "show_operator", "unbuffer", "watched",
 ]  # fmt: skip
 
 _log = logging.getLogger("trio_mcp")
@@ -190,12 +190,17 @@ def check_process(shutdown_timeout: float) -> None:
 def announce(
     server: Server, local_url: str, url: str, unix: str | os.PathLike[str] | None = None, workers: int = 1
 ) -> None:
-    """Show on stderr where the server listens.  Only the program prints to stdout."""
+    """Show on stderr where the server listens."""
     where = local_url if unix is None else os.fspath(unix)
     where += f", for {url}" if url != where else ""
     where += f", with {workers} workers" if workers > 1 else ""
+    show_operator(f"{server._info['name']} listens at {where}")
+
+
+def show_operator(line: str) -> None:
+    """Print a line to stderr.  Only the program prints to stdout."""
     with suppress(OSError):  # the terminal has gone
-        print(f"{server._info['name']} listens at {where}", file=sys.stderr, flush=True)  # noqa: T201  # for the operator
+        print(line, file=sys.stderr, flush=True)  # noqa: T201  # the operator reads it
 
 
 @contextmanager

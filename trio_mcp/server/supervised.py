@@ -47,7 +47,7 @@ from trio_mcp.server.http.listener import (
     unix_socket,
 )
 from trio_mcp.server.http.monitoring import Tally
-from trio_mcp.server.process import ProcessLife, check_process, live
+from trio_mcp.server.process import ProcessLife, announce, check_process, live, show_operator
 from trio_mcp.server.supervisor import Load, supervise
 from trio_mcp.stores.memory import MemoryStore
 from trio_mcp.stores.sqlite import SQLiteStore
@@ -80,11 +80,7 @@ def run_workers(
     options: HttpOptions,
 ) -> NoReturn:
     """Serve HTTP in several processes until a signal; see `supervisor`.  Raises `SystemExit`, and `UsageError`."""
-    if type(workers) is not int or workers < 1:
-        raise UsageError(f"workers must be a number of processes, 1 or more, got {workers!r}")
-    check_process(shutdown_timeout)
-    if threading.current_thread() is not threading.main_thread():
-        raise UsageError("run(workers=...) must be called in the main thread, because only that one gets signals")
+    _check(workers, shutdown_timeout, options)
     name = server._info["name"]
     try:
         if not hasattr(os, "fork"):
@@ -97,14 +93,34 @@ def run_workers(
                 assert unix is not None
                 sockets = [undo.enter_context(unix_socket(os.fspath(unix)))]
             check_exposure([each.getsockname() for each in sockets], options, server)
-            _share_store(server, undo)
+            advice = _share_store(server, undo)
             _warn_of_threads()
             serve = partial(serve_http, server, ssl_context=ssl_context, tap=tap, **options)
             work = partial(_work, server, sockets, serve, shutdown_timeout)
-            where = None if unix is None else os.fspath(unix)
-            supervise(server, workers, sockets, work, where=where, shutdown_timeout=shutdown_timeout)
+            supervise(name, workers, sockets, work, partial(_announce, server, unix, workers, advice), shutdown_timeout)
     except CannotServe as error:
         raise SystemExit(f"{name}: {error}") from None
+
+
+def _check(workers: int, shutdown_timeout: float, options: HttpOptions) -> None:
+    if type(workers) is not int or workers < 1:
+        raise UsageError(f"workers must be a number of processes, 1 or more, got {workers!r}")
+    check_process(shutdown_timeout)
+    if threading.current_thread() is not threading.main_thread():
+        raise UsageError("run(workers=...) must be called in the main thread, because only that one gets signals")
+    if options.get("sse_path") is not None:
+        raise UsageError(
+            "sse_path cannot be used with workers: a client of HTTP+SSE posts on connections that any worker may "
+            "accept, but its session is in one of them; serve these clients with one process"
+        )
+
+
+def _announce(
+    server: Server, unix: str | os.PathLike[str] | None, workers: int, advice: str, local_url: str, url: str
+) -> None:
+    announce(server, local_url, url, unix, workers)
+    if advice:
+        show_operator(advice)
 
 
 def _close(sockets: Sequence[socket.socket]) -> None:
@@ -112,16 +128,21 @@ def _close(sockets: Sequence[socket.socket]) -> None:
         each.close()
 
 
-def _share_store(server: Server, undo: ExitStack) -> None:
-    """Make a store in a file, for the time of this run, if the server was given none."""
+def _share_store(server: Server, undo: ExitStack) -> str:
+    """Make a store in a file, for the time of this run, if the server was given none.  Return advice about it."""
     if isinstance(server._store, MemoryStore):
         raise UsageError(
             "workers cannot share a MemoryStore; leave store= out, and they share a file, or give an SQLiteStore or a "
             "RedisStore"
         )
-    if server._store is None:
-        folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="trio_mcp-"))
-        server._store, server._shares_store = SQLiteStore(Path(folder) / "store.db"), True
+    if server._store is not None:
+        return ""
+    folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="trio_mcp-"))
+    server._store, server._shares_store = SQLiteStore(Path(folder) / "store.db"), True
+    return (
+        f"{server._info['name']} has no store: tasks and sessions end with this service; "
+        'Server(store=SQLiteStore("tasks.db")) keeps them'
+    )
 
 
 def _warn_of_threads() -> None:
@@ -183,6 +204,7 @@ class Supervised:
 
     def started(self, address: HttpAddress | None = None) -> None:
         assert address is not None
+        self._load.join(self._slot)
         self._tell("ready", address.local_url, address.url)
 
     async def obey(self, life: ProcessLife) -> None:

@@ -48,16 +48,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import attrs
 import trio
 
-from trio_mcp.server.process import LAST, announce, unbuffer
+from trio_mcp.server.process import LAST, unbuffer
 from trio_mcp.transport.stdio import unhindered_stderr
-
-if TYPE_CHECKING:
-    from trio_mcp.server.server import Server
 
 __all__ = ["Load", "Roster", "supervise"]
 
@@ -129,20 +126,22 @@ class Roster:
         if pid == place.leaving:
             place.leaving = None
             return None
+        starting = pid == place.starting
+        if starting:
+            place.starting = None
+        else:
+            place.serving = None
         if self._stopped:
             return None
         self.failures += 1
-        if pid == place.starting:
-            place.starting = None
+        if starting:
             if place.serving is not None:  # a restart, which has failed
                 for each in self._places:
                     each.generation = self._generation
                 return None
             place.failed_starts += 1
-        else:
-            place.serving = None
-            if now - place.ready_at >= _STEADY:
-                place.failures = 0
+        elif now - place.ready_at >= _STEADY:
+            place.failures = 0
         place.failures += 1
         pause = 0.0 if place.failures == 1 else min(_LONGEST_PAUSE, _PAUSE * 2.0 ** min(place.failures - 2, 10))
         place.start_at = now + pause
@@ -202,6 +201,10 @@ class Load:
         for slot in range(slots):
             self.leave(slot)
 
+    def join(self, slot: int) -> None:
+        """The worker with this slot accepts connections, and has none yet."""
+        self._numbers[slot] = 0
+
     def leave(self, slot: int) -> None:
         """The worker with this slot accepts no connections."""
         self._numbers[slot] = self._NOT_ACCEPTING
@@ -222,22 +225,21 @@ class Load:
 
 
 def supervise(
-    server: Server,
+    name: str,
     workers: int,
     sockets: Sequence[socket.socket],
     work: Work,
-    *,
-    where: str | None,
+    announce: Callable[[str, str], None],
     shutdown_timeout: float,
 ) -> NoReturn:
     """Run `work(number, link, load, slot)` in forks of this process, until a signal ends them.
 
-    `work` serves connections of `sockets`; its `link` leads to this supervisor.  `where` is shown as the address of the
-    server, if that is no URL.  Raises `SystemExit` with the exit status.
+    `work` serves connections of `sockets`; its `link` leads to this supervisor.  `announce(local_url, url)` is called
+    when all workers are ready.  Raises `SystemExit` with the exit status.
     """
     try:
         with unhindered_stderr():
-            status = _Supervisor(server, workers, sockets, work, where, shutdown_timeout).run()
+            status = _Supervisor(name, workers, sockets, work, announce, shutdown_timeout).run()
     finally:
         unbuffer()
     raise SystemExit(status)
@@ -287,18 +289,18 @@ class _Count:
 class _Supervisor:
     def __init__(
         self,
-        server: Server,
+        name: str,
         workers: int,
         sockets: Sequence[socket.socket],
         work: Work,
-        where: str | None,
+        announce: Callable[[str, str], None],
         shutdown_timeout: float,
     ) -> None:
-        self._server = server
+        self._name = name
         self._workers = workers
         self._sockets = sockets
         self._work = work
-        self._where = where
+        self._announce = announce
         self._patience = shutdown_timeout + LAST + _GRACE
         self._roster = Roster(workers)
         self._load = Load(workers + 1)  # during a restart there is one more process
@@ -320,7 +322,7 @@ class _Supervisor:
                 for number in self._roster.starts(time.monotonic()):
                     self._start(number)
                 if self._roster.hopeless and self._status is None:
-                    _log.error("%s ends, because its workers cannot start", self._server._info["name"])
+                    _log.error("%s ends, because its workers cannot start", self._name)
                     self._end(1, "drain")
                 if self._status is not None and not self._processes:
                     return self._status
@@ -449,7 +451,7 @@ class _Supervisor:
             self._ask(self._processes[leaving], "leave")
         if self._roster.serving == self._workers and not self._announced:
             self._announced = True
-            announce(self._server, local, url, self._where, self._workers)
+            self._announce(local, url)
 
     def _signalled(self, number: int) -> None:
         if number == signal.SIGINT:
