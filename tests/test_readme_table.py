@@ -44,7 +44,7 @@ from trio_mcp.errors import HandshakeError, NoResponse, NotInThisRevision, Unaut
 from trio_mcp.extensions import ClientExtension
 from trio_mcp.testing import MemoryPair, open_memory_pair
 from trio_mcp.transport import open_nursery
-from trio_mcp.types import FormElicitationRequest, Icon, PromptMessage, PromptReference, Tool
+from trio_mcp.types import FormElicitationRequest, Icon, PromptMessage, PromptReference, SamplingRequest, Tool
 
 PAGE = (Path(__file__).parent.parent / "docs" / "revisions.md").read_text(encoding="utf-8")
 DEMO = [sys.executable, "-m", "trio_mcp.cli.demo.server"]
@@ -517,3 +517,22 @@ async def tasks(revision: str) -> None:
         task = await client.start_task("work")
         assert task.id
         assert (await task.result()).content
+
+
+@tries("Questions with `task=True`")
+async def questions_by_tasks(revision: str) -> str | None:
+    server, sent = Server("asking"), list[bytes]()
+
+    @server.tool
+    async def ask(ctx: Context) -> Any:
+        return (await ctx.sample("Why?", max_tokens=9, task=True)).content
+
+    def model(request: SamplingRequest) -> tuple[str, str]:
+        return "because", "a model"
+
+    def tap(_: str, data: bytes) -> None:
+        sent.append(data)
+
+    async with open_client(server, revision=revision, tasks=True, sampling=model, tap=tap) as client:
+        assert "because" in str(await client.call_tool("ask"))
+    return None if any(b"tasks/result" in data for data in sent) else "as others"
