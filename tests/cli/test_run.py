@@ -114,6 +114,8 @@ def statuses(url: str, context: ssl.SSLContext, hosts: Sequence[str]) -> list[in
         (("--http", "127.0.0.1:0", "--tls-cert", "cert"), "no TLS with "),
         (("--http", "127.0.0.1:0", "--tls-cert", "absent"), "no TLS with absent: No such file or directory"),
         (("--http", "127.0.0.1:0", "--tls-cert", "locked"), "the private key is encrypted; write one without"),
+        (("--http", "0.0.0.0:0"), "other machines can reach 0.0.0.0; "),
+        (("--http", "0.0.0.0:0", "--reload"), "other machines can reach 0.0.0.0; "),
         (("--http", "3000"), "http must be a host and port"),
         (("--http", "3000", "--reload"), "http must be a host and port"),
     ],
@@ -131,6 +133,7 @@ def test_wrong_options_are_one_line(
     assert (shown.returncode, shown.stdout) == (2, "")
     assert shown.stderr.startswith(f"trio-mcp: {message}")
     assert shown.stderr.count("\n") == 1
+    assert shown.stderr.endswith("; on the command line: --allowed-host mcp.example.com\n") is ("0.0.0.0" in message)
 
 
 def test_a_script_without_a_server_has_no_http(tmp_path: Path) -> None:

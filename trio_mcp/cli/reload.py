@@ -35,8 +35,9 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from trio_mcp.cli.reloaded import Report, read_report
+from trio_mcp.cli.serve import option_hint
 from trio_mcp.client.options import ClientOptions
-from trio_mcp.core.errors import INTERNAL_ERROR, McpError, RequestError, SessionClosed
+from trio_mcp.core.errors import INTERNAL_ERROR, McpError, RequestError, SessionClosed, UsageError
 from trio_mcp.core.messages import JsonObject, Request
 from trio_mcp.core.revisions import REVISIONS, in_protocol
 from trio_mcp.extensions.apps import APPS, PAGE_TYPE
@@ -91,7 +92,10 @@ async def serve_reloading(
 
 async def _serve_announced(server: Server, serve: Any) -> None:
     async with open_nursery(wait=True) as nursery:
-        address = await nursery.start(serve)
+        try:
+            address = await nursery.start(serve)
+        except UsageError as error:
+            raise UsageError(f"{error}{option_hint(error)}") from None
         name = server._current_offer().info["name"]
         _say(f"{name} listens at {address.local_url} and is started again when a file changes; Ctrl-C ends")
 

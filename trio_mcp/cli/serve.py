@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from trio_mcp.server.http.options import HttpOptions
 
-__all__ = ["add_arguments", "explain", "failing_places", "load_server", "own_files", "run", "run_script"]
+__all__ = ["add_arguments", "explain", "failing_places", "load_server", "option_hint", "own_files", "run", "run_script"]
 
 _USUAL = ("server", "mcp", "app")
 _INSTALLED = ("site-packages", "dist-packages")
@@ -56,7 +56,13 @@ def run(arguments: argparse.Namespace) -> int:
     from trio_mcp.server.server import Server
 
     if isinstance(server, Server):
-        server.run(http=http, workers=arguments.workers, ssl_context=ssl_context, **options)
+        try:
+            server.run(http=http, workers=arguments.workers, ssl_context=ssl_context, **options)
+        except UsageError as error:
+            if not (hint := option_hint(error)):
+                raise  # the traceback shows the line of the user
+            sys.stderr.write(f"trio-mcp: {error}{hint}\n")
+            return 2
     elif http is not None:
         found = "no server" if server is None else f"a {type(server).__name__}"
         sys.stderr.write(f"trio-mcp: --http needs a Server of trio_mcp; {target} has {found}\n")
@@ -66,6 +72,11 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         server.run()
     return 0
+
+
+def option_hint(error: UsageError) -> str:
+    """The option of the command line, for an error that names an option of `Server.run`; or ""."""
+    return "; on the command line: --allowed-host mcp.example.com" if "allowed_hosts" in str(error) else ""
 
 
 def _end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -97,13 +108,16 @@ def failing_places(error: BaseException, trace: TracebackType | None) -> list[tu
 
 
 def own_files(files: Collection[str]) -> list[str]:
-    """The files that belong to the user: not to Python, to an installed package or to this package."""
+    """The files that belong to the user: not to Python, to an installed package or to this package.
+
+    A file without a suffix is no module: it is the script `trio-mcp`.
+    """
     import sysconfig
 
     python = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
     others = (*python, os.path.join(_OURS, ""))
     own = [each for each in files if not each.startswith(others) and not set(_INSTALLED) & set(Path(each).parts)]
-    return [each for each in own if os.path.isfile(each)]
+    return [each for each in own if os.path.splitext(each)[1] and os.path.isfile(each)]
 
 
 def run_script(file: str) -> None:
