@@ -201,6 +201,28 @@ async def test_what_has_expired_goes_without_a_sweep(server: RedisServer) -> Non
 
 
 @pytest.mark.full
+async def test_the_node_of_a_cluster_that_has_the_store_is_found() -> None:
+    options = "--cluster-enabled", "yes", "--port"
+    port = unclaimed_port()
+    with redis_server(*options, str(port)) as owner, redis_server(*options, str(unclaimed_port())) as other:
+        owner.ask("CLUSTER ADDSLOTSRANGE 0 16383")
+        other.ask(f"CLUSTER MEET 127.0.0.1 {port}")
+        while b"cluster_state:ok" not in other.ask("CLUSTER INFO"):  # noqa: ASYNC110  # the nodes decide when
+            await trio.sleep(0.01)
+        async with RedisStore(other.url) as store, RedisStore(owner.url) as direct, store.receive(["a"]) as messages:
+            assert await store.add(ROW)
+            assert await direct.get("task", "a") == ROW
+            assert store._link is not None
+            store._link.drop()
+            async with trio.open_nursery() as nursery:
+                for _ in range(20):
+                    nursery.start_soon(store.get, "task", "a")
+            await direct.send("a", b"hello")
+            with trio.fail_after(5):
+                assert await anext(messages) == ("a", b"hello")
+
+
+@pytest.mark.full
 async def test_tls_and_passwords(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     caplog.set_level(logging.DEBUG)
     authority, port = trustme.CA(), unclaimed_port()

@@ -3,7 +3,7 @@
 Redis does the work: each method is one step of `redis.lua`, which Redis runs as a whole.
 
 All keys begin with ``trio_mcp:1:{NAME}``.  In a Redis Cluster they share the hash tag NAME, and so one node, because a
-step changes a row, its indexes and the bytes of its owner together.  After the prefix:
+step changes a row, its indexes and the bytes of its owner together.  Any other node names that one.  After the prefix:
 
 | Key | Value |
 |---|---|
@@ -114,8 +114,7 @@ class RedisStore:
                 trio.lowlevel.spawn_system_task(self._run, opened, name=f"connections of {self!r}")
                 await opened.wait()
                 try:
-                    self._link = self._open_link()
-                    await self._link.connected()
+                    await self._renew_link().connected()
                     await self._step("changes", -1)
                     await self._listening.wait()
                 except BaseException:
@@ -150,12 +149,18 @@ class RedisStore:
         finally:
             closed.set()
 
-    def _open_link(self) -> RedisLink:
+    def _open_link(self, node: tuple[str, int] | None = None) -> RedisLink:
         if self._nursery is None:
             raise UsageError(f"{self!r} is not open; use it inside `async with`")
-        link = self._make_link(_SCRIPT)
+        link = self._make_link(_SCRIPT, node)
         self._nursery.start_soon(link.run)
         return link
+
+    def _renew_link(self, node: tuple[str, int] | None = None) -> RedisLink:
+        if self._link is not None:
+            self._link.drop()
+        self._link = self._open_link(node)
+        return self._link
 
     # Calls.
 
@@ -171,11 +176,18 @@ class RedisStore:
             if waiting and self._answered == answered:
                 raise StoreFailed(f"{self!r} has not answered within {_WAIT} seconds; {_AT_ONCE} calls wait")
         try:
-            if self._link is None or not self._link.usable:
-                if self._link is not None:
-                    self._link.drop()
-                self._link = self._open_link()
-            result = await self._link.call(b"EVALSHA", _SHA, 1, self._prefix, name, *given)
+            link = self._link
+            if link is None or not link.usable:
+                link = self._renew_link()
+            try:
+                result = await link.call(b"EVALSHA", _SHA, 1, self._prefix, name, *given)
+            except StoreFailed:
+                if link.moved_to is None:
+                    raise
+                if self._link is link:  # this is the first call that was told so
+                    self._renew_link(link.moved_to)
+                assert self._link is not None
+                result = await self._link.call(b"EVALSHA", _SHA, 1, self._prefix, name, *given)
         finally:
             self._calls.release()
         self._answered += 1
@@ -293,11 +305,12 @@ class RedisStore:
         prefix = self._channel("")
         while True:
             with trio.move_on_after(_IDLE):
-                async for kind, channel, body in link.pushed():
-                    if kind == b"message" and channel == self._changes:
-                        self._wake()
-                    elif kind == b"message":
-                        self._channels.deliver(channel.removeprefix(prefix).decode(), body)
+                async for pushed in link.pushed():
+                    match pushed:
+                        case [b"message", self._changes, _]:
+                            self._wake()
+                        case [b"message", channel, body]:
+                            self._channels.deliver(channel.removeprefix(prefix).decode(), body)
             await link.call(b"PING")
 
     def _wake(self) -> None:

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from contextvars import ContextVar
-from functools import partial
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import trio
@@ -27,12 +26,12 @@ from coredis.connection import (
     UnixDomainSocketLocation,
 )
 from coredis.exceptions import ConnectionError as RedisConnectionError
-from coredis.exceptions import NoScriptError, ReadOnlyError, RedisError
+from coredis.exceptions import MovedError, NoScriptError, ReadOnlyError, RedisError
 
 from trio_mcp.core.errors import UsageError
 from trio_mcp.stores.rows import StoreFailed
 
-__all__ = ["DEADLINE", "RedisLink", "read_redis_url"]
+__all__ = ["DEADLINE", "MakeLink", "RedisLink", "read_redis_url"]
 
 DEADLINE: Final = 0.9
 """Seconds for each call: its caller is told within a second that Redis is away."""
@@ -50,6 +49,8 @@ class RedisLink:
     """A connection to Redis, from the attempt to its end.  `script` is loaded first."""
 
     def __init__(self, connection: BaseConnection, where: str, script: bytes) -> None:
+        self.moved_to: tuple[str, int] | None = None
+        """The node of the Redis Cluster that has the key of a call which failed."""
         self._connection = connection
         self._where = where
         self._script = script
@@ -106,7 +107,9 @@ class RedisLink:
                         request = self._connection.create_request(command, *arguments)
                     return await request
         except RedisError as error:
-            if isinstance(error, _BROKEN):
+            if isinstance(error, MovedError):
+                self.moved_to = error.node_addr
+            elif isinstance(error, _BROKEN):
                 self.drop()
             raise self._failed(error) from error
         if request is not None:
@@ -131,8 +134,13 @@ class RedisLink:
                 yield each
 
 
-def read_redis_url(url: str, ssl_context: ssl.SSLContext | None) -> tuple[Callable[[bytes], RedisLink], str]:
-    """Read a URL: a function that makes a link with a script, and the URL without its user and password.
+class MakeLink(Protocol):
+    def __call__(self, script: bytes, node: tuple[str, int] | None = None) -> RedisLink:
+        """Make a link to the server of a URL, or to another node of its cluster."""
+
+
+def read_redis_url(url: str, ssl_context: ssl.SSLContext | None) -> tuple[MakeLink, str]:
+    """Read a URL: what makes links, and the URL without its user and password.
 
     No error repeats the URL, because it may have a password.
     """
@@ -155,14 +163,18 @@ def read_redis_url(url: str, ssl_context: ssl.SSLContext | None) -> tuple[Callab
         "db": int(database),
         "connect_timeout": DEADLINE,
     }
-    connect: Callable[[], BaseConnection]
-    if parts.scheme == "unix":
-        where = f"unix://{unquote(parts.path)}"
-        connect = partial(UnixDomainSocketConnection, UnixDomainSocketLocation(unquote(parts.path)), **options)
-    else:
-        host = parts.hostname or "localhost"
-        where = f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}/{database}"
-        if parts.scheme == "rediss":
-            options["ssl_context"] = ssl_context or ssl.create_default_context()
-        connect = partial(TCPConnection, TCPLocation(host, port), **options)
-    return lambda script: RedisLink(connect(), where, script), where
+    if parts.scheme == "rediss":
+        options["ssl_context"] = ssl_context or ssl.create_default_context()
+    host, path = parts.hostname or "localhost", unquote(parts.path)
+    shown = f"[{host}]" if ":" in host else host
+    where = f"unix://{path}" if parts.scheme == "unix" else f"{parts.scheme}://{shown}:{port}/{database}"
+
+    def make_link(script: bytes, node: tuple[str, int] | None = None) -> RedisLink:
+        connection: BaseConnection
+        if parts.scheme == "unix" and node is None:
+            connection = UnixDomainSocketConnection(UnixDomainSocketLocation(path), **options)
+        else:
+            connection = TCPConnection(TCPLocation(*(node or (host, port))), **options)
+        return RedisLink(connection, where if node is None else f"{node[0]}:{node[1]}", script)
+
+    return make_link, where
