@@ -54,7 +54,7 @@ ALONE = {
     "quickstart": (4, "test_the_quick_start_leads_to_a_tested_server"),
     "from_fastmcp": (1, "test_a_server_that_was_ported_from_fastmcp_runs"),
     "simulation": (3, "simulation.test_simulation"),
-    "tasks": (3, "extensions.test_server_tasks"),
+    "tasks": (4, "extensions.test_server_tasks"),
     "extensions": (1, "client.test_extensions"),
 }
 LENGTH = 150  # lines of the README
