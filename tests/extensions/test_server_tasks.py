@@ -748,6 +748,24 @@ async def test_tasks_of_a_mounted_server(revision: str, autojump_clock: MockCloc
         assert (await until(wire, id))["status"] == "completed"
 
 
+@BOTH
+@pytest.mark.parametrize("place", ["result", "status", "error"])
+async def test_text_that_cannot_be_sent_fails_the_task(revision: str, place: str, autojump_clock: MockClock) -> None:
+    server = Server("tasks")
+
+    @server.tool(task="required")
+    async def half(ctx: Context) -> str:
+        if place == "status":
+            await ctx.task.status("\ud800")
+        if place == "error":
+            raise RequestError(-5, "no", {"half": "\ud800"})
+        return "\ud800"
+
+    async with speaking(revision, server) as wire:
+        task = await until(wire, await begin(wire, "half"))
+        assert (task["status"] == "failed") or task["result"]["isError"]
+
+
 @req("xtask-43", "task-52")
 @BOTH
 async def test_a_store_that_fails_is_an_internal_error(

@@ -1,7 +1,7 @@
 """Tasks: the life of a call that outlives its request, and the two forms in which the protocol shows it.
 
 A task is one `TaskRecord`, whatever form its requestor knows.  The core feature of 2025-11-25 and the extension
-`io.modelcontextprotocol/tasks` of 2026-07-28 are two views of it: a `TaskForm` writes the record for the wire, and the
+`io.modelcontextprotocol/tasks` of 2026-07-28 are two views of it: a `TaskForm` writes the record for the wire, and
 `read_task` reads both.  `TASKS` is the only place that knows what may happen to a task.
 
 A step is a method of the record.  It gets the time and returns a `TaskStep`: the new record, and the deed for the
@@ -39,7 +39,7 @@ from trio_mcp.core.errors import (
     UsageError,
     shown,
 )
-from trio_mcp.core.messages import ABSENT, Json, JsonObject, Notification, record
+from trio_mcp.core.messages import ABSENT, Json, JsonObject, Notification, record, to_text
 from trio_mcp.core.revisions import NOTHING, capability_object
 from trio_mcp.core.rounds import Question, read_answers
 
@@ -275,6 +275,7 @@ class TaskRecord:
         """Write the record for a store.
 
         A result has a second line of its own, because it may be long, and most readers need only the first line.
+        Raises as `to_text`, because a record that cannot be sent would fail each poll.
         """
         members = {field.name: getattr(self, field.name) for field in attrs.fields(TaskRecord)}
         members |= {"layout": _LAYOUT, "status": self.status.value}
@@ -314,7 +315,7 @@ class TaskStep:
 
 
 def _compact(value: JsonObject) -> str:
-    return json.dumps(value, separators=(",", ":"))
+    return to_text(value).decode()
 
 
 def _essence(result: JsonObject) -> JsonObject:
