@@ -15,7 +15,7 @@ from tests.extensions.test_server_tasks import CORE, EXTENSION, Name, serving
 from tests.requirements import req
 from trio_mcp import Client, Context, Elicit, RequestError, Server, TextContent, UsageError, open_client
 from trio_mcp.client import CallNextRequest, ClientExtension, ExtensionCall
-from trio_mcp.core import INVALID_PARAMS, JsonObject, Question, Request
+from trio_mcp.core import INTERNAL_ERROR, INVALID_PARAMS, JsonObject, Question, Request
 from trio_mcp.errors import ConnectionFailed, InputUnavailable, NoResponse, RemoteProtocolError
 from trio_mcp.extensions.tasks import TaskCancelled, TaskState, TaskStatus
 from trio_mcp.types import CallNext, CallToolResult, FormElicitationRequest
@@ -262,7 +262,7 @@ async def test_a_server_that_is_away_for_a_moment_is_asked_again(revision: str, 
     async with visit(revision) as client:
         task = await client.start_task("compute", {"seconds": 3})
         waiting = task._waiting()
-        original, failures = waiting.request, [ConnectionFailed("away")] * 3
+        original, failures = waiting.request, list[Exception]([ConnectionFailed("away")] * 3)
 
         async def request(method: str, params: JsonObject) -> JsonObject:
             if failures:
@@ -274,6 +274,12 @@ async def test_a_server_that_is_away_for_a_moment_is_asked_again(revision: str, 
         assert state.id == task.id
         failures += [ConnectionFailed("away")] * 5
         with pytest.raises(ConnectionFailed, match="away"):
+            await waiting.get()
+        waiting.failures = 0
+        failures += [RequestError(INTERNAL_ERROR, "shutting down")] * 3
+        assert (await waiting.get()).id == task.id
+        failures += [RequestError(INTERNAL_ERROR, "shutting down")] * 5
+        with pytest.raises(NoResponse, match=r"refuses tasks/get.*shutting down"):
             await waiting.get()
 
 

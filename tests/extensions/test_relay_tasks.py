@@ -31,7 +31,14 @@ from tests.server.wire import (
     speaking,
 )
 from trio_mcp import Context, Limits, RequestError, Server
-from trio_mcp.core import INVALID_PARAMS, METHOD_NOT_FOUND, MISSING_CLIENT_CAPABILITY, RELATED_TASK, TASKS_EXTENSION
+from trio_mcp.core import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    METHOD_NOT_FOUND,
+    MISSING_CLIENT_CAPABILITY,
+    RELATED_TASK,
+    TASKS_EXTENSION,
+)
 from trio_mcp.errors import ConnectionFailed, SessionClosed
 from trio_mcp.extensions.tasks import ClientTask, TaskCancelled
 from trio_mcp.relay import open_relay
@@ -490,6 +497,20 @@ async def test_a_task_goes_on_when_its_connection_ends(behind: str, before: str,
             assert (await wire.call("tasks/get", {"taskId": id}))["status"] == "completed"
 
 
+@behind
+@before
+async def test_a_task_goes_on_when_its_run_ends(behind: str, before: str, autojump_clock: MockClock) -> None:
+    server = serving()
+    async with server.running(), open_relay(server, revision=behind) as relay:
+        options: Any = {"check": False, "capabilities": capabilities(before)}
+        async with speaking_to(relay, before, **options) as wire:
+            id = await begin(wire, "compute", {"seconds": 30})
+        await trio.sleep(10)
+        async with speaking_to(relay, before, **options) as wire:
+            assert (await wire.call("tasks/get", {"taskId": id}))["status"] == "working"
+            assert (await until(wire, id))["status"] == "completed"
+
+
 @asynccontextmanager
 async def speaking_to(
     server: Server, revision: str, principal: str | None = None, **options: Any
@@ -623,6 +644,37 @@ async def test_a_server_that_is_away_for_a_while_is_asked_again(
     async with relayed(behind, before) as wire:
         assert (await until(wire, await begin(wire, "compute", {"seconds": 1})))["status"] == "completed"
         assert not failures
+
+
+@req("xtask-43")
+@behind
+@before
+async def test_a_server_that_refuses_requests_for_a_while_says_nothing_of_its_tasks(
+    behind: str, before: str, autojump_clock: MockClock
+) -> None:
+    refused = list[str]()
+
+    async def draining(ctx: Context, request: Any, call_next: Any) -> Any:
+        if request.method.startswith("tasks/") and refuses(request.method):
+            refused.append(request.method)
+            raise RequestError(INTERNAL_ERROR, "the server is shutting down")
+        return await call_next()
+
+    def refuses(method: str) -> bool:
+        return trio.current_time() < end or (method == "tasks/result" and refused.count(method) < 3)
+
+    end = trio.current_time()
+    async with relayed(behind, before, serving(middleware=[draining])) as wire:
+        id = await begin(wire, "compute", {"seconds": 3})
+        end = trio.current_time() + 30
+        with pytest.raises(WireError, match="shutting down") as caught:
+            await wire.call("tasks/cancel", {"taskId": id})
+        assert caught.value.code == INTERNAL_ERROR
+        await trio.sleep(25)
+        assert (await wire.call("tasks/get", {"taskId": id}))["status"] == "working"
+        assert (await until(wire, id))["status"] == "completed"
+        assert trio.current_time() > end
+        assert refused.count("tasks/result") == (3 if behind == CORE else 0)
 
 
 @behind

@@ -59,6 +59,7 @@ import logging
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import TYPE_CHECKING, Any, Unpack
+from urllib.parse import urlsplit
 
 import attrs
 import trio
@@ -194,9 +195,19 @@ class Relay:
 
         form = form_of(client) if self.carries_tasks else None
         if form is not None:
-            by_name = isinstance(self.target, str | Sequence)  # others mean nothing in another process
-            place = repr(self.target) if by_name else str(client.server.get("name"))
-            self.tasks = RelayTasks(self, self._server, form, place, client.capabilities)
+            self.tasks = RelayTasks(self, self._server, form, self._place(client), client.capabilities)
+
+    def _place(self, client: Client) -> str:
+        """A text that tells this upstream server from others, also in another process.
+
+        It leaves out all that may be secret: a query, and the arguments of a program.
+        """
+        where: Any = None
+        if isinstance(self.target, str):
+            where = urlsplit(self.target)._replace(netloc=urlsplit(self.target).netloc.rpartition("@")[2], query="")
+        elif isinstance(self.target, Sequence):
+            where = self.target[:2]  # the program, and perhaps a script
+        return repr([client.server.get("name"), where])
 
     def _end(self) -> None:
         self.ended = True  # the front server may be served for longer, and refuses further requests
@@ -234,9 +245,12 @@ class Relay:
 
     # Choosing the session of a client.
 
-    async def upstream_for(self, owner: Hashable | None, link: ServerSession) -> Upstream:
-        """The session of this client, made if needed.  Raises RequestError if there are too many."""
-        while not self.ended and not link.session.closed:
+    async def upstream_for(self, owner: Hashable | None, link: ServerSession | None) -> Upstream:
+        """The session of this client, made if needed.  Raises RequestError if there are too many.
+
+        Without a link the owner is a principal, or None.
+        """
+        while not self.ended and not (link is not None and link.session.closed):
             room, upstream = self._room, self._upstreams.get(owner)
             if upstream is not None:
                 if not upstream.closing:
@@ -245,7 +259,7 @@ class Relay:
                 (only,) = self._upstreams.values()
                 await only.share()
                 return only
-            elif self._shares.take(holder := None if owner is None else link.account.holder):
+            elif self._shares.take(holder := None if owner is None else owner if link is None else link.account.holder):
                 return self._assign(owner, holder)
             else:
                 self._make_room(holder)

@@ -23,7 +23,7 @@ import json
 import logging
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
@@ -34,6 +34,7 @@ import trio
 from trio_mcp.core.codec import from_json
 from trio_mcp.core.errors import (
     INTERNAL_ERROR,
+    INVALID_PARAMS,
     METHOD_NOT_FOUND,
     MISSING_CLIENT_CAPABILITY,
     ConnectionFailed,
@@ -47,6 +48,7 @@ from trio_mcp.core.errors import (
 from trio_mcp.core.messages import Json, JsonObject
 from trio_mcp.core.models import CallToolResult
 from trio_mcp.core.revisions import REVISIONS, declares, stable_name
+from trio_mcp.core.shares import holder_of
 from trio_mcp.core.tasks import (
     CORE_TASKS,
     EXTENSION_TASKS,
@@ -64,7 +66,16 @@ from trio_mcp.core.tasks import (
 from trio_mcp.extensions.tasks.client import ClientTask, OnState, TaskCancelled, ordinary_call, tasks_of
 from trio_mcp.extensions.tasks.forms import CORE_FORM, EXTENSION_FORM
 from trio_mcp.extensions.tasks.keeper import TaskHost, wall_time
-from trio_mcp.extensions.tasks.server import METHODS, RunTasks, form_asked, keep, refusal_of_plain_call, tasks_in
+from trio_mcp.extensions.tasks.server import (
+    METHODS,
+    RunTasks,
+    Work,
+    form_asked,
+    keep,
+    refusal_of_plain_call,
+    run_tasks,
+    tasks_in,
+)
 from trio_mcp.relay.upstream import RelayedCall, Upstream
 from trio_mcp.server.context import Context
 
@@ -72,6 +83,7 @@ if TYPE_CHECKING:
     from trio_mcp.client.client import Client
     from trio_mcp.core.content import Model
     from trio_mcp.relay.relay import Relay
+    from trio_mcp.server.detached import ExtensionRun
     from trio_mcp.server.extensions import Listener
     from trio_mcp.server.server import Server
 
@@ -107,7 +119,7 @@ class RelayTasks:
         if form is CORE_TASKS and not declares(capabilities, ("tasks", "cancel")):  # task-66
             core = attrs.evolve(core, settings={name: each for name, each in core.settings.items() if name != "cancel"})
         ext = server.extension(EXTENSION_FORM, core)
-        ext.background(keep)
+        ext.background(self._keep)
         ext.filter("taskIds")(self._listen)
         for name, serve in METHODS.items():
             ext.method(name)(self._after_adoption(serve))
@@ -176,7 +188,7 @@ class RelayTasks:
                 pass  # a question of another call may be asked in this one, which then has no request to answer
             id = self._shown_id(task.id, stable_name(ctx.principal))
             record = self._record(id, tasks, ctx, form, task.state)
-            host = await tasks.begin(ctx, form, record, task.state.immediate)
+            host = await tasks.begin(ctx, form, record, task.state.immediate, recoverable=True)
         except BaseException:  # the client does not hear of the task
             await self._cancel(upstream, task.id)
             raise
@@ -250,14 +262,13 @@ class RelayTasks:
         with trio.move_on_after(_CANCELLING), upstream.used():
             task = await self._open(upstream, id)
             try:
-                with suppress(RequestError):  # it has ended already
+                with _none_or_ended():  # it has ended already
                     await task.cancel()
-                state = await task.status()
-                if state.terminal and state.status is not TaskStatus.CANCELLED:
-                    await host.wait_ended()
-            except RequestError:
-                return  # it has forgotten the task
-            except (McpError, trio.TooSlowError) as error:
+                with _none_or_ended():  # the server has forgotten it
+                    state = await task.status()
+                    if state.terminal and state.status is not TaskStatus.CANCELLED:
+                        await host.wait_ended()
+            except (SessionClosed, ConnectionFailed, trio.TooSlowError) as error:
                 _log.warning("tasks/cancel got no answer from the upstream server: %s", error)
             else:
                 return
@@ -269,9 +280,9 @@ class RelayTasks:
             while True:
                 try:
                     await (await self._open(upstream, id)).cancel()
-                except RequestError:
-                    return  # it has ended already
-                except (McpError, trio.TooSlowError):
+                except (McpError, trio.TooSlowError) as error:
+                    if isinstance(error, RequestError) and error.code != INTERNAL_ERROR:
+                        return  # it has ended already
                     await trio.sleep(_AGAIN)
                 else:
                     return
@@ -317,7 +328,9 @@ class RelayTasks:
         tasks, now = tasks_in(ctx), wall_time()
         try:
             state = await task.status()
-        except RequestError:
+        except RequestError as error:
+            if error.code != INVALID_PARAMS:
+                raise
             return {}  # it has no such task, and so has this relay
         form = CORE_TASKS if ctx._terms.revision.handshake else EXTENSION_TASKS
         record = self._record(shown_id, tasks, ctx, form, state)
@@ -330,12 +343,37 @@ class RelayTasks:
             except RequestError as error:
                 record = record.fail(error, now).task
 
-        async def follow(inner: Context, host: TaskHost) -> JsonObject:
-            call = RelayedCall(inner, asking.link)
-            return await upstream.work(call, "tools/call", lambda client: self._follow(upstream, call, host, id))
-
-        await tasks.adopt(ctx, record, follow)
+        await tasks.adopt(ctx, record, partial(self._carry_on, id, asking))
         return {}
+
+    async def _carry_on(self, id: str, asking: RelayedCall | None, ctx: Context, host: TaskHost) -> JsonObject:
+        """Follow a task that has a record, and whose call has ended.  `asking` is a request about it, if there is one.
+
+        `ctx` is a context whose client is the task.
+        """
+        owner = asking.owner if asking is not None else holder_of(stable_name(ctx.principal), None)
+        call = RelayedCall(ctx, link=ctx._link if asking is None else asking.link, owner=owner)
+        upstream = await self._relay.upstream_for(owner, None if asking is None else asking.link)
+        return await upstream.work(call, "tools/call", lambda client: self._follow(upstream, call, host, id))
+
+    async def _keep(self, extended: ExtensionRun) -> None:
+        run_tasks(extended).recover_elsewhere.append(self._recover)
+        await keep(extended)
+
+    def _recover(self, task: TaskRecord) -> Work | None:
+        """The work of a task whose run has ended; None if it is not a task of this upstream server."""
+        id = self._upstream_id(task.id, task.owner)
+        return None if id is None else partial(self._carry_on, id, None)
+
+
+@contextmanager
+def _none_or_ended() -> Iterator[None]:
+    """A block that ends where the upstream server answers that a task has ended, or that there is none (-32602)."""
+    try:
+        yield
+    except RequestError as error:
+        if error.code != INVALID_PARAMS:
+            raise
 
 
 def _noting(host: TaskHost) -> OnState:

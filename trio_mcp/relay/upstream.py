@@ -98,15 +98,21 @@ def owner_of(link: Any) -> Hashable | None:
 
 
 class RelayedCall:
-    """A running request and the client that sent it, on `link` if the context does not say so."""
+    """A running request and the client that sent it.
 
-    def __init__(self, ctx: Context, link: Any = None) -> None:
+    A call that has ended, and whose task goes on, is given the `link` and the `owner` of the client.
+    """
+
+    def __init__(self, ctx: Context, *, link: Any = None, owner: Hashable | None = None) -> None:
         self.ctx = ctx
-        link = ctx._open_link("a request") if link is None else link
-        self.notifies: bool = link.detached
+        self.notifies = False
         """Whether this is a notification, which has no request."""
-        self.link = link.origin if self.notifies else link
-        self.owner = owner_of(self.link)
+        self.link, self.owner = link, owner
+        if link is None:
+            link = ctx._open_link("a request")
+            self.notifies = link.detached
+            self.link = link.origin if self.notifies else link
+            self.owner = owner_of(self.link)
         self.question_lock = trio.Lock()  # asks one question at a time, because a 2026-07-28 call may have only one
         self.logs: DroppingQueue[_Message] = DroppingQueue()
         """Log messages, and notifications that the protocol does not have."""

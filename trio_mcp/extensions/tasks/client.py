@@ -25,6 +25,7 @@ from trio_mcp.client.session import NoResponse, SessionLost
 from trio_mcp.client.tools import ReturnType
 from trio_mcp.core.codec import from_json
 from trio_mcp.core.errors import (
+    INTERNAL_ERROR,
     ConnectionFailed,
     InputUnavailable,
     McpError,
@@ -266,7 +267,7 @@ class _Waiting:
         return read_task(await self.send("tasks/get", {}))
 
     async def send(self, method: str, params: JsonObject) -> JsonObject:
-        """Send a request that may be repeated.  A server that is away may be starting again."""
+        """Send a request that may be repeated.  A server that is away or shuts down may be starting again."""
         while True:
             try:
                 result = await self.request(method, {"taskId": self.id, **params})
@@ -274,10 +275,19 @@ class _Waiting:
                 self.failures += 1
                 if self.failures == _FAILURES or self.client.closed:
                     raise
-                await trio.sleep(1)
+            except RequestError as error:
+                if error.code != INTERNAL_ERROR:  # xtask-43: with this one the server says nothing of the task
+                    raise
+                self.failures += 1
+                if self.failures == _FAILURES:
+                    raise self._refused(method, error) from error
             else:
                 self.failures = 0
                 return result
+            await trio.sleep(1)
+
+    def _refused(self, method: str, error: RequestError) -> NoResponse:
+        return NoResponse(f"the server refuses {method} of the task {shown(self.id)}: {error}")
 
     async def drive(self, state: TaskState, *, cancels: bool) -> JsonObject:
         """Wait for the end of the task, and return the result of the call.  Raises as the call would have."""
@@ -378,12 +388,18 @@ class _Waiting:
         return True
 
     async def _outcome(self, state: TaskState) -> JsonObject:
-        if self.form is CORE_TASKS and state.status is not TaskStatus.CANCELLED:
+        refusals = 0
+        while self.form is CORE_TASKS and state.status is not TaskStatus.CANCELLED:
             try:
                 return await self.request("tasks/result", {"taskId": self.id})
-            except RequestError:
-                state = await self.get()  # the error of a call, or that of a task without a result
-                if state.status is not TaskStatus.CANCELLED:
+            except RequestError as error:  # that of the call, or of tasks/result
+                state = await self.get()
+                if error.code == INTERNAL_ERROR and state.status is not TaskStatus.FAILED:
+                    refusals += 1
+                    if refusals == _FAILURES:
+                        raise self._refused("tasks/result", error) from error
+                    await trio.sleep(1)
+                elif state.status is not TaskStatus.CANCELLED:
                     raise
         if state.status is TaskStatus.CANCELLED:
             raise TaskCancelled(f"the task {shown(self.id)} was cancelled: {state.message or 'no reason was given'}")

@@ -11,7 +11,7 @@ import secrets
 from collections import ChainMap
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import attrs
@@ -51,10 +51,12 @@ if TYPE_CHECKING:
     from trio_mcp.server.server import Server
 
 __all__ = [
-    "METHODS", "RunTasks", "ServerTasks", "ToolTask", "add_tool", "form_asked", "keep", "refusal_of_plain_call",
-    "tasks_in",
+    "METHODS", "RunTasks", "ServerTasks", "ToolTask", "Work", "add_tool", "form_asked", "keep",
+    "refusal_of_plain_call", "run_tasks", "tasks_in",
 ]  # fmt: skip
 
+Work: TypeAlias = "Callable[[Context, TaskHost], Awaitable[JsonObject]]"
+"""The work of a task that is done elsewhere: it gets a context whose client is the task, and returns the result."""
 # Members of params that belong to one request only.
 _OF_ONE_REQUEST = frozenset({"_meta", "task", "inputResponses", "requestState"})
 
@@ -162,7 +164,7 @@ class ToolTask:
             tasks = tasks_in(self._ctx)
             replay = self._entry.replay
             record = tasks.record(self._ctx, form, replay=replay)
-            self._host = await tasks.begin(self._ctx, form, record, replay=replay)
+            self._host = await tasks.begin(self._ctx, form, record, recoverable=replay)
         return True
 
     async def status(self, message: str) -> None:
@@ -190,6 +192,11 @@ def _of(run: Run) -> RunTasks:
 def tasks_in(ctx: Context) -> RunTasks:
     """The tasks of the run that serves this call."""
     return _of(ctx._open_link("a task")._run)
+
+
+def run_tasks(extended: ExtensionRun) -> RunTasks:
+    """The tasks of a run."""
+    return _of(extended._run)
 
 
 async def keep(extended: ExtensionRun) -> None:
@@ -247,6 +254,8 @@ class RunTasks:
         self.keeper.on_change = self._tell
         self.keeper.leaving = lambda: run.draining
         self._extended: ExtensionRun | None = None
+        self.recover_elsewhere: list[Callable[[TaskRecord], Work | None]] = []
+        """Functions that know the work of tasks that is done elsewhere, for those whose run has ended."""
         self._listeners: dict[str, dict[Listener, None]] = {}
         self._callers: dict[str, DetachedCall] = {}  # of the older form: their sessions hear of each change
         self.keeper.on_gone = lambda id: self._callers.pop(id, None)
@@ -291,14 +300,14 @@ class RunTasks:
         task: TaskRecord,
         immediate: str | None = None,
         *,
-        replay: bool = False,
+        recoverable: bool = False,
     ) -> TaskHost:
         """Make a call a task, and answer its request; the handler of the call goes on.
 
-        xtask-10: the request is answered when the store has the task.
+        A task that is `recoverable` can go on in another run.  xtask-10: the request is answered when the store has it.
         """
         host = _ServerHost(self.keeper, task) if form is EXTENSION_TASKS else _CoreTaskHost(self.keeper, task, ctx)
-        host.recoverable = replay or bool(task.terms.get("elsewhere"))
+        host.recoverable = recoverable
         try:
             await self.keeper.add(task, ctx._holder)
             call = await ctx.detach(host, form.created(task, immediate))
@@ -311,25 +320,20 @@ class RunTasks:
             host.call = self._callers[task.id] = call
         return host
 
-    async def adopt(
-        self, ctx: Context, task: TaskRecord, work: Callable[[Context, TaskHost], Awaitable[JsonObject]]
-    ) -> None:
+    async def adopt(self, ctx: Context, task: TaskRecord, work: Work) -> None:
         """Store a task whose work is done elsewhere.  If it has not ended, `work` is called for its outcome.
 
         `ctx` is the context of any request about it.  `work` gets another one, whose client is the task.
         """
-        assert self._extended is not None  # the request of `ctx` came later
-        if task.terminal:
-            await self.keeper.add(task, ctx._holder)
-            return
+        await self.keeper.add(task, ctx._holder)
+        if not task.terminal:
+            self._start_work(task, ctx.request, ctx._terms, work)
+
+    def _start_work(self, task: TaskRecord, request: Request, terms: Terms, work: Work) -> None:
+        assert self._extended is not None  # the run has begun
         host = _ServerHost(self.keeper, task)
-        try:
-            await self.keeper.add(task, ctx._holder)
-        except BaseException:
-            self.keeper.release(host)
-            raise
-        inner = self._extended.context(ctx.request, ctx._terms, host)
-        self._run.nursery.start_soon(host.run, partial(work, inner, host), name="a task that began elsewhere")
+        ctx = self._extended.context(request, terms, host)
+        self._run.nursery.start_soon(host.run, partial(work, ctx, host), name="a task whose work is elsewhere")
 
     def _session_name(self, ctx: Context) -> str:
         """A name for the session of a client without a principal: it lists the tasks of this session only (task-58)."""
@@ -338,17 +342,21 @@ class RunTasks:
 
     def _recover(self, task: TaskRecord) -> bool | None:
         """Run a task again, if its tool allows that.  None: the params of such tasks have too many bytes now."""
-        if task.terms.get("elsewhere"):  # its work goes on there, and the next request about it finds it there
-            self._run.nursery.start_soon(self.keeper.drop, task.id)
-            return True
-        route = self._run.dispatcher.catalog.find("tools", str(task.params.get("name")))
         kept, revision = task.terms, REVISIONS.get(str(task.terms.get("revision")))
-        if route is None or not route.entry.replay or revision is None or self._extended is None:
+        if revision is None or self._extended is None:
             return False
         terms = Terms(revision, kept["capabilities"], kept.get("identity"), None, task.owner)
+        request = Request(1, task.method, task.params)
+        for recover in self.recover_elsewhere:
+            if (work := recover(task)) is not None:
+                self._start_work(task, request, terms, work)
+                return True
+        route = self._run.dispatcher.catalog.find("tools", str(task.params.get("name")))
+        if route is None or not route.entry.replay:
+            return False
         host = _ServerHost(self.keeper, task)
         try:
-            host.cancel = self._extended.start(Request(1, task.method, task.params), terms, host).cancel
+            host.cancel = self._extended.start(request, terms, host).cancel
         except RequestError:
             self.keeper.release(host)
             return None
