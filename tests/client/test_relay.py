@@ -1313,3 +1313,19 @@ async def test_a_session_that_is_being_closed_is_not_opened_again(autojump_clock
         await upstream.reopen()
         assert upstream.closing
         assert text(await client.call_tool("add", {"a": 1, "b": 2})) == "3"
+
+
+async def test_a_session_whose_client_leaves_meanwhile_is_closed(autojump_clock: MockClock) -> None:
+    for number in range(0, 60, 6):  # so many steps after the beginning
+        relay = Relay(build(), ASKS, (), tuple(REVISIONS), {})
+        async with Block(relay.open, "") as shown, open_client(shown) as one, trio.open_nursery() as nursery:
+            async with open_client(shown) as two:
+                for client in (one, two):
+                    await client.list_tools()
+                assert len(relay._upstreams) == 2
+                nursery.start_soon(relay.reopen)
+                for _ in range(number):
+                    await trio.lowlevel.checkpoint()
+            await trio.sleep(10)
+            assert len(relay._upstreams) == 1
+            assert text(await one.call_tool("add", {"a": 1, "b": 2})) == "3"

@@ -219,7 +219,8 @@ class Relay:
         does not start.
         """
         for upstream in (*([] if self._first is None else [self._first]), *self._upstreams.values()):
-            await upstream.reopen()
+            if upstream in (self._first, self._upstreams.get(upstream.owner)):  # its client may have gone meanwhile
+                await upstream.reopen()
 
     def publish(self, change: ChangeEvent, reaches: Callable[[Any], bool]) -> None:
         """Notify the clients on the links for which `reaches` returns True."""

@@ -255,12 +255,13 @@ class Upstream:
         """
         if self.closing:
             return
-        if not self._life.ended.is_set():
-            self._life.reopens = True
-            self._life.scope.cancel(reason="the upstream server is started again")
-            await self._life.ended.wait()
-        self._failures, self._not_before = 0, -math.inf
-        await self.client()
+        with self.used():  # it is closed afterwards if its client disconnects meanwhile
+            if not self._life.ended.is_set():
+                self._life.reopens = True
+                self._life.scope.cancel(reason="the upstream server is started again")
+                await self._life.ended.wait()
+            self._failures, self._not_before = 0, -math.inf
+            await self.client()
 
     async def share(self) -> None:
         """Let other clients use the session as well."""
