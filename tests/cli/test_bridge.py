@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -14,6 +16,7 @@ from typing import Any
 
 import pytest
 import trio
+import trustme
 
 from tests.cli.servers import server
 from tests.http.auth_site import auth_site, protected_by
@@ -32,20 +35,25 @@ D, E = "2025-11-25", "2026-07-28"
 
 
 @contextmanager
-def bridged(*arguments: str, **more: Any) -> Iterator[tuple[dict[str, str], subprocess.Popen[str]]]:
-    """A bridge over HTTP in a process of its own, and its addresses."""
+def started(*arguments: str, **more: Any) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
-        [*BRIDGE, "--http", "127.0.0.1:0", "--json", *arguments],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more,
-    ) as process:  # fmt: skip
+        [*BRIDGE, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more
+    ) as process:
         try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if not line:
-                raise AssertionError(f"the bridge did not start:\n{process.communicate()[1]}")
-            yield json.loads(line), process
+            yield process
         finally:
             process.kill()
+
+
+@contextmanager
+def bridged(*arguments: str, **more: Any) -> Iterator[tuple[dict[str, str], subprocess.Popen[str]]]:
+    """A bridge over HTTP in a process of its own, and its addresses."""
+    with started("--http", "127.0.0.1:0", "--json", *arguments, **more) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise AssertionError(f"the bridge did not start:\n{process.communicate()[1]}")
+        yield json.loads(line), process
 
 
 def ended(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> tuple[int, str]:
@@ -216,7 +224,7 @@ async def test_an_http_server_over_stdio() -> None:
     [
         (["http://127.0.0.1:9/mcp?key=sesame"], 3, "trio-mcp: "),
         (["--", sys.executable, "-c", "raise SystemExit('no licence')"], 3, "trio-mcp: "),
-        (["--token-env", "NAME", SERVER], 2, "trio-mcp: --token-env, --allowed-host and --allowed-origin are for"),
+        (["--token-env", "NAME", SERVER], 2, "trio-mcp: --token-env needs --http HOST:PORT or --ws HOST:PORT"),
         (["--http", "127.0.0.1:0", "--token-env", "NO_SUCH", SERVER], 2, "trio-mcp: --token-env NO_SUCH: the variable"),
         (["--http", "0.0.0.0:0", SERVER], 2, "trio-mcp: other machines can reach 0.0.0.0; name the hosts"),
         (["--http", "3000", SERVER], 2, "trio-mcp: http must be a host and port"),
@@ -256,6 +264,23 @@ async def asked(url: str, headers: Mapping[str, str]) -> int:
     async with await trio.open_tcp_stream(name, int(port)) as stream:
         await stream.send_all(f"POST /{path} HTTP/1.1\r\n{head}\r\n".encode() + ping)
         return int((await stream.receive_some()).split()[1])
+
+
+@pytest.mark.full
+async def test_https_and_the_websocket_are_named(tmp_path: Path) -> None:
+    authority, context = trustme.CA(), ssl.create_default_context()
+    authority.configure_trust(context)
+    certificate = str(tmp_path / "both.pem")
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(certificate)
+    with started("--ws", "127.0.0.1:0", "--tls-cert", certificate, SERVER) as process, trio.fail_after(60):
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        assert re.fullmatch(
+            r"trio-mcp: the bridge is at (wss://\S+)/ws, also https://\S+/sse and https://\S+/mcp; Ctrl-C ends\n", line
+        )
+        async with open_client(line.split()[5].rstrip(","), ssl_context=context) as client:
+            assert "forecast" in {tool.name for tool in await client.list_tools()}
+        assert ended(process) == (143, "")
 
 
 @pytest.mark.full
@@ -342,8 +367,7 @@ async def test_a_signal_ends_the_bridge_and_its_servers(number: int, status: int
 
 @pytest.mark.full
 def test_the_end_of_input_ends_a_bridge_that_is_still_connecting() -> None:
-    command = [*BRIDGE, "--", sys.executable, "-c", "import sys; sys.stdin.read()"]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with started("--", sys.executable, "-c", "import sys; sys.stdin.read()", stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(timeout=60) == 0

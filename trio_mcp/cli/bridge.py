@@ -21,11 +21,12 @@ from functools import partial
 from hmac import compare_digest
 from typing import TYPE_CHECKING
 
+from trio_mcp.cli.http_options import add_http_arguments, http_options
 from trio_mcp.cli.output import Output
 from trio_mcp.cli.target import ServerTarget, add_target_arguments, client_options, exit_status, target_of
 from trio_mcp.client.options import ClientOptions
 from trio_mcp.core.errors import UsageError
-from trio_mcp.core.http.fields import LOOPBACK_HOSTS, HttpRequest
+from trio_mcp.core.http.fields import HttpRequest
 from trio_mcp.relay.relay import open_relay
 from trio_mcp.server.process import ProcessLife, live, parse_address
 from trio_mcp.server.server import Server
@@ -34,6 +35,8 @@ from trio_mcp.transport.dial import is_this_machine
 from trio_mcp.transport.stdio import owned_stdio
 
 if TYPE_CHECKING:
+    import ssl
+
     from trio_mcp.server.http.listener import HttpAddress
     from trio_mcp.server.http.options import HttpOptions
 
@@ -50,9 +53,7 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
     sides.add_argument("--http", metavar="HOST:PORT", help="Streamable HTTP, HTTP+SSE and WebSocket; port 0: any")
     sides.add_argument("--ws", metavar="HOST:PORT", help="the same, for clients of the WebSocket")
     front.add_argument("--token-env", metavar="NAME", help="the variable with the bearer token that clients must send")
-    front.add_argument(
-        "--allowed-host", action="append", metavar="NAME", help="a host name in the URLs of clients, besides loopback"
-    )
+    add_http_arguments(front)
     front.add_argument(
         "--allowed-origin",
         action="append",
@@ -76,12 +77,17 @@ def _run(arguments: argparse.Namespace) -> int:
             options["start_timeout"] = arguments.timeout
     address = arguments.http or arguments.ws
     if address is None:
-        if arguments.token_env or arguments.allowed_host or arguments.allowed_origin:
-            raise UsageError("--token-env, --allowed-host and --allowed-origin are for --http and --ws")
+        for name in ("token_env", "allowed_host", "allowed_origin", "tls_cert", "tls_key"):
+            if getattr(arguments, name):
+                raise UsageError(f"--{name.replace('_', '-')} needs --http HOST:PORT or --ws HOST:PORT")
         serve = partial(_serve_stdio, target, options)
     else:
-        where = parse_address(address)
-        serve = partial(_serve_http, target, options, where, _http_options(where[0], arguments), arguments)
+        from trio_mcp.server.http.listener import serve_http
+
+        host, port = parse_address(address)
+        context, http = _http_options(host, arguments)
+        listen = partial(serve_http, host=host, port=port, ssl_context=context, **http)
+        serve = partial(_serve_http, target, options, listen, _PrintedAddress(arguments))
     # The relay takes its place when it is open; until then there is no client to drain.
     live(Server("trio-mcp bridge"), serve, shutdown_timeout=_SHUTDOWN)
     return 0
@@ -101,16 +107,13 @@ async def _serve_stdio(target: ServerTarget, options: ClientOptions, life: Proce
 async def _serve_http(
     target: ServerTarget,
     options: ClientOptions,
-    address: tuple[str, int],
-    http: HttpOptions,
-    arguments: argparse.Namespace,
+    listen: Callable[..., Awaitable[None]],
+    printed: _PrintedAddress,
     life: ProcessLife,
 ) -> None:
-    from trio_mcp.server.http.listener import serve_http
-
     async with open_relay(target.address, **options) as relay:
         life.server = relay
-        await serve_http(relay, *address, task_status=_PrintedAddress(arguments), **http)
+        await listen(relay, task_status=printed)
 
 
 class _PrintedAddress:
@@ -133,19 +136,18 @@ class _PrintedAddress:
         sys.stderr.flush()
 
 
-def _http_options(host: str, arguments: argparse.Namespace) -> HttpOptions:
-    """The options of `serve_http` at this host.  The names of loopback are always allowed."""
+def _http_options(host: str, arguments: argparse.Namespace) -> tuple[ssl.SSLContext | None, HttpOptions]:
+    """The TLS context and the options of `serve_http` at this host."""
     if not arguments.allowed_host and not is_this_machine(host):
         fix = "name the hosts in their URLs with --allowed-host, such as --allowed-host mcp.example.com"
         raise UsageError(f"other machines can reach {host}; {fix}")
-    options: HttpOptions = {"sse_path": "/sse", "message_path": "/messages"}
-    if arguments.allowed_host:
-        options["allowed_hosts"] = [*LOOPBACK_HOSTS, *arguments.allowed_host]
+    context, options = http_options(arguments)
+    options["sse_path"], options["message_path"] = "/sse", "/messages"
     if arguments.allowed_origin:
         options["allowed_origins"] = arguments.allowed_origin
     if arguments.token_env:
         options["authenticate"] = _authenticator(arguments.token_env)
-    return options
+    return context, options
 
 
 def _authenticator(variable: str) -> Callable[[HttpRequest], Awaitable[str | None]]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+from trio_mcp.cli.http_options import add_http_arguments, http_options
 from trio_mcp.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,11 +35,7 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="TARGET", help="weather.py, weather.py:server or package.module:server")
     parser.add_argument("--http", metavar="HOST:PORT", help="serve HTTP at this address instead of standard input")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="serve HTTP in N processes")
-    parser.add_argument("--tls-cert", metavar="FILE", help="serve HTTPS with this certificate and its chain, as PEM")
-    parser.add_argument("--tls-key", metavar="FILE", help="the private key, if the file of the certificate has none")
-    parser.add_argument(
-        "--allowed-host", action="append", default=[], metavar="NAME", help="a host name under which clients reach HTTP"
-    )
+    add_http_arguments(parser)
     parser.add_argument("--reload", action="store_true", help="start the server again when one of its files changes")
 
 
@@ -135,10 +132,7 @@ def _reload(target: str, http: str | None, ssl_context: ssl.SSLContext | None, o
 
 def _http_options(arguments: argparse.Namespace) -> tuple[ssl.SSLContext | None, HttpOptions]:
     """The options for HTTP.  Raises `UsageError`."""
-    certificate, key = arguments.tls_cert, arguments.tls_key
-    if key is not None and certificate is None:
-        raise UsageError("--tls-key needs --tls-cert, the certificate of this key")
-    if arguments.http is None and (certificate is not None or arguments.allowed_host or arguments.workers != 1):
+    if arguments.http is None and (arguments.tls_cert is not None or arguments.allowed_host or arguments.workers != 1):
         raise UsageError("--tls-cert, --allowed-host and --workers need --http HOST:PORT")
     if arguments.workers != 1 and (arguments.reload or arguments.workers < 1):
         raise UsageError("--workers is a number of processes, 1 or more; --reload runs one process")
@@ -146,29 +140,7 @@ def _http_options(arguments: argparse.Namespace) -> tuple[ssl.SSLContext | None,
         from trio_mcp.server.process import parse_address
 
         parse_address(arguments.http)
-    options: HttpOptions = {}
-    if arguments.allowed_host:
-        from trio_mcp.core.http.fields import LOOPBACK_HOSTS
-
-        # A program of this machine may still use the names of loopback, for example to see whether the server runs.
-        options["allowed_hosts"] = (*LOOPBACK_HOSTS, *arguments.allowed_host)
-    if certificate is None:
-        return None, options
-    import ssl
-
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.set_alpn_protocols(["http/1.1"])
-    try:
-        # Without a password here, OpenSSL would ask for one on the terminal.
-        context.load_cert_chain(certificate, key, password=_no_password)
-    except OSError as error:
-        files = certificate if key is None else f"{certificate} and {key}"
-        raise UsageError(f"no TLS with {files}: {error.strerror or error}") from None
-    return context, options
-
-
-def _no_password() -> str:
-    raise UsageError("the private key is encrypted; write one without a password: openssl pkey -in KEY -out NEW")
+    return http_options(arguments)
 
 
 def load_server(target: str) -> Any:
