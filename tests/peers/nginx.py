@@ -1,5 +1,7 @@
 """An nginx of one's own, in front of a server: `proxied(port)` gives the port that leads to it.
 
+With several ports each request goes to the next server.
+
 All that a plain installation leaves to the defaults is left to them: responses are buffered, HTTP/1.0 is spoken
 upstream, each request on a connection of its own, and Host names the upstream.
 """
@@ -35,10 +37,14 @@ http {{
     fastcgi_temp_path {folder}/fastcgi;
     uwsgi_temp_path {folder}/uwsgi;
     scgi_temp_path {folder}/scgi;
+    upstream servers {{
+        {servers}
+    }}
     server {{
         listen 127.0.0.1:{port};
         location / {{
-            proxy_pass http://127.0.0.1:{upstream};
+            proxy_pass http://servers;
+            proxy_set_header Host 127.0.0.1:{first};
         }}
     }}
 }}
@@ -46,7 +52,7 @@ http {{
 
 
 @contextmanager
-def proxied(upstream: int) -> Iterator[int]:
+def proxied(*upstreams: int) -> Iterator[int]:
     program = needs("nginx", lambda: tool("nginx"))
     folder = Path(tempfile.mkdtemp(prefix="nginx-"))
     try:
@@ -55,7 +61,10 @@ def proxied(upstream: int) -> Iterator[int]:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             listener.setblocking(False)  # as its own are
             port = listener.getsockname()[1]
-            config = CONFIG.format(user=getpass.getuser(), folder=folder, port=port, upstream=upstream)
+            servers = " ".join(f"server 127.0.0.1:{each} max_fails=0;" for each in upstreams)
+            config = CONFIG.format(
+                user=getpass.getuser(), folder=folder, port=port, servers=servers, first=upstreams[0]
+            )
             (folder / "nginx.conf").write_text(config)
             process = subprocess.Popen(
                 [program, "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", str(folder / "error.log")],

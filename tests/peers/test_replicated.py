@@ -1,0 +1,200 @@
+"""Three processes of one server behind nginx, which sends each request to the next one; the store is a file, or Redis.
+
+A client here closes each connection after one response, as any client may, so that no process has two requests in turn.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.http.client import Stream, Web, request, response
+from tests.http.stage import TOOLS, UPDATED, C, D, play, plays, text_of
+from tests.peers.replicated import Replicated, replicated
+from tests.redis_server import redis_server
+from trio_mcp import Accepted, open_client
+from trio_mcp.core import META_CLIENT_CAPABILITIES, TASKS_EXTENSION
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(120)]
+
+ANSWER = {"action": "accept", "content": {"size": 3}}
+TASKS = {META_CLIENT_CAPABILITIES: {"elicitation": {"form": {}}, "extensions": {TASKS_EXTENSION: {}}}}
+PATIENCE = 60.0  # seconds, on a busy machine
+
+
+@contextmanager
+def started(kind: str, folder: Path) -> Iterator[Replicated]:
+    if kind == "file":
+        with replicated(str(folder / "store.db")) as crew:
+            yield crew
+    else:
+        with redis_server() as redis, replicated(redis.url) as crew:
+            yield crew
+
+
+KINDS = ["file", "redis"]
+
+
+@pytest.fixture(params=KINDS, scope="module")
+def crew(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicated]:
+    with started(request.param, tmp_path_factory.mktemp("crew")) as crew:
+        yield crew
+
+
+@asynccontextmanager
+async def visiting(crew: Replicated, *ports: int, check: bool = True) -> AsyncIterator[list[Web]]:
+    """A client of the proxy, and one of each process at these ports."""
+    with trio.fail_after(PATIENCE):
+        async with AsyncExitStack() as stack:
+            webs = []
+            for port in (crew.port, *ports):
+                web = Web(
+                    partial(trio.open_tcp_stream, "127.0.0.1", port),
+                    host=f"127.0.0.1:{crew.port}",
+                    headers={"Connection": "close"},
+                    check=check,
+                )
+                webs.append(await stack.enter_async_context(aclosing(web)))
+            yield webs
+
+
+async def until_message(stream: Stream, *methods: str) -> list[Any]:
+    """The messages of a stream until these have come."""
+    seen: list[Any] = []
+    while not set(methods) <= {each["method"] for each in seen}:
+        seen.append(await stream.message())
+    return seen
+
+
+async def test_modern_calls_go_to_all(crew: Replicated) -> None:
+    async with visiting(crew) as (web,):
+        seen = {text_of((await web.call("tools/call", {"name": "process"})).message) for _ in range(9)}
+        assert seen == {str(process.pid) for process in crew.processes}
+
+
+async def test_an_elicitation_is_answered_through_another_process(crew: Replicated) -> None:
+    async with visiting(crew) as (web,):
+        for _ in range(4):
+            params: Any = play("ask", "ask", "say done")
+            result = (await web.call("tools/call", params)).result
+            for _ in range(2):
+                answers = dict.fromkeys(result["inputRequests"], ANSWER)
+                again = {**params, "requestState": result["requestState"], "inputResponses": answers}
+                result = (await web.call("tools/call", again)).result
+            assert result["content"][0]["text"] == "done"
+
+
+async def test_our_client_notices_nothing(crew: Replicated) -> None:
+    async def answer(*_: Any) -> Any:
+        return Accepted({"size": 5})
+
+    for mode in ("2026-07-28", D):
+        with trio.fail_after(PATIENCE):
+            async with open_client(f"http://127.0.0.1:{crew.port}/mcp", revision=mode, elicitation=answer) as client:
+                for number in range(4):
+                    result = await client.call_tool("play", {"steps": ["progress", "ask", f"say {number}"]})
+                    assert result.content[0].text == str(number)  # type: ignore[union-attr]
+
+
+async def test_a_task_is_started_polled_answered_and_cancelled_anywhere(crew: Replicated) -> None:
+    async with visiting(crew, check=False) as (web,):
+
+        async def ask(method: str, params: Any) -> Any:
+            return (await web.call(method, params, meta=TASKS)).result
+
+        tasks = [
+            (await ask("tools/call", {"name": "job", "arguments": {"seconds": seconds}}))["taskId"]
+            for seconds in (0.1, 1000)
+        ]
+        for task in tasks:
+            while (state := await ask("tasks/get", {"taskId": task}))["status"] != "input_required":  # noqa: ASYNC110
+                await trio.sleep(0.05)
+            answers = {key: {"action": "accept", "content": {"value": "yes"}} for key in state["inputRequests"]}
+            await ask("tasks/update", {"taskId": task, "inputResponses": answers})
+        while (state := await ask("tasks/get", {"taskId": tasks[0]}))["status"] != "completed":  # noqa: ASYNC110
+            await trio.sleep(0.05)
+        assert state["result"]["content"][0]["text"] == "yes"
+        await ask("tasks/cancel", {"taskId": tasks[1]})
+        for _ in range(3):
+            assert (await ask("tasks/get", {"taskId": tasks[1]}))["status"] == "cancelled"
+
+
+async def test_listeners_of_all_processes_are_told(crew: Replicated) -> None:
+    async with visiting(crew, *crew.ports) as (web, *webs):
+        filter = {"toolsListChanged": True, "resourceSubscriptions": ["r://1"]}
+        streams = [await web.open(request("subscriptions/listen", {"notifications": filter})) for web in webs]
+        for stream in streams:
+            await stream.message()
+        await web.call("tools/call", play("tools", "touch r://1"))
+        for stream in streams:
+            await until_message(stream, TOOLS, UPDATED)
+            await stream.aclose()
+
+
+@pytest.mark.parametrize("revision", [C, D])
+async def test_a_session_goes_on_with_each_request_elsewhere(revision: str, crew: Replicated) -> None:
+    async with visiting(crew, *crew.ports) as (web, *webs):
+        session = await web.initialize(revision)
+        await web.call("resources/subscribe", {"uri": "r://1"}, session=session)
+        standing = await web.open(session=session)
+        stream = await web.open(plays("ask", "progress", revision=revision), session=session)
+        question = await stream.message()
+        await web.post(response(question["id"], ANSWER), session=session)
+        assert text_of(await stream.response()) == "done"
+        await web.call("tools/call", play("tools", "touch r://1"), session=session)
+        await until_message(standing, TOOLS, UPDATED)
+        after = standing.last_event_id
+        await standing.aclose()
+        await web.call("tools/call", play("touch r://1"), session=session)
+        await trio.sleep(0.5)
+        standing = await web.open(session=session, after=after)
+        await until_message(standing, UPDATED)
+        await standing.aclose()
+        # The stream of a call is cut, and replayed.
+        steps = ["progress", *["sleep 0.1", "progress"] * 10]
+        stream = await web.open(plays(*steps, id=77, revision=revision), session=session)
+        seen = [(await stream.message())["params"]["progress"] for _ in range(3)]
+        after = stream.last_event_id
+        await stream.aclose()
+        web.expect(plays(id=77, revision=revision), session)
+        resumed = await web.open(session=session, after=after)
+        assert text_of(await resumed.response()) == "done"
+        seen += [each["params"]["progress"] for each in resumed.seen if "params" in each]
+        assert seen == list(range(seen[0], seen[0] + 11))
+        assert (await web.end(session)).status == 204
+        await trio.sleep(0.5)
+        for each in webs:
+            ping = request("ping", revision=revision)
+            assert (await each.post(ping, session=session, revision=revision)).status == 404
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_killed_process_takes_no_session_along(kind: str, tmp_path: Path) -> None:
+    with started(kind, tmp_path) as crew:
+        await check_a_killed_process(crew)
+
+
+async def check_a_killed_process(crew: Replicated) -> None:
+    async with visiting(crew, *crew.ports[:2]) as (_, first, second):
+        session = await first.initialize(D)
+        call = await first.open(plays("progress", "sleep 1000", id=5), session=session)
+        await call.message()
+        parked = (await first.call("tools/call", play("ask"))).result
+        await trio.sleep(1)  # its event is in the store
+        os.kill(crew.processes[0].pid, signal.SIGKILL)
+        second._revisions[session] = D
+        second.expect(plays(id=5), session)
+        resumed = await second.open(session=session, after=call.last_event_id)
+        assert "has ended before it was answered" in (await resumed.response())["error"]["message"]
+        assert text_of((await second.call("tools/call", play(), session=session)).message) == "done"
+        answers = dict.fromkeys(parked["inputRequests"], ANSWER)
+        again = {**play("ask"), "requestState": parked["requestState"], "inputResponses": answers}
+        assert "has ended" in (await second.call("tools/call", again)).message["error"]["message"]
