@@ -21,7 +21,7 @@ from trio_mcp.errors import SessionClosed
 # The keeper is an inner part: it has no protocol around it.
 from trio_mcp.extensions.tasks import keeper as keepers
 from trio_mcp.extensions.tasks.keeper import Keeper, TaskHost  # the same
-from trio_mcp.stores import MemoryStore, SQLiteStore, Store, StoreFailed
+from trio_mcp.stores import MemoryStore, Row, SQLiteStore, Store, StoreFailed, StoreFull
 
 Make: TypeAlias = Callable[[], Store]
 NAME = Question("name", "elicitation/create", {"message": "Who?"})
@@ -375,6 +375,121 @@ async def test_a_task_that_fails_at_its_limit_of_bytes_says_so(make: Make) -> No
         await host.finish(RESULT)
         failed = await until(keeper, TaskStatus.FAILED)
         assert "Limits.task_bytes" in str(failed.message)
+
+
+@pytest.mark.parametrize("runs", [True, False])
+async def test_a_task_that_was_stored_under_larger_limits_ends(
+    runs: bool, make: Make, inline: None, autojump_clock: MockClock
+) -> None:
+    first = Keeper(make(), "test", Limits())
+    async with first._store:
+        first._ready.set()
+        await first.add(new(params={"name": "x" * 50_000}), None)
+        hosts: list[TaskHost] = []
+
+        def recover(task: TaskRecord) -> bool:
+            hosts.extend([TaskHost(second, task)] if runs else [])
+            return runs
+
+        second = Keeper(make(), "test", Limits(task_bytes=1000), recover)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(second.run)
+            await trio.sleep(1)
+            for host in hosts:
+                await host.finish(RESULT)
+            failed = await until(second, TaskStatus.FAILED)
+            assert ("Limits.task_bytes" in str(failed.message)) is runs
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_task_at_its_limit_of_bytes_can_be_cancelled(make: Make) -> None:
+    async with kept(make, limits=Limits(task_bytes=2000)) as keeper:
+        await begun(keeper, params={"name": "x" * (1990 - len(new("t-1").text().encode()))})
+        await keeper.cancel({"taskId": "t-1"}, "ann", CORE_TASKS)
+        await until(keeper, TaskStatus.CANCELLED)
+
+
+async def test_an_outcome_that_is_refused_again_waits(
+    make: Make, inline: None, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[float] = []
+
+    async def full(*_: object) -> None:
+        await trio.lowlevel.checkpoint()
+        tried.append(trio.current_time())
+        raise StoreFull("max_bytes")
+
+    async with kept(make) as keeper, trio.open_nursery() as nursery:
+        host = await begun(keeper)
+        with monkeypatch.context() as patch:
+            patch.setattr(type(keeper._store), "replace", full)
+            nursery.start_soon(host.finish, RESULT)
+            await trio.sleep(2.5)
+        assert len(tried) == 4  # at once, as a failure, and each second
+        await until(keeper, TaskStatus.FAILED)
+
+
+async def test_an_outcome_that_is_nested_too_deep_fails_the_task(make: Make) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(100_000):
+        deep = {"a": deep}
+    async with kept(make) as keeper:
+        await (await begun(keeper)).finish(RequestError(-5, "no", deep))
+        failed = await until(keeper, TaskStatus.FAILED)
+        assert "log" in str(failed.message)
+
+
+async def test_tasks_of_another_version_are_left_alone(
+    make: Make, inline: None, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, later = Keeper(make(), "test", Limits()), b'{"layout":99}'
+    async with first._store:
+        first._ready.set()
+        await begun(first)
+        await first._store.add(Row("task test", "later", later, "principal ann", 1.0, holder="gone"))
+        async with kept(make) as second:
+            await until(second, TaskStatus.FAILED)
+            mine = await begun(second, "mine")
+            row = await second._store.get("task test", "mine")
+            assert row is not None
+            await second._store.replace(attrs.evolve(row, body=later))
+            await trio.sleep(3 * keepers.LEASE)
+            listed = await second.list({}, "principal ann", lambda task: True)
+            assert [each["taskId"] for each in listed["tasks"]] == ["t-1"]
+            assert not mine.over
+        row = await first._store.get("task test", "later")
+        assert row is not None
+        assert (row.body, row.holder) == (later, "given back")
+        assert "a task of layout 99" in caplog.text
+
+
+async def test_after_a_sleep_of_the_machine_no_task_is_taken_over(
+    make: Make, inline: None, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wall clock has run on, and the clock of timers has not."""
+    async with kept(make) as first:
+        hosts = [await begun(first, "a")]
+        await trio.sleep(keepers.LEASE / 6)  # the first one looks for other processes before the second has a lease
+        async with kept(make) as second:
+            hosts.append(await begun(second, "b"))
+            await trio.sleep(keepers.LEASE)
+            monkeypatch.setattr(keepers, "wall", lambda: 1e9 + 1000 + trio.current_time())
+            await trio.sleep(3 * keepers.LEASE)
+            assert not any(host.over for host in hosts)
+
+
+async def test_messages_are_shown_when_the_wall_clock_is_set_back(
+    make: Make, inline: None, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with kept(make) as keeper:
+        host = await begun(keeper)
+        await host.progress(1, None, "one")
+        monkeypatch.setattr(keepers, "wall", lambda: 1e9 - 1000 + trio.current_time())
+        await trio.sleep(2)
+        await host.progress(2, None, "two")
+        task = await keeper.find("t-1")
+        assert task is not None
+        assert task.message == "two"
 
 
 async def test_a_process_that_wakes_up_late_writes_nothing(make: Make, inline: None, autojump_clock: MockClock) -> None:

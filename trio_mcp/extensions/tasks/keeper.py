@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import trio
 
-from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_PARAMS, RequestError, SessionClosed
+from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_PARAMS, RequestError, SessionClosed, UsageError
 from trio_mcp.core.messages import JsonObject
 from trio_mcp.core.revisions import stable_name
 from trio_mcp.core.rounds import Question
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.messages import Limits
     from trio_mcp.stores.rows import Store
 
-__all__ = ["LEASE", "Keeper", "TaskHost", "wall_time"]
+__all__ = ["LEASE", "Keeper", "TaskHost", "for_clients", "wall_time"]
 
 _log = logging.getLogger("trio_mcp")
 
@@ -67,6 +67,7 @@ _PAGE: Final = 50  # tasks on one page of tasks/list
 _CLAIMED: Final = 50  # tasks that are recovered at once
 _NO_PROCESS: Final = "given back"  # the holder of tasks for which a process has no room; it never has a lease
 _FAILURE: Final = 4096  # bytes by which a task may be too large, so that its failure can be written down
+_TIMES: Final = 64  # bytes by which the times of a task may grow
 
 wall = time.time  # the clock of all records; a test replaces it
 
@@ -77,13 +78,15 @@ def wall_time() -> float:
 
 
 @contextmanager
-def _for_clients() -> Iterator[None]:
+def for_clients() -> Iterator[None]:
     """Tell a client that the store fails.  The cause is in the log alone: it may name machines and files."""
     try:
         yield
     except StoreFailed as error:
         _log.error("%s", error)
         raise RequestError(INTERNAL_ERROR, "the store of the tasks does not work; try again later") from error
+    except StoreFull as error:
+        raise RequestError(INTERNAL_ERROR, str(error)) from None
 
 
 class Keeper:
@@ -105,6 +108,7 @@ class Keeper:
         self._watched: dict[str, set[trio.Event]] = {}
         self._ready = trio.Event()
         self._claims_from = -inf
+        self._leased = inf  # the end of the lease
         self.followed: Container[str] = ()
         """The tasks of which `on_change` is to hear."""
         self.on_change: Callable[[TaskRecord], object] = lambda task: None
@@ -141,7 +145,10 @@ class Keeper:
         """Renew the lease, sweep, and recover the tasks of processes that have ended.  False if the store fails."""
         try:
             now = wall()
+            if now >= self._leased:  # the machine slept, or the clock was set; others need time to renew their leases
+                self._claims_from = now + _PERIOD
             await self._store.lease(self._holder, now + LEASE)
+            self._leased = now + LEASE
             while await self._store.sweep(now):
                 pass
             for host in tuple(self._hosts.values()):
@@ -151,22 +158,30 @@ class Keeper:
             room = now >= self._claims_from and not self.leaving()
             while room and (rows := await self._store.claim(self._kind, self._holder, now, _CLAIMED)):
                 for row in rows:
-                    room = await self._take_over(_head(row)) and room
+                    room = await self._take_over(row.key) and room
         except StoreFailed as error:
             _log.error("%s", error)
             self._claims_from = wall() + _PERIOD
             return False
         return True
 
-    async def _take_over(self, task: TaskRecord) -> bool:
-        """Run a task again that another process ran, or fail it.  False: there is no room, so it is given back."""
-        step = await self.step(task.id, lambda task: task.take_over(wall()), ours=True)
-        if step is None or step.task.terminal:
-            return True
-        runs = self._recover(step.task)
+    async def _take_over(self, id: str) -> bool:
+        """Run a task again that another process ran, or fail it.
+
+        False: there is no room, or another version of this package wrote it, so it is given back.
+        """
+        try:
+            step = await self.step(id, lambda task: task.take_over(wall()), ours=True)
+        except UsageError as error:
+            _log.error("%s", error)
+            runs = None
+        else:
+            if step is None or step.task.terminal:
+                return True
+            runs = self._recover(step.task)
         if runs is False:
-            await self.step(task.id, lambda task: task.lose(wall()), ours=True)
-        row = await self._store.get(self._kind, task.id) if runs is None else None
+            await self.step(id, lambda task: task.lose(wall()), ours=True)
+        row = await self._store.get(self._kind, id) if runs is None else None
         if row is not None and row.holder == self._holder:
             await self._store.replace(attrs.evolve(row, holder=_NO_PROCESS))
         return runs is not None
@@ -189,7 +204,10 @@ class Keeper:
                 last, names = await self._store.changes(number)
                 for kind, key in names:
                     if kind == self._kind and (key in self._hosts or key in self._watched or key in self.followed):
-                        await self._see(key)
+                        try:
+                            await self._see(key)
+                        except UsageError as error:
+                            _log.error("%s", error)
                 number = last
             except StoreFailed as error:
                 _log.error("%s", error)
@@ -219,12 +237,15 @@ class Keeper:
         owner, each = ("", inf) if holder is None else (str(holder), self._limits.tasks_each)
         runs_in = "" if task.terminal else self._holder
         row = Row(self._kind, task.id, self._body(task), owner, task.created, task.expires, runs_in)
-        try:
-            with _for_clients():
+        with for_clients():
+            try:
                 await self._store.add(row, each=each, total=self._limits.tasks)
-        except StoreFull as error:
-            limit = {"each": "Limits.tasks_each", "total": "Limits.tasks"}.get(error.limit, "max_bytes of the store")
-            raise RequestError(INTERNAL_ERROR, f"there is no room for more tasks ({limit}); try again later") from None
+            except StoreFull as error:
+                limit = {"each": "Limits.tasks_each", "total": "Limits.tasks"}.get(
+                    error.limit, "max_bytes of the store"
+                )
+                why = f"there is no room for more tasks ({limit}); try again later"
+                raise RequestError(INTERNAL_ERROR, why) from None
 
     async def drop(self, id: str) -> None:
         """Delete a task of which no client knows."""
@@ -237,9 +258,11 @@ class Keeper:
     def release(self, host: TaskHost) -> None:
         self._hosts.pop(host.id, None)
 
-    def _body(self, task: TaskRecord) -> bytes:
+    def _body(self, task: TaskRecord, before: int = 0) -> bytes:
+        """Write a task that had `before` bytes.  Limits may have become smaller, and the task must end all the same."""
         body = task.text().encode()
-        if len(body) > self._limits.task_bytes + (_FAILURE if task.status is TaskStatus.FAILED else 0):
+        spare = 0 if task.result is not None or not before else _FAILURE if task.terminal else _TIMES
+        if len(body) > max(self._limits.task_bytes, before) + spare:
             why = f"the task has {len(body)} bytes, and may have {self._limits.task_bytes:g} (Limits.task_bytes)"
             raise RequestError(INTERNAL_ERROR, why)
         return body
@@ -259,7 +282,7 @@ class Keeper:
             if step.deed is TaskDeed.NOTHING:
                 return step
             holder = "" if step.task.terminal else row.holder
-            body = self._body(step.task)
+            body = self._body(step.task, len(row.body))
             if await self._store.replace(attrs.evolve(row, body=body, expires=step.task.expires, holder=holder)):
                 return step
 
@@ -300,12 +323,12 @@ class Keeper:
 
     async def get(self, params: Mapping[str, Any], principal: Any, form: TaskForm) -> JsonObject:
         """Serve tasks/get."""
-        with _for_clients():
+        with for_clients():
             return form.detailed(await self.owned(read_task_id(params), principal, whole=form.inlined))
 
     async def update(self, params: Mapping[str, Any], principal: Any) -> JsonObject:
         """Serve tasks/update."""
-        with _for_clients():
+        with for_clients():
             task, responses = await self.owned(read_task_id(params), principal), params.get("inputResponses")
             if not isinstance(responses, dict):
                 raise RequestError(INVALID_PARAMS, "inputResponses must be an object")
@@ -314,7 +337,7 @@ class Keeper:
 
     async def cancel(self, params: Mapping[str, Any], principal: Any, form: TaskForm) -> JsonObject:
         """Serve tasks/cancel.  task-46: the record is cancelled when this returns."""
-        with _for_clients():
+        with for_clients():
             task = await self.owned(read_task_id(params), principal)
             form.refuse_cancel(task)
             host = self._hosts.get(task.id)
@@ -342,10 +365,10 @@ class Keeper:
         found: list[TaskRecord] = []
         more, now = True, wall()
         while more and len(found) <= _PAGE:
-            with _for_clients():
+            with for_clients():
                 rows = await self._store.list(self._kind, "" if holder is None else str(holder), after, _PAGE)
             more = len(rows) == _PAGE
-            found += [task for task in map(_head, rows) if task.expires > now and belongs(task)]
+            found += [task for task in _readable(rows) if task.expires > now and belongs(task)]
             after = (rows[-1].created, rows[-1].key) if rows else after
         result: JsonObject = {"tasks": [CORE_TASKS.task(task) for task in found[:_PAGE]]}
         if len(found) > _PAGE:  # task-41
@@ -360,6 +383,15 @@ def _read(row: Row) -> TaskRecord:
 def _head(row: Row) -> TaskRecord:
     """As `_read`, without the result, which may be long."""
     return TaskRecord.from_text(row.body.partition(b"\n")[0].decode())
+
+
+def _readable(rows: Sequence[Row]) -> Iterator[TaskRecord]:
+    """The tasks of rows, except those that another version of this package wrote."""
+    for row in rows:
+        try:
+            yield _head(row)
+        except UsageError as error:
+            _log.error("%s", error)
 
 
 class TaskHost:
@@ -431,8 +463,8 @@ class TaskHost:
 
     async def progress(self, progress: float, total: float | None, message: str | None) -> None:
         """Show the message of a progress report as the status message, at most once in an interval of polls."""
-        if message is not None and not self.over and wall() - self._noted >= POLL_MS / 1000:
-            self._noted = wall()
+        if message is not None and not self.over and trio.current_time() - self._noted >= POLL_MS / 1000:
+            self._noted = trio.current_time()
             await self.note(message[:MAX_MESSAGE])
         else:
             await trio.lowlevel.checkpoint()
@@ -468,25 +500,21 @@ class TaskHost:
         if self.over:
             return
         self.over = True
+        failure: RequestError | None = None
         try:
             while True:
                 # The run may be about to end.
                 with trio.CancelScope(deadline=trio.current_time() + _CLOSING, shield=True):
                     try:
-                        await self._store(outcome)
+                        await self._store(outcome if failure is None else failure)
                         break
                     except StoreFailed as error:
                         _log.error("%s", error)
-                    except StoreFull:
-                        outcome = RequestError(INTERNAL_ERROR, "the store has no room for the result of this task")
-                        continue
-                    except RequestError as error:  # the result is too large
-                        outcome = error
-                        continue
-                    except (TypeError, ValueError):
-                        _log.exception("the result of a task cannot be written as JSON")
-                        outcome = RequestError(INTERNAL_ERROR, "the task failed; the server's log says why")
-                        continue
+                    except (StoreFull, RequestError, TypeError, ValueError, RecursionError) as error:
+                        if failure is None:
+                            failure = _refusal(error)
+                            continue
+                        _log.error("the failure of a task cannot be stored: %s", error)
                 await trio.sleep(_AGAIN)
         finally:
             self._keeper.release(self)
@@ -496,3 +524,13 @@ class TaskHost:
             await self._keeper.step(self.id, lambda task: task.fail(outcome, wall()), ours=True)
         else:
             await self._keeper.step(self.id, lambda task: task.finish(outcome, wall()), ours=True)
+
+
+def _refusal(error: Exception) -> RequestError:
+    """The failure of a task whose outcome cannot be stored."""
+    if isinstance(error, RequestError):  # the outcome is too large
+        return error
+    if isinstance(error, StoreFull):
+        return RequestError(INTERNAL_ERROR, "the store has no room for the result of this task")
+    _log.error("the outcome of a task cannot be written as JSON", exc_info=error)
+    return RequestError(INTERNAL_ERROR, "the task failed; the server's log says why")
