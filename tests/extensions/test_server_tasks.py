@@ -30,7 +30,7 @@ from trio_mcp.core import (
 
 # The tasks of a run are an inner part.
 from trio_mcp.extensions.tasks.server import RunTasks
-from trio_mcp.stores import MemoryStore, Row
+from trio_mcp.stores import MemoryStore, Row, StoreFailed, StoreFull
 
 CORE, EXTENSION = "2025-11-25", "2026-07-28"
 BOTH = pytest.mark.parametrize("revision", [CORE, EXTENSION])
@@ -783,6 +783,86 @@ async def test_a_store_that_fails_is_an_internal_error(
             await wire.call("tasks/get", {"taskId": id})
         assert caught.value.code == INTERNAL_ERROR
         assert "disk" not in caught.value.message
+
+
+@req("xtask-43", "task-52", "task-53", "xtask-44")
+@BOTH
+async def test_a_client_is_told_that_the_store_is_away_or_full(
+    revision: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def away(*_: object) -> None:
+        await trio.lowlevel.checkpoint()
+        raise StoreFailed("/secret/tasks.db does not work")
+
+    async def full(*_: object) -> None:
+        await trio.lowlevel.checkpoint()
+        raise StoreFull("max_bytes")
+
+    about: dict[str, dict[str, Any]] = {
+        EXTENSION: {"tasks/get": {}, "tasks/update": {"inputResponses": {}}, "subscriptions/listen": {}},
+        CORE: {"tasks/get": {}, "tasks/result": {}},
+    }
+    async with speaking(revision) as wire:
+        id = await begin(wire, "confirm")
+        other = await begin(wire, "compute", {"seconds": 1})
+        await until(wire, other)
+        with monkeypatch.context() as patch:
+            for method, more in about[revision].items():
+                patch.setattr(MemoryStore, "get", away)
+                params = {"taskId": id, "notifications": {"taskIds": [id]}, **more}
+                with pytest.raises(WireError, match="the store of the tasks does not work") as caught:
+                    await wire.call(method, params)
+                assert caught.value.code == INTERNAL_ERROR
+                assert "secret" not in caught.value.message
+        with monkeypatch.context() as patch:
+            patch.setattr(MemoryStore, "replace", full)
+            with pytest.raises(WireError, match="the store has no room") as caught:
+                await wire.call("tasks/cancel", {"taskId": id})
+        assert "Traceback" not in caplog.text
+
+
+@OLDER
+async def test_a_question_stays_open_if_its_answer_cannot_be_stored(
+    revision: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = ["the first write"]
+    replace = MemoryStore.replace
+
+    async def fail_once(self: MemoryStore, row: Row) -> bool:
+        if failing:
+            raise StoreFailed(failing.pop())
+        return await replace(self, row)
+
+    async with speaking(revision) as wire:
+        wire.answers["elicitation/create"] = lambda params: {"action": "accept", "content": {"value": True}}
+        id = await begin(wire, "confirm")
+        await until(wire, id, "input_required")
+        monkeypatch.setattr(MemoryStore, "replace", fail_once)
+        with pytest.raises(WireError, match="the store of the tasks does not work"):
+            await wire.call("tasks/result", {"taskId": id})
+        assert text(await wire.call("tasks/result", {"taskId": id})) == "confirmed: Accepted(value=True)"
+
+
+@NEWER
+async def test_a_listener_whose_request_fails_is_forgotten(
+    revision: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serving()
+    async with speaking(revision, server) as wire:
+        ids = [await begin(wire, "confirm") for _ in range(2)]
+        (run,) = [each for each in gc.get_objects() if isinstance(each, RunTasks) and each._run.server is server]
+        find = run.keeper.find
+
+        async def find_one(id: str, **how: Any) -> Any:
+            if id == ids[1]:
+                raise StoreFailed("the disk is gone")
+            return await find(id, **how)
+
+        monkeypatch.setattr(run.keeper, "find", find_one)
+        with pytest.raises(WireError, match="the store of the tasks does not work"):
+            await wire.call("subscriptions/listen", {"notifications": {"taskIds": ids}})
+        await trio.sleep(1)
+        assert not run._listeners
 
 
 async def test_the_code_of_the_page_runs(

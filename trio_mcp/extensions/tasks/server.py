@@ -34,10 +34,11 @@ from trio_mcp.core.tasks import (
 )
 from trio_mcp.extensions.tasks.asking import ask_by_task
 from trio_mcp.extensions.tasks.forms import CORE_FORM, EXTENSION_FORM
-from trio_mcp.extensions.tasks.keeper import Keeper, TaskHost, wall_time
+from trio_mcp.extensions.tasks.keeper import Keeper, TaskHost, for_clients, wall_time
 from trio_mcp.server.context import ClientGone
 from trio_mcp.server.handlers import BadArguments
 from trio_mcp.stores.memory import MemoryStore
+from trio_mcp.stores.rows import StoreFailed
 from trio_mcp.transport.nursery import open_nursery
 
 if TYPE_CHECKING:
@@ -217,7 +218,8 @@ async def _cancel(params: dict[str, Any], ctx: Context) -> JsonObject:
 
 
 async def _result(params: dict[str, Any], ctx: Context) -> JsonObject:
-    return await tasks_in(ctx).result(params, ctx)
+    with for_clients():
+        return await tasks_in(ctx).result(params, ctx)
 
 
 async def _list(params: dict[str, Any], ctx: Context) -> JsonObject:
@@ -225,7 +227,8 @@ async def _list(params: dict[str, Any], ctx: Context) -> JsonObject:
 
 
 async def _listen(ctx: Context, asked: Json, listener: Listener) -> Json:
-    return await tasks_in(ctx).listen(ctx, asked, listener)
+    with for_clients():
+        return await tasks_in(ctx).listen(ctx, asked, listener)
 
 
 METHODS = {
@@ -405,6 +408,8 @@ class RunTasks:
                 await self.keeper.step(id, lambda task: task.answer(answers, wall_time()))
         except ClientGone:
             return
+        except StoreFailed:
+            raise  # the question stays open, too
         except McpError:
             await self.keeper.step(id, lambda task: task.withdraw([question.key], wall_time()))
         finally:
@@ -427,14 +432,14 @@ class RunTasks:
         most = self._run.limits.listener_changes
         if not isinstance(asked, list) or not all(isinstance(each, str) for each in asked) or len(asked) > most:
             raise RequestError(INVALID_PARAMS, f"notifications.taskIds must be an array of at most {most:g} strings")
-        agreed = []
+        agreed: list[str] = []
+        # Started before the first wait: a listener whose request fails has ended, too.
+        self._run.nursery.start_soon(self._forget, listener, agreed, name="the end of a listener of tasks")
         for id in dict.fromkeys(asked):
             task = await self.keeper.find(id)
             if task is not None and task.owner == stable_name(ctx.principal):
                 agreed.append(id)
                 self._listeners.setdefault(id, {})[listener] = None
-        if agreed:
-            self._run.nursery.start_soon(self._forget, listener, agreed, name="the end of a listener of tasks")
         return agreed
 
     async def _forget(self, listener: Listener, ids: Sequence[str]) -> None:
