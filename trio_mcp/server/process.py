@@ -7,8 +7,8 @@ How the process ends:
 
 | Event | Running calls | Running tasks | Exit status |
 |---|---|---|---|
-| end of standard input | finish within `shutdown_timeout` seconds; then an error | the same; then given back | 0 |
-| SIGTERM | the same, and new ones are refused | the same; then given back | 143 |
+| end of standard input | finish within `shutdown_timeout` seconds; then an error | given back after the last call | 0 |
+| SIGTERM | the same, and new ones are refused | finish within `shutdown_timeout` seconds; then given back | 143 |
 | Ctrl-C, or a handler raises KeyboardInterrupt | cancelled at once | given back at once | 130 |
 | second Ctrl-C | KeyboardInterrupt, which ends a handler that blocks the loop | as of a process that dies | 130 |
 | third Ctrl-C | the system ends the process | as of a process that dies | killed by SIGINT |
@@ -17,7 +17,8 @@ How the process ends:
 
 A task that is given back is cancelled here.  If its tool has `replay=True`, another process on the same store runs it
 again at once.  Otherwise it has failed, with an error that says so.  Of a process that dies the next one on the same
-store recovers the tasks in this way.  A `MemoryStore` ends with its process.
+store recovers the tasks in this way.  A `MemoryStore` ends with its process.  Tasks have no time of their own after the
+end of input: hosts kill a process that does not end within a few seconds, and its handlers could not clean up.
 
 The end of standard input also counts while a lifespan starts, although no task reads stdin then.  It counts if stdin
 holds no unread bytes, or if the reader of standard output has gone.

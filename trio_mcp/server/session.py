@@ -908,8 +908,6 @@ class _StreamSession(ServerSession):
         assert self._shutdown_timeout is not None
         with trio.move_on_after(self._shutdown_timeout):
             await self._all_answered()
-            if not self._run.held:  # the run ends with this connection
-                await self._run.detached_ended()
             return
         self.abort_pending(
             f"this call had not finished {self._shutdown_timeout:g} seconds after the end of the client's input"
