@@ -12,10 +12,11 @@ from trio.testing import MockClock
 
 from tests.client.everywhere import Where, contract, visiting
 from tests.requirements import req
-from tests.server.wire import CANCELLED, CAPABILITIES, Wire, WireError, connected
-from trio_mcp import Context, Elicit, Limits, RequestError, Sample, Server
+from tests.server.wire import CANCELLED, CAPABILITIES, Wire, WireError, connected, everywhere
+from trio_mcp import Context, Elicit, Limits, RequestError, Sample, Server, open_client
 from trio_mcp.core import CORE_TASKS, INVALID_PARAMS, RELATED_TASK
 from trio_mcp.errors import SessionClosed
+from trio_mcp.relay import open_relay
 from trio_mcp.types import FormElicitationRequest, SamplingRequest
 
 CORE = CORE_TASKS.name
@@ -84,6 +85,18 @@ async def test_one_handler_asks_in_each_revision(where: Where, autojump_clock: M
             assert await client.call_tool("both", returns=str) == "True, because"
             assert await client.call_tool("inside", returns=str) == "Accepted(value=True)"
         assert client.deviations == ()
+
+
+@everywhere
+async def test_a_relay_keeps_the_questions_of_its_server(revision: str, autojump_clock: MockClock) -> None:
+    sent: list[bytes] = []
+
+    async with (
+        open_relay(asking(), revision=CORE, tap=lambda _, data: sent.append(data)) as relay,
+        open_client(relay, revision=revision, sampling=lambda request: ("because", "a model")) as client,
+    ):
+        assert await client.call_tool("summarize", returns=str) == "because"
+    assert any(b'"tasks/result"' in data for data in sent)
 
 
 # A client that writes its JSON by hand
