@@ -656,13 +656,14 @@ class Server(metaclass=WithOtherNames):
                 self, workers, at, unix,
                 shutdown_timeout=shutdown_timeout, ssl_context=ssl_context, tap=tap, options=options,
             )  # fmt: skip
-        from trio_mcp.server.http.listener import serve_http
+        from trio_mcp.server.http.listener import leave_to_others, serve_http
 
         status = _Announcement(self, unix)
         live(
             self,
             lambda _: serve_http(self, *at, unix=unix, ssl_context=ssl_context, tap=tap, task_status=status, **options),
             shutdown_timeout=shutdown_timeout,
+            leave=functools.partial(leave_to_others, self, shutdown_timeout),
         )
 
 

@@ -2,14 +2,11 @@
 
 | The supervisor says | The worker |
 |---|---|
-| `drain` | drains as a server without workers does after SIGTERM |
 | `leave` | stops accepting at once, serves requests on open connections until no call runs, and then drains |
 | nothing any more: it has ended | leaves |
 | `count` | answers with its statistics |
 
-During `drain` it still accepts connections, because answers to questions of running calls come on new ones.  A worker
-that leaves need not: the other workers get them.
-SIGTERM to one worker lets it leave, because the others go on.  `shutdown_timeout` holds for all of this.
+SIGTERM to one worker lets it leave, too.  `shutdown_timeout` holds for all of this.
 
 Both sides write lines of JSON.  The worker says `ready` when it accepts connections, and `sum` when it wants the
 statistics of all workers.
@@ -38,9 +35,9 @@ import trio
 from trio_mcp.core.errors import CannotServe, UsageError
 from trio_mcp.server.http.listener import (
     HttpAddress,
-    HttpService,
     Listener,
     check_exposure,
+    leave_to_others,
     listener_of,
     serve_http,
     tcp_sockets,
@@ -198,7 +195,6 @@ class Supervised:
         self._load = load
         self._slot = slot
         self._shutdown_timeout = shutdown_timeout
-        self._alone = True  # the other workers go on
         self._tally: Tally | None = None
         self._tallied: trio.Event | None = None
 
@@ -221,11 +217,8 @@ class Supervised:
 
     def _told(self, message: list[Any], life: ProcessLife) -> None:
         match message:
-            case ["drain"]:
-                self._alone = False
-                life.terminate("SIGTERM")
             case ["leave"]:
-                life.terminate("SIGHUP")
+                life.terminate("the request of the supervisor")
             case ["count", number]:
                 self._tell("count", number, attrs.astuple(self._server.statistics()))
             case ["sum", list(counts), *numbers]:
@@ -240,11 +233,8 @@ class Supervised:
 
     async def leave(self) -> None:
         """Let the other workers have all new connections, and finish those that are open."""
-        if self._alone:
-            self._load.leave(self._slot)
-            services = [each for run in self._server._runs for each in run.connections if isinstance(each, HttpService)]
-            for service in services:
-                await service.leave(self._shutdown_timeout)
+        self._load.leave(self._slot)
+        await leave_to_others(self._server, self._shutdown_timeout)
 
     async def turn(self, listener: Listener, connections: Callable[[], int]) -> None:
         """Return when this worker may accept a connection; `connections` tells how many it has."""

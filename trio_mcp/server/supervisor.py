@@ -13,16 +13,16 @@ instead was turned down: `-m`, `-c`, a notebook and an embedding program cannot 
 
 | Event | What the supervisor does | Exit status |
 |---|---|---|
-| SIGTERM | all workers drain: they finish their calls within `shutdown_timeout` seconds, and refuse new ones | 143 |
+| SIGTERM | all workers leave, and finish their calls within `shutdown_timeout` seconds | 143 |
 | Ctrl-C, and each further one | passes it on to the workers; see `process` for what they do | 130 |
 | SIGHUP | replaces the workers one by one | |
 | a worker ends by itself | replaces it, at once or after a pause | |
 | the server cannot start, or no worker can start any more | ends the others | 1 |
-| the supervisor is killed | its workers see the end of its socket, stop accepting, finish and end | |
+| the supervisor is killed | its workers see the end of its socket, and leave | |
 
-A worker that leaves, because of SIGHUP or of a SIGTERM of its own, first stops accepting; see `supervised`.  During
-SIGHUP the new worker is ready before the old one leaves, and the old one has ended before the next is replaced.  So
-there is at most one process more than usual.  If a new worker cannot start, the old ones stay.
+A worker that leaves first stops accepting; see `supervised`.  During SIGHUP the new worker is ready before the old one
+leaves, and the old one has ended before the next is replaced.  So there is at most one process more than usual.  If a
+new worker cannot start, the old ones stay.
 
 Connections are kept for many requests, so their number is the load of a worker.  The worker that wakes first would
 take most of those that come at the same time.  So the workers share their numbers in memory, and a worker that has more
@@ -323,7 +323,7 @@ class _Supervisor:
                     self._start(number)
                 if self._roster.hopeless and self._status is None:
                     _log.error("%s ends, because its workers cannot start", self._name)
-                    self._end(1, "drain")
+                    self._end(1, "leave")
                 if self._status is not None and not self._processes:
                     return self._status
                 self._wait()
@@ -465,7 +465,7 @@ class _Supervisor:
             _log.info("SIGHUP: the workers are replaced one by one")
             self._roster.restart()
         else:  # SIGTERM, or the terminal has gone
-            self._end(143, "drain")
+            self._end(143, "leave")
 
     def _end(self, status: int, *message: str) -> None:
         """Start no workers any more, and tell all of them to end."""

@@ -210,7 +210,7 @@ class Endpoint:
         if self.policy.monitoring:
             from trio_mcp.server.http.monitoring import Monitoring
 
-            self._monitoring = Monitoring(run, lambda: run.draining or self._draining)
+            self._monitoring = Monitoring(run, lambda: run.draining or self._draining or self.leaving)
         self._run = run
         self.limits = run.limits
         self._rates = Rates(run.limits.request_rate)
@@ -222,6 +222,8 @@ class Endpoint:
         # These flags are for this endpoint alone.  The run has its own, because it may outlive the endpoint.
         self._draining = False
         self._aborting = False
+        self.leaving = False
+        """Requests are still served, and new connections go to other processes."""
         # The streams that end with their access tokens.
         self._token_deadlines: WeakKeyDictionary[ResponseStream, float] = WeakKeyDictionary()
         self._attached: IdleOrder[ResponseStream] = IdleOrder(self.keep_alive)

@@ -20,6 +20,7 @@ import ipaddress
 import itertools
 import logging
 import os
+import select
 import socket
 import ssl
 import stat
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from trio_mcp.server.server import Server
 
 __all__ = [
-    "HttpAddress", "HttpService", "Listener", "check_exposure", "listener_of",
+    "HttpAddress", "HttpService", "Listener", "check_exposure", "leave_to_others", "listener_of",
     "serve_http", "serve_http_stream", "tcp_sockets", "unix_socket",
 ]  # fmt: skip
 
@@ -158,6 +159,18 @@ show_options(serve_http, HttpOptions)
 show_options(serve_http_stream, HttpOptions)
 
 
+async def leave_to_others(server: Server, seconds: float) -> None:
+    """Let other processes that share the store of this server have all new connections; see `HttpService.leave`.
+
+    Returns at once if there are no others.
+    """
+    services = [each for run in server._runs if run.replica is not None for each in run.connections]
+    async with trio.open_nursery() as nursery:
+        for each in services:
+            if isinstance(each, HttpService):
+                nursery.start_soon(each.leave, seconds)
+
+
 @block
 async def _in_run(stack: contextlib.AsyncExitStack, server: HttpService) -> trio.Nursery:
     """Serve as a connection of the run for the duration of the block.  Returns the nursery of the service."""
@@ -185,11 +198,13 @@ class HttpService(ListenerState):
         self._shares = Shares(run.limits.connections)
         self._refusing = 0
         self._scope = trio.CancelScope()
+        self._listening: Sequence[Listener] = ()
         self._accepting: set[trio.CancelScope] = set()
         self._changed = trio.lowlevel.ParkingLot()  # a listener or a connection has ended
 
     async def serve(self, listeners: Sequence[Listener], started: Callable[[], object]) -> None:
         async with _in_run(self) as nursery:
+            self._listening = listeners
             for listener in listeners:
                 scope = trio.CancelScope()
                 self._accepting.add(scope)
@@ -316,7 +331,11 @@ class HttpService(ListenerState):
         For at most `seconds` requests are still served.  Each response is the last of its connection.  A connection
         that waits for a request is closed after `_SETTLE` seconds: a request may be on its way, and would be lost.
         """
-        self.draining = True
+        self.draining = self.endpoint.leaving = True
+        with trio.move_on_after(_SETTLE / 4):
+            # The system resets connections that nobody has accepted when the last process closes their listener.
+            while any(map(_has_waiting, self._listening)):
+                await trio.lowlevel.checkpoint()
         self._stop_listening()
         settled = trio.current_time() + _SETTLE
         with trio.move_on_after(seconds):
@@ -481,13 +500,28 @@ def _secure(listener: Listener, context: ssl.SSLContext) -> Listener:
     return trio.SSLListener(listener, context, https_compatible=True)
 
 
+def _has_waiting(listener: Listener) -> bool:
+    """Whether a connection waits to be accepted."""
+    sock = _socket_of(listener)
+    if sock is None or sock.fileno() < 0:
+        return False
+    poll = select.poll()
+    poll.register(sock.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
+
+
 # Addresses.
+
+
+def _socket_of(listener: Listener) -> trio.socket.SocketType | None:
+    inner = listener.transport_listener if isinstance(listener, trio.SSLListener) else listener
+    return inner.socket if isinstance(inner, trio.SocketListener) else None
 
 
 def _socket_name(listener: Listener) -> Any:
     """The address of the socket of a listener; None if it has no socket."""
-    inner = listener.transport_listener if isinstance(listener, trio.SSLListener) else listener
-    return inner.socket.getsockname() if isinstance(inner, trio.SocketListener) else None
+    sock = _socket_of(listener)
+    return None if sock is None else sock.getsockname()
 
 
 def check_exposure(names: Sequence[Any], options: HttpOptions, server: Server) -> None:
