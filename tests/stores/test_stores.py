@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import secrets
@@ -685,6 +686,63 @@ async def test_a_receiver_waits_for_a_file_that_fails(tmp_path: Path, monkeypatc
         while (message := (await take(messages, 1))[0]) == Resync():
             pass
         assert message == ("a", b"")
+
+
+async def test_a_write_that_is_cancelled_takes_no_other_with_it(make: Make) -> None:
+    async with opened(make) as (store,):
+        for number in range(20):  # Trio decides which of the two begins
+            one, other = (attrs.evolve(ROW, key=f"{name}{number}") for name in ("one", "other"))
+            scope, added = trio.CancelScope(), list[bool]()
+
+            async def cancelled(row: Row = one, scope: trio.CancelScope = scope) -> None:
+                with scope:
+                    await store.add(row)
+
+            async def write(row: Row = other, scope: trio.CancelScope = scope, added: list[bool] = added) -> None:
+                scope.cancel()
+                added.append(await store.add(row))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(cancelled)
+                nursery.start_soon(write)
+            assert added == [True]
+            assert await store.get("task", other.key) == other
+
+
+async def test_the_file_is_found_from_another_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = SQLiteStore("x.db")
+    monkeypatch.chdir("/")
+    async with store:
+        await store.lease("me", 5.0)
+    assert (tmp_path / "x.db").exists()
+    assert repr(store) == "SQLiteStore('x.db')"
+
+
+async def test_a_file_that_is_gone_takes_no_writes(tmp_path: Path) -> None:
+    async with SQLiteStore(tmp_path / "x.db") as store:
+        (tmp_path / "x.db").unlink()
+        with pytest.raises(StoreFailed, match="deleted or replaced"):
+            await store.add(ROW)
+        async with SQLiteStore(tmp_path / "x.db"):
+            with pytest.raises(StoreFailed, match="deleted or replaced"):
+                await store.add(ROW)
+
+
+async def test_a_process_without_descriptors_fails_its_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_more(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async with SQLiteStore(tmp_path / "x.db") as store, SQLiteStore(tmp_path / "x.db") as other:
+        await other.lease("other", 9.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", no_more)
+            with pytest.raises(StoreFailed, match="Too many open files"):
+                await store.lease("me", 9.0)
+            with pytest.raises(StoreFailed, match="Too many open files"):
+                await store.claim("task", "me", 1.0, 9)
+        await store.lease("me", 9.0)
+        assert not await store.claim("task", "me", 1.0, 9)
 
 
 async def test_the_rows_of_a_process_that_was_killed_are_free_at_once(tmp_path: Path) -> None:

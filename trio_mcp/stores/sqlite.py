@@ -19,8 +19,8 @@ import fcntl
 import hashlib
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, closing, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from functools import partial
 from math import inf
 from types import TracebackType
@@ -124,6 +124,8 @@ class SQLiteStore:
         if os.fspath(path) in ("", ":memory:"):
             raise UsageError("SQLiteStore needs the path of a file; write MemoryStore() for a store in memory")
         self._path = os.fspath(path)
+        self._file = os.path.abspath(self._path)  # the program may change its directory
+        self._identity: tuple[int, int] | None = None
         self._max_bytes = max_bytes
         self._opened = 0
         self._opening = trio.Lock()
@@ -177,12 +179,13 @@ class SQLiteStore:
                         self._unlock(holder)
 
     def _open(self, first: bool) -> sqlite3.Connection:
-        connection = sqlite3.connect(self._path, timeout=_BUSY, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(self._file, timeout=_BUSY, isolation_level=None, check_same_thread=False)
         try:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")  # a commit is on the disk before it returns
             if first:
                 self._make_tables(connection)
+                self._identity = self._on_disk()
         except BaseException:
             connection.close()
             raise
@@ -206,11 +209,21 @@ class SQLiteStore:
             connection.execute("ROLLBACK")
             raise
 
+    def _on_disk(self) -> tuple[int, int]:
+        """Tells the file from another one with its name."""
+        status = os.stat(self._file)
+        return status.st_dev, status.st_ino
+
     async def _in_thread(self, job: Callable[..., T], *arguments: Any) -> T:
         """Run a job in a thread.  It is not abandoned: its connection could be closed meanwhile."""
-        try:
+        with self._failing():
             return await trio.to_thread.run_sync(partial(job, *arguments), limiter=self._threads)
-        except sqlite3.Error as error:
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
             raise StoreFailed(f"{self!r} does not work: {error}") from error
 
     # Reading and writing.
@@ -232,8 +245,10 @@ class SQLiteStore:
         try:
             async with self._writing:
                 if not write.done:
+                    writer = self._checked(self._writer)
                     batch, self._queue = self._queue, []
-                    await self._in_thread(self._commit, self._checked(self._writer), batch)
+                    with trio.CancelScope(shield=True):  # the batch has writes of other tasks
+                        await self._in_thread(self._commit, writer, batch)
         finally:
             if write in self._queue:  # cancelled while it waited: it must not happen later
                 self._queue.remove(write)
@@ -247,11 +262,11 @@ class SQLiteStore:
         """Write with one statement, and return the number of rows that it changed."""
         return await self._write(lambda connection: connection.execute(statement, values).rowcount)
 
-    @staticmethod
-    def _commit(connection: sqlite3.Connection, batch: Sequence[_Write[Any]]) -> None:
+    def _commit(self, connection: sqlite3.Connection, batch: Sequence[_Write[Any]]) -> None:
         """Run the jobs in one transaction.  A job that raises `StoreFull` undoes its own part only."""
         committed = False
         try:
+            self._check_file()
             connection.execute("BEGIN IMMEDIATE")
             for write in batch:
                 connection.execute("SAVEPOINT job")
@@ -270,6 +285,15 @@ class SQLiteStore:
                 write.done = True
                 if not committed:
                     write.error = StoreFailed("the store does not work: a commit has failed")
+
+    def _check_file(self) -> None:
+        """Raise `OSError` if the file has been deleted or replaced: SQLite would go on to write into the old one."""
+        try:
+            found = self._on_disk() == self._identity
+        except FileNotFoundError:
+            found = False
+        if not found:
+            raise FileNotFoundError("the file has been deleted or replaced; start the program again")
 
     # The methods of `Store`.
 
@@ -359,18 +383,23 @@ class SQLiteStore:
     async def lease(self, holder: str, until: float) -> None:
         """See `Store`."""
         if until > -inf:
-            self._lock(holder)
+            with self._failing():
+                self._lock(holder)
         await self._execute("INSERT OR REPLACE INTO leases VALUES (?, ?)", holder, until)
         if until == -inf:
             self._unlock(holder)
 
     def _lock_file(self, holder: str) -> str:
-        return f"{self._path}-{hashlib.blake2b(holder.encode(), digest_size=12).hexdigest()}"
+        return f"{self._file}-{hashlib.blake2b(holder.encode(), digest_size=12).hexdigest()}"
 
     def _lock(self, holder: str) -> None:
         if holder not in self._locks:
             descriptor = os.open(self._lock_file(holder), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BaseException:
+                os.close(descriptor)
+                raise
             self._locks[holder] = descriptor
 
     def _unlock(self, holder: str) -> None:
@@ -406,7 +435,9 @@ class SQLiteStore:
         names = f"SELECT kind, key FROM rows WHERE {ended} LIMIT ?"
         others = "SELECT holder FROM leases WHERE holder != ? AND until > ?"
         for (other,) in await self._read(lambda connection: connection.execute(others, (holder, now)).fetchall()):
-            if self._is_dead(other):
+            with self._failing():
+                dead = self._is_dead(other)
+            if dead:
                 await self._execute("DELETE FROM leases WHERE holder = ?", other)
         if not await self._read(lambda connection: connection.execute(names, (kind, holder, now, 1)).fetchone()):
             return []
