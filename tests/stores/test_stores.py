@@ -299,11 +299,13 @@ async def test_a_cancelled_write_happens_as_a_whole_or_not_at_all(make: Make) ->
 async def test_a_store_may_be_opened_several_times(make: Make) -> None:
     store = make()
     async with store:
-        async with store:
+        async with store, store.receive(["a"]):
             await store.add(ROW)
         assert await store.get("task", "a") == ROW
-    async with store:
+    async with store, store.receive(["a"]) as messages:
         assert await store.get("task", "a") == ROW
+        await store.send("a", b"")
+        assert await take(messages, 1) == [("a", b"")]
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 5))])

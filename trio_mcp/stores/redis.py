@@ -52,6 +52,7 @@ _AT_ONCE: Final = 128  # calls that wait for an answer, each with one body
 _WAIT: Final = 0.9  # seconds in which one of them must have its answer, while others wait to be sent
 _AGAIN: Final = 0.5  # seconds until the connection of messages is opened again
 _IDLE: Final = 10.0  # seconds until it is tried; a server that has gone does not say so
+_OPENING: Final = 5.0  # seconds for the first such connection
 _CLOSING: Final = 2.0
 _SCRIPT: Final = Path(__file__).with_name("redis.lua").read_bytes()
 _SHA: Final = hashlib.sha1(_SCRIPT, usedforsecurity=False).hexdigest()
@@ -112,11 +113,12 @@ class RedisStore:
                 opened = trio.Event()
                 # The connections are in no nursery of a block, because the block that was first may end first.
                 trio.lowlevel.spawn_system_task(self._run, opened, name=f"connections of {self!r}")
-                await opened.wait()
+                with trio.CancelScope(shield=True):  # it is there at once, and must be closed
+                    await opened.wait()
                 try:
                     await self._renew_link().connected()
                     await self._step("changes", -1)
-                    await self._listening.wait()
+                    await self._get_listener(_OPENING)
                 except BaseException:
                     await self._close()
                     raise
@@ -136,7 +138,8 @@ class RedisStore:
     async def _close(self) -> None:
         assert self._nursery is not None
         self._nursery.cancel_scope.cancel()
-        self._nursery = self._link = None
+        self._nursery = self._link = self._listener = None
+        self._listening = trio.Event()
         with trio.CancelScope(deadline=trio.current_time() + _CLOSING, shield=True):
             await self._closed.wait()
 
@@ -184,10 +187,10 @@ class RedisStore:
             except StoreFailed:
                 if link.moved_to is None:
                     raise
-                if self._link is link:  # this is the first call that was told so
-                    self._renew_link(link.moved_to)
-                assert self._link is not None
-                result = await self._link.call(b"EVALSHA", _SHA, 1, self._prefix, name, *given)
+                there = self._link
+                if there is None or there is link:  # this is the first call that was told so
+                    there = self._renew_link(link.moved_to)
+                result = await there.call(b"EVALSHA", _SHA, 1, self._prefix, name, *given)
         finally:
             self._calls.release()
         self._answered += 1
@@ -275,12 +278,12 @@ class RedisStore:
             if gone and self._listener is not None:
                 self._listener.tell(b"UNSUBSCRIBE", *gone)
 
-    async def _get_listener(self) -> RedisLink:
-        with trio.move_on_after(_WAIT):
+    async def _get_listener(self, seconds: float = _WAIT) -> RedisLink:
+        with trio.move_on_after(seconds):
             while self._listener is None:
                 await self._listening.wait()
         if self._listener is None:
-            raise StoreFailed(f"{self!r} is away")
+            raise StoreFailed(f"{self!r} has no connection for messages")
         return self._listener
 
     async def _listen(self) -> None:
