@@ -121,5 +121,5 @@ if len(sys.argv) == 1:
     print("printed when all was over")
 else:
     if len(sys.argv) > 2:
-        process._LAST = float(sys.argv[2])
+        process.LAST = float(sys.argv[2])
     process.run_stdio(server, shutdown_timeout=float(sys.argv[1]))
