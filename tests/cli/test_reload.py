@@ -185,6 +185,42 @@ async def until_listed_again(client: Client, changes: AsyncIterator[Any]) -> Non
                 return
 
 
+ANOTHER_SDK = """\
+import json, sys
+
+
+class Other:
+    def run(self):
+        for line in sys.stdin:
+            asked = json.loads(line)
+            answer = {"jsonrpc": "2.0", "id": asked.get("id")}
+            if asked["method"] == "initialize":
+                info = {"name": "other", "version": "1"}
+                answer["result"] = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": info}
+            elif asked["method"] == "tools/list":
+                answer["result"] = {"tools": [{"name": "first", "inputSchema": {"type": "object"}}]}
+            else:
+                answer["error"] = {"code": -32601, "message": "no"}
+            if "id" in asked:
+                print(json.dumps(answer), flush=True)
+
+
+mcp = Other()
+"""
+
+
+@pytest.mark.full
+async def test_a_server_of_another_sdk_may_declare_no_changes(weather: Path) -> None:
+    save(weather, ANOTHER_SDK)
+    with trio.fail_after(60):
+        async with by_stdio(weather, "2026-07-28", []) as client, client.listen(tools=True) as changes:
+            assert [tool.name for tool in await client.list_tools()] == ["first"]
+            save(weather, ANOTHER_SDK.replace("first", "second"))
+            async for _ in changes:
+                if [tool.name for tool in await client.list_tools()] == ["second"]:
+                    break
+
+
 @pytest.mark.full
 async def test_a_server_that_ends_by_itself_is_started_again(weather: Path) -> None:
     save(weather, FIRST + "\n\n@server.tool\ndef die() -> str:\n    import os\n    os._exit(3)\n")
@@ -209,8 +245,8 @@ def test_the_server_ends_with_a_parent_that_is_killed(weather: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "status", "message"),
     [
-        ("import nothing_of_this_name", 3, "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
-        ("raise SystemExit('no licence')", 3, "no licence"),
+        ("import nothing_of_this", 3, "server.py:1: ModuleNotFoundError: No module named 'nothing_of_this'"),
+        ("raise SystemExit('no licence')", 3, "it has ended by itself: no licence"),
     ],
 )
 def test_a_server_that_does_not_start_at_all_ends_the_command(
@@ -219,8 +255,7 @@ def test_a_server_that_does_not_start_at_all_ends_the_command(
     (tmp_path / "server.py").write_text(text)
     shown = run("run", "server.py", "--reload", cwd=tmp_path)
     assert (shown.returncode, shown.stdout) == (status, "")
-    assert message in shown.stderr
-    assert shown.stderr.splitlines()[-1].startswith("trio-mcp: the server ")
+    assert shown.stderr.splitlines()[-1] == f"trio-mcp: the server could not be started: {message}"
 
 
 def test_changed_files_are_noticed_once(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,7 @@ import trio
 from trio_mcp.cli.reloaded import Report, read_report
 from trio_mcp.cli.serve import option_hint
 from trio_mcp.client.options import ClientOptions
-from trio_mcp.core.errors import INTERNAL_ERROR, McpError, RequestError, SessionClosed, UsageError
+from trio_mcp.core.errors import INTERNAL_ERROR, ConnectionFailed, McpError, RequestError, SessionClosed, UsageError
 from trio_mcp.core.messages import JsonObject, Request
 from trio_mcp.core.revisions import REVISIONS, in_protocol
 from trio_mcp.extensions.apps import APPS, PAGE_TYPE
@@ -48,7 +48,7 @@ from trio_mcp.server.context import Context
 from trio_mcp.server.http.listener import serve_http
 from trio_mcp.server.process import parse_address, serve_stdio
 from trio_mcp.transport.child import Child, ServerExited, start_child
-from trio_mcp.transport.nursery import Block, open_nursery
+from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.transport.stdio import unhindered_stderr
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ async def serve_reloading(
     with tempfile.TemporaryDirectory(prefix="trio-mcp-") as folder, unhindered_stderr():
         async with open_nursery() as nursery:
             reloader = _Reloader(nursery, target, Path(folder, "report"), over_http=http is not None)
-            async with await reloader.relay() as server:
+            async with AsyncExitStack() as stack:
+                server = await reloader.open(stack)
                 nursery.start_soon(reloader.keep_up, name="the files of the server")
                 if http is None:
                     await serve_stdio(server)
@@ -164,14 +165,22 @@ class _Reloader:
         self._turn = trio.Lock()
         self._relay: Relay
 
-    async def relay(self) -> Block[Server]:
-        """The relay to the first child.  Raises `McpError` if the child does not start."""
+    async def open(self, stack: AsyncExitStack) -> Server:
+        """Start the first child, and open the relay to it until the end of the stack.
+
+        Raises `McpError` if the child does not start.
+        """
         options: ClientOptions = {"extensions": _EXTENSIONS}
         if not self._over_http:
             options |= {"environment": "inherit", "shutdown_timeout": _STEP}
-        target = await self._start_child() if self._over_http else self._command
-        self._relay = Relay(target, ASKS, (self._guard,), tuple(REVISIONS), options)
-        return Block(self._relay.open, "async with await reloader.relay() as server")
+        try:
+            target = await self._start_child() if self._over_http else self._command
+            self._relay = Relay(target, ASKS, (self._guard,), tuple(REVISIONS), options, lists_change=True)
+            return await self._relay.open(stack)
+        except McpError as error:
+            if reason := read_report(self._report).error:
+                raise ConnectionFailed(f"the server could not be started: {reason}") from error
+            raise
 
     # Requests of clients.
 

@@ -154,12 +154,16 @@ class Relay:
         revisions: Collection[str],
         options: ClientOptions,
         state_keys: Sequence[bytes] | None = None,
+        *,
+        lists_change: bool = False,
     ) -> None:
         self.target = target
         self.asks = asks
         self.options = options
         self.can_reopen = not isinstance(target, trio.abc.Stream)
         """Whether the target can be opened more than once."""
+        self.lists_change = lists_change
+        """Whether `reopen` may change lists of which the upstream server does not declare changes."""
         self.warned: set[str] = set()  # the reasons for dropped log messages that were logged as warnings
         self.catalog = RelayCatalog((*middleware, self._serve))
         self._revisions = revisions
@@ -406,6 +410,8 @@ class RelayServer(Server):
         for name in CAPABILITIES:
             if isinstance(declared := client.capabilities.get(name), Mapping):
                 capabilities[name] = {key: True for key in ("listChanged", "subscribe") if declared.get(key) is True}
+                if relay.lists_change and "listChanged" in CAPABILITIES[name]:
+                    capabilities[name]["listChanged"] = True
         if "completions" not in REVISIONS[client.revision].capabilities[Role.SERVER]:  # it does not declare them
             capabilities["completions"] = {}
         offered = [REVISIONS[name] for name in revisions]

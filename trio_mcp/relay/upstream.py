@@ -76,6 +76,7 @@ _LISTS: Mapping[str, Callable[[Client, str | None], Awaitable[Model]]] = {
     "resources/list": Client.list_resources_page,
     "resources/templates/list": Client.list_resource_templates_page,
 }
+_LISTED = (ChangeKind.TOOLS, ChangeKind.PROMPTS, ChangeKind.RESOURCES)
 FORWARDED = frozenset({*_LISTS, *_QUESTIONS, "completion/complete"})
 """The requests that are sent upstream."""
 _Message: TypeAlias = LoggingMessageParams | tuple[str, JsonObject]  # the latter has the method and its params
@@ -262,6 +263,8 @@ class Upstream:
                 await self._life.ended.wait()
             self._failures, self._not_before = 0, -math.inf
             await self.client()
+            for kind in _LISTED if self.lists_known else ():
+                self._publish_change(ChangeEvent(kind))
 
     async def share(self) -> None:
         """Let other clients use the session as well."""
@@ -571,8 +574,7 @@ class Upstream:
             sent.set()
 
     async def _watch_lists(self, client: Client) -> None:
-        names = {ChangeKind.TOOLS: "tools", ChangeKind.PROMPTS: "prompts", ChangeKind.RESOURCES: "resources"}
-        changes = [ChangeEvent(kind) for kind in names if kind.declared_in(client.capabilities)]
+        changes = [ChangeEvent(kind) for kind in _LISTED if kind.declared_in(client.capabilities)]
         if not changes:
             return
         try:
