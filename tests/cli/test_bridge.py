@@ -24,6 +24,7 @@ from tests.peers.visits import served_by_process
 from trio_mcp import open_client, serve_http
 from trio_mcp.client import Client
 from trio_mcp.errors import McpError
+from trio_mcp.extensions.skills import Skills
 from trio_mcp.types import CallToolResult, FormElicitationRequest, HttpAddress, SamplingRequest
 
 ROOT = Path(__file__).parents[2]
@@ -340,6 +341,28 @@ async def test_a_server_that_dies_is_started_again_for_the_next_call(tmp_path: P
     assert "tools/call got no answer from the upstream server" in errors
     with pytest.raises(ProcessLookupError):
         os.kill(pids[1], 0)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("revision", [D, E])
+async def test_skills_pages_and_tasks_pass(revision: str, tmp_path: Path) -> None:
+    script = tmp_path / "extended.py"
+    script.write_text(
+        "from trio_mcp import Context, Server\nfrom trio_mcp.extensions.apps import add_page\n"
+        "server = Server('extended')\n"
+        f"server.skills({str(ROOT / 'tests' / 'fixtures' / 'skills')!r})\n"
+        "add_page(server, 'ui://clock', '<p>noon</p>')\n"
+        "@server.tool(task='optional')\nasync def job(ctx: Context) -> str:\n    return 'done'\n"
+    )
+    declared = {"io.modelcontextprotocol/ui": {"mimeTypes": ["text/html;profile=mcp-app"]}}
+    with bridged(str(script)) as (addresses, _), trio.fail_after(60):
+        async with open_client(addresses["url"], revision=revision, tasks=True, extensions=declared) as client:
+            assert "ui://clock" in [each.uri for each in await client.list_resources()]
+            task = await client.start_task("job")
+            assert text(await task.result()) == "done"
+            if revision == E:
+                assert "io.modelcontextprotocol/ui" in client.extensions
+                assert await Skills(client).list()
 
 
 @pytest.mark.full

@@ -16,10 +16,10 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from hmac import compare_digest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trio_mcp.cli.http_options import add_http_arguments, http_options
 from trio_mcp.cli.output import Output
@@ -27,6 +27,8 @@ from trio_mcp.cli.target import ServerTarget, add_target_arguments, client_optio
 from trio_mcp.client.options import ClientOptions
 from trio_mcp.core.errors import UsageError
 from trio_mcp.core.http.fields import HttpRequest
+from trio_mcp.extensions.apps import APPS, PAGE_TYPE
+from trio_mcp.extensions.skills.entries import SKILLS
 from trio_mcp.relay.relay import open_relay
 from trio_mcp.server.process import ProcessLife, live, parse_address
 from trio_mcp.server.server import Server
@@ -40,7 +42,10 @@ if TYPE_CHECKING:
     from trio_mcp.server.http.listener import HttpAddress
     from trio_mcp.server.http.options import HttpOptions
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["PASSED_ON", "add_arguments", "run"]
+
+PASSED_ON: Mapping[str, Mapping[str, Any]] = {APPS: {"mimeTypes": [PAGE_TYPE]}, SKILLS: {}}
+"""The extensions that only need their messages passed on, with what a client declares."""
 
 _SHUTDOWN = 5.0  # seconds for running calls after SIGTERM or the end of input, as in `Server.run`
 
@@ -71,6 +76,7 @@ def _run(arguments: argparse.Namespace) -> int:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     target = target_of(arguments)
     options = client_options(target, arguments)
+    options["extensions"] = PASSED_ON
     if arguments.timeout is not None:
         options["timeout"] = arguments.timeout
         if not isinstance(target.address, str):

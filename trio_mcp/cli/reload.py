@@ -34,14 +34,13 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from trio_mcp.cli.bridge import PASSED_ON
 from trio_mcp.cli.reloaded import Report, read_report
 from trio_mcp.cli.serve import option_hint
 from trio_mcp.client.options import ClientOptions
 from trio_mcp.core.errors import INTERNAL_ERROR, ConnectionFailed, McpError, RequestError, SessionClosed, UsageError
 from trio_mcp.core.messages import JsonObject, Request
 from trio_mcp.core.revisions import REVISIONS, in_protocol
-from trio_mcp.extensions.apps import APPS, PAGE_TYPE
-from trio_mcp.extensions.skills.entries import SKILLS
 from trio_mcp.relay.relay import ASKS, Relay
 from trio_mcp.relay.upstream import FORWARDED
 from trio_mcp.server.context import Context
@@ -64,8 +63,6 @@ _START = 120.0  # seconds for a child to listen, as for a server on stdio
 _STARTING_LOOK = 0.02  # seconds between two looks at the report of a child that starts
 _STEP = 1.0  # seconds for each step of ending a child
 _STABLE = 5.0  # a child that has run for so many seconds is started again when it ends by itself
-# The extensions that only need their messages passed on.  Tasks are not among them: they live in the child.
-_EXTENSIONS: Mapping[str, Mapping[str, Any]] = {APPS: {"mimeTypes": [PAGE_TYPE]}, SKILLS: {}}
 
 
 async def serve_reloading(
@@ -170,7 +167,7 @@ class _Reloader:
 
         Raises `McpError` if the child does not start.
         """
-        options: ClientOptions = {"extensions": _EXTENSIONS}
+        options: ClientOptions = {"extensions": PASSED_ON}
         if not self._over_http:
             options |= {"environment": "inherit", "shutdown_timeout": _STEP}
         try:
