@@ -1,0 +1,248 @@
+"""The store in a file: what its contract does not say."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sqlite3
+import sys
+from math import inf
+from pathlib import Path
+
+import attrs
+import pytest
+import trio
+import trio.testing
+
+from tests.stores.shared import NOW, ROW, Make, opened, take
+from trio_mcp import UsageError
+from trio_mcp.stores import (
+    Resync,
+    Row,
+    SQLiteStore,
+    StoreFailed,
+    StoreFull,
+    sqlite,  # its bounds
+)
+
+
+async def test_a_store_in_a_file_keeps_what_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    async with SQLiteStore(path) as store:
+        await store.add(ROW)
+        await store.lease("me", 5.0)
+    async with SQLiteStore(str(path)) as store:
+        assert await store.get("task", "a") == ROW
+
+
+async def test_a_store_that_is_not_open_says_so(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "x.db")
+    with pytest.raises(UsageError, match="is not open; use it inside `async with`"):
+        await store.get("task", "a")
+    with pytest.raises(UsageError, match="is not open"):
+        await store.add(ROW)
+    assert not (tmp_path / "x.db").exists()
+
+
+@pytest.mark.parametrize("path", ["", ":memory:"])
+def test_a_store_in_a_file_needs_a_file(path: str) -> None:
+    with pytest.raises(UsageError, match=r"write MemoryStore\(\)"):
+        SQLiteStore(path)
+
+
+@pytest.mark.parametrize("sql", ["CREATE TABLE theirs (a)", "PRAGMA user_version = 99"])
+async def test_the_file_of_another_program_is_left_alone(tmp_path: Path, sql: str) -> None:
+    path = tmp_path / "theirs.db"
+    with sqlite3.connect(path) as theirs:
+        theirs.execute(sql)
+    theirs.close()
+    with pytest.raises(UsageError, match="name another file"):
+        async with SQLiteStore(path):
+            pass
+    with sqlite3.connect(path) as theirs:
+        assert theirs.execute("SELECT name FROM sqlite_master WHERE name = 'rows'").fetchone() is None
+    theirs.close()
+
+
+async def test_a_file_that_cannot_be_used_is_no_mistake_of_the_program(tmp_path: Path) -> None:
+    with pytest.raises(StoreFailed, match="unable to open database file") as caught:
+        async with SQLiteStore(tmp_path):
+            pass
+    assert isinstance(caught.value.__cause__, sqlite3.Error)
+    (tmp_path / "text").write_text("Dear diary, " * 1000)
+    with pytest.raises(StoreFailed, match="not a database"):
+        async with SQLiteStore(tmp_path / "text"):
+            pass
+
+
+async def test_a_commit_that_fails_fails_each_of_its_writes(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    async with SQLiteStore(path) as store:
+        await store.add(ROW)
+        with sqlite3.connect(path) as other:
+            other.execute("ALTER TABLE rows RENAME TO away")
+        failed = []
+
+        async def write(key: str) -> None:
+            try:
+                await store.add(attrs.evolve(ROW, key=key))
+            except StoreFailed as error:
+                failed.append(str(error))
+
+        async with trio.open_nursery() as nursery:
+            for key in "bcd":
+                nursery.start_soon(write, key)
+        assert len(failed) == 3
+        with sqlite3.connect(path) as other:
+            other.execute("ALTER TABLE away RENAME TO rows")
+        other.close()
+        assert await store.add(attrs.evolve(ROW, key="b"))  # the store goes on
+
+
+async def test_a_write_that_is_cancelled_while_it_waits_never_happens(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    async with SQLiteStore(path) as store, trio.open_nursery() as nursery:
+        with sqlite3.connect(path, isolation_level=None) as other:
+            other.execute("BEGIN IMMEDIATE")  # the first write waits for it in its thread
+            nursery.start_soon(store.add, ROW)
+            await trio.testing.wait_all_tasks_blocked()
+            with trio.move_on_after(0) as scope:
+                await store.add(attrs.evolve(ROW, key="b"))
+            assert scope.cancelled_caught
+            other.execute("ROLLBACK")
+        other.close()
+        assert await store.add(attrs.evolve(ROW, key="c"))
+        assert await store.get("task", "a") == ROW
+        assert await store.get("task", "b") is None
+
+
+async def test_a_receiver_that_is_behind_the_messages_of_a_file_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "_LOG", 1000)
+    path = tmp_path / "x.db"
+    async with SQLiteStore(path) as store, SQLiteStore(path) as other, store.receive(["a"]) as messages:
+        for number in range(50):
+            await other.send("a", str(number).encode())
+        first, *rest = await take(messages, 10)
+        assert first == Resync()
+        assert rest[-1] != ("a", b"49")
+        while rest[-1] != ("a", b"49"):
+            rest += await take(messages, 1)
+        assert len(rest) < 20
+        await other.send("a", b"new")
+        assert await take(messages, 1) == [("a", b"new")]
+
+
+async def test_a_receiver_waits_for_a_file_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "_AGAIN", 0.01)
+    path = tmp_path / "x.db"
+    async with SQLiteStore(path) as store, store.receive(["a"]) as messages:
+        with sqlite3.connect(path) as other:
+            other.execute("ALTER TABLE messages RENAME TO away")
+        assert await take(messages, 2) == [Resync(), Resync()]
+        with sqlite3.connect(path) as other:
+            other.execute("ALTER TABLE away RENAME TO messages")
+        other.close()
+        await store.send("a", b"")
+        while (message := (await take(messages, 1))[0]) == Resync():
+            pass
+        assert message == ("a", b"")
+
+
+async def test_a_write_that_is_cancelled_takes_no_other_with_it(make: Make) -> None:
+    async with opened(make) as (store,):
+        for number in range(20):  # Trio decides which of the two begins
+            one, other = (attrs.evolve(ROW, key=f"{name}{number}") for name in ("one", "other"))
+            scope, added = trio.CancelScope(), list[bool]()
+
+            async def cancelled(row: Row = one, scope: trio.CancelScope = scope) -> None:
+                with scope:
+                    await store.add(row)
+
+            async def write(row: Row = other, scope: trio.CancelScope = scope, added: list[bool] = added) -> None:
+                scope.cancel()
+                added.append(await store.add(row))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(cancelled)
+                nursery.start_soon(write)
+            assert added == [True]
+            assert await store.get("task", other.key) == other
+
+
+async def test_the_file_is_found_from_another_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = SQLiteStore("x.db")
+    monkeypatch.chdir("/")
+    async with store:
+        await store.lease("me", 5.0)
+    assert (tmp_path / "x.db").exists()
+    assert repr(store) == "SQLiteStore('x.db')"
+
+
+async def test_a_file_that_is_gone_takes_no_writes(tmp_path: Path) -> None:
+    async with SQLiteStore(tmp_path / "x.db") as store:
+        (tmp_path / "x.db").unlink()
+        with pytest.raises(StoreFailed, match="deleted or replaced"):
+            await store.add(ROW)
+        async with SQLiteStore(tmp_path / "x.db"):
+            with pytest.raises(StoreFailed, match="deleted or replaced"):
+                await store.add(ROW)
+
+
+async def test_a_process_without_descriptors_fails_its_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_more(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async with SQLiteStore(tmp_path / "x.db") as store, SQLiteStore(tmp_path / "x.db") as other:
+        await other.lease("other", 9.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", no_more)
+            with pytest.raises(StoreFailed, match="Too many open files"):
+                await store.lease("me", 9.0)
+            with pytest.raises(StoreFailed, match="Too many open files"):
+                await store.claim("task", "me", 1.0, 9)
+        await store.lease("me", 9.0)
+        assert not await store.claim("task", "me", 1.0, 9)
+
+
+async def test_the_rows_of_a_process_that_was_killed_are_free_at_once(tmp_path: Path) -> None:
+    path, script = tmp_path / "x.db", tmp_path / "killed.py"
+    script.write_text(
+        "import os, signal, sys, trio\n"
+        "from trio_mcp.stores import Row, SQLiteStore\n"
+        "async def main():\n"
+        "    async with SQLiteStore(sys.argv[1]) as store:\n"
+        "        await store.lease('killed', 1e12)\n"
+        "        await store.add(Row('task', 'a', b'{}', 'ann', 1000.0, holder='killed'))\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "trio.run(main)\n"
+    )
+    done = await trio.run_process([sys.executable, script, path], check=False)
+    assert done.returncode == -signal.SIGKILL
+    async with SQLiteStore(path) as store, SQLiteStore(path) as alive:
+        await alive.lease("alive", 1e12)
+        await alive.add(attrs.evolve(ROW, key="b", holder="alive"))
+        (claimed,) = await store.claim("task", "me", NOW, 9)
+        assert claimed == attrs.evolve(ROW, holder="me", version=2)
+        await alive.lease("alive", -inf)
+        assert [row.key for row in await store.claim("task", "me", NOW, 9)] == ["b"]
+    assert sorted(os.listdir(tmp_path)) == ["killed.py", "x.db"]
+
+
+async def test_a_full_store_refuses_one_write_of_a_commit(tmp_path: Path) -> None:
+    async with SQLiteStore(tmp_path / "x.db") as store:
+        outcomes: dict[str, object] = {}
+
+        async def write(key: str, each: float) -> None:
+            try:
+                outcomes[key] = await store.add(attrs.evolve(ROW, key=key), each=each)
+            except StoreFull as error:
+                outcomes[key] = error.limit
+
+        async with trio.open_nursery() as nursery:
+            for key, each in ("a", 9), ("b", 0), ("c", 9):
+                nursery.start_soon(write, key, each)
+        assert outcomes == {"a": True, "b": "each", "c": True}
