@@ -211,7 +211,11 @@ def test_a_server_that_does_not_speak_is_told_apart(command: Sequence[str], mess
     ("text", "reason"),
     [
         ("def add(a: int) -> int\n", "server.py:1: SyntaxError: expected ':'"),
-        ("import json\n\njson.loads('{')\n", "server.py:3: json.decoder.JSONDecodeError: Expecting property name"),
+        pytest.param(
+            "import json\n\njson.loads('{')\n",
+            "server.py:3: json.decoder.JSONDecodeError: Expecting property name",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_a_file_that_cannot_be_loaded_is_one_line_with_its_place(text: str, reason: str, tmp_path: Path) -> None:

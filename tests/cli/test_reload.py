@@ -242,6 +242,7 @@ def test_the_server_ends_with_a_parent_that_is_killed(weather: Path) -> None:
         process.stderr.read()  # its end is that of both processes
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("text", "status", "message"),
     [
