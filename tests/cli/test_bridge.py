@@ -19,6 +19,7 @@ import trio
 import trustme
 
 from tests.cli.servers import server
+from tests.cli.test_cli import on_terminal
 from tests.http.auth_site import auth_site, protected_by
 from tests.peers.visits import served_by_process
 from trio_mcp import open_client, serve_http
@@ -386,6 +387,12 @@ async def test_a_signal_ends_the_bridge_and_its_servers(number: int, status: int
         # Ctrl-C cancels the writes too, and the server behind is ended with its input and by signals.
         assert errors == ("cancelled\n" if number == signal.SIGTERM else "")
         assert isinstance(outcome[0], McpError)
+
+
+@pytest.mark.full
+def test_on_a_terminal_it_says_that_it_waits() -> None:
+    shown, status = on_terminal(("bridge", SERVER), [("standard input; Ctrl-C ends\r\n", "\x03")])
+    assert (shown, status) == ("trio-mcp: waiting for an MCP client on standard input; Ctrl-C ends\n^C", 130)
 
 
 @pytest.mark.full
