@@ -49,13 +49,13 @@ def test_a_server_is_given_in_a_file_of_its_owner(tmp_path: Path) -> None:
     told, status = inspect(tmp_path, SERVER, "--env", "KEY=sesame", "--revision", "2026-07-28")
     assert status == 5
     assert told["arguments"][:3] == ["-y", "@modelcontextprotocol/inspector", "--config"]
-    assert told["arguments"][4:] == ["--server", "server"]
+    assert len(told["arguments"]) == 4
     assert "sesame" not in str(told["arguments"])
     assert told["mode"][1] == 0o700
     assert not os.path.exists(told["arguments"][3])  # any more
     command = {"command": sys.executable, "args": ["-m", "trio_mcp", "run", SERVER]}
     entry = {"type": "stdio", **command, "env": {"KEY": "sesame"}, "protocolEra": "modern"}
-    assert told["config"] == {"mcpServers": {"server": entry}}
+    assert told["config"] == {"mcpServers": {"servers.py": entry}}
 
 
 @pytest.mark.parametrize(
@@ -68,10 +68,10 @@ def test_a_server_is_given_in_a_file_of_its_owner(tmp_path: Path) -> None:
 def test_a_url_has_its_transport(url: str, revision: Sequence[str], kind: str, era: str, tmp_path: Path) -> None:
     told, _ = inspect(tmp_path, url, "--header", "Authorization: Bearer sesame", *revision, "--cli", "tools/list")
     assert told["arguments"][2] == "--cli"  # before the others, or the page is opened
-    assert told["arguments"][-2:] == ["--method", "tools/list"]
+    assert told["arguments"][5:] == ["--server", "a.example", "--method", "tools/list"]
     headers = {"Authorization": "Bearer sesame"}
     entry = {"type": kind, "url": url, "headers": headers, "protocolEra": era}
-    assert told["config"] == {"mcpServers": {"server": entry}}
+    assert told["config"] == {"mcpServers": {"a.example": entry}}
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,6 @@ from trio_mcp.core.revisions import REVISIONS
 __all__ = ["add_arguments", "run"]
 
 _PACKAGE = "@modelcontextprotocol/inspector"
-_NAME = "server"  # of the only entry in the configuration file
 
 
 def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
@@ -42,22 +41,31 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-    entry = _entry(target_of(arguments), arguments.revision)
+    target = target_of(arguments)
+    entry, name = _entry(target, arguments.revision), _name(target, arguments.target)
     if missing := [name for name in ("node", "npx") if shutil.which(name) is None]:
         sys.stderr.write(f"trio-mcp: there is no {missing[0]} in PATH; the Inspector needs Node.js, which brings it\n")
         return NO_CONNECTION
     with tempfile.TemporaryDirectory(prefix="trio-mcp-") as folder:  # only its owner can read it
         file = Path(folder) / "mcp.json"
-        file.write_text(json.dumps({"mcpServers": {_NAME: entry}}))
-        side = [] if arguments.cli is None else ["--cli"]  # the Inspector wants it first
-        command = ["npx", "-y", _PACKAGE, *side, "--config", str(file), "--server", _NAME]
-        if arguments.cli is not None:
-            command += ["--method", arguments.cli]
+        file.write_text(json.dumps({"mcpServers": {name: entry}}))
+        command, config = ["npx", "-y", _PACKAGE], ["--config", str(file)]
+        if arguments.cli is None:
+            command += config
+        else:  # the Inspector wants its mode first; its page shows all servers of the file
+            command += ["--cli", *config, "--server", name, "--method", arguments.cli]
         # npx starts the Inspector as a child, and it the server: all of them get the signals.
         process = subprocess.Popen(command, process_group=0)
         with passing_signals(process):
             status = process.wait()
     return status if status >= 0 else 128 - status
+
+
+def _name(target: ServerTarget, given: str | None) -> str:
+    """The name that the page shows."""
+    if isinstance(target.address, str):
+        return urlsplit(target.address).hostname or "server"
+    return Path(given or target.address[0]).name
 
 
 def _entry(target: ServerTarget, revision: str | None) -> dict[str, Any]:
