@@ -51,7 +51,7 @@ class Cell(NamedTuple):
 
 
 class Row:
-    """What one line of the terminal shows from `begin` to `end`; None: as long as it is on the screen."""
+    """One line of the terminal from `begin` to `end`; None: as long as it is on the screen."""
 
     def __init__(self, number: int, begin: float, cells: Sequence[Cell]) -> None:
         self.number = number
@@ -132,7 +132,7 @@ def _server() -> str:
 
 
 def _output(command: Sequence[str], folder: Path) -> Iterator[tuple[float, str]]:
-    """Run a command on a terminal: what it writes, and the seconds before."""
+    """Run a command on a terminal.  Gives each piece of its output, with the seconds before it."""
     environ = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
     environ |= {"TERM": "xterm", "PATH": f"{folder}:{os.environ['PATH']}", "PYTHONIOENCODING": "utf-8"}
     pid, terminal = pty.fork()

@@ -1,4 +1,4 @@
-"""The recording that the README shows: its commands show on a terminal what the picture has."""
+"""The recording that the README shows: on a terminal, its commands show the texts of the picture."""
 
 from __future__ import annotations
 

@@ -168,6 +168,18 @@ async def break_file(path: Path, client: Client) -> None:
 
 
 @pytest.mark.full
+async def test_a_call_waits_for_a_server_that_starts(weather: Path) -> None:
+    errors: list[bytes] = []
+    with trio.fail_after(60):
+        async with by_stdio(weather, "2026-07-28", errors) as client:
+            assert await said(client) == "sun"
+            save(weather, "import time\ntime.sleep(1)\n" + FIRST.replace("wording.SUN", "'new'"))
+            while b"is started again" not in b"".join(errors):  # noqa: ASYNC110  # another process writes it
+                await trio.sleep(0.05)
+            assert await said(client) == "new"
+
+
+@pytest.mark.full
 async def test_a_module_that_is_written_later_is_noticed(weather: Path) -> None:
     with trio.fail_after(60):
         async with by_stdio(weather, "2025-11-25", []) as client, client.listen(tools=True) as changes:

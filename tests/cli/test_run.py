@@ -94,7 +94,7 @@ def test_workers_serve_a_file() -> None:
 
 
 def statuses(url: str, context: ssl.SSLContext, hosts: Sequence[str]) -> list[int]:
-    """What the server answers requests for these hosts."""
+    """The statuses of requests for these hosts."""
     found = []
     for host in hosts:
         connection = http.client.HTTPSConnection(urlsplit(url).netloc, context=context)

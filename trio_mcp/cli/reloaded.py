@@ -44,7 +44,7 @@ _LOOK = 0.5  # seconds between two looks at the loaded modules
 
 @attrs.frozen
 class Report:
-    """What the process says of itself; see the head of this file."""
+    """The report of the process; see the head of this file."""
 
     files: Collection[str] = ()
     error: str = ""

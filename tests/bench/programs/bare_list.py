@@ -1,4 +1,4 @@
-"""What Trio and json alone must do to list the tools of a server: ``bare_list.py COMMAND ...``.
+"""A list of the tools of a server, with Trio and json alone: ``bare_list.py COMMAND ...``.
 
 It starts the server, opens a session as a client of 2025-11-25 does, and prints the names and the descriptions.
 """
