@@ -519,6 +519,7 @@ def test_a_ttl_is_as_requested_up_to_the_longest() -> None:
     )
     assert requested_ttl({"task": {"ttl": 100}}, 60) == requested_ttl({"task": {"ttl": 100.7}}, inf) == 100
     assert requested_ttl({"task": {"ttl": 10**9}}, 60) == 60_000
+    assert requested_ttl({"task": {"ttl": 10**400}}, inf) == requested_ttl({"task": {"ttl": 1e300}}, inf) == 2**53 - 1
     assert requested_ttl({}, inf) is None
     for task in (3, None, {"ttl": "1"}, {"ttl": -1}, {"ttl": True}, {"ttl": inf}):
         with pytest.raises(RequestError, match="its ttl a number of milliseconds"):

@@ -61,6 +61,7 @@ less than a millisecond."""
 MAX_MESSAGE = 1024
 """Characters of a status message.  It is a line for a person or a model, and every poll repeats it."""
 
+_LONGEST_TTL = 2**53 - 1  # milliseconds; a client asks for any number, and a larger one is no exact number in JSON
 _POLL_SECONDS = (0.05, 86_400.0)  # a peer may send any number; more than a day is longer than a client lives
 _LAYOUT = 2  # of a stored record
 
@@ -474,7 +475,7 @@ def requested_ttl(params: Mapping[str, Any], longest: float) -> int | None:
         return limit
     if type(ttl) not in (int, float) or not 0 <= ttl < inf:
         raise RequestError(INVALID_PARAMS, "task must be an object, and its ttl a number of milliseconds, 0 or more")
-    return int(ttl) if limit is None else min(int(ttl), limit)
+    return int(min(ttl, _LONGEST_TTL if limit is None else limit))
 
 
 def cursor_of(task: TaskRecord) -> str:
