@@ -255,6 +255,17 @@ async def test_failures_of_tools_and_of_the_protocol_differ(revision: str, autoj
 
 
 @BOTH
+@pytest.mark.parametrize("arguments", [[], "x"])
+async def test_arguments_that_are_no_object_make_no_task(
+    revision: str, arguments: Any, autojump_clock: MockClock
+) -> None:
+    async with speaking(revision) as wire:
+        with pytest.raises(WireError, match="arguments must be an object") as caught:
+            await wire.call("tools/call", {"name": "confirm", "arguments": arguments, "task": {}})
+        assert caught.value.code == INVALID_PARAMS
+
+
+@BOTH
 async def test_wrong_arguments_make_no_task(revision: str, autojump_clock: MockClock) -> None:
     async with speaking(revision) as wire:
         result = await wire.call("tools/call", {"name": "compute", "arguments": {"seconds": "x"}, "task": {}})
@@ -841,6 +852,25 @@ async def test_a_question_stays_open_if_its_answer_cannot_be_stored(
         with pytest.raises(WireError, match="the store of the tasks does not work"):
             await wire.call("tasks/result", {"taskId": id})
         assert text(await wire.call("tasks/result", {"taskId": id})) == "confirmed: Accepted(value=True)"
+
+
+@NEWER
+async def test_the_tasks_that_listeners_follow_are_bounded(revision: str, autojump_clock: MockClock) -> None:
+    async with speaking(revision, serving(limits=Limits(subscriptions=5))) as wire:
+        ids = [await begin(wire, "confirm") for _ in range(3)]
+        params: dict[str, Any] = {"notifications": {"taskIds": [*ids, ids[0]]}}
+        first = await wire.start("subscriptions/listen", params)
+        await trio.sleep(1)
+        with pytest.raises(WireError, match=r"no room for more subscriptions \(Limits.subscriptions\)") as caught:
+            await wire.call("subscriptions/listen", params)
+        assert caught.value.code == INTERNAL_ERROR
+        await wire.cancel(first)
+        await trio.sleep(1)
+        await wire.start("subscriptions/listen", params)
+        await trio.sleep(1)
+        assert [note["notifications"] for method, note in wire.notes if method == ACKNOWLEDGED] == [
+            {"taskIds": ids}
+        ] * 2
 
 
 @NEWER

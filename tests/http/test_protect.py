@@ -134,6 +134,23 @@ async def test_a_call_that_lacks_a_scope_is_refused_on_every_transport(where: Wh
         assert text(await client.call_tool("who")) == "ada read"
 
 
+@req("auth-80")
+@pytest.mark.parametrize("revision", [D, E])
+async def test_a_call_that_lacks_a_scope_becomes_no_task(revision: str, autojump_clock: MockClock) -> None:
+    server = protected()
+
+    @server.tool(scopes=["write"], task="required")
+    async def later() -> str:
+        return "written"
+
+    where = Where("websocket", revision)
+    async with visiting(where, server, headers=token("ada"), tasks=True) as client:
+        with pytest.raises(RequestError, match="lacks a scope"):
+            await client.start_task("later")
+    async with visiting(where, server, headers=token("bob"), tasks=True) as client:
+        assert text(await client.call_tool("later")) == "written"
+
+
 @req("auth-03")
 @everywhere(without=["child", "http", "http json", "http+sse", "websocket"])
 async def test_other_streams_need_no_token(where: Where, autojump_clock: MockClock) -> None:

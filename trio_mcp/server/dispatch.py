@@ -252,7 +252,7 @@ class Dispatcher:
         protection = self.catalog.protection
         return scopes if protection is None else tuple(dict.fromkeys((*protection.scopes, *scopes)))
 
-    def _check_scopes(self, ctx: Context, entry: Entry) -> None:
+    def check_scopes(self, ctx: Context, entry: Entry) -> None:
         """Raise RequestError for a missing scope, if HTTP itself could not refuse, as on a WebSocket (auth-80).
 
         Scopes exist only over HTTP: the client of a stream, which has no headers, may call all tools.  Over HTTP a
@@ -285,7 +285,7 @@ class Dispatcher:
             return await self._relayed(server, ctx, request, kind, key)
         entry = route.entry
         if entry.scopes:
-            self._check_scopes(ctx, entry)
+            self.check_scopes(ctx, entry)
         if len(route.places) > 1:
             return await self._serve_mounted(route, ctx, request)
         try:

@@ -17,10 +17,11 @@ from weakref import WeakKeyDictionary
 import attrs
 import trio
 
-from trio_mcp.core.errors import INVALID_PARAMS, METHOD_NOT_FOUND, McpError, RequestError, SessionClosed
+from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, McpError, RequestError, SessionClosed
 from trio_mcp.core.messages import JsonObject, Request
 from trio_mcp.core.revisions import REVISIONS, Terms, stable_name
 from trio_mcp.core.rounds import Question
+from trio_mcp.core.shares import Shares
 from trio_mcp.core.tasks import (
     CORE_TASKS,
     EXTENSION_TASKS,
@@ -95,10 +96,14 @@ class ServerTasks:
         task = ctx._task = ToolTask(ctx, entry)
         if task.id is not None:  # it runs again, after the end of another process
             return await call_next()
+        arguments = request.params.get("arguments")
+        if not isinstance(arguments, dict | None):
+            return await call_next()
         try:
-            entry.prepare(ctx, _arguments(request))
+            entry.prepare(ctx, arguments or {})
         except BadArguments:
             return await call_next()  # it refuses the arguments, without a task
+        tasks_in(ctx).check_scopes(ctx, entry)
         if not entry.asks_first:
             await task.start()
         elif form is None and entry.task == "required":
@@ -107,11 +112,6 @@ class ServerTasks:
         if task.id is None and form is CORE_TASKS:
             await task.start()  # task-33: a call that asks for a task is answered with one
         return result
-
-
-def _arguments(request: Request) -> JsonObject:
-    arguments = request.params.get("arguments")
-    return arguments if isinstance(arguments, dict) else {}
 
 
 def form_asked(ctx: Context) -> TaskForm | None:
@@ -263,6 +263,7 @@ class RunTasks:
         self._callers: dict[str, DetachedCall] = {}  # of the older form: their sessions hear of each change
         self.keeper.on_gone = lambda id: self._callers.pop(id, None)
         self.keeper.followed = ChainMap[str, Any](self._listeners, self._callers)
+        self._followed = Shares(run.limits.subscriptions)  # tasks, by each listener
         self._asking: set[tuple[str, str]] = set()  # task and key of each question that is on its way to a client
         self._sessions: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
@@ -272,6 +273,11 @@ class RunTasks:
             await self.keeper.run(self._run.detached_ended)
 
     # Calls.
+
+    def check_scopes(self, ctx: Context, entry: Entry) -> None:
+        """Raise `RequestError` if the access token lacks a scope of the tool, before there is a task (auth-80)."""
+        if entry.scopes:
+            self._run.dispatcher.check_scopes(ctx, entry)
 
     @property
     def longest(self) -> float:
@@ -432,18 +438,24 @@ class RunTasks:
         most = self._run.limits.listener_changes
         if not isinstance(asked, list) or not all(isinstance(each, str) for each in asked) or len(asked) > most:
             raise RequestError(INVALID_PARAMS, f"notifications.taskIds must be an array of at most {most:g} strings")
+        ids = list(dict.fromkeys(asked))
+        if not self._followed.take(ctx._holder, len(ids)):
+            why = "this server has no room for more subscriptions (Limits.subscriptions); try again later"
+            raise RequestError(INTERNAL_ERROR, why)
         agreed: list[str] = []
         # Started before the first wait: a listener whose request fails has ended, too.
-        self._run.nursery.start_soon(self._forget, listener, agreed, name="the end of a listener of tasks")
-        for id in dict.fromkeys(asked):
+        forget = partial(self._forget, listener, agreed, ctx._holder, len(ids))
+        self._run.nursery.start_soon(forget, name="the end of a listener of tasks")
+        for id in ids:
             task = await self.keeper.find(id)
             if task is not None and task.owner == stable_name(ctx.principal):
                 agreed.append(id)
                 self._listeners.setdefault(id, {})[listener] = None
         return agreed
 
-    async def _forget(self, listener: Listener, ids: Sequence[str]) -> None:
+    async def _forget(self, listener: Listener, ids: Sequence[str], holder: Any, taken: int) -> None:
         await listener.ended.wait()
+        self._followed.give(holder, taken)
         for id in ids:
             del self._listeners[id][listener]
             if not self._listeners[id]:
