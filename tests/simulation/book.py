@@ -257,8 +257,9 @@ class Book:
 
     async def watch(self, call: Call) -> None:
         """For a call that was given up: its handler ends soon, unless something harmful happens meanwhile."""
-        # On a slow line a client may give up before it knows that its call is a task, which then goes on (cancel-09).
-        if self.harms or (self.slow and call.kind in AS_TASKS):
+        # On a slow line, or through a relay, a client may give up before it knows that its call is a task, which then
+        # goes on (cancel-09).
+        if self.harms or ((self.slow or self.relayed) and call.kind in AS_TASKS):
             return
         # A relay may ask in the course of any call, which it then parks.
         await trio.sleep(PARKED if call.kind in ASKING or not self.asks else STOPS)

@@ -277,7 +277,7 @@ class RelayTasks:
     async def _cancel(self, upstream: Upstream, id: str) -> None:
         """Tell the upstream server that no client waits for a task any more."""
         with trio.CancelScope(deadline=trio.current_time() + _CANCELLING, shield=True):
-            while True:
+            while not self._relay.ended:
                 try:
                     await (await self._open(upstream, id)).cancel()
                 except (McpError, trio.TooSlowError) as error:
@@ -317,7 +317,7 @@ class RelayTasks:
                     upstream = await self._relay.upstream_for(call.owner, call.link)
                     await upstream.work(call, ctx.method, partial(self._read, upstream, call, shown_id, id))
         finally:
-            if not lock.statistics().tasks_waiting:
+            if not lock.locked():
                 self._adopting.pop(shown_id, None)
 
     async def _read(
@@ -342,7 +342,6 @@ class RelayTasks:
                 record = record.cancel(now).task
             except RequestError as error:
                 record = record.fail(error, now).task
-
         await tasks.adopt(ctx, record, partial(self._carry_on, id, asking))
         return {}
 
