@@ -9,16 +9,20 @@ import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import trio
 
 from tests.simulation.mistakes import MISTAKES
-from tests.simulation.plan import ERAS, TRANSPORTS, Client, Fault, Line, Move, Plan, draw, written
+from tests.simulation.plan import ERAS, MODERN, TRANSPORTS, Client, Fault, Line, Move, Plan, draw, written
 from tests.simulation.shrink import as_test, rule_of, shrink
 from tests.simulation.tally import tally
 from tests.simulation.world import play
-from trio_mcp import Server
+from trio_mcp import Context, Server
+
+# A mistake is made in an inner part.
+from trio_mcp.relay.tasks import RelayTasks
 
 ROOT = Path(__file__).parents[2]
 PART, PARTS = 80, 2  # worlds of the default suite
@@ -47,6 +51,22 @@ def test_a_mistake_on_purpose_is_found(mistake: str) -> None:
     with MISTAKES[mistake]():
         found = next((seed for seed in range(2000) if play(draw(seed)).violations), None)
     assert found is not None
+
+
+def test_a_relay_that_forgets_its_tasks_is_found() -> None:
+    async def forget(self: RelayTasks, shown_id: str, ctx: Context) -> None:
+        await trio.lowlevel.checkpoint()
+
+    moves = (Move("errand", size=20), Move("echo", wait=45.0), Move("fetch", wait=2.0))
+    crash = Fault("crash", at=300, victim=1, seconds=0.5)  # of the relay
+    for era in ERAS:
+        plan = Plan(
+            order=1, transport="http", era=MODERN, clients=(Client(moves),), faults=(crash,), behind="http",
+            behind_era=era,
+        )  # fmt: skip
+        assert not play(plan).violations
+        with mock.patch.object(RelayTasks, "_adopt", forget):
+            assert [rule for rule in play(plan).violations if "is lost" in rule]
 
 
 # What the seed decides.
