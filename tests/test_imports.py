@@ -44,7 +44,7 @@ SELDOM = {
     *(f"trio_mcp.core.{name}" for name in ("extensions", "rounds", "subscriptions")),
     *(f"trio_mcp.server.{name}" for name in ("context", "detached", "extensions")),
     *(f"trio_mcp.server.{name}" for name in ("forwarding", "parking", "publishing", "questions", "replicas")),
-    "trio_mcp.server.supervised",
+    *("trio_mcp.server.supervised", "trio_mcp.stores.sqlite"),
     *("trio_mcp.client.extensions", "trio_mcp.core.schema.params", "trio_mcp.oauth.client", "trio_mcp.transport.paths"),
     *("trio_mcp.relay.tasks", "trio_mcp.stores.redis_link"),
 }

@@ -26,6 +26,7 @@ import pytest
 import trio
 
 from tests.hardening.test_process_life import ENVIRONMENT, LATEST, modern
+from trio_mcp import TextContent, open_client
 
 PROGRAM = """
 import contextlib, logging, os, signal, sys
@@ -49,10 +50,6 @@ async def pid(seconds: float = 0.0) -> int:
         logging.info("<called>")
     await trio.sleep(seconds)
     return os.getpid()
-
-@server.tool(thread=False)
-def stop(number: int) -> None:
-    os.kill(os.getpid(), number)
 
 @server.tool
 async def hold() -> None:
@@ -495,6 +492,61 @@ async def test_a_service_that_ends_accepts_no_connection_and_is_not_ready(tmp_pa
             assert await probe.ask(get("/readyz")) == (503, b"the server is shutting down\n")
             assert probe.stream is None
         assert await service.ended() == 143
+
+
+@pytest.mark.full
+async def test_sessions_of_older_revisions_go_on_in_other_workers(tmp_path: Path) -> None:
+    async with running(tmp_path, workers=3) as service:
+        old = await service.opened(3)
+        answers, called = set[int](), trio.Event()
+        async with trio.open_nursery() as nursery:
+
+            async def call() -> None:
+                async with open_client(f"http://localhost:{service.port}/mcp", revision="2025-11-25") as client:
+                    for _ in range(100):
+                        (text,) = (await client.call_tool("pid", {"seconds": 0.01})).content
+                        assert isinstance(text, TextContent)
+                        answers.add(int(text.text))
+                        called.set()
+
+            for _ in range(6):
+                nursery.start_soon(call)
+            await called.wait()
+            service.process.send_signal(signal.SIGHUP)
+            new = await service.opened(3)
+        assert answers & {*old.values()}
+        assert answers & {*new.values()}
+
+
+QUIET = """
+import logging, os, signal, threading
+import trio_mcp
+
+server = trio_mcp.Server("quiet")
+
+@server.tool(thread=False)
+def complain() -> None:
+    logging.getLogger("quiet").warning("this is odd")
+
+@server.tool(thread=False)
+def stop(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+threading.Thread(target=threading.Event().wait, name="idler", daemon=True).start()
+server.run(http="127.0.0.1:0", workers=2)
+"""
+
+
+@pytest.mark.full
+async def test_lines_of_a_worker_begin_with_its_name_where_logging_is_not_configured(tmp_path: Path) -> None:
+    async with running(tmp_path, QUIET) as service:
+        await service.line("^workers are forks of this process and have none of its threads \\(idler\\); start threads")
+        await service.line("listens at")
+        await client_of(service).ask(request("complain"))
+        await service.line("^worker [12]: this is odd$")
+        with pytest.raises(AssertionError, match="the connection was closed"):
+            await client_of(service).ask(request("stop", number=signal.SIGRTMIN + 1))
+        await service.line(rf"was killed by signal {signal.SIGRTMIN + 1}; it is replaced now")
 
 
 @pytest.mark.full

@@ -47,7 +47,6 @@ from trio_mcp.server.http.monitoring import Tally
 from trio_mcp.server.process import ProcessLife, announce, check_process, live, show_operator
 from trio_mcp.server.supervisor import Load, supervise
 from trio_mcp.stores.memory import MemoryStore
-from trio_mcp.stores.sqlite import SQLiteStore
 from trio_mcp.transport.nursery import open_nursery
 
 if TYPE_CHECKING:
@@ -134,6 +133,8 @@ def _share_store(server: Server, undo: ExitStack) -> str:
         )
     if server._store is not None:
         return ""
+    from trio_mcp.stores.sqlite import SQLiteStore  # a server with another store needs no sqlite3
+
     folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="trio_mcp-"))
     server._store, server._shares_store = SQLiteStore(Path(folder) / "store.db"), True
     return (

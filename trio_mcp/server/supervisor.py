@@ -255,6 +255,7 @@ class _Process:
     slot: int
     unread: bytes = b""
     ready: bool = False
+    asked: bool = False  # to end
     deadline: float = math.inf  # it is killed then
 
     def tell(self, *message: Any) -> None:
@@ -480,6 +481,7 @@ class _Supervisor:
         """Tell a worker to end, and note when it must have ended."""
         if message:
             process.tell(*message)
+        process.asked = True
         process.deadline = min(process.deadline, time.monotonic() + self._patience)
 
     def _reap(self) -> None:
@@ -500,9 +502,9 @@ class _Supervisor:
             self._count.missing.discard(process.pid)
         how = f"has ended with status {code}"
         if code < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
+            how = f"was killed by {next((each.name for each in signal.Signals if each == -code), f'signal {-code}')}"
         pause = self._roster.ended(process.pid, time.monotonic())
-        if process.deadline < math.inf:  # it was to end
+        if process.asked:
             _log.info("worker %d (process %d) %s", process.number, process.pid, how)
             return
         if not process.ready:
