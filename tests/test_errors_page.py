@@ -19,9 +19,12 @@ from tests.client.oauth_town import town
 from tests.hardening.test_oauth_trust import HONEST, HOSTILE, PRIVATE, naming, net, server_at
 from tests.http.client import request
 from tests.http.served import served
+from tests.ports import unclaimed_port
 from trio_mcp import Context, OAuth, Server, open_client, serve_http
 from trio_mcp.client import Client
+from trio_mcp.errors import StoreFailed
 from trio_mcp.oauth import Application, FileTokenStore
+from trio_mcp.stores import MemoryStore, RedisStore
 
 PAGE = Path(__file__).parent.parent / "docs" / "errors.md"
 HEADINGS = re.findall(r"^### `(.*)`$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
@@ -309,6 +312,37 @@ async def _() -> None:
     with tempfile.NamedTemporaryFile() as file:
         os.chmod(file.name, 0o644)
         await FileTokenStore(file.name).get("https://mcp.example/mcp")
+
+
+@said_by("RedisStore needs coredis")
+async def _() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "trio_mcp.stores.redis_link", None)
+        RedisStore("redis://localhost")
+
+
+@said_by("redis://… does not work")
+async def _() -> None:
+    pytest.importorskip("coredis")
+    async with RedisStore(f"redis://:a%20secret@127.0.0.1:{unclaimed_port()}"):
+        pass
+
+
+@said_by("the store of the tasks does not work")
+async def _() -> None:
+    async def away(*_: object) -> None:
+        raise StoreFailed("a secret")
+
+    server = Server("shop", store=(store := MemoryStore()))
+
+    @server.tool(task="optional")
+    async def report() -> str:
+        return ""
+
+    async with open_client(server, tasks=True) as client:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(store, "get", away)
+            await client.open_task("x").status()
 
 
 def test_every_error_of_the_page_is_tried() -> None:
