@@ -330,7 +330,7 @@ async def _() -> None:
 
 @said_by("the store of the tasks does not work")
 async def _() -> None:
-    async def away(*_: object) -> None:
+    async def away(*_: object, **options: object) -> None:
         raise StoreFailed("a secret")
 
     server = Server("shop", store=(store := MemoryStore()))
@@ -341,8 +341,8 @@ async def _() -> None:
 
     async with open_client(server, tasks=True) as client:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(store, "get", away)
-            await client.open_task("x").status()
+            patch.setattr(store, "add", away)
+            await client.start_task("report", {})
 
 
 def test_every_error_of_the_page_is_tried() -> None:
