@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -298,6 +299,7 @@ async def test_an_event_that_was_read_is_not_told_again(autojump_clock: MockCloc
 # The end.
 
 
+@pytest.mark.full
 async def test_a_session_lives_as_long_as_its_client_is_somewhere(autojump_clock: MockClock, crew_of: Any) -> None:
     async with crew_of() as crew:
         session = await session_in(crew)
@@ -312,7 +314,7 @@ async def test_a_session_lives_as_long_as_its_client_is_somewhere(autojump_clock
         await stream.aclose()
         await trio.sleep(idle * 1.5)
         assert (await crew.webs[0].post(request("ping", revision=D), session=session)).status == 404
-        await trio.sleep(idle)
+        await trio.sleep(idle * 2)
         assert [row for row in crew.store._rows if row[0].startswith("session")] == []
         assert list(crew.store._streams) == []
 
@@ -398,3 +400,49 @@ async def test_a_slow_store_does_not_slow_a_stream(
         answer = await crew.webs[0].post(plays("many 50"), session=session)
         assert len(answer.messages) == 51
         assert trio.current_time() - start < 1
+
+
+@pytest.mark.full
+async def test_a_quiet_stream_is_resumed_after_hours(autojump_clock: MockClock, crew_of: Any) -> None:
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        stream = await crew.webs[0].open(session=session)
+        await stream.event()  # it is primed
+        for number in (1, 1, 2, 0):
+            after = stream.last_event_id
+            await trio.sleep(2 * 3600)
+            await stream.aclose()
+            await trio.sleep(60)
+            stream = await crew.webs[number].open(session=session, after=after)
+            with trio.move_on_after(5):
+                assert (await stream.event()).data == b""  # it is primed again, in another replica
+        crew.stages[1].server.notify_list_changed("tools")
+        assert (await stream.message())["method"] == TOOLS
+
+
+@pytest.mark.full
+async def test_a_stream_that_was_resumed_too_often_cannot_be_resumed(autojump_clock: MockClock, crew_of: Any) -> None:
+    async with crew_of() as crew:
+        session = await session_in(crew, C)
+        stream = await crew.webs[0].open(session=session)
+        crew.stages[1].server.notify_list_changed("tools")
+        await stream.message()
+        after = stream.last_event_id
+        headers = {"Accept": "text/event-stream", "Mcp-Session-Id": session, "Last-Event-ID": after}
+        for number in range(101):
+            await stream.aclose()
+            stream = await crew.webs[number % 2].open(session=session, after=after)
+        await stream.aclose()
+        assert (await crew.webs[2].send("GET", "/mcp", headers)).status == 400
+
+
+async def test_a_session_that_never_reached_its_client_is_deleted(autojump_clock: MockClock, crew_of: Any) -> None:
+    async with crew_of() as crew:
+        params = {"protocolVersion": D, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+        message = request("initialize", params, revision=D)
+        fields = crew.webs[0].headers_for(message, D, None)
+        link = await crew.webs[0].link()
+        await link.ask("POST", "/mcp", {**crew.webs[0].headers, **fields}, json.dumps(message).encode())
+        await link.aclose()
+        await trio.sleep(1)
+        assert [row for row in crew.store._rows if row[0].startswith("session")] == []

@@ -277,6 +277,8 @@ class SharedEndpoint(Endpoint):
         stream = session.open_standalone()
         stream.name = log.open_standalone()
         log.link(last, stream.name)
+        if isinstance(stream, LoggedStream) and stream.primes:  # the next time, the client resumes this stream
+            missed += encode_message(b"", *log.append(stream.name, [b""]))
         self._close_with_token(stream, admitted)
         return await stream.begin(stream.attach(response, verdict.cors, missed, taken))
 
@@ -299,16 +301,16 @@ class SharedEndpoint(Endpoint):
                 for _, text in items:
                     item = read_item(text)
                     next = item.next or next
-                    first = item.first if first is None and item.data else first
+                    first = item.begins if first is None else first
                     missed += [encode_message(event.data, event.id) for event in item.after(name, number)]
             if number >= 0 and (first is None or first > number + 1):
                 return NotReplayable("this event is not known, or those that followed are no longer kept")
             if sum(map(len, missed)) > 2 * self.limits.replay_bytes:
                 return NotReplayable("too many events have followed this one")
             if next is None:
-                break
+                return name, b"".join(missed)
             name, number = next, -1
-        return name, b"".join(missed)
+        return NotReplayable("this stream has gone on too often")
 
     async def _follow(
         self,
@@ -330,7 +332,7 @@ class SharedEndpoint(Endpoint):
             if items or not tries or not await quickly(self.replica.alive(origin)):
                 break
             await trio.sleep(_HANDOVER / 4)
-        first = next((item.first for item in map(read_item, [text for _, text in items]) if item.data), None)
+        first = read_item(items[0][1]).begins if items else None
         if first is None or first > number + 1:
             why = "no event with this id is known in this session, or those that followed are no longer kept"
             return await refuse(cannot_resume(why, verdict.cors), admitted, response)

@@ -200,7 +200,7 @@ class SharedSession(HttpSession):
         self._outbox: list[JsonObject] = []
         self._shared_state: tuple[bool, str | None] | None = None  # as the row has it
         self._expires = inf  # of the row, when it was read last
-        self._renewed = -inf
+        self._looked = -inf  # when the row was read or written last
         self._active = True  # a request has come since the row was renewed
         self._yielded = trio.Event()  # the speaker before this one has sent what waited
         self._over_everywhere = False
@@ -252,7 +252,7 @@ class SharedSession(HttpSession):
         now = wall_time()
         row = Row(self._endpoint.kind, self.key, record.text(), self._owner, now, now + self._idle_seconds)
         await self._endpoint.add(row)
-        self._renewed, self._expires = now, row.expires
+        self._looked, self._expires = now, row.expires
         self._endpoint.copies[self.key] = self
 
     async def join(self, row: Row) -> bool:
@@ -292,7 +292,7 @@ class SharedSession(HttpSession):
             after = change(before)
             row = attrs.evolve(row, body=after.text(), expires=wall_time() + self._idle_seconds)
             if await self._quickly(self._store.replace(row)):
-                self._renewed, self._expires = wall_time(), row.expires
+                self._looked, self._expires = wall_time(), row.expires
                 return before, after
         raise StoreFailed("too many replicas write one session at the same time; try again later")
 
@@ -301,8 +301,11 @@ class SharedSession(HttpSession):
         if self.server_session.awaits_answers or not self.ready:
             await self.hear_mail()
         now = wall_time()
-        if now - self._renewed < self._idle_seconds / 4:
+        if now - self._looked < self._idle_seconds / 4:
             return
+        self._looked = now
+        if isinstance(self.log, SharedEventLog):
+            self.log.refresh()
         here = self._active or super().present
         row = await self._quickly(self._store.get(self._endpoint.kind, self.key))
         if row is None:
@@ -312,7 +315,8 @@ class SharedSession(HttpSession):
         if here:
             row = attrs.evolve(row, expires=now + self._idle_seconds)
             if await self._quickly(self._store.replace(row)):
-                self._renewed, self._expires, self._active = now, row.expires, False
+                self._expires, self._active = row.expires, False
+                await self._post({"kept": True})  # the mail stays as long as the row
 
     @property
     def present(self) -> bool:
@@ -360,7 +364,8 @@ class SharedSession(HttpSession):
                     self._mail,
                     json.dumps(item).encode(),
                     owner=self._owner,
-                    expires=wall_time() + self._idle_seconds,
+                    # Longer than the row, because a mail that begins again would have numbers that were heard.
+                    expires=wall_time() + 2 * self._idle_seconds,
                     max_bytes=2 * self._run.limits.message_bytes,
                 )
             ),
@@ -580,13 +585,15 @@ class SharedSession(HttpSession):
             if stream.attached and (resumes is None or stream.name != resumes):
                 continue
             if stream.name is not None and isinstance(self.log, SharedEventLog):
-                self.log.moved.add(stream.name)
+                self.log.move(stream.name)
             stream.cut()
             stream.finish()
 
     def detached(self, stream: ResponseStream, retry: float | None = None) -> None:
         super().detached(stream, retry)
-        if self.speaks and self._number and stream in self._standalone and self._newest is None:
+        if stream.session_id is not None and self._number:
+            self._later(self.delete)  # its client did not read the response with the session id
+        elif self.speaks and self._number and stream in self._standalone and self._newest is None:
             self._later(self._post, {"silent": True})
 
 

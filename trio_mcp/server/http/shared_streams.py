@@ -61,6 +61,11 @@ class StreamItem:
     next: str | None = None
     end: bool = False
 
+    @property
+    def begins(self) -> int | None:
+        """The number of its first event, or of the next one; None if it has no events."""
+        return None if self.end or self.next is not None else self.first
+
     def text(self) -> bytes:
         if self.next is not None or self.end:
             return json.dumps({"next": self.next, "end": self.end}).encode() + b"\n"
@@ -105,7 +110,7 @@ class SharedEventLog(MemoryEventLog):
         self.ids: dict[str, Sequence[Id]] = {}
         """The requests that each open stream answers."""
         self.moved: set[str] = set()
-        """The standalone streams that go on in another replica."""
+        """The standalone streams whose events are kept here, but which go on in another replica."""
         self._replica = replica
         self._name = name
         self._most = limits.replay_bytes
@@ -136,6 +141,15 @@ class SharedEventLog(MemoryEventLog):
         self._numbers.pop(stream, None)
         self._put(stream, StreamItem(end=True))
         self._broken.discard(stream)
+
+    def move(self, stream: str) -> None:
+        """A standalone stream of this replica goes on in another one."""
+        self.moved = {each for each in self.moved if each in self} | {stream}
+
+    def refresh(self) -> None:
+        """Let the open streams stay in the store, although they have no new events."""
+        for stream, number in self._numbers.items():
+            self._put(stream, StreamItem(number, (), self.ids.get(stream, ())))
 
     def link(self, stream: str, next: str) -> None:
         """A standalone stream, of this replica or another one, goes on as the stream `next`."""
@@ -222,6 +236,11 @@ class LoggedStream(ResponseStream):
             on_disconnect()
             raise
         return await super().begin(on_disconnect)
+
+    @property
+    def primes(self) -> bool:
+        """Whether its client knows events without data."""
+        return self._mode.primes
 
     def follow_elsewhere(self) -> None:
         """Its client has resumed it in another replica, which reads its events from the store."""
