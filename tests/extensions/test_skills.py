@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from hashlib import sha256
@@ -87,6 +88,7 @@ def test_frontmatter_is_read_as_json(text: str, value: Object) -> None:
         ('a: "\\x41"', "must begin an escape of JSON"),
         ("a: .inf", "has no JSON form"),
         ("a: >\n  x\n    y", "must not be indented further"),
+        ('a: "\\ud800"', "half a surrogate pair"),
         ("- a", "must be a mapping"),
         ("", "must be a mapping"),
         ("\n".join(f"{' ' * n}a{n}:" for n in range(40)), "nested too deep"),
@@ -96,6 +98,13 @@ def test_frontmatter_is_read_as_json(text: str, value: Object) -> None:
 def test_what_is_not_read_is_refused_with_its_line(text: str, why: str) -> None:
     with pytest.raises(BadFrontmatter, match=why):
         read_frontmatter(f"---\n{text}\n---\n")
+
+
+@pytest.mark.timeout(5)  # a reader that looks at each space again takes a minute
+@pytest.mark.parametrize("text", ["a{}x", "a: x{}y", "a: x{}# y", "'a'{}x", "a:{}x"])
+def test_long_runs_of_spaces_are_read_quickly(text: str) -> None:
+    with contextlib.suppress(BadFrontmatter):
+        read_frontmatter(f"---\n{text.format(' ' * 60_000)}\n---\n")
 
 
 @pytest.mark.parametrize("text", ["", "name: x", "---\nname: x\n", f"---\na: {'x' * 100_000}\n---\n"])
@@ -228,6 +237,12 @@ def test_what_cannot_be_served_is_refused(tmp_path: Path) -> None:
     whole = HEAD.format(name="it")
     refused("e", whole, "hosts support 512 files", lambda skill: [(skill / str(n)).touch() for n in range(512)])
     refused("f", whole, "hosts support", lambda skill: (skill / "big").write_bytes(bytes(17 * 1024 * 1024)))
+
+    def grow(skill: Path) -> None:
+        (skill / "huge").touch()
+        os.truncate(skill / "huge", 1 << 40)  # without contents
+
+    refused("g", whole, "hosts support", grow)
 
 
 # A client, and servers that are not ours.

@@ -36,9 +36,11 @@ _WORDS: dict[str, Json] = {
 }
 _DOUBLE = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _SINGLE = re.compile(r"'((?:[^']|'')*)'")
+# Spaces are looked at only after another character, or a long run of them would take minutes.
 _KEY = re.compile(
-    r"""("(?:[^"\\]|\\.)*"|'(?:[^']|'')*'|[^\s#,\[\]{}&*!|>'"%@`?-][^#]*?|[?-][^\s#][^#]*?)\s*:(?:\s+(.*)|)$"""
+    r"""("(?:[^"\\]|\\.)*"|'(?:[^']|'')*'|[^\s#,\[\]{}&*!|>'"%@`?-][^#]*?|[?-][^\s#][^#]*?)(?<=\S)\s*:(?:\s+(.*)|)$"""
 )
+_COMMENT = re.compile(r"(?<!\s)\s+#")
 _BLOCK = re.compile(r"([|>])([-+]?)\s*(?:#.*)?")
 
 
@@ -254,14 +256,18 @@ class _YamlReader:
     def _unescaped(self, line: _YamlLine, text: str) -> str:
         # YAML has more escapes than JSON; those that both have are enough for a frontmatter.
         try:
-            value = json.loads(f'"{text}"')
+            value = str(json.loads(f'"{text}"'))
         except ValueError:
             self._fail(line, "a backslash in double quotes must begin an escape of JSON, such as \\n")
-        return str(value)
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            self._fail(line, "the text has half a surrogate pair")
+        return value
 
 
 def _without_comment(text: str) -> str:
-    return re.split(r"\s+#", text, maxsplit=1)[0].rstrip()
+    return _COMMENT.split(text, maxsplit=1)[0].rstrip()
 
 
 def _folded(text: str) -> str:

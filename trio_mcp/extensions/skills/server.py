@@ -171,13 +171,13 @@ class SkillLibrary:
         except (BadFrontmatter, UnicodeDecodeError) as error:
             raise UsageError(f"{directory / SKILL_MD}: {error}") from None
         check_skill_name(frontmatter.get("name"), frontmatter.get("description"), uri.rpartition("/")[2])
-        entries = {each: self._entry(each, path) for each, path in sorted(files.items())}
-        size = sum(each.size for each in entries.values())
-        if len(entries) > MAX_FILES or size > MAX_BYTES:
+        size = sum(path.stat().st_size for path in files.values())
+        if len(files) > MAX_FILES or size > MAX_BYTES:  # asked before they are read
             raise UsageError(
-                f"the skill {frontmatter['name']!r} has {len(entries)} files and {size} bytes; "
+                f"the skill {frontmatter['name']!r} has {len(files)} files and {size} bytes; "
                 f"hosts support {MAX_FILES} files and {MAX_BYTES} bytes"
             )
+        entries = {each: self._entry(each, path) for each, path in sorted(files.items())}
         return Skill(f"{root}/{SKILL_MD}", frontmatter, entries)
 
     def _entry(self, uri: str, path: Path) -> SkillFile:
