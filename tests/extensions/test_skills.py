@@ -197,6 +197,7 @@ async def test_a_skill_that_changes_is_served_as_it_is_now(tmp_path: Path, autoj
         (tmp_path / "other" / "SKILL.md").write_text("no frontmatter")
         os.symlink("/etc", tmp_path / "git" / "out")
         os.symlink("/etc/hosts", tmp_path / "git" / "hosts")
+        os.symlink(tmp_path / "git", tmp_path / "git" / "again")
         with pytest.raises(SkillNotVerified, match="its entry says"):
             await skills.load(held)
         current = await skills.get(held.uri)
@@ -204,7 +205,7 @@ async def test_a_skill_that_changes_is_served_as_it_is_now(tmp_path: Path, autoj
         assert current.files is not None
         assert len(current.files) == 2
         assert [skill.name for skill in await skills.list()] == ["git"]  # the other is no skill any more
-        for wrong in ("hosts", ".hidden", "out/hosts"):
+        for wrong in ("hosts", ".hidden", "out/hosts", "again/SKILL.md", "x" * 1000):
             with pytest.raises(ResourceNotFound):
                 await client.read_resource(f"skill://git/{wrong}")
 

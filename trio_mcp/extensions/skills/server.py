@@ -229,8 +229,11 @@ def _files_below(top: Path, prefix: str) -> Iterator[tuple[Path, str]]:
 
 
 def _belongs(path: Path, top: Path) -> bool:
-    """Whether this is a file, and no link that leads out of the directory."""
-    return path.is_file() and path.resolve().is_relative_to(top)
+    """Whether this is a file, and no link that leads out of the directory.  Links to directories are not followed."""
+    try:
+        return path.is_file() and path.parent.resolve() == path.parent and path.resolve().is_relative_to(top)
+    except OSError:  # the name is too long
+        return False
 
 
 def _name_of(file: Path, below: str) -> str:
