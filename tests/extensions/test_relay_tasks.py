@@ -30,7 +30,7 @@ from tests.server.wire import (
     connected,
     speaking,
 )
-from trio_mcp import Context, Limits, RequestError, Server
+from trio_mcp import Context, Limits, RequestError, Server, serve_stream
 from trio_mcp.core import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -143,6 +143,17 @@ async def test_the_server_decides_which_calls_become_tasks(behind: str, before: 
             assert (support["greet"], support["look"], support["failing"]) == (None, "optional", "required")
         else:
             assert set(support.values()) == {"optional"}
+
+
+async def test_a_malformed_tool_is_shown_as_it_is(autojump_clock: MockClock) -> None:
+    async def garble(ctx: Context, request: Any, call_next: Any) -> Any:
+        result = await call_next()
+        return {**result, "tools": [5, *result["tools"]]} if request.method == "tools/list" else result
+
+    async with relayed(EXTENSION, CORE, serving(middleware=[garble])) as wire:
+        tools = (await wire.call("tools/list"))["tools"]
+        assert tools[0] == 5
+        assert tools[1]["execution"] == {"taskSupport": "optional"}
 
 
 @req("task-09", "xtask-05")
@@ -375,6 +386,71 @@ async def test_a_call_that_was_asked_for_another_one_may_become_a_task(
         result = task["result"] if before == EXTENSION else await wire.call("tasks/result", {"taskId": id})
         assert text(result) == "done"
         assert "Accepted" in text((await wire.response(asking))["result"])
+
+
+@behind
+@before
+async def test_in_a_shared_session_each_client_hears_of_its_own_task(
+    behind: str, before: str, autojump_clock: MockClock
+) -> None:
+    """Before 2026-07-28 other questions are refused there, because they do not say whose they are."""
+    server = serving()
+
+    @server.tool(task="required")
+    async def ask(name: str, ctx: Context) -> str:
+        await ctx.log("info", name)
+        answer = await ctx.elicit(name, bool)
+        return f"{name}: {type(answer).__name__}"
+
+    ours, theirs = trio.testing.memory_stream_pair()
+    options: Any = {"check": False, "capabilities": capabilities(before), "log_level": "info"}
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_stream, server, theirs)
+        async with (
+            open_relay(ours, revision=behind) as relay,
+            connected(relay, before, **options) as ann,
+            connected(relay, before, **options) as bob,
+        ):
+            actions = {"ann": "accept", "bob": "decline"}
+            wires = {"ann": ann, "bob": bob}
+            for name, wire in wires.items():
+                answer = {"action": actions[name], "content": {"value": True}}
+                wire.answers["elicitation/create"] = lambda params, answer=answer: answer
+            ids = {name: await begin(wire, "ask", {"name": name}) for name, wire in wires.items()}
+            for name, wire in wires.items():
+                task = await until(wire, ids[name], "input_required")
+                if before == EXTENSION:
+                    ((key, question),) = task["inputRequests"].items()
+                    assert question["params"]["message"] == name
+                    answer = wire.answers["elicitation/create"](question["params"])
+                    await wire.call("tasks/update", {"taskId": ids[name], "inputResponses": {key: answer}})
+                    result = (await until(wire, ids[name]))["result"]
+                else:
+                    result = await wire.call("tasks/result", {"taskId": ids[name]})
+                    assert [params["message"] for _, params in wire.asked] == [name]
+                assert text(result) == f"{name}: {'Accepted' if name == 'ann' else 'Declined'}"
+                told = [name] if behind == before == CORE else []
+                assert [each["data"] for each in wire.noted(MESSAGE)] == told
+        await ours.aclose()
+
+
+@pytest.mark.parametrize("between", [CORE, EXTENSION])
+@behind
+@before
+async def test_relays_in_a_row(behind: str, between: str, before: str, autojump_clock: MockClock) -> None:
+    async with open_relay(serving(), revision=behind) as inner, relayed(between, before, inner) as wire:
+        wire.answers["elicitation/create"] = lambda params: {"action": "accept", "content": {"value": True}}
+        asking, running = await begin(wire, "confirm"), await begin(wire, "compute", {"seconds": 50})
+        task = await until(wire, asking, "input_required")
+        if before == EXTENSION:
+            answers = {key: {"action": "accept", "content": {"value": True}} for key in task["inputRequests"]}
+            await wire.call("tasks/update", {"taskId": asking, "inputResponses": answers})
+            result = (await until(wire, asking))["result"]
+        else:
+            result = await wire.call("tasks/result", {"taskId": asking})
+        assert text(result) == "confirmed: Accepted(value=True)"
+        await wire.call("tasks/cancel", {"taskId": running})
+        assert (await wire.call("tasks/get", {"taskId": running}))["status"] == "cancelled"
 
 
 # Ends

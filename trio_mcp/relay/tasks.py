@@ -160,8 +160,8 @@ class RelayTasks:
         A server of the extension decides that with each call, and its tools do not say it.
         """
         if self._form is EXTENSION_TASKS and ctx.revision == CORE_TASKS.name:
-            for tool in page["tools"]:
-                tool.setdefault("execution", {"taskSupport": "optional"})
+            support = {"execution": {"taskSupport": "optional"}}
+            page["tools"] = [{**support, **tool} if isinstance(tool, dict) else tool for tool in page["tools"]]
         return page
 
     # Calls of tools.
