@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -197,6 +199,18 @@ async def test_a_relay_declares_the_tasks_that_its_server_declares(
                 assert caught.value.code == METHOD_NOT_FOUND
             params = {"name": "compute", "arguments": {"seconds": 1}, "task": {}}
             assert text(await wire.call("tools/call", params)) == "computed, no task"
+
+
+def test_a_relay_loads_the_records_of_tasks_only_where_there_are_tasks() -> None:
+    program = (
+        "import sys, trio; from trio_mcp import Server; from trio_mcp.relay import open_relay\n"
+        "async def main(task):\n"
+        "    server = Server('x'); server.tool(name='x', task=task)(lambda: 'x')\n"
+        "    async with open_relay(server): print('trio_mcp.relay.tasks' in sys.modules)\n"
+        "for task in ('forbidden', 'optional'): trio.run(main, task)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
 
 
 async def test_a_relay_may_be_told_to_carry_no_tasks(autojump_clock: MockClock) -> None:

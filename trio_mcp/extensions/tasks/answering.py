@@ -15,11 +15,10 @@ import trio
 
 from trio_mcp.core.messages import JsonObject, Limits
 from trio_mcp.core.tasks import CORE_TASKS, TaskRecord, read_task_id, requested_ttl, unknown_task
-from trio_mcp.extensions.tasks.keeper import Keeper, TaskHost, wall_time
-from trio_mcp.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
     from trio_mcp.core.session import Call
+    from trio_mcp.extensions.tasks.keeper import Keeper
 
 __all__ = ["ClientAnswers"]
 
@@ -39,6 +38,8 @@ class ClientAnswers:
         plain = {name: each for name, each in params.items() if name != "task"}
         if "task" not in params or call.terms.revision.name != CORE_TASKS.name:
             return await ask(plain)
+        from trio_mcp.extensions.tasks.keeper import TaskHost, wall_time  # hardly any server asks so
+
         ttl = requested_ttl(params, self._limits.task_seconds)
         task = TaskRecord(secrets.token_urlsafe(24), None, wall_time(), ttl, call.request.method)
         keeper = self._started(nursery)
@@ -49,6 +50,9 @@ class ClientAnswers:
 
     def _started(self, nursery: trio.Nursery) -> Keeper:
         if self._keeper is None:
+            from trio_mcp.extensions.tasks.keeper import Keeper
+            from trio_mcp.stores.memory import MemoryStore
+
             self._keeper = Keeper(MemoryStore(), "client", self._limits)
             nursery.start_soon(self._keeper.run, name="tasks for the server")
         return self._keeper
