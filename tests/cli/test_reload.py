@@ -255,19 +255,40 @@ def test_the_server_ends_with_a_parent_that_is_killed(weather: Path) -> None:
 
 
 @pytest.mark.full
+def test_an_installed_server_has_no_files_to_watch() -> None:
+    shown = run("run", "trio_mcp.cli.demo.server", "--reload")
+    assert (shown.returncode, shown.stdout) == (0, "")
+    name = "trio_mcp.cli.demo.server"
+    assert shown.stderr == f"trio-mcp: no file is watched: {name} is in an installed package; use pip install -e\n"
+
+
+PROTECTED = """\
+from trio_mcp import Server
+
+async def verify(token): ...
+
+server = Server("p")
+server.protect(verify=verify, resource="http://127.0.0.1/mcp", authorization_servers=["https://auth.example.com"])
+"""
+NO_TOKEN = "a server that requires access tokens has no --reload over HTTP, because the relay to it has none"
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(
-    ("text", "status", "message"),
+    ("text", "http", "message"),
     [
-        ("import nothing_of_this", 3, "server.py:1: ModuleNotFoundError: No module named 'nothing_of_this'"),
-        ("raise SystemExit('no licence')", 3, "it has ended by itself: no licence"),
+        ("import nothing_of_this", False, "server.py:1: ModuleNotFoundError: No module named 'nothing_of_this'"),
+        ("raise SystemExit('no licence')", True, "it has ended by itself: no licence"),
+        ("x = 1", True, "--http needs a Server of trio_mcp; server.py has no server"),
+        (PROTECTED, True, NO_TOKEN),
     ],
 )
 def test_a_server_that_does_not_start_at_all_ends_the_command(
-    text: str, status: int, message: str, tmp_path: Path
+    text: str, http: bool, message: str, tmp_path: Path
 ) -> None:
     (tmp_path / "server.py").write_text(text)
-    shown = run("run", "server.py", "--reload", cwd=tmp_path)
-    assert (shown.returncode, shown.stdout) == (status, "")
+    shown = run("run", "server.py", "--reload", *(["--http", "127.0.0.1:0"] if http else []), cwd=tmp_path)
+    assert (shown.returncode, shown.stdout) == (3, "")
     assert shown.stderr.splitlines()[-1] == f"trio-mcp: the server could not be started: {message}"
 
 

@@ -173,11 +173,14 @@ class _Reloader:
         try:
             target = await self._start_child() if self._over_http else self._command
             self._relay = Relay(target, ASKS, (self._guard,), tuple(REVISIONS), options, lists_change=True)
-            return await self._relay.open(stack)
+            server = await self._relay.open(stack)
         except McpError as error:
             if reason := read_report(self._report).error:
                 raise ConnectionFailed(f"the server could not be started: {reason}") from error
             raise
+        if not self._files():
+            _say(f"no file is watched: {self._changed} is in an installed package; use pip install -e")
+        return server
 
     # Requests of clients.
 

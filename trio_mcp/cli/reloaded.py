@@ -132,9 +132,14 @@ def _serve_http(server: Server, target: str, reporter: _Reporter) -> None:
     from trio_mcp.server.http.listener import serve_http
     from trio_mcp.server.process import live
 
+    why = ""
     if not isinstance(server, Server):
-        found = "no server" if server is None else f"a {type(server).__name__}"
-        reporter.update(error=(why := f"--http needs a Server of trio_mcp; {target} has {found}"))
+        why = f"--http needs a Server of trio_mcp; {target} has "
+        why += "no server" if server is None else f"a {type(server).__name__}"
+    elif server._catalog.protection is not None:
+        why = "a server that requires access tokens has no --reload over HTTP, because the relay to it has none"
+    if why:
+        reporter.update(error=why)
         raise SystemExit(f"trio-mcp: {why}")
     threading.Thread(target=_end_with_parent, name="trio-mcp: the end of input", daemon=True).start()
 
