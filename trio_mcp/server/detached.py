@@ -261,7 +261,7 @@ def notice_call(session: ServerSession, notice: Notice) -> Context:
 
 
 class _NoAnswers(Wire):
-    """The wire of a notification that came alone over HTTP: its response has no body."""
+    """The wire of a notification that came alone over HTTP, whose response has no body, or of no message at all."""
 
     __slots__ = ()
     answers_only = True

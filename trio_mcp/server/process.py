@@ -10,7 +10,7 @@ How the process ends:
 | end of standard input | finish within `shutdown_timeout` seconds; then an error | given back after the last call | 0 |
 | SIGTERM | the same, and new ones are refused | finish within `shutdown_timeout` seconds; then given back | 143 |
 | Ctrl-C, or a handler raises KeyboardInterrupt | cancelled at once | given back at once | 130 |
-| second Ctrl-C | KeyboardInterrupt, which ends a handler that blocks the loop | as of a process that dies | 130 |
+| second Ctrl-C | KeyboardInterrupt, which ends a handler that blocks the loop | the same | 130 |
 | third Ctrl-C | the system ends the process | as of a process that dies | killed by SIGINT |
 | the background of an extension raises an exception | cancelled at once | given back at once | 1 |
 | the server cannot start: the port is in use, standard input is closed | there are none | there are none | 1 |

@@ -584,10 +584,11 @@ class Server(metaclass=WithOtherNames):
 
         1. From the start of the block the server refuses new requests and new connections.  Running calls continue.
            Each connection closes when its last call has ended.
-        2. The end of the block waits for all connections, and for the lifespans of runs that end with them, until
-           `seconds` after the start of the block (`math.inf`: without a limit).
+        2. The end of the block waits for all connections, for tasks, and for the lifespans of runs that end with the
+           connections, until `seconds` after the start of the block (`math.inf`: without a limit).
         3. Then the calls that still run are cancelled, and the server has one second to answer them with an error.  If
-           the block is cancelled or raises, these calls are stopped without an answer.
+           the block is cancelled or raises, these calls are stopped without an answer.  Tasks are given back to the
+           store: those with `replay=True` run again in another process, and the others have failed.
 
         The server may run again afterwards.  A `running` block that was open during `draining` serves no more clients.
         Raises `UsageError` if `seconds` is not a number of at least 0.
