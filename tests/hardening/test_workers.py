@@ -52,6 +52,12 @@ async def pid(seconds: float = 0.0) -> int:
     return os.getpid()
 
 @server.tool
+async def report(ctx: trio_mcp.Context) -> None:
+    await ctx.progress(1, 2)
+    while not os.path.exists("go"):
+        await trio.sleep(0.01)
+
+@server.tool
 async def hold() -> None:
     logging.info("<called>")
     with trio.CancelScope(shield=True):
@@ -153,10 +159,12 @@ async def running(folder: Path, program: str = PROGRAM, **options: object) -> As
 # Clients.
 
 
-def request(tool: str, **arguments: Any) -> bytes:
-    body = json.dumps(modern(1, "tools/call", name=tool, arguments=arguments)).encode()
+def request(tool: str, /, accept: str = "application/json", **arguments: Any) -> bytes:
+    message = modern(1, "tools/call", name=tool, arguments=arguments)
+    message["params"]["_meta"]["progressToken"] = "p"
+    body = json.dumps(message).encode()
     head = (
-        "POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nAccept: application/json\r\n"
+        f"POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nAccept: {accept}\r\n"
         f"MCP-Protocol-Version: {LATEST}\r\nMcp-Method: tools/call\r\nMcp-Name: {tool}\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )

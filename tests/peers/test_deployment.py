@@ -169,6 +169,30 @@ async def test_calls_go_to_all_servers_and_probes_to_none(name: str, tmp_path: P
 
 
 @pytest.mark.parametrize("name", PROXIES)
+async def test_events_arrive_while_the_call_runs(name: str, tmp_path: Path) -> None:
+    async with behind(name, tmp_path) as proxy, await trio.open_tcp_stream("127.0.0.1", proxy.port) as stream:
+        heard = b""
+        await stream.send_all(public(request("report", accept="application/json, text/event-stream")))
+        while b"notifications/progress" not in heard:
+            heard += await stream.receive_some()
+        assert b"resultType" not in heard
+        (tmp_path / "go").touch()
+        while b"resultType" not in heard:
+            heard += await stream.receive_some()
+
+
+@pytest.mark.parametrize("name", PROXIES)
+async def test_a_websocket_is_opened(name: str, tmp_path: Path) -> None:
+    upgrade = (
+        b"GET /ws HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+    async with behind(name, tmp_path) as proxy, await trio.open_tcp_stream("127.0.0.1", proxy.port) as stream:
+        await stream.send_all(public(upgrade))
+        assert (await stream.receive_some()).startswith(b"HTTP/1.1 101 ")
+
+
+@pytest.mark.parametrize("name", PROXIES)
 async def test_no_request_fails_while_workers_are_replaced(name: str, tmp_path: Path) -> None:
     async with behind(name, tmp_path, workers=2) as proxy, loaded(proxy) as load:
         await load.more(100)
