@@ -51,6 +51,14 @@ async def pid(seconds: float = 0.0) -> int:
     await trio.sleep(seconds)
     return os.getpid()
 
+@server.resource("news://today")
+async def news() -> str:
+    return "none"
+
+@server.tool
+async def change() -> None:
+    server.notify_resource_updated("news://today")
+
 @server.tool
 async def report(ctx: trio_mcp.Context) -> None:
     await ctx.progress(1, 2)
@@ -524,6 +532,34 @@ async def test_sessions_of_older_revisions_go_on_in_other_workers(tmp_path: Path
             new = await service.opened(3)
         assert answers & {*old.values()}
         assert answers & {*new.values()}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("revision", ["2025-11-25", "2026-07-28"])
+async def test_a_subscription_goes_on_in_another_worker(revision: str, tmp_path: Path) -> None:
+    async with (
+        running(tmp_path, workers=2) as service,
+        trio.open_nursery() as nursery,
+    ):
+        old = await service.opened(2)
+        url = f"http://localhost:{service.port}/mcp"
+        async with open_client(url, revision=revision) as client, client.listen(resources=["news://today"]) as changes:
+            await client.call_tool("change")
+            await anext(changes)
+            service.process.send_signal(signal.SIGHUP)
+            await service.opened(2)
+            for pid in old.values():
+                await service.said(rf"process {pid}\) has ended with status 143")
+
+            async def publish() -> None:
+                while True:
+                    await client.call_tool("change")
+                    await trio.sleep(0.1)
+
+            nursery.start_soon(publish)
+            for _ in range(3):  # the first one may stand for the time without a subscription
+                await anext(changes)
+            nursery.cancel_scope.cancel()
 
 
 QUIET = """

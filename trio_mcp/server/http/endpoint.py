@@ -608,6 +608,17 @@ class Endpoint:
         self._sessions.touch(id)
         return session
 
+    async def cut_subscriptions(self) -> None:
+        """Close the streams of subscriptions without a result, so that their clients subscribe in another process.
+
+        A result would tell them that their subscriptions have ended (sub-08, sub-09).  Sessions end their streams
+        themselves.
+        """
+        for stream in tuple(self._token_deadlines):
+            if isinstance(stream.owner, SingleRequest):
+                stream.cut()
+                await trio.lowlevel.checkpoint()  # there may be thousands
+
     # The methods of a connection, which the run calls.
 
     @property

@@ -343,6 +343,7 @@ class HttpService(ListenerState):
                 await trio.sleep(_SETTLE / 4)
                 while (idle := self.idle.expired(self.limits.idle_seconds - _SETTLE)) is not None:
                     idle.expire()
+        await self.endpoint.cut_subscriptions()
         self._stop_accepting()
 
     def _is_busy(self) -> bool:
