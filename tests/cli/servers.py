@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import trio
 
-from trio_mcp import Accepted, Context, Server, TextContent
+from trio_mcp import Accepted, Context, Field, Server, TextContent
 from trio_mcp.types import ImageContent
 
 server = Server("weather", version="1.0", instructions="Ask for a city.")
@@ -27,7 +27,7 @@ class Order:
 
 
 @server.tool
-async def forecast(city: str, days: int = 2, *, ctx: Context) -> Forecast:
+async def forecast(city: str, days: Annotated[int, Field(ge=0, le=14)] = 2, *, ctx: Context) -> Forecast:
     """The forecast for a city.
 
     Args:

@@ -92,7 +92,7 @@ def test_list_shows_what_the_server_has() -> None:
     assert shown.stdout == (
         "weather 1.0 (2026-07-28)\n  Ask for a city.\n\nTools\n"
         "  forecast\n    The forecast for a city.\n"
-        "    city    string   the name of the city\n    [days]  integer  how many days (default 2)\n"
+        "    city    string   the name of the city\n    [days]  integer  how many days (0 to 14, default 2)\n"
         "  order\n    Order an umbrella.\n  picture\n    A picture.\n  fails\n    A tool that fails.\n"
         "  forever\n    A call that ends only by a cancellation.\n"
         "\nResources\n  notes://today    Notes of today.\n"

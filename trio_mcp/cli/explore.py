@@ -146,8 +146,18 @@ def _argument(name: str, schema: Any, required: bool) -> tuple[str, str, str]:
     """The name, the type and the description of one argument; an optional one is in brackets."""
     schema = schema if isinstance(schema, dict) else {}
     words = str(schema.get("description", "")).replace("\n", " ")
+    notes = []
+    match schema:
+        case {"minimum": least, "maximum": most}:
+            notes.append(f"{compact(least)} to {compact(most)}")
+        case {"minimum": least}:
+            notes.append(f"at least {compact(least)}")
+        case {"maximum": most}:
+            notes.append(f"at most {compact(most)}")
     if "default" in schema:
-        words = f"{words} (default {compact(schema['default'], 30)})".strip()
+        notes.append(f"default {compact(schema['default'], 30)}")
+    if notes:
+        words = f"{words} ({', '.join(notes)})".strip()
     return name if required else f"[{name}]", type_of(schema), words
 
 
