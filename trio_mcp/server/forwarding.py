@@ -162,7 +162,7 @@ class SharedParking(Parking):
         """Yield the messages of the call, as they come."""
         _, back = self._streams(id)
         quickly, after, asked = self._replica.quickly, 0, trio.current_time()
-        looked = asked
+        looked = asked  # it was alive a moment ago
         while True:
             if not after:
                 await quickly(self._replica.send(holder, "retry", id=id))

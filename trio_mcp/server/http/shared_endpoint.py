@@ -350,7 +350,7 @@ class SharedEndpoint(Endpoint):
         log, origin = cast(SharedEventLog, session.log), name.partition(".")[0]
         in_store, store = log.in_store(name), self.replica.store
         ids: Sequence[Id] = ()
-        position, looked, died = 0, trio.current_time(), False
+        position, looked, died = 0, -inf, False
         async with store.receive([in_store]) as news:
             while not stream.over:
                 try:
