@@ -38,6 +38,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
@@ -297,8 +298,8 @@ class SharedSession(HttpSession):
         raise StoreFailed("too many replicas write one session at the same time; try again later")
 
     async def keep(self) -> None:
-        """Renew the row, if the client is here, and read the mail, if it may bring an answer."""
-        if self.server_session.awaits_answers or not self.ready:
+        """Renew the row, if the client is here, and read the mail, if a call would wait for a message that was lost."""
+        if self.server_session.awaits_answers:
             await self.hear_mail()
         now = wall_time()
         if now - self._looked < self._idle_seconds / 4:
@@ -376,8 +377,9 @@ class SharedSession(HttpSession):
         item = {"from": self._number, **item}
         number = await self._append(item)
         self._advance(number, item)
-        short = item if sum(len(each) for each in item.values() if isinstance(each, str)) <= _SHORT else None
-        await self._quickly(self._replica.send(None, "session", key=self.key, number=number, item=short))
+        with suppress(StoreFailed):  # the others read it a little later
+            short = item if len(json.dumps(item)) <= _SHORT else None
+            await self._quickly(self._replica.send(None, "session", key=self.key, number=number, item=short))
 
     def hear(self, message: JsonObject) -> None:
         """A message of another replica about this session has come."""
