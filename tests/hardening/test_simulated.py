@@ -314,3 +314,12 @@ def test_a_task_ends_with_the_store_of_its_process() -> None:
     played = play(Plan(8000198, "json", E, (Program((Move("task"),)),), line, (drain,)))
     assert played.fired == ("drain",)
     assert played.violations == ()
+
+
+def test_a_slow_line_has_time_for_the_end_of_a_session() -> None:
+    """The client closes at once after a cancellation, and the line needs 1.5 seconds for each of the two."""
+    line = Line(chunk=64, window=24576, delay=1.5, splits=True)
+    plan = Plan(8014400, "http", D, (Program((Move("hold", wait=0.3, size=60),)),), line)
+    played = play(plan)
+    assert played.outcomes == ("cancelled",)
+    assert played.violations == ()

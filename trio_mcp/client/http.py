@@ -119,8 +119,8 @@ ENDPOINT = 10.0
 
 _MAX_REDIRECTS = 5  # redirects in a row: a moved URL has one or two, a loop has no end
 _DRAIN_SECONDS = 1.0  # seconds to read the rest of a complete reply, so that its connection can be used again
-_END_TIMEOUT = 2.0  # seconds for the last cancellations and the DELETE of a session
-_LAST_CANCELLATIONS = 1.0  # seconds of these for the cancellations
+_LAST_CANCELLATIONS = 1.0  # seconds for the last cancellations of a session
+_DELETE_TIMEOUT = 2.0  # seconds for its DELETE, which follows them
 _ANSWER_TASKS = 32  # answers that are sent at once, each on a connection
 # Seconds between attempts to send an answer: a server that restarts has a minute.
 _PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 15.0)
@@ -687,17 +687,17 @@ class HttpLink(ClientSession):
     async def aclose(self) -> None:
         """End all requests and tasks, and tell the server that the session is over (http-59).
 
-        Never raises because of the server, and takes at most two seconds.
+        Never raises because of the server, and takes at most three seconds.
         """
-        until = trio.current_time() + _END_TIMEOUT
         # First the cancellations: some servers end a session and go on with its calls.
-        with trio.CancelScope(shield=True, deadline=until - _END_TIMEOUT + _LAST_CANCELLATIONS):
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + _LAST_CANCELLATIONS):
             while self._cancelling & self._scopes:
                 await self._changed.park()
         self._close(SessionClosed(_CLOSED_HERE))
         if self._session_id is not None:
             delete, self._session_id = self._exchange(None, "DELETE"), None
-            with trio.CancelScope(shield=True, deadline=until), suppress(McpError):
+            deadline = trio.current_time() + _DELETE_TIMEOUT
+            with trio.CancelScope(shield=True, deadline=deadline), suppress(McpError):
                 await self._send(delete)
         await trio.lowlevel.checkpoint()
 
