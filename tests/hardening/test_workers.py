@@ -56,6 +56,11 @@ async def news() -> str:
     return "none"
 
 @server.tool
+async def ask(ctx: trio_mcp.Context) -> int:
+    await ctx.elicit("Sure?", bool)
+    return os.getpid()
+
+@server.tool
 async def change() -> None:
     server.notify_resource_updated("news://today")
 
@@ -560,6 +565,38 @@ async def test_a_subscription_goes_on_in_another_worker(revision: str, tmp_path:
             for _ in range(3):  # the first one may stand for the time without a subscription
                 await anext(changes)
             nursery.cancel_scope.cancel()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("revision", ["2025-11-25", "2026-07-28"])
+async def test_a_question_is_answered_while_its_worker_is_replaced(revision: str, tmp_path: Path) -> None:
+    async with running(tmp_path, workers=2) as service:
+        old = await service.opened(2)
+        asked, go_on, answers = trio.Semaphore(0), trio.Event(), list[int]()
+
+        async def answer(*_: object) -> dict[str, Any]:
+            asked.release()
+            await go_on.wait()
+            return {"value": True}
+
+        async def call() -> None:
+            async with open_client(url, revision=revision, elicitation=answer) as client:
+                (text,) = (await client.call_tool("ask")).content
+                assert isinstance(text, TextContent)
+                answers.append(int(text.text))
+
+        url = f"http://localhost:{service.port}/mcp"
+        async with trio.open_nursery() as nursery:
+            for _ in range(8):
+                nursery.start_soon(call)
+            for _ in range(8):
+                await asked.acquire()
+            service.process.send_signal(signal.SIGHUP)
+            await service.opened(1)
+            await trio.sleep(1.5)  # the old one closes its idle connections meanwhile
+            go_on.set()
+        assert len(answers) == 8
+        assert set(answers) <= set(old.values())
 
 
 QUIET = """

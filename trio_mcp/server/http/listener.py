@@ -199,6 +199,7 @@ class HttpService(ListenerState):
         self._refusing = 0
         self._scope = trio.CancelScope()
         self._listening: Sequence[Listener] = ()
+        self._leaving = False  # calls may run, or wait for their clients, without a connection
         self._accepting: set[trio.CancelScope] = set()
         self._changed = trio.lowlevel.ParkingLot()  # a listener or a connection has ended
 
@@ -331,7 +332,7 @@ class HttpService(ListenerState):
         For at most `seconds` requests are still served.  Each response is the last of its connection.  A connection
         that waits for a request is closed after `_SETTLE` seconds: a request may be on its way, and would be lost.
         """
-        self.draining = self.endpoint.leaving = True
+        self.draining = self.endpoint.leaving = self._leaving = True
         with trio.move_on_after(_SETTLE / 4):
             # The system resets connections that nobody has accepted when the last process closes their listener.
             while any(map(_has_waiting, self._listening)):
@@ -339,12 +340,14 @@ class HttpService(ListenerState):
         self._stop_listening()
         settled = trio.current_time() + _SETTLE
         with trio.move_on_after(seconds):
-            while self._connections and (trio.current_time() < settled or self._is_busy()):
+            while self._is_busy() or (self._connections and trio.current_time() < settled):
                 await trio.sleep(_SETTLE / 4)
                 while (idle := self.idle.expired(self.limits.idle_seconds - _SETTLE)) is not None:
                     idle.expire()
         await self.endpoint.cut_subscriptions()
+        self._leaving = False
         self._stop_accepting()
+        self._changed.unpark_all()
 
     def _is_busy(self) -> bool:
         """Whether calls run, or wait for their client, or requests are being read."""
@@ -368,7 +371,7 @@ class HttpService(ListenerState):
             scope.cancel(reason="the server is shutting down")
 
     async def _all_closed(self) -> None:
-        while self._accepting or self._connections:
+        while self._accepting or self._connections or self._leaving:
             await self._changed.park()
 
 
