@@ -448,6 +448,13 @@ def test_a_text_for_the_model_comes_with_the_task() -> None:
     assert without.immediate is None
 
 
+@pytest.mark.parametrize("meta", [None, [], "x", 3])
+def test_metadata_of_the_wrong_type_is_ignored(meta: Any) -> None:
+    created = read_created({**CORE_TASKS.created(NEW), "_meta": meta})
+    assert created is not None
+    assert (created.id, created.immediate) == (NEW.id, None)
+
+
 @pytest.mark.parametrize("result", [RESULT, {**RESULT, "task": 3}, {**RESULT, "task": {}}, {"resultType": "complete"}])
 def test_a_plain_result_is_no_task(result: dict[str, Any]) -> None:
     assert read_created(result) is None
@@ -483,6 +490,7 @@ def test_what_a_client_does_not_need_may_be_missing() -> None:
     asked = read_task({"taskId": "x", "status": "input_required", "inputRequests": {"r": {"method": "roots/list"}}})
     assert asked.questions == (Question("r", "roots/list", {}),)
     assert read_task({"taskId": "x", "status": "working", "ttl": 5.0, "pollInterval": 7}).ttl == 5
+    assert poll_seconds(read_task({"taskId": "x", "status": "working", "pollInterval": 10**400})) == 86_400
 
 
 @req("task-13", "xtask-12")

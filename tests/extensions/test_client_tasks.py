@@ -15,9 +15,9 @@ from tests.extensions.test_server_tasks import CORE, EXTENSION, Name, serving
 from tests.requirements import req
 from trio_mcp import Client, Context, Elicit, RequestError, Server, TextContent, UsageError, open_client
 from trio_mcp.client import CallNextRequest, ClientExtension, ExtensionCall
-from trio_mcp.core import INTERNAL_ERROR, INVALID_PARAMS, JsonObject, Question, Request
+from trio_mcp.core import INTERNAL_ERROR, INVALID_PARAMS, RELATED_TASK, JsonObject, Question, Request
 from trio_mcp.errors import ConnectionFailed, InputUnavailable, NoResponse, RemoteProtocolError
-from trio_mcp.extensions.tasks import TaskCancelled, TaskState, TaskStatus
+from trio_mcp.extensions.tasks import ClientTasks, TaskCancelled, TaskState, TaskStatus
 from trio_mcp.types import CallNext, CallToolResult, FormElicitationRequest
 
 BOTH = pytest.mark.parametrize("revision", [CORE, EXTENSION])
@@ -336,6 +336,22 @@ async def test_a_server_without_listening_is_polled(revision: str, autojump_cloc
     async with visit(revision, heard.server) as client:
         assert text(await client.call_tool("compute", {"seconds": 10})) == "computed, a task"
         assert heard.methods.count("tasks/get") >= 9
+
+
+@pytest.mark.parametrize("meta", [None, [], "x", {RELATED_TASK: []}, {RELATED_TASK: {"taskId": "x" * 5000}}])
+def test_progress_of_no_task_is_dropped(meta: Any) -> None:
+    tasks = ClientTasks()
+    tasks.progressed({"progress": 1, "_meta": meta})
+    assert not tasks._early
+
+
+def test_early_progress_is_kept_within_bounds() -> None:
+    tasks = ClientTasks()
+    for id in range(300):
+        for progress in range(300):
+            meta = {RELATED_TASK: {"taskId": str(id)}}
+            tasks.progressed({"progress": progress, "message": "m" * 5000, "_meta": meta})
+    assert sum(len(message or "") for kept in tasks._early.values() for *_, message in kept) <= 100 * 100 * 1024
 
 
 @req("prog-11")

@@ -61,7 +61,7 @@ less than a millisecond."""
 MAX_MESSAGE = 1024
 """Characters of a status message.  It is a line for a person or a model, and every poll repeats it."""
 
-_LONGEST_TTL = 2**53 - 1  # milliseconds; a client asks for any number, and a larger one is no exact number in JSON
+_LONGEST = 2**53 - 1  # milliseconds; a peer may send any number, and a larger one is not exact in JSON
 _POLL_SECONDS = (0.05, 86_400.0)  # a peer may send any number; more than a day is longer than a client lives
 _LAYOUT = 2  # of a stored record
 
@@ -475,7 +475,7 @@ def requested_ttl(params: Mapping[str, Any], longest: float) -> int | None:
         return limit
     if type(ttl) not in (int, float) or not 0 <= ttl < inf:
         raise RequestError(INVALID_PARAMS, "task must be an object, and its ttl a number of milliseconds, 0 or more")
-    return int(min(ttl, _LONGEST_TTL if limit is None else limit))
+    return int(min(ttl, _LONGEST if limit is None else limit))
 
 
 def cursor_of(task: TaskRecord) -> str:
@@ -534,7 +534,8 @@ def read_created(result: JsonObject) -> TaskState | None:
     task = result.get("task")
     if not isinstance(task, dict) or "taskId" not in task:
         return None
-    immediate = result.get("_meta", {}).get(IMMEDIATE_RESPONSE)
+    meta = result.get("_meta")
+    immediate = meta.get(IMMEDIATE_RESPONSE) if isinstance(meta, dict) else None
     return attrs.evolve(read_task(task), immediate=immediate if isinstance(immediate, str) else None)
 
 
@@ -561,7 +562,7 @@ def _text(value: Json) -> str | None:
 
 
 def _milliseconds(value: Json) -> int | None:
-    return int(value) if type(value) in (int, float) and 0 <= value < inf else None
+    return int(min(value, _LONGEST)) if type(value) in (int, float) and 0 <= value < inf else None
 
 
 def _read_questions(requests: Json) -> tuple[Question, ...]:

@@ -42,6 +42,7 @@ from trio_mcp.core.rounds import Question
 from trio_mcp.core.tasks import (
     CORE_TASKS,
     EXTENSION_TASKS,
+    MAX_MESSAGE,
     RELATED_TASK,
     TASKS_EXTENSION,
     TaskForm,
@@ -71,6 +72,7 @@ _FAILURES: Final = 5  # polls in a row that may fail because the server is away;
 _CANCELLING: Final = 2.0  # seconds for the cancellation of a task whose call was cancelled
 _REPORTS: Final = 100  # reports of progress that wait for a slow callback; older ones are dropped
 _EARLY: Final = 100  # tasks whose reports are kept although no call waits for them
+_LONGEST_ID: Final = 1024  # characters of the id of a task whose reports are kept; ours have 32
 _TOOLS: Final = 10_000  # tools whose task support is remembered
 
 
@@ -135,12 +137,15 @@ class ClientTasks(ClientExtension):
 
     def progressed(self, params: JsonObject) -> None:
         """Take progress of a task, which comes after the answer to its request (prog-11)."""
-        related, progress = params.get("_meta", {}).get(RELATED_TASK), params.get("progress")
+        meta, progress = params.get("_meta"), params.get("progress")
+        related = meta.get(RELATED_TASK) if isinstance(meta, dict) else None
         id = related.get("taskId") if isinstance(related, dict) else None
-        if not isinstance(id, str) or type(progress) not in (int, float):
+        if not isinstance(id, str) or len(id) > _LONGEST_ID or type(progress) not in (int, float):
             return
         total, message = params.get("total"), params.get("message")
-        report = progress, total if type(total) in (int, float) else None, message if isinstance(message, str) else None
+        # It may wait here, so the message is cut as a status message is.
+        text = message[:MAX_MESSAGE] if isinstance(message, str) else None
+        report = progress, total if type(total) in (int, float) else None, text
         notice = self._notices.get(id)
         if notice is not None:
             notice.reports.append(report)
