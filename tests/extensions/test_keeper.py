@@ -478,6 +478,24 @@ async def test_after_a_sleep_of_the_machine_no_task_is_taken_over(
             assert not any(host.over for host in hosts)
 
 
+async def test_tasks_are_taken_over_when_the_wall_clock_is_set_back(
+    make: Make, inline: None, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Keeper(make(), "test", Limits())
+    async with first._store, kept(make, recover=lambda task: True) as second:
+        first._ready.set()
+        await trio.sleep(keepers.LEASE)
+        with monkeypatch.context() as patch:
+            patch.setattr(keepers, "wall", lambda: 1e9 + 10_000 + trio.current_time())
+            await trio.sleep(2 * keepers.LEASE)
+        await trio.sleep(1)
+        await begun(first)
+        await trio.sleep(3 * keepers.LEASE)
+        row = await first._store.get("task test", "t-1")
+        assert row is not None
+        assert row.holder == second._holder
+
+
 async def test_messages_are_shown_when_the_wall_clock_is_set_back(
     make: Make, inline: None, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

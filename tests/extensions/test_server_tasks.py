@@ -737,6 +737,20 @@ def test_options_of_a_tool_are_checked() -> None:
         async def never() -> None: ...
 
 
+@pytest.mark.parametrize("taken", ["extension", "method"])
+def test_what_tasks_need_must_be_free(taken: str) -> None:
+    server = Server("tasks")
+    if taken == "extension":
+        server.extension(TASKS_EXTENSION)
+    else:
+        server.method("tasks/get")(lambda: {})
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"already|twice"):
+
+            @server.tool(task="optional")
+            def report() -> None: ...
+
+
 async def test_a_tool_without_a_task_has_none(autojump_clock: MockClock) -> None:
     server = Server("x")
 

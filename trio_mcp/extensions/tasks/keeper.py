@@ -146,7 +146,7 @@ class Keeper:
         try:
             now = wall()
             if now >= self._leased:  # the machine slept, or the clock was set; others need time to renew their leases
-                self._claims_from = now + _PERIOD
+                self._claims_from = trio.current_time() + _PERIOD
             await self._store.lease(self._holder, now + LEASE)
             self._leased = now + LEASE
             while await self._store.sweep(now):
@@ -155,13 +155,13 @@ class Keeper:
                 if host.expires <= now:
                     host.stop("the ttl of the task has passed")
                     self.on_gone(host.id)
-            room = now >= self._claims_from and not self.leaving()
+            room = trio.current_time() >= self._claims_from and not self.leaving()
             while room and (rows := await self._store.claim(self._kind, self._holder, now, _CLAIMED)):
                 for row in rows:
                     room = await self._take_over(row.key) and room
         except StoreFailed as error:
             _log.error("%s", error)
-            self._claims_from = wall() + _PERIOD
+            self._claims_from = trio.current_time() + _PERIOD
             return False
         return True
 

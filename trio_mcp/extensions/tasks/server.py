@@ -66,8 +66,12 @@ _OF_ONE_REQUEST = frozenset({"_meta", "task", "inputResponses", "requestState"})
 def add_tool(server: Server, name: str, task: TaskSupport) -> None:
     """A tool of the server is about to be registered that runs as a task; the first one adds the extension."""
     registry = server._catalog.extended
-    if registry is None or EXTENSION_FORM.id not in registry.extensions:
-        ServerTasks(server)
+    if (
+        registry is None
+        or EXTENSION_FORM.id not in registry.extensions
+        or not METHODS.keys() <= registry.methods.keys()
+    ):
+        ServerTasks(server)  # refused if the program has an extension or a method of its own by these names
 
 
 class ServerTasks:
