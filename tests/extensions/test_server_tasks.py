@@ -743,7 +743,10 @@ def test_what_tasks_need_must_be_free(taken: str) -> None:
     if taken == "extension":
         server.extension(TASKS_EXTENSION)
     else:
-        server.method("tasks/get")(dict)
+
+        @server.method("tasks/get")
+        def get() -> None: ...
+
     for _ in range(2):
         with pytest.raises(UsageError, match=r"already|twice"):
 
