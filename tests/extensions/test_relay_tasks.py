@@ -270,6 +270,29 @@ async def test_questions_of_a_task_are_asked_at_the_same_time(
 
 
 @behind
+@pytest.mark.parametrize("before", ["2025-06-18", CORE, EXTENSION])
+async def test_a_question_that_is_to_be_answered_with_a_task_is_asked(
+    behind: str, before: str, autojump_clock: MockClock
+) -> None:
+    server, states = Server("asking"), list[bool]()
+
+    @server.tool
+    async def ask(ctx: Context) -> str:
+        states.append(ctx.supports("tasks", "requests", "elicitation", "create"))
+        return repr(await ctx.elicit("Really?", bool, task=True))
+
+    async def slowly(params: dict[str, Any]) -> dict[str, Any]:
+        await trio.sleep(20)
+        return {"action": "accept", "content": {"value": True}}
+
+    async with relayed(behind, before, server, capabilities=CAPABILITIES[before]) as wire:
+        wire.answers["elicitation/create"] = slowly
+        result = await wire.call("tools/call", {"name": "ask"})
+        assert text(result) == "Accepted(value=True)"
+        assert states == [behind == CORE]  # the relay keeps the task, until its client has answered
+
+
+@behind
 @before
 async def test_a_tool_asks_in_its_call_and_becomes_a_task(behind: str, before: str, autojump_clock: MockClock) -> None:
     async with relayed(behind, before) as wire:
