@@ -587,14 +587,56 @@ async def test_ids_outlive_the_relay(behind: str, before: str, autojump_clock: M
                 result = (await until(wire, asking))["result"]
             assert text(result) == "confirmed: Accepted(value=True)"
             assert (await until(wire, running))["status"] == "completed"
-        async with relayed(behind, before, server) as wire:  # requests at the same time make one record
-            async with trio.open_nursery() as nursery:
-                for _ in range(5):
-                    nursery.start_soon(wire.call, "tasks/get", {"taskId": done})
+        async with relayed(behind, before, server) as wire:
             for id in (f"x{done}", f"{done}x", done.rpartition(".")[0], "unknown", "."):
                 with pytest.raises(WireError) as caught:
                     await wire.call("tasks/get", {"taskId": id})
                 assert caught.value.code == INVALID_PARAMS
+
+
+@behind
+@before
+async def test_requests_at_the_same_time_make_one_record(behind: str, before: str, autojump_clock: MockClock) -> None:
+    asked = list[str]()
+
+    async def watch(ctx: Context, request: Any, call_next: Any) -> Any:
+        asked.append(request.method)
+        return await call_next()
+
+    server = serving(middleware=[watch])
+    async with server.running():
+        async with relayed(behind, before, server) as wire:
+            id = await begin(wire, "compute", {"seconds": 50})
+        async with relayed(behind, before, server) as wire:
+            asked.clear()
+            async with trio.open_nursery() as nursery:
+                for _ in range(5):
+                    nursery.start_soon(wire.call, "tasks/get", {"taskId": id})
+            await trio.sleep(0.5)
+            assert asked == ["tasks/get", "tasks/get"]  # for the record, and by its work
+
+
+@req("xtask-28")
+@behind
+async def test_the_keys_of_questions_are_new_after_a_restart(behind: str, autojump_clock: MockClock) -> None:
+    server = Server("asking")
+
+    @server.tool(task="required")
+    async def ask(ctx: Context) -> str:
+        return " ".join([type(await ctx.elicit("Again?", bool)).__name__ for _ in range(3)])
+
+    keys, id = list[str](), ""
+    async with server.running():
+        for _ in range(3):
+            async with relayed(behind, EXTENSION, server) as wire:
+                id = id or await begin(wire, "ask")
+                (key,) = (await until(wire, id, "input_required"))["inputRequests"]
+                assert key not in keys
+                keys.append(key)
+                await wire.call("tasks/update", {"taskId": id, "inputResponses": {key: {"action": "decline"}}})
+                await trio.sleep(5)
+                task = await wire.call("tasks/get", {"taskId": id})
+    assert text(task["result"]) == "Declined Declined Declined"
 
 
 @behind
