@@ -26,9 +26,11 @@ from trio_mcp.core import (
     MISSING_CLIENT_CAPABILITY,
     RELATED_TASK,
     TASKS_EXTENSION,
+    TaskRecord,
 )
 
 # The tasks of a run are an inner part.
+from trio_mcp.extensions.tasks.keeper import Keeper
 from trio_mcp.extensions.tasks.server import RunTasks
 from trio_mcp.stores import MemoryStore, Row, StoreFailed, StoreFull
 
@@ -774,6 +776,30 @@ async def test_tasks_of_a_mounted_server(revision: str, autojump_clock: MockCloc
     async with speaking(revision, outer) as wire:
         id = await begin(wire, "in_compute", {"seconds": 1})
         assert (await until(wire, id))["status"] == "completed"
+
+
+@BOTH
+async def test_a_task_that_expires_before_its_handler_begins_is_stopped(
+    revision: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, ran = Server("tasks"), []
+
+    @server.tool(task="required")
+    async def late() -> str:
+        await trio.sleep(5)
+        ran.append("to its end")
+        return "done"
+
+    async def add(self: Keeper, task: TaskRecord, holder: object, *, add: Any = Keeper.add) -> None:
+        await add(self, task, holder)
+        self._hosts[task.id].stop("the ttl of the task has passed")
+
+    monkeypatch.setattr(Keeper, "add", add)
+    async with speaking(revision, server) as wire:
+        await begin(wire, "late")
+        (run,) = [each for each in gc.get_objects() if isinstance(each, RunTasks) and each._run.server is server]
+        await trio.sleep(10)
+        assert (ran, run._callers) == ([], {})
 
 
 @BOTH

@@ -329,7 +329,9 @@ class RunTasks:
             await self.keeper.drop(task.id)  # no client knows it
             raise
         host.cancel = call.cancel
-        if isinstance(host, _CoreTaskHost):
+        if host.over:
+            call.cancel("the task has ended before its handler began")
+        elif isinstance(host, _CoreTaskHost):
             host.call = self._callers[task.id] = call
         return host
 
