@@ -68,6 +68,6 @@ else:
                 "start_work"
             ),
             "supervised": "Supervised run_workers",
-            "supervisor": "Load Roster supervise",
+            "supervisor": "ConnectionCounts Roster supervise",
         },
     )

@@ -45,7 +45,7 @@ from trio_mcp.server.http.listener import (
 )
 from trio_mcp.server.http.monitoring import Tally
 from trio_mcp.server.process import ProcessLife, announce, check_process, live, show_operator
-from trio_mcp.server.supervisor import Load, supervise
+from trio_mcp.server.supervisor import ConnectionCounts, supervise
 from trio_mcp.stores.memory import MemoryStore
 from trio_mcp.transport.nursery import open_nursery
 
@@ -161,12 +161,12 @@ def _work(
     shutdown_timeout: float,
     number: int,
     link: socket.socket,
-    load: Load,
+    connections: ConnectionCounts,
     slot: int,
 ) -> None:
     """Serve as the worker with this number, until the supervisor or a signal ends it."""
     _name_worker(number)
-    worker = server._supervised = Supervised(server, link, load, slot, shutdown_timeout)
+    worker = server._supervised = Supervised(server, link, connections, slot, shutdown_timeout)
 
     async def serving(life: ProcessLife) -> None:
         async with open_nursery() as nursery:
@@ -189,11 +189,13 @@ def _name_worker(number: int) -> None:
 class Supervised:
     """The worker's end of the link to its supervisor.  It is the task status of its `serve_http`."""
 
-    def __init__(self, server: Server, link: socket.socket, load: Load, slot: int, shutdown_timeout: float) -> None:
+    def __init__(
+        self, server: Server, link: socket.socket, connections: ConnectionCounts, slot: int, shutdown_timeout: float
+    ) -> None:
         link.setblocking(False)
         self._server = server
         self._link = link
-        self._load = load
+        self._connections = connections
         self._slot = slot
         self._shutdown_timeout = shutdown_timeout
         self._tally: Tally | None = None
@@ -201,7 +203,7 @@ class Supervised:
 
     def started(self, address: HttpAddress | None = None) -> None:
         assert address is not None
-        self._load.join(self._slot)
+        self._connections.join(self._slot)
         self._tell("ready", address.local_url, address.url)
 
     async def obey(self, life: ProcessLife) -> None:
@@ -234,14 +236,14 @@ class Supervised:
 
     async def leave(self) -> None:
         """Let the other workers have all new connections, and finish those that are open."""
-        self._load.leave(self._slot)
+        self._connections.leave(self._slot)
         await leave_to_others(self._server, self._shutdown_timeout)
 
     async def turn(self, listener: Listener, connections: Callable[[], int]) -> None:
         """Return when this worker may accept a connection; `connections` tells how many it has."""
         inner = listener.transport_listener if isinstance(listener, trio.SSLListener) else listener
         assert isinstance(inner, trio.SocketListener)  # `_work` has made it
-        await self._load.turn(self._slot, inner.socket, connections)
+        await self._connections.turn(self._slot, inner.socket, connections)
 
     async def gather(self) -> Tally | None:
         """Return the statistics of all workers; None if the supervisor does not answer in time."""

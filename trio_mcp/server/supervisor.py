@@ -56,7 +56,7 @@ import trio
 from trio_mcp.server.process import LAST, unbuffer
 from trio_mcp.transport.stdio import unhindered_stderr
 
-__all__ = ["Load", "Roster", "supervise"]
+__all__ = ["ConnectionCounts", "Roster", "supervise"]
 
 _log = logging.getLogger("trio_mcp")
 
@@ -71,7 +71,7 @@ _TURN = 0.001  # seconds that a worker leaves to others to accept a connection
 _LINE = 64 * 1024  # bytes of one message of a worker; the messages have some hundred
 
 Pid = int
-Work: TypeAlias = "Callable[[int, socket.socket, Load, int], None]"
+Work: TypeAlias = "Callable[[int, socket.socket, ConnectionCounts, int], None]"
 
 
 # Which workers there should be.
@@ -191,7 +191,7 @@ class Roster:
 # The processes.
 
 
-class Load:
+class ConnectionCounts:
     """The numbers of connections of all workers, in memory that they share.  Each worker has a slot."""
 
     _NOT_ACCEPTING = 2**31 - 1
@@ -232,7 +232,7 @@ def supervise(
     announce: Callable[[str, str], None],
     shutdown_timeout: float,
 ) -> NoReturn:
-    """Run `work(number, link, load, slot)` in forks of this process, until a signal ends them.
+    """Run `work(number, link, connections, slot)` in forks of this process, until a signal ends them.
 
     `work` serves connections of `sockets`; its `link` leads to this supervisor.  `announce(local_url, url)` is called
     when all workers are ready.  Raises `SystemExit` with the exit status.
@@ -304,7 +304,7 @@ class _Supervisor:
         self._announce = announce
         self._patience = shutdown_timeout + LAST + _GRACE
         self._roster = Roster(workers)
-        self._load = Load(workers + 1)  # during a restart there is one more process
+        self._connections = ConnectionCounts(workers + 1)  # during a restart there is one more process
         self._processes: dict[Pid, _Process] = {}
         self._poll = select.poll()
         self._came: deque[int] = deque()  # signals
@@ -397,7 +397,7 @@ class _Supervisor:
             self._restore_signals(-1)
             self._woken.close()
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            self._work(number, link, self._load, slot)
+            self._work(number, link, self._connections, slot)
             status = 0
         except SystemExit as error:
             status = error.code
@@ -489,7 +489,7 @@ class _Supervisor:
             found, status = os.waitpid(pid, os.WNOHANG)
             if found:
                 del self._processes[pid]
-                self._load.leave(process.slot)
+                self._connections.leave(process.slot)
                 if process.link.fileno() >= 0:
                     self._read(process)  # its last messages
                 if process.link.fileno() >= 0:
