@@ -45,6 +45,9 @@ from trio_mcp.errors import ConnectionFailed, SessionClosed
 from trio_mcp.extensions.tasks import ClientTask, TaskCancelled
 from trio_mcp.relay import open_relay
 
+# How a relay finds tasks is an inner part.
+from trio_mcp.relay.tasks import RelayTasks
+
 # A connection of one principal is an inner part.
 from trio_mcp.server.session import converse
 from trio_mcp.stores import MemoryStore
@@ -302,6 +305,26 @@ async def test_a_tool_asks_in_its_call_and_becomes_a_task(behind: str, before: s
         task = await until(wire, id)
         result = task["result"] if before == EXTENSION else await wire.call("tasks/result", {"taskId": id})
         assert text(result) == "Hello, Alice!"
+
+
+async def test_a_filter_with_too_many_tasks_asks_the_server_nothing(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+
+    async def look(self: object, id: str, ctx: Context) -> None:
+        await trio.lowlevel.checkpoint()
+        looked.append(id)
+
+    monkeypatch.setattr(RelayTasks, "_adopt", look)
+    async with relayed(EXTENSION, EXTENSION) as wire:
+        ids = [f"{number}" for number in range(1001)]
+        with pytest.raises(WireError, match="at most 1000 strings"):
+            await wire.call("subscriptions/listen", {"notifications": {"taskIds": ids}})
+        assert not looked
+        await wire.start("subscriptions/listen", {"notifications": {"taskIds": ids[:2]}})
+        await trio.sleep(1)
+        assert looked == ids[:2]
 
 
 @req("prog-11", "prog-12", "task-26", "xtask-39")

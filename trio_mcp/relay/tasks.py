@@ -299,10 +299,7 @@ class RelayTasks:
         return served
 
     async def _listen(self, ctx: Context, asked: Json, listener: Listener) -> Json:
-        for id in asked if isinstance(asked, list) else ():
-            if isinstance(id, str):
-                await self._adopt(id, ctx)
-        return await tasks_in(ctx).listen(ctx, asked, listener)
+        return await tasks_in(ctx).listen(ctx, asked, listener, self._adopt)
 
     async def _adopt(self, shown_id: str, ctx: Context) -> None:
         """Make the record of a task that the upstream server has, and this relay has not."""

@@ -439,8 +439,17 @@ class RunTasks:
 
     # Notifications.
 
-    async def listen(self, ctx: Context, asked: Json, listener: Listener) -> Sequence[str]:
-        """Agree to notifications about the tasks of this client (xtask-49)."""
+    async def listen(
+        self,
+        ctx: Context,
+        asked: Json,
+        listener: Listener,
+        look_for: Callable[[str, Context], Awaitable[object]] | None = None,
+    ) -> Sequence[str]:
+        """Agree to notifications about the tasks of this client (xtask-49).
+
+        `look_for` is called with each id first, and may make the record of its task.
+        """
         most = self._run.limits.listener_changes
         if not isinstance(asked, list) or not all(isinstance(each, str) for each in asked) or len(asked) > most:
             raise RequestError(INVALID_PARAMS, f"notifications.taskIds must be an array of at most {most:g} strings")
@@ -453,6 +462,8 @@ class RunTasks:
         forget = partial(self._forget, listener, agreed, ctx._holder, len(ids))
         self._run.nursery.start_soon(forget, name="the end of a listener of tasks")
         for id in ids:
+            if look_for is not None:
+                await look_for(id, ctx)
             task = await self.keeper.find(id)
             if task is not None and task.owner == stable_name(ctx.principal):
                 agreed.append(id)
