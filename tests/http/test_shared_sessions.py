@@ -383,6 +383,28 @@ async def test_lost_messages_cost_no_answer(
         assert text_of(await stream.response()) == "done"
 
 
+async def test_an_answer_waits_for_the_store(
+    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*args: Any, **options: Any) -> Any:
+        raise StoreFailed("the store is away")
+
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        await crew.webs[2].call("ping", session=session)
+        stream = await crew.webs[1].open(plays("ask"), session=session)
+        question = await stream.message()
+        with monkeypatch.context() as patch:
+            patch.setattr(crew.store, "append", fail)
+            assert (await crew.webs[2].post(response(question["id"], ANSWER), session=session)).status == 202
+            for number in range(100):
+                cancelled = note("notifications/cancelled", {"requestId": 1000 + number})
+                last = await crew.webs[2].post(cancelled, session=session)
+            assert last.status == 503
+            await trio.sleep(10)
+        assert text_of(await stream.response()) == "done"
+
+
 async def test_a_slow_store_does_not_slow_a_stream(
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,6 +89,8 @@ _log = logging.getLogger("trio_mcp")
 _OWN_IDS: Final = 24  # bits of the id of a question below the number of its copy
 _HANDOVER: Final = 1.0  # seconds in which a speaker sends its successor what waits
 _TRIES: Final = 20  # to write a row that other replicas write too
+_AGAIN: Final = 1.0  # seconds until a store that failed is tried again
+_WAITING: Final = 100  # answers and cancellations that wait for the store
 _EVENTS: Final = 50  # items that are read at once
 _SHORT: Final = 16 * 1024  # bytes of an item that is sent to all replicas; a longer one they read
 _CANCELLED: Final = "notifications/cancelled"
@@ -199,6 +201,8 @@ class SharedSession(HttpSession):
         self._position = 0  # of the last mail that was read
         self._reading = trio.Lock()
         self._outbox: list[JsonObject] = []
+        self._posting = trio.Lock()
+        self._delivering = False  # a task tries to deliver the outbox
         self._shared_state: tuple[bool, str | None] | None = None  # as the row has it
         self._expires = inf  # of the row, when it was read last
         self._looked = -inf  # when the row was read or written last
@@ -223,9 +227,19 @@ class SharedSession(HttpSession):
         return self.server_session.session.opened
 
     async def settle(self) -> None:
-        """Tell the other copies of the changes that a message has made.  Raises `StoreFailed` and `StoreFull`."""
-        while self._outbox:
-            await self._post(self._outbox.pop(0))
+        """Tell the other copies of the changes that a message has made.  Raises `StoreFailed` and `StoreFull`.
+
+        Answers and cancellations are accepted while the store is away, because few clients send them twice.
+        """
+        if self._outbox and not self._delivering:
+            try:
+                await self._deliver()
+            except (StoreFailed, StoreFull) as error:
+                _log.error("%s", error)
+                self._delivering = self._replica.start_soon(self._keep_delivering, name="mail of a session")
+        if len(self._outbox) > _WAITING:
+            self._outbox.pop()
+            raise StoreFailed("too many messages of this session wait for the store of the replicas; try again later")
         state = self._state
         if state == self._shared_state or state is None:
             return
@@ -236,6 +250,21 @@ class SharedSession(HttpSession):
             await self._change(lambda record: attrs.evolve(record, opened=opened, level=level))
             await self._post({"opened": opened, "level": level})
         self._shared_state = state
+
+    async def _deliver(self) -> None:
+        """Mail the items of the outbox."""
+        async with self._posting:
+            while self._outbox:
+                await self._post(self._outbox[0])
+                del self._outbox[0]
+
+    async def _keep_delivering(self) -> None:
+        """Try to deliver the outbox until the store is back, or the session has ended."""
+        while self._outbox and not self._over:
+            await trio.sleep(_AGAIN)
+            with suppress(StoreFailed, StoreFull):  # both were logged
+                await self._deliver()
+        self._delivering = False
 
     async def _create(self) -> None:
         """Write the row of a new session."""
