@@ -31,7 +31,7 @@ from trio_mcp.core import (
 
 # The tasks of a run are an inner part.
 from trio_mcp.extensions.tasks.keeper import Keeper
-from trio_mcp.extensions.tasks.server import RunTasks
+from trio_mcp.extensions.tasks.server import RunTasks  # the same
 from trio_mcp.stores import MemoryStore, Row, StoreFailed, StoreFull
 
 CORE, EXTENSION = "2025-11-25", "2026-07-28"
