@@ -117,7 +117,8 @@ async def test_a_redis_that_does_not_answer_is_given_up(server: RedisServer) -> 
 async def test_an_answer_that_came_while_the_loop_was_blocked_counts(server: RedisServer) -> None:
     async with RedisStore(server.url) as store, trio.open_nursery() as nursery:
         server.stop()
-        nursery.start_soon(store.add, ROW)
+        for _ in range(300):  # more than are sent at once
+            nursery.start_soon(store.get, "task", "a")
         await trio.testing.wait_all_tasks_blocked()
         server.go_on()
         time.sleep(1.5)  # noqa: ASYNC251  # as a handler that computes

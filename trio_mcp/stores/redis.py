@@ -50,6 +50,7 @@ __all__ = ["RedisStore"]
 
 _AT_ONCE: Final = 128  # calls that wait for an answer, each with one body
 _WAIT: Final = 0.9  # seconds in which one of them must have its answer, while others wait to be sent
+_LATER: Final = 0.05  # seconds more, because the event loop may have been blocked
 _AGAIN: Final = 0.5  # seconds until the connection of messages is opened again
 _IDLE: Final = 10.0  # seconds until it is tried; a server that has gone does not say so
 _OPENING: Final = 5.0  # seconds for the first such connection
@@ -167,17 +168,26 @@ class RedisStore:
 
     # Calls.
 
+    async def _wait_for_turn(self) -> None:
+        """Wait until fewer than `_AT_ONCE` calls are under way, as long as some of them are answered."""
+        seconds = _WAIT
+        while True:
+            answered = self._answered
+            with trio.move_on_after(seconds) as scope:
+                await self._calls.acquire()
+            if not scope.cancelled_caught:
+                return
+            if self._answered > answered:
+                seconds = _WAIT
+            elif seconds == _WAIT:
+                seconds = _LATER
+            else:
+                raise StoreFailed(f"{self!r} has not answered within {_WAIT} seconds; {_AT_ONCE} calls wait")
+
     async def _step(self, name: str, *arguments: str | bytes | float) -> Any:
         """Run a step of the script.  Raises `StoreFull` if it says so."""
         given = [each if isinstance(each, str | bytes) else repr(each) for each in arguments]
-        waiting = True
-        while waiting:
-            answered = self._answered
-            with trio.move_on_after(_WAIT) as scope:
-                await self._calls.acquire()
-            waiting = scope.cancelled_caught
-            if waiting and self._answered == answered:
-                raise StoreFailed(f"{self!r} has not answered within {_WAIT} seconds; {_AT_ONCE} calls wait")
+        await self._wait_for_turn()
         try:
             link = self._link
             if link is None or not link.usable:
