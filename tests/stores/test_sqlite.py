@@ -182,6 +182,30 @@ async def test_the_file_is_found_from_another_directory(tmp_path: Path, monkeypa
     assert repr(store) == "SQLiteStore('x.db')"
 
 
+async def test_other_users_cannot_read_the_file(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        async with SQLiteStore(tmp_path / "x.db") as store:
+            await store.add(ROW)
+            modes = {each.name: each.stat().st_mode & 0o777 for each in os.scandir(tmp_path)}
+    finally:
+        os.umask(before)
+    assert modes == dict.fromkeys(("x.db", "x.db-wal", "x.db-shm"), 0o600)
+    (tmp_path / "x.db").chmod(0o640)
+    async with SQLiteStore(tmp_path / "x.db"):
+        assert (tmp_path / "x.db").stat().st_mode & 0o777 == 0o640  # as the operator has set it
+
+
+async def test_nothing_is_left_of_a_process_that_died_long_ago(tmp_path: Path) -> None:
+    async with SQLiteStore(tmp_path / "x.db") as store, SQLiteStore(tmp_path / "x.db") as other:
+        await other.lease("dead", NOW)
+        await store.lease("me", NOW + 1000)
+        assert len(os.listdir(tmp_path)) == 5
+        os.close(other._locks.pop("dead"))  # as the kernel does
+        assert not await store.claim("task", "me", NOW + 100, 9)
+        assert len(os.listdir(tmp_path)) == 4
+
+
 async def test_a_file_that_is_gone_takes_no_writes(tmp_path: Path) -> None:
     async with SQLiteStore(tmp_path / "x.db") as store:
         (tmp_path / "x.db").unlink()
