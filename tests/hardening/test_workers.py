@@ -319,7 +319,7 @@ async def test_a_worker_that_is_killed_is_replaced_and_the_others_notice_nothing
             await load.more(50)
         assert (again.keys(), load.failures) == ({1}, [])
         os.kill(again[1], signal.SIGKILL)
-        await service.line(r"was killed by SIGKILL; it is replaced in 0.5 seconds")
+        await service.line(r"was killed by SIGKILL; it is replaced in 0.5 s")
         again = await service.opened(1)
         assert (await metrics(service))["worker_failures_total"] == 2
         service.process.terminate()

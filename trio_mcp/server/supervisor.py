@@ -62,7 +62,7 @@ _log = logging.getLogger("trio_mcp")
 
 # Pauses before a worker is replaced: none after its first failure, because most failures do not come back, then twice
 # as long each time.
-_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+_PAUSE, _LONGEST_PAUSE = 0.5, 10.0
 _STEADY = 60.0  # seconds after which a worker that fails counts as one that has failed for the first time
 _TRIES = 5  # failed starts of each worker in a row, while none is ready; then the service manager must help
 _ANSWER = 0.5  # seconds for the workers to answer with their statistics
@@ -510,7 +510,7 @@ class _Supervisor:
         if not process.ready:
             how += " before it was ready"
         if pause is not None:
-            how += f"; it is replaced in {pause:g} seconds" if pause else "; it is replaced now"
+            how += f"; it is replaced in {pause:g} s" if pause else "; it is replaced now"
         elif self._roster.serving:
             how += "; the old workers stay"
         _log.error("worker %d (process %d) %s", process.number, process.pid, how)
