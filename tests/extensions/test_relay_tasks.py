@@ -513,6 +513,41 @@ async def test_relays_in_a_row(behind: str, between: str, before: str, autojump_
         assert (await wire.call("tasks/get", {"taskId": running}))["status"] == "cancelled"
 
 
+@req("xtask-17", "task-25")
+@behind
+@before
+async def test_a_question_that_the_server_withdraws_is_withdrawn(
+    behind: str, before: str, autojump_clock: MockClock
+) -> None:
+    server = serving()
+
+    @server.tool(task="required")
+    async def impatient(ctx: Context) -> str:
+        with trio.move_on_after(10):
+            await ctx.elicit("Quick?", bool)
+        await trio.sleep(20)
+        await ctx.task.status("going on")
+        await trio.sleep(20)
+        return "done"
+
+    async def never(params: dict[str, Any]) -> None:
+        await trio.sleep_forever()
+
+    async with relayed(behind, before, server) as wire:
+        wire.answers["elicitation/create"] = never
+        id = await begin(wire, "impatient")
+        await until(wire, id, "input_required")
+        if before == CORE:
+            await wire.start("tasks/result", {"taskId": id})
+        begun = trio.current_time()
+        await until(wire, id, "working")
+        # A server that notes nothing withdraws a question only with its next step.
+        assert trio.current_time() < begun + 40
+        task = await until(wire, id)
+        assert task["status"] == "completed"
+        assert trio.current_time() < begun + 60
+
+
 # Ends
 
 

@@ -78,6 +78,7 @@ from trio_mcp.extensions.tasks.server import (
 )
 from trio_mcp.relay.upstream import RelayedCall, Upstream
 from trio_mcp.server.context import Context
+from trio_mcp.stores.rows import StoreFailed
 
 if TYPE_CHECKING:
     from trio_mcp.client.client import Client
@@ -242,6 +243,13 @@ class RelayTasks:
             except (SessionClosed, ConnectionFailed, trio.TooSlowError) as error:
                 _log.info("the upstream server is away; its task %s is asked for again: %s", shown(id), error)
                 await trio.sleep(_AGAIN)
+
+    async def withdrawn(self, call: RelayedCall) -> None:
+        """The upstream server waits no more for an answer to a question of this call."""
+        host = getattr(call.ctx._link, "host", None)
+        if isinstance(host, TaskHost) and not host.over:
+            with trio.CancelScope(deadline=trio.current_time() + _CANCELLING, shield=True), suppress(StoreFailed):
+                await host.withdraw_abandoned()
 
     async def _open(self, upstream: Upstream, id: str) -> ClientTask:
         """Return the handle of a task when there is a session.  Raises RequestError if there will not be one."""

@@ -475,6 +475,10 @@ class Upstream:
         async with call.question_lock if call.task is None else nullcontext():
             try:
                 return (await call.ctx.ask(**{key: make(call)}))[key]
+            except trio.Cancelled:
+                if self._relay.tasks is not None:
+                    await self._relay.tasks.withdrawn(call)
+                raise
             except RequestError:
                 raise
             except McpError as error:

@@ -262,10 +262,15 @@ class _Waiting:
     on_progress: OnProgress | None = None
     on_state: OnState | None = None
     beside: bool = False
-    """Whether polls go on beside tasks/result (task-14), so that progress and states are still seen."""
+    """Whether polls go on beside tasks/result (task-14) and beside answers, so that states are still seen."""
     failures: int = 0
     result: JsonObject | Exception | None = None
     """The outcome of tasks/result beside the polls."""
+    fetching: bool = False
+    updated: bool = False
+    """An answer was sent beside the polls, so there is a new state."""
+    asking: dict[str, trio.CancelScope] = attrs.field(factory=dict)
+    """The questions that are or were asked beside the polls, by key."""
 
     async def get(self) -> TaskState:
         """Poll."""
@@ -297,21 +302,7 @@ class _Waiting:
     async def drive(self, state: TaskState, *, cancels: bool) -> JsonObject:
         """Wait for the end of the task, and return the result of the call.  Raises as the call would have."""
         try:
-            fetching = False
-            async with open_nursery(wait=True) as nursery, aclosing(self.states(state)) as states:
-                async for each in states:
-                    state = each
-                    if self.on_state is not None:
-                        await self.on_state(state)
-                    asks = self.form is CORE_TASKS and state.status is TaskStatus.INPUT_REQUIRED
-                    if asks and not self.beside:
-                        break  # task-27: the questions come on the stream of tasks/result
-                    if asks and not fetching:
-                        fetching = True
-                        nursery.start_soon(self._fetch, state, name="tasks/result beside polls")
-            if isinstance(self.result, Exception):
-                raise self.result
-            return await self._outcome(state) if self.result is None else self.result
+            return await self._to_the_end(state)
         except (trio.Cancelled, trio.TooSlowError, InputUnavailable):
             if cancels:  # cancel-09, xtask-34: never by notifications/cancelled
                 with trio.CancelScope(deadline=trio.current_time() + _CANCELLING, shield=True):
@@ -324,11 +315,50 @@ class _Waiting:
             why = f"the server is away; its task {shown(self.id)} goes on, and client.open_task finds it: {error}"
             raise NoResponse(why) from error
 
+    async def _to_the_end(self, state: TaskState) -> JsonObject:
+        async with open_nursery(wait=True) as nursery, aclosing(self.states(state)) as states:
+            async for each in states:
+                state = each
+                if self.on_state is not None:
+                    await self.on_state(state)
+                asks = self.form is CORE_TASKS and state.status is TaskStatus.INPUT_REQUIRED
+                if asks and not self.beside:
+                    break  # task-27: the questions come on the stream of tasks/result
+                if self.beside:
+                    self._ask_beside(nursery, state, asks)
+        if isinstance(self.result, Exception):
+            raise self.result
+        return await self._outcome(state) if self.result is None else self.result
+
+    def _ask_beside(self, nursery: trio.Nursery, state: TaskState, asks: bool) -> None:
+        """Ask the new questions of a state, and stop asking those that are not open any more."""
+        for question in state.questions:
+            if question.key not in self.asking:  # xtask-27
+                scope = self.asking[question.key] = trio.CancelScope()
+                nursery.start_soon(self._answer, question, scope, name=f"a task asks: {question.method}")
+        open = {question.key for question in state.questions}
+        for key, scope in self.asking.items():
+            if key not in open:
+                scope.cancel(reason="the question was answered, or withdrawn")
+        if asks and not self.fetching:
+            self.fetching = True
+            nursery.start_soon(self._fetch, state, name="tasks/result beside polls")
+
     async def _fetch(self, state: TaskState) -> None:
         try:
             self.result = await self._outcome(state)
         except (McpError, trio.TooSlowError) as error:
             self.result = error
+        self._wake()
+
+    async def _answer(self, question: Question, scope: trio.CancelScope) -> None:
+        with scope:
+            answers = await self.answer([question])
+            await self.send("tasks/update", {"inputResponses": dict(answers)})
+        self.updated = True
+        self._wake()
+
+    def _wake(self) -> None:
         if (notice := self.tasks._notices.get(self.id)) is not None:
             notice.came.set()
 
@@ -350,7 +380,7 @@ class _Waiting:
                 yield state
                 while not state.terminal and self.result is None:
                     new = [each for each in state.questions if each.key not in asked]  # xtask-27
-                    if new:
+                    if new and not self.beside:
                         asked |= {each.key for each in new}
                         answers = await self.answer(new)
                         await self.send("tasks/update", {"inputResponses": dict(answers)})
@@ -374,7 +404,8 @@ class _Waiting:
                 called = self.on_progress(*notice.reports.popleft())
                 if inspect.isawaitable(called):
                     await called
-            if notice.state is not None or self.result is not None:
+            if notice.state is not None or self.result is not None or self.updated:
+                self.updated = False
                 return
             if notice.came.is_set():
                 notice.came = trio.Event()

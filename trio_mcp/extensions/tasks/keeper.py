@@ -446,10 +446,14 @@ class TaskHost:
         await self._step(lambda task: task.cancel(wall()))
         self.stop("the task was cancelled elsewhere")
 
-    async def _step(self, take: Callable[[TaskRecord], TaskStep]) -> None:
+    async def withdraw_abandoned(self) -> None:
+        """Close the questions for which no handler waits any more."""
         if keys := self._abandoned:
             await self._keeper.step(self.id, lambda task: task.withdraw(keys, wall()), ours=True)
             self._abandoned -= keys
+
+    async def _step(self, take: Callable[[TaskRecord], TaskStep]) -> None:
+        await self.withdraw_abandoned()
         step = await self._keeper.step(self.id, take, ours=True)
         if step is None or (step.deed is TaskDeed.NOTHING and step.task.terminal):
             self.stop("the task has ended, or another process has taken it over")
