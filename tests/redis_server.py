@@ -18,8 +18,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tests.peers.installed import NotHere, needs, tool
+from tests.ports import unclaimed_port
 
-__all__ = ["RedisServer", "redis_server", "started_redis"]
+__all__ = ["RedisServer", "cluster", "redis_server", "started_redis"]
 
 PATIENCE = 20.0  # seconds in which it starts or stops
 
@@ -78,6 +79,11 @@ class RedisServer:
             self._process.wait(PATIENCE)
             self._process = None
             self.path.unlink(missing_ok=True)
+
+
+def cluster() -> list[str]:
+    """The options of a node of a cluster, with ports that nobody else takes by chance."""
+    return ["--cluster-enabled", "yes", "--port", str(unclaimed_port()), "--cluster-port", str(unclaimed_port())]
 
 
 def _program() -> str:

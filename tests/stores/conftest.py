@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ports import unclaimed_port
-from tests.redis_server import RedisServer, redis_server
+from tests.redis_server import RedisServer, cluster, redis_server
 from tests.stores.shared import Make
 from trio_mcp.stores import MemoryStore, RedisStore, SQLiteStore
 
@@ -19,7 +18,7 @@ from trio_mcp.stores import MemoryStore, RedisStore, SQLiteStore
 @pytest.fixture(scope="session")
 def redis() -> Iterator[RedisServer]:
     """One for all tests, each with stores of its own name.  As a cluster it refuses steps with keys of two slots."""
-    with redis_server("--cluster-enabled", "yes", "--port", str(unclaimed_port())) as server:
+    with redis_server(*cluster()) as server:
         server.ask("CLUSTER ADDSLOTSRANGE 0 16383")
         while b"cluster_state:ok" not in server.ask("CLUSTER INFO"):
             time.sleep(0.01)

@@ -18,7 +18,7 @@ import trio.testing
 import trustme
 
 from tests.ports import unclaimed_port
-from tests.redis_server import RedisServer, redis_server
+from tests.redis_server import RedisServer, cluster, redis_server
 from trio_mcp import UsageError
 from trio_mcp.stores import RedisStore, Resync, Row, StoreFailed
 
@@ -204,11 +204,10 @@ async def test_what_has_expired_goes_without_a_sweep(server: RedisServer) -> Non
 
 @pytest.mark.full
 async def test_the_node_of_a_cluster_that_has_the_store_is_found() -> None:
-    options = "--cluster-enabled", "yes", "--port"
-    port = unclaimed_port()
-    with redis_server(*options, str(port)) as owner, redis_server(*options, str(unclaimed_port())) as other:
+    options = cluster()
+    with redis_server(*options) as owner, redis_server(*cluster()) as other:
         owner.ask("CLUSTER ADDSLOTSRANGE 0 16383")
-        other.ask(f"CLUSTER MEET 127.0.0.1 {port}")
+        other.ask(f"CLUSTER MEET 127.0.0.1 {options[3]} {options[5]}")
         while b"cluster_state:ok" not in other.ask("CLUSTER INFO"):  # noqa: ASYNC110  # the nodes decide when
             await trio.sleep(0.01)
         async with RedisStore(other.url) as store, RedisStore(owner.url) as direct, store.receive(["a"]) as messages:

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 __all__ = ["RedisStore"]
 
 _AT_ONCE: Final = 128  # calls that wait for an answer, each with one body
-_WAIT: Final = 0.9  # seconds in which one of them must have its answer, while others wait to be sent
-_LATER: Final = 0.05  # seconds more, because the event loop may have been blocked
+_WAIT: Final = 0.95  # seconds in which one of them must have its answer, while others wait to be sent
+_PARTS: Final = (0.6, 0.35)  # of it, as for each call
 _AGAIN: Final = 0.5  # seconds until the connection of messages is opened again
 _IDLE: Final = 10.0  # seconds until it is tried; a server that has gone does not say so
 _OPENING: Final = 5.0  # seconds for the first such connection
@@ -170,18 +170,12 @@ class RedisStore:
 
     async def _wait_for_turn(self) -> None:
         """Wait until fewer than `_AT_ONCE` calls are under way, as long as some of them are answered."""
-        seconds = _WAIT
         while True:
             answered = self._answered
-            with trio.move_on_after(seconds) as scope:
-                await self._calls.acquire()
-            if not scope.cancelled_caught:
-                return
-            if self._answered > answered:
-                seconds = _WAIT
-            elif seconds == _WAIT:
-                seconds = _LATER
-            else:
+            for seconds in _PARTS:
+                with trio.move_on_after(seconds):
+                    return await self._calls.acquire()
+            if self._answered == answered:
                 raise StoreFailed(f"{self!r} has not answered within {_WAIT} seconds; {_AT_ONCE} calls wait")
 
     async def _step(self, name: str, *arguments: str | bytes | float) -> Any:

@@ -33,9 +33,9 @@ from trio_mcp.stores.rows import StoreFailed
 
 __all__ = ["DEADLINE", "MakeLink", "RedisLink", "read_redis_url"]
 
-DEADLINE: Final = 0.9
+DEADLINE: Final = 0.95
 """Seconds for each call: its caller is told within a second that Redis is away."""
-_LATER: Final = 0.05  # seconds more: the event loop may have been blocked, and then the answer is there already
+_PARTS: Final = (0.6, 0.35)  # of it; if the event loop was blocked in the first, the answer is read in the second
 _CONNECT: Final = 5.0  # seconds for the handshake, which is several calls; those that wait for it fail earlier
 _PENDING: Final = 1024  # calls without an answer; most of them were cancelled, and wait in a buffer
 _BROKEN: Final = (RedisConnectionError, NoScriptError, ReadOnlyError)  # a new connection may help
@@ -100,7 +100,7 @@ class RedisLink:
         """Send a command, and return its answer.  Raises `StoreFailed`, after `DEADLINE` seconds at the latest."""
         request = None
         try:
-            for seconds in (DEADLINE, _LATER):
+            for seconds in _PARTS:
                 with trio.move_on_after(seconds):
                     await self.connected()
                     if request is None:
