@@ -450,6 +450,7 @@ async def test_tasks_of_another_version_are_left_alone(
         async with kept(make) as second:
             await until(second, TaskStatus.FAILED)
             mine = await begun(second, "mine")
+            mine.recoverable = False
             row = await second._store.get("task test", "mine")
             assert row is not None
             await second._store.replace(attrs.evolve(row, body=later))

@@ -192,7 +192,8 @@ class Keeper:
             for host in tuple(self._hosts.values()):
                 host.over = True
                 if not host.recoverable:
-                    await self.step(host.id, lambda task: task.lose(wall()), ours=True)
+                    with suppress(UsageError):  # another version of this package wrote it
+                        await self.step(host.id, lambda task: task.lose(wall()), ours=True)
             await self._store.lease(self._holder, -inf)
         except StoreFailed as error:
             _log.error("%s", error)
