@@ -23,7 +23,8 @@ class Forecast:
 @dataclass
 class Order:
     size: Literal["small", "large"]
-    count: int = 1
+    count: Annotated[int, Field(ge=1)] = 1
+    gift: bool = False
 
 
 @server.tool
@@ -43,8 +44,10 @@ async def forecast(city: str, days: Annotated[int, Field(ge=0, le=14)] = 2, *, c
 @server.tool
 async def order(ctx: Context) -> str:
     """Order an umbrella."""
-    answer = await ctx.elicit("Which umbrella?", Order)
-    return f"{answer.value.count} {answer.value.size}" if isinstance(answer, Accepted) else "no order"
+    match await ctx.elicit("Which umbrella?", Order):
+        case Accepted(Order(size, count, gift)):
+            return f"{count} {size}{', wrapped' if gift else ''}"
+    return "no order"
 
 
 @server.tool

@@ -231,11 +231,25 @@ def test_a_file_that_cannot_be_loaded_is_one_line_with_its_place(text: str, reas
 
 
 def test_a_question_is_asked_on_the_terminal() -> None:
-    typed = [("Which umbrella?", ""), ("  size: ", "2\n"), ("  count", "\n")]
+    typed = [("Which umbrella?", ""), ("  size: ", "2\n"), ("  count", "\n"), ("  gift", "\n")]
     shown, status = on_terminal(("call", SERVER, "order"), typed)
     assert status == 0
     assert shown.splitlines()[-1] == "1 large"
     assert "  1  small\n  2  large\n" in shown
+
+
+@pytest.mark.parametrize("revision", [pytest.param("2025-11-25", marks=pytest.mark.full), "2026-07-28"])
+def test_a_field_that_does_not_fit_is_asked_again(revision: str) -> None:
+    typed = [
+        ("  size: ", "3\n"), ("  size: ", "small\n"), ("  count", "x\n"), ("  count", "0\n"), ("  count", "3\n"),
+        ("  gift", "maybe\n"), ("  gift", "y\n"),
+    ]  # fmt: skip
+    shown, status = on_terminal(("call", SERVER, "order", "--revision", revision), typed)
+    assert (shown.splitlines()[-1], status) == ("3 small, wrapped", 0)
+    assert "expected a number from 1 to 2 or a value, got '3'" in shown
+    assert "expected a whole number, got 'x'" in shown
+    assert "must be at least 1" in shown
+    assert "expected y or n, got 'maybe'" in shown
 
 
 def test_a_question_without_a_terminal_is_declined() -> None:

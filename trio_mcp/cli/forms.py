@@ -15,8 +15,11 @@ import trio
 
 from trio_mcp.cli.output import ReportLines
 from trio_mcp.client.callbacks import FormElicitationRequest, UrlElicitationRequest
-from trio_mcp.core.elicitation import Accepted, Declined, Dismissed
+from trio_mcp.core.codec import to_json
+from trio_mcp.core.elicitation import Accepted, Declined, Dismissed, FormCheck
 from trio_mcp.core.errors import printable
+from trio_mcp.core.forms import BooleanSchema, IntegerSchema, MultiSelectSchema, NumberSchema
+from trio_mcp.core.revisions import LATEST
 
 __all__ = ["Terminal"]
 
@@ -69,6 +72,7 @@ class Terminal:
 
     async def _fields(self, request: FormElicitationRequest) -> dict[str, Any]:
         form = request.params.requested_schema
+        check = FormCheck(to_json(form, LATEST))
         values: dict[str, Any] = {}
         for name, field in form.properties.items():
             required, default = name in (form.required or ()), request.defaults.get(name)
@@ -77,16 +81,23 @@ class Terminal:
                 if not text and (default is not None or not required):
                     break  # the default is sent for a field that is left out
                 try:
-                    values[name] = _value(text, field)
-                    break
+                    value = _value(text, field)
                 except ValueError as error:
                     self._say(f"  {error}")
+                    continue
+                # Asked again here: later the whole form would be refused, and the call would fail (elic-08).
+                problems = check.fields.errors({name: value})
+                if not problems:
+                    values[name] = value
+                    break
+                for problem in problems:
+                    self._say(f"  {problem.message}")
         return values
 
     def _prompt(self, name: str, field: Any, required: bool, default: Any) -> str:
-        label = printable(field.title or name)
-        if field.description:
-            self._say(f"  {printable(field.description)}")
+        label = printable(getattr(field, "title", None) or name)
+        if description := getattr(field, "description", None):
+            self._say(f"  {description}")
         for number, (value, title) in enumerate(getattr(field, "choices", ())):
             self._say(f"  {number + 1}  {title}" + (f" ({value})" if title != value else ""))
         note = f" [{json.dumps(default)}]" if default is not None else "" if required else " (optional)"
@@ -109,22 +120,20 @@ class Terminal:
 
 def _value(text: str, field: Any) -> Any:
     """Convert the text of a field.  Raises `ValueError` with the reason."""
-    choices = list(getattr(field, "choices", ()))
-    if choices:
-        several = type(field).__name__.startswith(("Multi", "TitledMulti"))
-        chosen = [_choice(part.strip(), choices) for part in text.split(",")]
-        if several:
-            return chosen
-        return chosen[0]
-    match getattr(field, "type", "string"):
-        case "boolean":
-            if text.lower() in (*_YES, *_NO):
-                return text.lower() in _YES
-            raise ValueError(f"expected y or n, got {text!r}")
-        case "integer":
-            return int(text)
-        case "number":
-            return float(text)
+    if choices := list(getattr(field, "choices", ())):
+        if isinstance(field, MultiSelectSchema):
+            return [_choice(part.strip(), choices) for part in text.split(",")]
+        return _choice(text, choices)
+    if isinstance(field, BooleanSchema):
+        if text.lower() in (*_YES, *_NO):
+            return text.lower() in _YES
+        raise ValueError(f"expected y or n, got {text!r}")
+    if isinstance(field, NumberSchema):
+        whole = isinstance(field, IntegerSchema)
+        try:
+            return int(text) if whole else float(text)
+        except ValueError:
+            raise ValueError(f"expected a {'whole ' if whole else ''}number, got {text!r}") from None
     return text
 
 
