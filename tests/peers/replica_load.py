@@ -1,0 +1,99 @@
+"""Clients of replicas behind nginx while a process is killed, suspended or restarted, or their Redis is away.
+
+Each client makes calls with questions, in 2026-07-28 and in sessions of 2025-11-25.  After an error it does as hosts:
+it resumes a stream that was cut, and repeats an answer that was refused with 503.  Every call must end, by an answer or
+by an error, in `PATIENCE` seconds.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from functools import partial
+from typing import Any
+
+import attrs
+import trio
+
+from tests.http.client import Answer, Broken, Cut, Stream, Web, response
+from tests.http.stage import D, play, plays
+
+__all__ = ["Load"]
+
+PATIENCE = 60.0  # seconds; the end of a process is noticed when its lease ends
+ANSWER = {"action": "accept", "content": {"size": 3}}
+
+
+@attrs.define
+class Load:
+    """The clients of a proxy at a port, and what their calls have come to."""
+
+    port: int
+    tally: Counter[str] = attrs.field(factory=Counter)
+    stopped: bool = False
+
+    async def run(self, clients: int, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Make calls until `stopped`."""
+        async with trio.open_nursery() as nursery:
+            for _ in range(clients):
+                nursery.start_soon(self._client)
+            task_status.started()
+
+    async def _client(self) -> None:
+        while not self.stopped:
+            web = Web(
+                partial(trio.open_tcp_stream, "127.0.0.1", self.port),
+                host=f"127.0.0.1:{self.port}",
+                headers={"Connection": "close"},
+                check=False,
+            )
+            visit = random.choice([self._modern, self._legacy])
+            try:
+                with trio.fail_after(PATIENCE):
+                    await visit(web)
+            except trio.TooSlowError:
+                self.tally["no end"] += 1
+            except (Cut, Broken, OSError, trio.BrokenResourceError, AssertionError):  # as a host that was refused
+                self.tally["refused"] += 1
+                await trio.sleep(0.1)
+            finally:
+                await web.aclose()
+
+    def _count(self, answer: Answer) -> bool:
+        """Whether it is the result of a call."""
+        if answer.status != 200 or answer.type != "application/json" or "error" in answer.message:
+            self.tally["refused"] += 1
+            return False
+        self.tally["answered"] += 1
+        return True
+
+    async def _modern(self, web: Web) -> None:
+        params: Any = play("sleep 0.05", "ask", "sleep 0.05")
+        asked = await web.call("tools/call", params)
+        if self._count(asked):
+            answers = dict.fromkeys(asked.result["inputRequests"], ANSWER)
+            again = {**params, "requestState": asked.result["requestState"], "inputResponses": answers}
+            self._count(await web.call("tools/call", again))
+
+    async def _legacy(self, web: Web) -> None:
+        session = await web.initialize(D)
+        for _ in range(3):
+            message = plays("progress", "ask", "sleep 0.05", id=random.randrange(10**9))
+            stream = await web.open(message, session=session)
+            try:
+                await self._read(web, stream, session)
+            except Cut:
+                await stream.aclose()
+                stream = await web.open(session=session, after=stream.last_event_id)
+                await self._read(web, stream, session)
+            finally:
+                await stream.aclose()
+        await web.end(session)
+
+    async def _read(self, web: Web, stream: Stream, session: str) -> None:
+        while "id" not in (message := await stream.message()) or "method" in message:
+            if message["method"] != "elicitation/create":
+                continue
+            while (await web.post(response(message["id"], ANSWER), session=session)).status == 503:  # noqa: ASYNC110
+                await trio.sleep(1)
+        self.tally["answered" if "result" in message else "refused"] += 1
