@@ -10,10 +10,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from trio_mcp.cli.main import COMMANDS, main  # the command line has no other door
+from trio_mcp.cli.call import read_arguments  # the command line has no other door
+from trio_mcp.cli.main import COMMANDS, main  # the same
+from trio_mcp.errors import UsageError
+from trio_mcp.types import Tool
 
 ROOT = Path(__file__).parents[2]
 SERVER = str(Path(__file__).parent / "servers.py")
@@ -142,7 +146,7 @@ def test_call_reports_on_standard_error() -> None:
     ("arguments", "status", "message"),
     [
         (("forecast", "city"), 2, "an argument must be like KEY=VALUE, got 'city'"),
-        (("forecast", "city=Oslo", "days=x"), 2, "days must be integer, got 'x'"),
+        (("forecast", "city=Oslo", "days=x"), 2, "days must be a JSON integer, got 'x'"),
         (("forecast", "town=Oslo"), 2, "forecast has no argument 'town'; it has city, days"),
         ((), 2, "give the name of a TOOL; the server has fails, forecast, forever, order, picture"),
         (("nothing",), 2, "the server has no tool 'nothing'; it has fails, forecast, forever, order, picture"),
@@ -176,6 +180,28 @@ def test_a_failing_tool_has_status_one() -> None:
     verbose = run("call", SERVER, "fails", "--verbose").stderr
     assert verbose.count("ValueError: a secret reason\n") == 1
     assert "trio-mcp: " not in verbose
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "expected"),
+    [
+        ({"type": "object"}, "x", "a JSON object, such as it='{\"a\": 1}'"),
+        ({"type": "array"}, "1, 2", "a JSON array, such as it='[1, 2]'"),
+        ({"type": "integer", "enum": [1, 2]}, "HIGH", "one of [1, 2]"),
+        ({"type": ["integer", "null"]}, "x", "a JSON value"),
+        (True, "x", "a JSON value"),
+    ],
+)
+def test_an_argument_that_is_no_json_is_told_what_it_must_be(schema: Any, text: str, expected: str) -> None:
+    tool = Tool("t", {"type": "object", "properties": {"it": schema}})
+    with pytest.raises(UsageError) as caught:
+        read_arguments([f"it={text}"], tool)
+    assert str(caught.value) == f"it must be {expected}, got {text!r}"
+
+
+def test_each_mistake_of_a_call_has_a_line() -> None:
+    shown = run("call", SERVER, "forecast", "city:=1", "days=99")
+    assert shown.stdout.splitlines() == ["/city: must be of type string, not an integer", "/days: must be at most 14"]
 
 
 def test_images_are_saved(tmp_path: Path) -> None:

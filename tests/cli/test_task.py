@@ -45,6 +45,12 @@ def test_a_task_is_followed_by_its_id(url: str, revision: str) -> None:
     assert (state["id"], state["status"]) == (id, "completed")
 
 
+def test_a_list_of_another_session_has_no_tasks(url: str) -> None:
+    shown = run("task", "list", url, "--revision", "2025-11-25")
+    assert (shown.stdout, shown.returncode) == ("", 0)
+    assert shown.stderr.startswith("trio-mcp: no tasks; without access tokens a server lists those of the same session")
+
+
 def test_a_list_needs_the_older_form(url: str) -> None:
     shown = run("task", "list", url, "--revision", "2026-07-28")
     assert shown.returncode == 2
@@ -67,7 +73,7 @@ def test_a_question_is_answered_by_its_key(url: str) -> None:
     (key,) = state["questions"]
     wrong = run("task", "answer", url, id, f"{key}=1")
     assert wrong.returncode == 2
-    assert "must be a JSON object, accept, decline or cancel, got '1'" in wrong.stderr
+    assert "must be a JSON object with the fields of the form, accept, decline or cancel, got '1'" in wrong.stderr
     assert run("task", "answer", url, id, f'{key}={{"size": "large"}}').returncode == 0
     assert run("task", "follow", url, id).stdout.splitlines()[-1] == "large"
 

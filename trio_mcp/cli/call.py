@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trio_mcp.cli.forms import Terminal
-from trio_mcp.cli.output import Output, ReportLines
+from trio_mcp.cli.output import Output, ReportLines, compact
 from trio_mcp.cli.target import add_target_arguments, connected, run_command, until_signal
 from trio_mcp.client.client import Client
 from trio_mcp.core.codec import to_json
@@ -80,7 +80,7 @@ async def _call(arguments: argparse.Namespace) -> int:
         else:
             show(result, output, Path(arguments.save), arguments.tool)
     if result.is_error and not arguments.quiet:  # the client has been closed, so the log is complete
-        last = printable(b"".join(log).decode(errors="replace").rstrip().rpartition("\n")[2])
+        last = printable(b"".join(log).decode(errors="replace").rstrip().rpartition("\n")[2].lstrip())
         sys.stderr.write(f"trio-mcp: the log of the server ends with: {last}; --verbose shows it\n" if last else "")
     return 1 if result.is_error else 0
 
@@ -135,9 +135,24 @@ def read_arguments(texts: Sequence[str], tool: Tool) -> dict[str, Any]:
         try:
             values[name] = json.loads(value)
         except ValueError:
-            wanted = schema.get("type", "a JSON value") if isinstance(schema, dict) else "a JSON value"
-            raise UsageError(f"{name} must be {wanted}, got {value!r}") from None
+            raise UsageError(f"{name} must be {_expected(name, schema)}, got {value!r}") from None
     return values
+
+
+def _expected(name: str, schema: Any) -> str:
+    """What an argument must be, for an error."""
+    if not isinstance(schema, dict):
+        return "a JSON value"
+    if schema.get("enum"):
+        return f"one of {compact(schema['enum'])}"
+    match schema.get("type"):
+        case "object":
+            return f"a JSON object, such as {name}='{{\"a\": 1}}'"
+        case "array":
+            return f"a JSON array, such as {name}='[1, 2]'"
+        case str(kind):
+            return f"a JSON {kind}"
+    return "a JSON value"
 
 
 def _takes_text(schema: Any) -> bool:
@@ -158,8 +173,10 @@ def show(result: CallToolResult, output: Output, folder: Path, name: str) -> Non
     if structured is not None and not result.is_error:
         output.json(structured)
         texts = [text for text in texts if not _same(text, structured)]
+    if result.is_error:
+        texts = [output.painted(line, "bad") for text in texts for line in text.splitlines()]
     for text in texts:
-        output.line(output.painted(text, "bad") if result.is_error else text)
+        output.line(text)
     for number, block in enumerate(each for each in result.content if not isinstance(each, TextContent)):
         if isinstance(block, ImageContent | AudioContent):
             _save(block.data, block.mime_type, folder / f"{name}-{number + 1}", output)

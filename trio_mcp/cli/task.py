@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,8 @@ async def _list(arguments: argparse.Namespace, client: Client, output: Output) -
         cursor = {"cursor": page["nextCursor"]}
     if output.as_json:
         output.json(tasks)
+    elif not tasks:
+        sys.stderr.write("trio-mcp: no tasks; without access tokens a server lists those of the same session only\n")
     else:
         output.table([(str(each["taskId"]), str(each["status"]), each.get("statusMessage") or "") for each in tasks])
     return 0
@@ -132,7 +135,8 @@ def _response(text: str) -> tuple[str, dict[str, Any]]:
     except ValueError:
         content = None
     if not isinstance(content, dict):
-        raise UsageError(f"the answer {key} must be a JSON object, accept, decline or cancel, got {value!r}")
+        expected = "a JSON object with the fields of the form, accept, decline or cancel"
+        raise UsageError(f"the answer {key} must be {expected}, got {value!r}")
     return key, {"action": "accept", "content": content}
 
 
