@@ -262,7 +262,9 @@ class Keeper:
     def _body(self, task: TaskRecord, before: int = 0) -> bytes:
         """Write a task that had `before` bytes.  Limits may have become smaller, and the task must end all the same."""
         body = task.text().encode()
-        spare = 0 if task.result is not None or not before else _FAILURE if task.terminal else _TIMES
+        spare = _FAILURE if task.terminal else _TIMES
+        if task.result is not None or not before:  # it can be refused, and its failure is written down instead
+            spare = 0
         if len(body) > max(self._limits.task_bytes, before) + spare:
             why = f"the task has {len(body)} bytes, and may have {self._limits.task_bytes:g} (Limits.task_bytes)"
             raise RequestError(INTERNAL_ERROR, why)
