@@ -38,6 +38,7 @@ def test_a_task_is_followed_by_its_id(url: str, revision: str) -> None:
     started = run("task", "start", url, "report", "days=2", *chosen)
     assert (started.stderr, started.returncode) == ("", 0)
     id = started.stdout.strip()
+    assert id.isalnum()  # a "-" at its start would be an option here
     followed = run("task", "follow", url, id, *chosen)
     assert followed.stdout.splitlines()[-1] == "2 days"
     assert followed.returncode == 0

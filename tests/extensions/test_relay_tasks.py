@@ -775,7 +775,7 @@ async def test_a_task_is_seen_by_its_principal_only(behind: str, before: str, au
 async def test_an_id_that_could_be_guessed_has_a_secret_tag(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trio_mcp.extensions.tasks.server.secrets.token_urlsafe", lambda length: "7")
+    monkeypatch.setattr("trio_mcp.extensions.tasks.server.secrets.token_hex", lambda length: "7")
     server = serving()
     async with server.running():
         async with relayed(CORE, CORE, server) as wire:

@@ -41,7 +41,7 @@ class ClientAnswers:
         from trio_mcp.extensions.tasks.keeper import TaskHost, wall_time  # hardly any server asks so
 
         ttl = requested_ttl(params, self._limits.task_seconds)
-        task = TaskRecord(secrets.token_urlsafe(24), None, wall_time(), ttl, call.request.method)
+        task = TaskRecord(secrets.token_hex(16), None, wall_time(), ttl, call.request.method)
         keeper = self._started(nursery)
         await keeper.add(task, None)
         host = TaskHost(keeper, task)

@@ -300,7 +300,7 @@ class RunTasks:
         given = ctx.request.params if replay else {"name": ctx.request.params.get("name")}
         params = {name: each for name, each in given.items() if name not in _OF_ONE_REQUEST}
         return TaskRecord(
-            secrets.token_urlsafe(24),  # xtask-45, task-57
+            secrets.token_hex(16),  # xtask-45, task-57; no "-" begins it, which is an option in a shell
             stable_name(ctx.principal), wall_time(),
             requested_ttl(ctx.request.params if form is CORE_TASKS else {}, limits.task_seconds),
             ctx.method, params, kept, answers=dict(ctx._recorded),
