@@ -9,6 +9,7 @@ import argparse
 import json
 import math
 import mimetypes
+import re
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trio_mcp.cli.forms import Terminal
-from trio_mcp.cli.output import Output, ReportLines, compact
+from trio_mcp.cli.output import Output, ReportLines, compact, few_names, write_file
 from trio_mcp.cli.target import add_target_arguments, connected, run_command, until_signal
 from trio_mcp.client.client import Client
 from trio_mcp.core.codec import to_json
@@ -35,6 +36,8 @@ from trio_mcp.core.revisions import REVISIONS
 
 __all__ = ["add_arguments", "add_result_arguments", "read_arguments", "run", "show", "tool_arguments"]
 
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+_LONGEST_NAME = 100  # characters of the name of a file
 _PIECES = 8  # of the log of the server that are kept, with 64 KiB or less
 
 
@@ -90,7 +93,7 @@ async def tool_arguments(arguments: argparse.Namespace, client: Client) -> dict[
     given = _whole(arguments.args)
     tools = {tool.name: tool for tool in await client.list_tools()} if "tools" in client.capabilities else {}
     if (tool := tools.get(arguments.tool)) is None:
-        names = ", ".join(sorted(tools)) or "no tool at all"
+        names = few_names(tools) or "no tool at all"
         if not arguments.tool:
             raise UsageError(f"give the name of a TOOL; the server has {names}")
         raise UsageError(f"the server has no tool {arguments.tool!r}; it has {names}")
@@ -119,7 +122,8 @@ def read_arguments(texts: Sequence[str], tool: Tool) -> dict[str, Any]:
 
     An argument that may be a string is taken as it is; others are read as JSON.  Raises `UsageError`.
     """
-    properties: Any = tool.input_schema.get("properties", {})
+    declared = tool.input_schema.get("properties")
+    properties = declared if isinstance(declared, dict) else {}
     values: dict[str, Any] = {}
     for text in texts:
         key, sign, value = text.partition("=")
@@ -127,7 +131,7 @@ def read_arguments(texts: Sequence[str], tool: Tool) -> dict[str, Any]:
             raise UsageError(f"an argument must be like KEY=VALUE, got {text!r}")
         name = key.removesuffix(":")
         if name not in properties and properties:
-            raise UsageError(f"{tool.name} has no argument {name!r}; it has {', '.join(properties)}")
+            raise UsageError(f"{tool.name} has no argument {name!r}; it has {few_names(properties)}")
         schema = properties.get(name)
         if not key.endswith(":") and _takes_text(schema):
             values[name] = value
@@ -161,8 +165,9 @@ def _takes_text(schema: Any) -> bool:
         return False
     kinds = schema.get("type")
     if kinds is None:
-        unions = [each for key in ("anyOf", "oneOf") for each in schema.get(key, ())]
-        return any(map(_takes_text, unions)) or any(isinstance(each, str) for each in schema.get("enum", ()))
+        lists = {key: schema[key] for key in ("anyOf", "oneOf", "enum") if isinstance(schema.get(key), list)}
+        unions = [each for key in ("anyOf", "oneOf") for each in lists.get(key, ())]
+        return any(map(_takes_text, unions)) or any(isinstance(each, str) for each in lists.get("enum", ()))
     return kinds == "string" or (isinstance(kinds, list) and "string" in kinds)
 
 
@@ -173,19 +178,21 @@ def show(result: CallToolResult, output: Output, folder: Path, name: str) -> Non
     if structured is not None and not result.is_error:
         output.json(structured)
         texts = [text for text in texts if not _same(text, structured)]
-    if result.is_error:
-        texts = [output.painted(line, "bad") for text in texts for line in text.splitlines()]
     for text in texts:
-        output.line(text)
+        if result.is_error:
+            for line in text.splitlines():
+                output.line(output.painted(line, "bad"))
+        else:
+            output.content(text)
     for number, block in enumerate(each for each in result.content if not isinstance(each, TextContent)):
         if isinstance(block, ImageContent | AudioContent):
-            _save(block.data, block.mime_type, folder / f"{name}-{number + 1}", output)
+            _save(block.data, block.mime_type, folder, f"{name}-{number + 1}", output)
         elif isinstance(block, ResourceLink):
-            output.line(f"{block.uri}  {block.name}")
+            output.content(f"{block.uri}  {block.name}")
         elif isinstance(block, EmbeddedResource) and isinstance(block.resource, TextResourceContents):
-            output.line(block.resource.text)
+            output.content(block.resource.text)
         elif isinstance(block, EmbeddedResource) and isinstance(block.resource, BlobResourceContents):
-            _save(block.resource.blob, block.resource.mime_type, folder / f"{name}-{number + 1}", output)
+            _save(block.resource.blob, block.resource.mime_type, folder, f"{name}-{number + 1}", output)
         else:
             output.line(repr(block))
 
@@ -200,7 +207,9 @@ def _same(text: str, structured: object) -> bool:
     return bool(value in (structured, boxed) or text == boxed)
 
 
-def _save(data: bytes, mime_type: str | None, path: Path, output: Output) -> None:
-    path = path.with_suffix(mimetypes.guess_extension(mime_type or "") or ".bin")
-    path.write_bytes(data)
-    output.line(f"{path}: {len(data)} bytes of {mime_type or 'binary data'}")
+def _save(data: bytes, mime_type: str | None, folder: Path, name: str, output: Output) -> None:
+    # The server has chosen the name of the tool, which must not lead out of the folder.
+    name = _UNSAFE.sub("_", name)[-_LONGEST_NAME:].lstrip(".")
+    path = folder / f"{name}{mimetypes.guess_extension(mime_type or '') or '.bin'}"
+    write_file(path, data)
+    output.content(f"{path}: {len(data)} bytes of {mime_type or 'binary data'}")

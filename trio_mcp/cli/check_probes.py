@@ -14,7 +14,7 @@ import jsonschema_rs
 import trio
 
 from trio_mcp.cli.check_rules import CheckReport
-from trio_mcp.cli.output import compact
+from trio_mcp.cli.output import compact, few_names
 from trio_mcp.client.client import Client
 from trio_mcp.core import models
 from trio_mcp.core.codec import Shape, from_json
@@ -100,7 +100,7 @@ class _Probes:
                 listed[method] = await self._list(method)
         tools = {tool["name"]: tool for tool in _named(listed.get("tools/list", ()))}
         if missing := calls.keys() - tools.keys():
-            raise UsageError(f"the server has no tool {min(missing)!r}; it has {', '.join(sorted(tools)) or 'none'}")
+            raise UsageError(f"the server has no tool {min(missing)!r}; it has {few_names(tools) or 'none'}")
         self._check_tools(listed.get("tools/list", ()))
         self._check_resources(listed)
         await self._unknown(listed)

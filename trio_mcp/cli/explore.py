@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import trio
 
-from trio_mcp.cli.output import Output, compact
+from trio_mcp.cli.output import Output, compact, write_file
 from trio_mcp.cli.target import add_target_arguments, connected, run_command
 from trio_mcp.client.client import Client
 from trio_mcp.core.codec import to_json
@@ -21,6 +22,7 @@ from trio_mcp.core.revisions import REVISIONS
 __all__ = ["add_arguments", "run"]
 
 _PINGS = 5
+_LONGEST = 2000  # characters of a description
 
 
 def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
@@ -111,7 +113,13 @@ def _headline(client: Client) -> str:
 
 def _words(entry: Any) -> str:
     text = entry.description or entry.title or ""
-    return str(text).strip().partition("\n\n")[0].replace("\n", " ")
+    return _beginning(text).replace("\n", " ")
+
+
+def _beginning(text: str) -> str:
+    """The first paragraph of a description, which may be as long as a message; --json shows all."""
+    first = text.strip().partition("\n\n")[0]
+    return first if len(first) <= _LONGEST else f"{first[:_LONGEST]}…"
 
 
 def _show_tool(tool: Tool, output: Output, schemas: bool) -> None:
@@ -130,7 +138,7 @@ def _show_tool(tool: Tool, output: Output, schemas: bool) -> None:
     more = output.painted(f"  {', '.join(notes)}", "dim") if notes else ""
     output.line(f"  {output.painted(tool.name, 'name')}{more}")
     if tool.description:
-        output.paragraph(tool.description.strip().partition("\n\n")[0], 4)
+        output.paragraph(_beginning(tool.description), 4)
     if schemas:
         output.line(f"    input  {compact(tool.input_schema, 10_000)}")
         if tool.output_schema is not None:
@@ -145,7 +153,7 @@ def _show_tool(tool: Tool, output: Output, schemas: bool) -> None:
 def _argument(name: str, schema: Any, required: bool) -> tuple[str, str, str]:
     """The name, the type and the description of one argument; an optional one is in brackets."""
     schema = schema if isinstance(schema, dict) else {}
-    words = str(schema.get("description", "")).replace("\n", " ")
+    words = _beginning(str(schema.get("description", ""))).replace("\n", " ")
     notes = []
     match schema:
         case {"minimum": least, "maximum": most}:
@@ -163,7 +171,7 @@ def _argument(name: str, schema: Any, required: bool) -> tuple[str, str, str]:
 
 def type_of(schema: Mapping[str, Any]) -> str:
     """Return the type of a schema in a few words."""
-    if "enum" in schema:
+    if isinstance(schema.get("enum"), list):
         return " | ".join(compact(each, 20) for each in schema["enum"][:6])
     if "const" in schema:
         return compact(schema["const"], 20)
@@ -173,7 +181,7 @@ def type_of(schema: Mapping[str, Any]) -> str:
     kind = schema.get("type", "object" if "properties" in schema else "any")
     if kind == "array" and isinstance(schema.get("items"), dict):
         return f"{type_of(schema['items'])}[]"
-    return " | ".join(kind) if isinstance(kind, list) else str(kind)
+    return " | ".join(map(str, kind)) if isinstance(kind, list) else str(kind)
 
 
 async def _read(arguments: argparse.Namespace, output: Output) -> int:
@@ -191,9 +199,9 @@ async def _read(arguments: argparse.Namespace, output: Output) -> int:
             else:
                 raise RemoteProtocolError(f"the contents of {arguments.uri} are malformed: {contents.why}")
             if arguments.output:
-                await trio.Path(arguments.output).write_bytes(data)
+                write_file(Path(arguments.output), data)
                 text = f"{arguments.output}: {len(data)} bytes"
-            output.line(text)
+            output.content(text)
     return 0
 
 
@@ -233,7 +241,7 @@ async def _complete(arguments: argparse.Namespace, output: Output) -> int:
             output.json(to_json(result, REVISIONS[client.revision]))
         else:
             for value in result.values:
-                output.line(value)
+                output.content(value)
     return 0
 
 
@@ -250,7 +258,7 @@ async def _listen(arguments: argparse.Namespace, output: Output) -> int:
                 if output.as_json:
                     output.json({"kind": change.kind.name.lower(), "item": change.item or None})
                 else:
-                    output.line(f"{change.kind.name.lower()} {change.item}".rstrip())
+                    output.content(f"{change.kind.name.lower()} {change.item}".rstrip())
     return 0
 
 

@@ -2,27 +2,53 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
-from trio_mcp.core.errors import printable
+from trio_mcp.core.errors import UsageError, printable
 
-__all__ = ["Output", "ReportLines", "compact"]
+__all__ = ["Output", "ReportLines", "compact", "few_names", "write_file"]
 
 _CODES = {"title": "1", "name": "1;36", "dim": "2", "bad": "31", "good": "32", "warn": "33", "note": "36"}
 _NARROWEST = 40
 _BAR = 30
+_WIDEST = 40  # a longer cell has its row for itself, so that one long name does not widen all rows
+_NAMES = 30  # in an error
 
 
 def compact(value: object, limit: int = 60) -> str:
     """Return a value as JSON on one line, cut to `limit` characters."""
     text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+    return _escaped(text if len(text) <= limit else f"{text[: limit - 1]}…")
+
+
+def _escaped(text: str) -> str:
+    """Write the control characters in a JSON text as escapes, so that a terminal does not obey them."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
+
+
+def few_names(names: Iterable[str]) -> str:
+    """Return names for an error, in their order, without the last ones if they are many; empty if there are none."""
+    every = sorted(names)
+    more = f" and {len(every) - _NAMES} more" if len(every) > _NAMES else ""
+    return ", ".join(every[:_NAMES]) + more
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file that the user has named.  Raises `UsageError`."""
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
 
 
 class Output:
@@ -30,17 +56,27 @@ class Output:
 
     def __init__(self, as_json: bool, file: TextIO | None = None) -> None:
         self._file = sys.stdout if file is None else file
+        if isinstance(self._file, io.TextIOWrapper):  # a lone surrogate, or a terminal that is not UTF-8
+            self._file.reconfigure(errors="backslashreplace")
         self.as_json = as_json
-        self._colours = self._file.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        self._on_terminal = self._file.isatty()
+        self._colours = self._on_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         self.width = max(_NARROWEST, shutil.get_terminal_size((100, 24)).columns)
 
     def json(self, value: object) -> None:
         """Write a value as JSON: indented on a terminal, on one line otherwise."""
-        indent = 2 if self._file.isatty() else None
-        self._file.write(json.dumps(value, ensure_ascii=False, indent=indent) + "\n")
+        text = json.dumps(value, ensure_ascii=False, indent=2 if self._on_terminal else None)
+        self._file.write(f"{_escaped(text) if self._on_terminal else text}\n")
 
     def line(self, text: str = "") -> None:
+        """Write a line of this command; `content` is for texts of servers."""
         self._file.write(f"{text}\n")
+
+    def content(self, text: str) -> None:
+        """Write a text of a server: as it is into a pipe, and without control characters to a terminal."""
+        if self._on_terminal:
+            text = "\n".join(map(printable, text.replace("\r\n", "\n").split("\n")))
+        self.line(text)
 
     def painted(self, text: str, colour: str) -> str:
         """Return the text in this colour, if the output has colours.  Control characters of servers are replaced."""
@@ -61,14 +97,18 @@ class Output:
         cells = [[printable(cell) for cell in row] for row in rows]
         if not cells:
             return
-        widths = [max(len(row[at]) for row in cells) for at in range(len(cells[0]) - 1)]
+        widths = [
+            max((len(row[at]) for row in cells if len(row[at]) <= _WIDEST), default=0)
+            for at in range(len(cells[0]) - 1)
+        ]
         start = indent + sum(width + 2 for width in widths)
         for row in cells:
             head = "".join(f"{cell:<{width}}  " for cell, width in zip(row, widths, strict=False))
             room = max(_NARROWEST // 2, self.width - start - 1)
-            first, *rest = textwrap.wrap(row[-1], room) or [""]
+            rows_of_last = textwrap.wrap(row[-1], room) or [""]
+            first = rows_of_last.pop(0) if indent + len(head) <= start else ""
             self.line((" " * indent + self.painted(head, "name") + first).rstrip())
-            for more in rest:
+            for more in rows_of_last:
                 self.line(" " * start + more)
 
 

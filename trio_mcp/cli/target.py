@@ -29,7 +29,7 @@ from trio_mcp.cli.hosts import configured_entries
 from trio_mcp.client.client import Client, open_client
 from trio_mcp.client.options import ClientOptions
 from trio_mcp.client.session import HandshakeError
-from trio_mcp.core.errors import ConnectionFailed, McpError, RequestError, SessionClosed, UsageError
+from trio_mcp.core.errors import ConnectionFailed, McpError, RequestError, SessionClosed, UsageError, printable
 from trio_mcp.transport.nursery import open_nursery
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
 
 NO_CONNECTION = 3
 _PATIENCE = 30.0  # seconds
+_LONGEST = 4000  # characters of an error
 _URL = re.compile(r"(https?|wss?)://")
 _OBJECT = re.compile(r"(.+\.py|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)(:[A-Za-z_][\w.]*)?")
 
@@ -202,7 +203,7 @@ class _Failed(Exception):
     """The command failed; the message is one line."""
 
     def __init__(self, message: str, status: int) -> None:
-        super().__init__(" ".join(message.split()))
+        super().__init__(printable(" ".join(message[:_LONGEST].split())))
         self.status = status
 
 
@@ -215,7 +216,7 @@ def _one_line(verbose: bool) -> Iterator[None]:
         if verbose:
             import traceback
 
-            traceback.print_exc()
+            sys.stderr.writelines(f"{printable(line)}\n" for line in traceback.format_exc().split("\n"))
         if isinstance(error, UsageError):
             status = 2
         elif isinstance(error, ConnectionFailed | HandshakeError | SessionClosed):

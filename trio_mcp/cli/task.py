@@ -16,14 +16,15 @@ from typing import Any
 
 from trio_mcp.cli.call import add_result_arguments, show, tool_arguments
 from trio_mcp.cli.forms import Terminal
-from trio_mcp.cli.output import Output, ReportLines
+from trio_mcp.cli.output import Output, ReportLines, compact
 from trio_mcp.cli.target import add_target_arguments, connected, run_command
 from trio_mcp.client.client import Client
+from trio_mcp.core.caching import Pager
 from trio_mcp.core.codec import to_json
-from trio_mcp.core.errors import UsageError
+from trio_mcp.core.errors import RemoteProtocolError, UsageError
 from trio_mcp.core.models import CallToolResult
 from trio_mcp.core.revisions import REVISIONS
-from trio_mcp.core.tasks import TaskState
+from trio_mcp.core.tasks import TaskState, read_task
 
 __all__ = ["add_arguments", "run"]
 
@@ -76,25 +77,26 @@ async def _start(arguments: argparse.Namespace, client: Client, output: Output) 
     if output.as_json:
         output.json(_row(task.state))
     else:
-        output.line(task.id)
+        output.content(task.id)
     return 0
 
 
 async def _list(arguments: argparse.Namespace, client: Client, output: Output) -> int:
     tasks: list[Any] = []
-    cursor: dict[str, Any] = {}
-    while True:
-        page: Any = await client.request("tasks/list", cursor)
-        tasks += page.get("tasks", ())
-        if not page.get("nextCursor") or page["nextCursor"] == cursor.get("cursor"):
-            break
-        cursor = {"cursor": page["nextCursor"]}
+    pager = Pager()
+    while not pager.done:
+        page: Any = await client.request("tasks/list", pager.params)
+        pager.received(page)
+        if not isinstance(page.get("tasks"), list):
+            raise RemoteProtocolError(f"tasks/list has no list of tasks: {compact(page)}")
+        tasks += page["tasks"]
     if output.as_json:
         output.json(tasks)
     elif not tasks:
         sys.stderr.write("trio-mcp: no tasks; without access tokens a server lists those of the same session only\n")
     else:
-        output.table([(str(each["taskId"]), str(each["status"]), each.get("statusMessage") or "") for each in tasks])
+        states = [read_task(each if isinstance(each, dict) else {}) for each in tasks]
+        output.table([(each.id, each.status.value, each.message or "") for each in states])
     return 0
 
 
@@ -149,7 +151,7 @@ def _show_state(state: TaskState, output: Output) -> None:
     if output.as_json:
         output.json(_row(state))
         return
-    output.line(f"{state.status.value}  {state.message or ''}".rstrip())
+    output.content(f"{state.status.value}  {state.message or ''}".rstrip())
     output.table([(each.key, str((each.params or {}).get("message", each.method))) for each in state.questions])
 
 

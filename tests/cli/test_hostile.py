@@ -1,0 +1,100 @@
+"""Servers that mean harm: escape sequences, odd schemas, paths as names, and texts and lists without measure."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_cli import on_terminal, run
+
+SERVER = (sys.executable, str(Path(__file__).parent / "hostile_server.py"))
+BEHIND = ("--revision", "2025-11-25", "--", *SERVER)
+OURS = re.compile(r"\x1b\[[0-9;]*m")
+full = pytest.mark.full
+
+
+def on(*arguments: str) -> tuple[str, ...]:
+    return (*arguments, *BEHIND)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("call", "text"),
+        pytest.param(("list",), marks=full),
+        pytest.param(("list", "--schemas"), marks=full),
+        pytest.param(("list", "--json"), marks=full),
+        pytest.param(("call", "structure"), marks=full),
+        pytest.param(("call", "text", "--json"), marks=full),
+        pytest.param(("call", "error"), marks=full),
+        pytest.param(("call", "error", "--verbose"), marks=full),
+        pytest.param(("call", "unknown"), marks=full),
+        pytest.param(("read", "a:b"), marks=full),
+        pytest.param(("prompt", "p"), marks=full),
+        pytest.param(("complete", "p", "a"), marks=full),
+        pytest.param(("task", "status", "1"), marks=full),
+    ],
+)
+def test_no_escape_sequence_of_a_server_reaches_the_terminal(arguments: Sequence[str]) -> None:
+    shown, _ = on_terminal(on(*arguments), [])
+    rest = OURS.sub("", shown)
+    assert {each for each in rest if not each.isprintable()} <= {"\n"}
+    assert "owned" in rest
+
+
+def test_a_pipe_gets_a_text_as_it_is() -> None:
+    assert run(*on("read", "a:b")).stdout == "\x1b]0;owned\x07\x9b2J\u202e\n"
+
+
+@full
+def test_the_name_of_a_tool_is_no_path(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    folder.mkdir(parents=True)
+    shown = run(*on("call", "../../far.a", "--save", str(folder)))
+    assert shown.returncode == 0
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert sorted(path.name for path in files) == ["_.._far.a-1.png", "_.._far.a-2.png"]
+    assert {path.parent for path in files} == {folder}
+
+
+@full
+@pytest.mark.parametrize(
+    "arguments", [("call", "../../far.a", "--save", "/nonexistent"), ("read", "a:b", "-o", "/nonexistent/file")]
+)
+def test_a_file_that_cannot_be_written_is_one_line(arguments: Sequence[str]) -> None:
+    shown = run(*on(*arguments))
+    assert (shown.returncode, shown.stderr.count("\n")) == (2, 1)
+    assert re.match("trio-mcp: /nonexistent/.* cannot be written: No such file or directory", shown.stderr)
+
+
+@full
+def test_a_list_stays_short() -> None:
+    shown = run(*on("list"))
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "    [a]  any\n    [b]  1 | 2\n" in shown.stdout
+    assert len(shown.stdout) < 40_000
+    assert len(json.loads(run(*on("list", "--json")).stdout)["tools"]) == 108
+
+
+@full
+@pytest.mark.parametrize(("tool", "word"), [("odd", "a=1"), ("odd", "c=1"), ("odd", "d=1"), ("none", "x=1")])
+def test_an_odd_schema_is_no_traceback(tool: str, word: str) -> None:
+    shown = run(*on("call", tool, word))
+    assert "Traceback" not in shown.stderr
+
+
+@full
+def test_an_error_names_a_few_of_many_tools() -> None:
+    assert run(*on("call", "unknown")).stderr.endswith(" and 78 more\n")
+
+
+@full
+def test_pages_in_a_circle_end() -> None:
+    shown = run("task", "list", *BEHIND)
+    assert (shown.returncode, shown.stdout) == (1, "")
+    assert "the same nextCursor twice" in shown.stderr
