@@ -956,6 +956,11 @@ def test_progress_that_cannot_be_written_is_left_to_who_says_why(
         prepare(note)
 
 
+def test_an_object_that_is_no_json_is_refused_with_the_way_to_write_it() -> None:
+    with pytest.raises(UsageError, match=r"this Request cannot be written as JSON: .*object.*dataclasses\.asdict"):
+        encode(Request(1, "tools/call", {"arguments": {"order": object()}}))
+
+
 @pytest.mark.parametrize("more", [None, CachedResult({"_meta": {"é": 1}})])
 @pytest.mark.parametrize("params", [{}, {"a": "é", "b": [1]}])
 @pytest.mark.parametrize("method", ["m", "é", 'a"b\n'])

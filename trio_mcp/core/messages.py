@@ -1054,7 +1054,9 @@ def _write(message: Message | _Sendable, own: JsonObject | None = None, more: Ca
         why = "it holds half a surrogate pair, which UTF-8 cannot encode"
     except RecursionError:
         why = "it is nested too deeply, or contains itself"
-    except (TypeError, ValueError) as error:  # an object, a key, NaN, or an integer of thousands of digits
+    except TypeError as error:  # an object or a key
+        why = f"{error}; write it as a dict, a list, a text or a number, such as dataclasses.asdict(value)"
+    except ValueError as error:  # NaN, or an integer of thousands of digits
         why = str(error)
     except (Exception, KeyboardInterrupt):
         raise
