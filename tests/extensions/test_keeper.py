@@ -189,6 +189,18 @@ async def test_a_question_that_the_client_refuses_raises(make: Make) -> None:
         await keeper.step("t-1", lambda task: task.withdraw(["name"], 0))
 
 
+async def test_a_question_shows_the_newest_message(make: Make) -> None:
+    async with kept(make) as keeper, trio.open_nursery() as nursery:
+        host = await begun(keeper)
+        await host.progress(1, 2, "page 1")
+        await host.progress(2, 2, "page 2")  # too soon to be stored by itself
+        nursery.start_soon(host.ask, [NAME])
+        await until(keeper, TaskStatus.INPUT_REQUIRED)
+        state = await keeper.get({"taskId": "t-1"}, "ann", EXTENSION_TASKS)
+        assert state["statusMessage"] == "page 2"
+        nursery.cancel_scope.cancel()
+
+
 async def test_messages_are_stored(make: Make, inline: None, autojump_clock: MockClock) -> None:
     async with kept(make) as keeper:
         host = await begun(keeper)

@@ -414,6 +414,7 @@ class TaskHost:
         """Whether another process can go on with the task."""
         self._keeper = keeper
         self._noted = -inf
+        self._left_out: str | None = None  # the message of the newest report that came too soon after another
         self._abandoned: frozenset[str] = frozenset()
         keeper.host(self)
 
@@ -463,6 +464,7 @@ class TaskHost:
 
     async def note(self, message: str) -> None:
         """Set the status message."""
+        self._left_out = None
         try:
             await self._step(lambda task: task.note(message, wall()))
         except StoreFailed as error:
@@ -470,11 +472,13 @@ class TaskHost:
 
     async def progress(self, progress: float, total: float | None, message: str | None) -> None:
         """Show the message of a progress report as the status message, at most once in an interval of polls."""
-        if message is not None and not self.over and trio.current_time() - self._noted >= POLL_MS / 1000:
-            self._noted = trio.current_time()
-            await self.note(message[:MAX_MESSAGE])
-        else:
-            await trio.lowlevel.checkpoint()
+        if message is not None and not self.over:
+            if trio.current_time() - self._noted >= POLL_MS / 1000:
+                self._noted = trio.current_time()
+                await self.note(message[:MAX_MESSAGE])
+                return
+            self._left_out = message[:MAX_MESSAGE]
+        await trio.lowlevel.checkpoint()
 
     async def log(self, level: str, data: Any, logger: str | None) -> None:
         """Take a log message.  xtask-39: it is not sent."""
@@ -483,6 +487,8 @@ class TaskHost:
     async def ask(self, questions: Sequence[Question]) -> Mapping[str, JsonObject]:
         """Open questions, and return their answers by key.  Raises `SessionClosed` if one is withdrawn."""
         keys = frozenset(each.key for each in questions)
+        if self._left_out is not None:  # a task may wait for its answer for hours, with the message before this one
+            await self.note(self._left_out)
         while True:
             try:
                 await self._step(lambda task: task.ask(questions, wall()))
