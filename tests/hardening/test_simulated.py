@@ -323,3 +323,15 @@ def test_a_slow_line_has_time_for_the_end_of_a_session() -> None:
     played = play(plan)
     assert played.outcomes == ("cancelled",)
     assert played.violations == ()
+
+
+def test_a_call_that_is_cancelled_as_it_becomes_a_task_may_leave_the_task() -> None:
+    """Its client does not know yet that there is a task."""
+    faults = (
+        Fault("cancel", at=89, victim=8, seconds=19.987, back=True),
+        Fault("leave", at=24, seconds=0.085, back=True),
+    )
+    plan = Plan(0, "websocket", E, (Program((Move("quiz", wait=0.3),)),), faults=faults, probe=True)
+    played = play(plan)
+    assert set(played.fired) == {"cancel", "leave"}
+    assert played.violations == ()

@@ -95,6 +95,7 @@ class Run:
     """A handler at work."""
 
     token: str
+    since: float
     ended: str = ""
 
 
@@ -228,7 +229,7 @@ class Book:
     @contextlib.contextmanager
     def handling(self, token: str, principal: str | None, *, again: bool = False) -> Iterator[Run]:
         """Around the body of a handler; `again`: one that may be run more than once for a call."""
-        run = Run(token)
+        run = Run(token, self._now())
         self.runs[token].append(run)
         self.tell(f"{token} runs")
         owner = token.partition("-")[0]
@@ -257,13 +258,14 @@ class Book:
 
     async def watch(self, call: Call) -> None:
         """For a call that was given up: its handler ends soon, unless something harmful happens meanwhile."""
-        # On a slow line, or through a relay, a client may give up before it knows that its call is a task, which then
-        # goes on (cancel-09).
-        if self.harms or ((self.slow or self.relayed) and call.kind in AS_TASKS):
+        # A client may give up before it knows that its call is a task, which then goes on (cancel-09): on a slow line,
+        # through a relay, or in the moment in which the handler begins.
+        over, task = self._now(), call.kind in AS_TASKS
+        if self.harms or (task and (self.slow or self.relayed)):
             return
         # A relay may ask in the course of any call, which it then parks.
         await trio.sleep(PARKED if call.kind in ASKING or not self.asks else STOPS)
-        running = [run for run in self.runs[call.token] if not run.ended]
+        running = [run for run in self.runs[call.token] if not run.ended and not (task and run.since == over)]
         self.check(self.harms or not running, f"{call.token} was {call.outcome}, and its handler still runs")
 
     def listened(self, block: Listened, forgiven: float) -> None:
