@@ -67,7 +67,7 @@ __all__ = ["SharedEndpoint"]
 _log = logging.getLogger("trio_mcp")
 
 _LOOK: Final = 5.0  # seconds between two looks at the row and the mail
-_HANDOVER: Final = 1.0  # seconds in which a speaker sends its successor what waits
+_HANDOVER: Final = 1.0  # seconds for the messages that wait at a speaker to reach its successor
 _ALIVE: Final = LEASE / 3  # seconds between two looks whether the replica of a followed stream lives
 _ASK: Final = 1.0  # seconds until a followed stream is read again, if no message has come about it
 _EVENTS: Final = 50  # items that are read at once

@@ -87,7 +87,7 @@ __all__ = ["SessionRecord", "SharedServerSession", "SharedSession", "key_of"]
 _log = logging.getLogger("trio_mcp")
 
 _OWN_IDS: Final = 24  # bits of the id of a question below the number of its copy
-_HANDOVER: Final = 1.0  # seconds in which a speaker sends its successor what waits
+_HANDOVER: Final = 1.0  # seconds for the messages that wait at a speaker to reach its successor
 _TRIES: Final = 20  # to write a row that other replicas write too
 _AGAIN: Final = 1.0  # seconds until a store that failed is tried again
 _WAITING: Final = 100  # answers and cancellations that wait for the store
@@ -207,7 +207,7 @@ class SharedSession(HttpSession):
         self._expires = inf  # of the row, when it was read last
         self._looked = -inf  # when the row was read or written last
         self._active = True  # a request has come since the row was renewed
-        self._yielded = trio.Event()  # the speaker before this one has sent what waited
+        self._yielded = trio.Event()  # the speaker before this one has sent its messages
         self._over_everywhere = False
 
     # Its row.
