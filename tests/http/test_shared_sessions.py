@@ -360,6 +360,7 @@ async def test_a_store_that_fails_costs_an_error_and_no_session(
             assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
             level = request("logging/setLevel", {"level": "info"}, revision=D)
             assert (await crew.webs[1].post(level, session=session)).status == 503
+            assert text_of((await crew.webs[1].call("tools/call", play(), session=session)).message) == "done"
             assert (await crew.webs[1].end(session)).status == 503
             params = {"protocolVersion": D, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
             assert (await crew.webs[1].post(request("initialize", params, revision=D), revision=D)).status == 503
@@ -379,6 +380,25 @@ async def test_lost_messages_cost_no_answer(
         stream = await crew.webs[1].open(plays("ask"), session=session)
         question = await stream.message()
         monkeypatch.setattr(crew.store, "send", lose)
+        await crew.webs[2].post(response(question["id"], ANSWER), session=session)
+        assert text_of(await stream.response()) == "done"
+
+
+async def test_the_end_of_a_handshake_waits_for_the_store(
+    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*args: Any, **options: Any) -> Any:
+        raise StoreFailed("the store is away")
+
+    async with crew_of() as crew:
+        session = await session_in(crew, initialized=False)
+        with monkeypatch.context() as patch:
+            patch.setattr(crew.store, "replace", fail)
+            await crew.webs[0].post(note("notifications/initialized"), session=session)
+            await trio.sleep(3)
+        await trio.sleep(3)
+        stream = await crew.webs[1].open(plays("ask"), session=session)
+        question = await stream.message()
         await crew.webs[2].post(response(question["id"], ANSWER), session=session)
         assert text_of(await stream.response()) == "done"
 

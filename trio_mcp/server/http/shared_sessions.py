@@ -229,27 +229,32 @@ class SharedSession(HttpSession):
     async def settle(self) -> None:
         """Tell the other copies of the changes that a message has made.  Raises `StoreFailed` and `StoreFull`.
 
-        Answers and cancellations are accepted while the store is away, because few clients send them twice.
+        Answers and notifications are accepted while the store is away, because few clients send them twice.
         """
         if self._outbox and not self._delivering:
             try:
                 await self._deliver()
             except (StoreFailed, StoreFull) as error:
                 _log.error("%s", error)
-                self._delivering = self._replica.start_soon(self._keep_delivering, name="mail of a session")
+                self._delivering = self._replica.start_soon(self._repeat, self._deliver, name="mail of a session")
         if len(self._outbox) > _WAITING:
             self._outbox.pop()
             raise StoreFailed("too many messages of this session wait for the store of the replicas; try again later")
-        state = self._state
-        if state == self._shared_state or state is None:
+        before, state = self._shared_state, self._state
+        if state == before or state is None:
             return
         if not self._number:
             await self._create()
-        else:
-            opened, level = state
-            await self._change(lambda record: attrs.evolve(record, opened=opened, level=level))
-            await self._post({"opened": opened, "level": level})
-        self._shared_state = state
+        self._shared_state = state  # also if it cannot be written now: other requests do not need that
+        if before is None:
+            return
+        try:
+            await self._write_state()
+        except (StoreFailed, StoreFull) as error:
+            _log.error("%s", error)
+            self._replica.start_soon(self._repeat, self._write_state, name="the state of a session")
+            if before[1] != state[1]:
+                raise
 
     async def _deliver(self) -> None:
         """Mail the items of the outbox."""
@@ -257,14 +262,22 @@ class SharedSession(HttpSession):
             while self._outbox:
                 await self._post(self._outbox[0])
                 del self._outbox[0]
-
-    async def _keep_delivering(self) -> None:
-        """Try to deliver the outbox until the store is back, or the session has ended."""
-        while self._outbox and not self._over:
-            await trio.sleep(_AGAIN)
-            with suppress(StoreFailed, StoreFull):  # both were logged
-                await self._deliver()
         self._delivering = False
+
+    async def _write_state(self) -> None:
+        """Write the present state into the row, and mail it."""
+        assert self._state is not None  # the session is open
+        opened, level = self._state
+        await self._change(lambda record: attrs.evolve(record, opened=opened, level=level))
+        await self._post({"opened": opened, "level": level})
+
+    async def _repeat(self, write: Callable[[], Awaitable[None]]) -> None:
+        """Try to write until the store is back, or the session has ended."""
+        while not self._over:
+            await trio.sleep(_AGAIN)
+            with suppress(StoreFailed, StoreFull):  # the first failure was logged
+                await write()
+                return
 
     async def _create(self) -> None:
         """Write the row of a new session."""
