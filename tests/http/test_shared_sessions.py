@@ -146,6 +146,30 @@ async def test_a_session_hears_of_a_change_once_wherever_its_stream_is(autojump_
             await stream.aclose()
 
 
+async def test_of_streams_that_open_at_the_same_time_one_is_told(autojump_clock: MockClock, crew_of: Any) -> None:
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        for _ in range(5):
+            streams: list[Any] = []
+
+            async def open_at(web: Any, streams: list[Any] = streams) -> None:
+                streams.append(await web.open(session=session))
+
+            async with trio.open_nursery() as nursery:
+                for web in (*crew.webs, *crew.webs):
+                    nursery.start_soon(open_at, web)
+            await trio.sleep(5)
+            assert len([each for stage in crew.stages for run in stage.server._runs for each in run._sessions]) == 1
+            crew.stages[1].server.notify_list_changed("tools")
+            await trio.sleep(1)
+            told = []
+            for stream in streams:
+                with trio.move_on_after(1):
+                    told.append((await stream.message())["method"])
+                await stream.aclose()
+            assert told == [TOOLS]
+
+
 @in_sessions
 async def test_a_subscription_made_anywhere_is_told_where_the_stream_is(
     revision: str, autojump_clock: MockClock, crew_of: Any

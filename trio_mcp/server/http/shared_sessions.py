@@ -207,6 +207,8 @@ class SharedSession(HttpSession):
         self._expires = inf  # of the row, when it was read last
         self._looked = -inf  # when the row was read or written last
         self._active = True  # a request has come since the row was renewed
+        self._speaking = trio.Lock()
+        self._announced = 0  # the last mail by which another copy has become the speaker
         self._yielded = trio.Event()  # the speaker before this one has sent its messages
         self._over_everywhere = False
 
@@ -414,14 +416,15 @@ class SharedSession(HttpSession):
             ),
         )
 
-    async def _post(self, item: JsonObject) -> None:
-        """Mail an item to the other copies.  Raises `StoreFailed` and `StoreFull`."""
+    async def _post(self, item: JsonObject) -> int:
+        """Mail an item to the other copies, and return its number.  Raises `StoreFailed` and `StoreFull`."""
         item = {"from": self._number, **item}
         number = await self._append(item)
         self._advance(number, item)
         with suppress(StoreFailed):  # the others read it a little later
             short = item if len(json.dumps(item)) <= _SHORT else None
             await self._quickly(self._replica.send(None, "session", key=self.key, number=number, item=short))
+        return number
 
     def hear(self, message: JsonObject) -> None:
         """A message of another replica about this session has come."""
@@ -511,6 +514,7 @@ class SharedSession(HttpSession):
             self._subscribe(item["watch"], item["uri"])
 
     def _hear_speaker(self, item: JsonObject) -> None:
+        self._announced = self._position
         if self.speaks:
             self._yield(item["speaker"], item["resumes"])
 
@@ -574,25 +578,35 @@ class SharedSession(HttpSession):
 
         With the name of a standalone stream that is resumed here, wait until its events are in the store.
         """
-        if resumes is not None:
-            self._retire_standalone(None)
-        if not self.speaks:
-            number, replica = self._number, self._replica.name
-            before, after = await self._change(lambda record: attrs.evolve(record, speaker=number, speaks_in=replica))
-            self._yielded = trio.Event()
-            self.speaks = True
-            terms = self.server_session.session.terms
-            assert terms is not None  # a copy has terms
-            self._run.join(self.server_session, self.server_session.session.declared(terms.revision))
-            for uri in after.uris:
-                self._subscribe("resources/subscribe", uri)
-            await self._post({"speaker": self._number, "resumes": resumes})
-            if resumes is None:
-                self._later(self._take_over, before)
-            else:
-                await self._take_over(before)
+        async with self._speaking:
+            if resumes is not None:
+                self._retire_standalone(None)
+            if not self.speaks:
+                await self._become_speaker(resumes)
         if resumes is not None and isinstance(self.log, SharedEventLog):
             await self._quickly(self.log.all_written())
+
+    async def _become_speaker(self, resumes: str | None) -> None:
+        """Become the speaker, unless another copy does at the same time: the mail decides, by its order."""
+        number, replica = self._number, self._replica.name
+        self._yielded = trio.Event()
+        before, _ = await self._change(lambda record: attrs.evolve(record, speaker=number, speaks_in=replica))
+        announced = await self._post({"speaker": number, "resumes": resumes})
+        await self.hear_mail()
+        row = await self._quickly(self._store.get(self._endpoint.kind, self.key))  # with all subscriptions up to now
+        terms = self.server_session.session.terms
+        if row is None or self._over or terms is None:
+            raise StoreFailed(_ENDED)
+        if self._announced > announced:
+            return
+        self.speaks = True
+        self._run.join(self.server_session, self.server_session.session.declared(terms.revision))
+        for uri in SessionRecord.from_text(row.body).uris:
+            self._subscribe("resources/subscribe", uri)
+        if resumes is None:
+            self._later(self._take_over, before)
+        else:
+            await self._take_over(before)
 
     async def _speak_again(self, waiting: Sequence[str]) -> None:
         await self.speak()
