@@ -238,6 +238,12 @@ def test_a_server_that_does_not_speak_is_told_apart(command: Sequence[str], mess
     [
         ("def add(a: int) -> int\n", "server.py:1: SyntaxError: expected ':'"),
         pytest.param(
+            "import nothing_of_this\n",
+            "server.py:1: ModuleNotFoundError: No module named 'nothing_of_this'; "
+            f"this is {sys.executable}; for another Python, give its command after --",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
             "import json\n\njson.loads('{')\n",
             "server.py:3: json.decoder.JSONDecodeError: Expecting property name",
             marks=pytest.mark.full,
@@ -268,7 +274,7 @@ def test_a_question_is_asked_on_the_terminal() -> None:
 def test_a_field_that_does_not_fit_is_asked_again(revision: str) -> None:
     typed = [
         ("  size: ", "3\n"), ("  size: ", "small\n"), ("  count", "x\n"), ("  count", "0\n"), ("  count", "3\n"),
-        ("  gift", "maybe\n"), ("  gift", "y\n"),
+        ("  gift (y/n) [false]: ", "maybe\n"), ("  gift", "y\n"),
     ]  # fmt: skip
     shown, status = on_terminal(("call", SERVER, "order", "--revision", revision), typed)
     assert (shown.splitlines()[-1], status) == ("3 small, wrapped", 0)

@@ -147,6 +147,15 @@ def test_a_public_address_needs_an_option(more: Sequence[str]) -> None:
 
 
 @pytest.mark.full
+def test_a_name_that_a_file_does_not_have_is_told_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # the command replaces it
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert main(["run", f"{SERVER}:nothing"]) == 2
+    assert capsys.readouterr().err == f"trio-mcp: {SERVER} has no 'nothing'; it has {SERVER}:server\n"
+
+
 def test_a_script_without_a_server_has_no_http(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("x = 1\n")

@@ -101,7 +101,8 @@ class Terminal:
         for number, (value, title) in enumerate(getattr(field, "choices", ())):
             self._say(f"  {number + 1}  {title}" + (f" ({value})" if title != value else ""))
         note = f" [{json.dumps(default)}]" if default is not None else "" if required else " (optional)"
-        return f"  {label}{note}: "
+        kind = " (y/n)" if isinstance(field, BooleanSchema) else ""
+        return f"  {label}{kind}{note}: "
 
     async def _ask(self, prompt: str) -> str:
         self._reports.settle()

@@ -78,7 +78,10 @@ def option_hint(error: UsageError) -> str:
 
 def _end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Takes the place of `sys.excepthook`: the last line says where the file of the user has failed."""
-    sys.stderr.write(f"trio-mcp: {explain(kind, error, trace)}\n")
+    why = explain(kind, error, trace)
+    if isinstance(error, ModuleNotFoundError):  # often the server has an environment of its own
+        why += f"; this is {sys.executable}; for another Python, give its command after --"
+    sys.stderr.write(f"trio-mcp: {why}\n")
 
 
 def explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
@@ -153,16 +156,16 @@ def load_server(target: str) -> Any:
 
     file, _, name = target.partition(":")
     module = _module(file)
+    servers = {id(each): key for key, each in vars(module).items() if isinstance(each, Server)}
+    names = ", ".join(f"{file}:{key}" for key in servers.values())
     if name:
         found: Any = module
         for part in name.split("."):
             if not hasattr(found, part):
-                raise UsageError(f"{file} has no {name!r}")
+                raise UsageError(f"{file} has no {name!r}" + (f"; it has {names}" if names else ""))
             found = getattr(found, part)
         return found
-    servers = {id(each): key for key, each in vars(module).items() if isinstance(each, Server)}
     if len(servers) > 1:
-        names = ", ".join(f"{file}:{key}" for key in servers.values())
         raise UsageError(f"{file} has {len(servers)} servers; choose one of {names}")
     for key in (*servers.values(), *_USUAL):
         candidate = getattr(module, key, None)
