@@ -214,6 +214,8 @@ def test_images_are_saved(tmp_path: Path) -> None:
 def test_prompts_and_completions() -> None:
     assert run("prompt", SERVER, "review", "code=x").stdout == "user\n  Review x, short\n"
     assert run("complete", SERVER, "review", "style", "l").stdout == "long\n"
+    none = run("complete", SERVER, "review", "style", "x")
+    assert (none.stdout, none.stderr, none.returncode) == ("", "trio-mcp: the server suggests no value\n", 0)
     pings = json.loads(run("ping", SERVER, "--count", "2", "--json", "--revision", "2025-11-25").stdout)
     assert (pings["method"], len(pings["ms"])) == ("ping", 2)
 

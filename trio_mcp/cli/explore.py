@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,8 @@ async def _complete(arguments: argparse.Namespace, output: Output) -> int:
         else:
             for value in result.values:
                 output.content(value)
+            if not result.values:
+                sys.stderr.write("trio-mcp: the server suggests no value\n")
     return 0
 
 
