@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.http.client import note, request, response
-from tests.http.replicas import Crew, replicas
+from tests.http.client import Web, note, request, response
+from tests.http.replicas import Crew, replicas, staged
+from tests.http.served import MemoryListener
 from tests.http.stage import TOOLS, UPDATED, B, C, D, in_sessions, methods, play, plays, text_of
-from trio_mcp.stores import StoreFailed
+from trio_mcp.server import replicas as clock  # its clock is that of the test
+from trio_mcp.server.http import serve_http
+from trio_mcp.stores import MemoryStore, StoreFailed
 
 ANSWER = {"action": "accept", "content": {"size": 3}}
 asking = pytest.mark.parametrize("revision", [C, D])
@@ -362,6 +366,34 @@ async def test_a_session_belongs_to_its_principal_everywhere(autojump_clock: Moc
         assert (await crew.webs[1].post(ping, session=session, headers=bob)).status == 403
         assert (await crew.webs[1].post(ping, session=session, headers=ada)).status == 200
         assert session not in repr(crew.store._rows)
+
+
+async def test_two_endpoints_of_one_run_share_sessions(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock, "wall", trio.current_time)
+    stage = staged(MemoryStore())
+    async with stage.server.running(), trio.open_nursery() as nursery:
+        webs = []
+        for _ in range(2):
+            listener = MemoryListener()
+            await nursery.start(partial(serve_http, stage.server, listeners=[listener], allowed_hosts=["127.0.0.1"]))
+            webs.append(Web(listener.connect))
+        session = await webs[0].initialize(D)
+        webs[1]._revisions[session] = D
+        stream = await webs[1].open(plays("progress", "wait x", id=7), session=session)
+        await stream.message()
+        await webs[0].post(note("notifications/cancelled", {"requestId": 7}), session=session)
+        assert await stream.rest() == []
+        standing = await webs[1].open(session=session)
+        stage.server.notify_list_changed("tools")
+        assert (await standing.message())["method"] == TOOLS
+        assert (await webs[0].end(session)).status == 204
+        await wait_all_tasks_blocked()
+        assert (await webs[1].post(request("ping", revision=D), session=session)).status == 404
+        for web in webs:
+            await web.aclose()
+        nursery.cancel_scope.cancel()
 
 
 # A store that fails.

@@ -80,7 +80,7 @@ class Replica:
         self.server_name: str = run.server._info["name"]
         """The part of all names in the store that keeps servers apart that share it."""
         self.hears: dict[str, list[Callable[[JsonObject], object]]] = {}
-        """The receivers of messages, by their subject."""
+        """The receivers of messages, by their subject; also of those that this replica sends to all."""
         self.on_gap: list[Callable[[], object]] = []
         """Called when messages may have been lost."""
         self._nursery: trio.Nursery | None = None  # while it runs
@@ -247,7 +247,7 @@ class Replica:
     def _hear(self, body: bytes) -> None:
         message = json.loads(body)
         # A replica of another version may have subjects that are unknown here.
-        for receiver in self.hears.get(message["subject"], ()) if message["from"] != self.name else ():
+        for receiver in self.hears.get(message["subject"], ()):
             receiver(message)
 
     def _gap(self) -> None:
@@ -283,6 +283,8 @@ class Replica:
                 await trio.sleep(_AGAIN)
 
     def _hear_changes(self, message: JsonObject) -> None:
+        if message["from"] == self.name:
+            return
         if not message["changes"]:
             self._run.publish_here(None)
         for kind, item in message["changes"]:
