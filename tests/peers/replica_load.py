@@ -1,7 +1,7 @@
 """Clients of replicas behind nginx while a process is killed, suspended or restarted, or their Redis is away.
 
 Each client makes calls with questions, in 2026-07-28 and in sessions of 2025-11-25.  After an error it does as hosts:
-it resumes a stream that was cut, and repeats an answer that was refused with 503.  Every call must end, by an answer or
+it resumes a stream that was cut, and repeats an answer that was lost.  Every call must end, by an answer or
 by an error, in `PATIENCE` seconds.
 """
 
@@ -94,6 +94,13 @@ class Load:
         while "id" not in (message := await stream.message()) or "method" in message:
             if message["method"] != "elicitation/create":
                 continue
-            while (await web.post(response(message["id"], ANSWER), session=session)).status == 503:  # noqa: ASYNC110
-                await trio.sleep(1)
+            while not await self._answers(web, message["id"], session):
+                await trio.sleep(0.5)
         self.tally["answered" if "result" in message else "refused"] += 1
+
+    async def _answers(self, web: Web, id: Any, session: str) -> bool:
+        """Whether an answer to a question has arrived, or cannot arrive any more."""
+        try:
+            return (await web.post(response(id, ANSWER), session=session)).status not in (502, 503)
+        except (Cut, OSError, trio.BrokenResourceError):
+            return False
