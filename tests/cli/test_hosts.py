@@ -231,6 +231,35 @@ def test_install_keeps_a_backup_permissions_and_links(home: Path, capsys: pytest
     assert [stat.S_IMODE(each.stat().st_mode) for each in (real, backup)] == [0o640, 0o640]
 
 
+@pytest.mark.parametrize(
+    ("host", "text"),
+    [
+        ("cursor", '\ufeff{\r\n\t"mcpServers": {} // none\r\n}\r\n'),
+        ("codex", '# mine\r\nmodel = "x"\r\n'),
+    ],
+)
+def test_install_keeps_the_ends_of_lines_and_the_mark_of_a_file(host: str, text: str, home: Path) -> None:
+    file = user_file(host)
+    file.parent.mkdir(parents=True)
+    file.write_bytes(text.encode())
+    arguments = ["install", "--host", host, "--name", "a", "--yes", "--", "sh", "-c", "exit"]
+    assert main(arguments) == 0
+    written = file.read_bytes()
+    assert written.count(b"\n") == written.count(b"\r\n") > 4
+    assert written.startswith(text.encode()[:9])
+    (backup,) = file.parent.glob("*.backup")
+    assert backup.read_bytes() == text.encode()
+
+
+def test_a_broken_file_is_named_with_its_line(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = user_file("cursor")
+    file.parent.mkdir()
+    file.write_text(text := '{\n  // mine\n  "a": 1,\n  "b" 2\n}\n')
+    assert main(["install", "--host", "cursor", "--name", "a", "--yes", "--", "sh"]) == 2
+    assert "cannot be read: line 4: Expecting ':' delimiter" in capsys.readouterr().err
+    assert file.read_text() == text
+
+
 def test_install_makes_paths_absolute(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = Path(SERVER).read_text()
     for name in ("weather.py", "forecasts.py"):
@@ -258,7 +287,7 @@ def test_install_makes_paths_absolute(home: Path, capsys: pytest.CaptureFixture[
         (["--host", "cursor", "--", "sh"], "give the server a name: --name NAME"),
         (["--host", "cursor", "--name", "a", "--", "no-such-program"], "there is no program 'no-such-program'"),
         (["--host", "cursor", "--name", "a b", "--", "sh"], "--name must have 1 to 64 letters, digits"),
-        (["https://x", "--host", "cursor", "--name", "a", "--header", "x"], "an option must be like --header"),
+        (["https://x", "--host", "cursor", "--name", "a", "--header", "x"], "must be like --header NAME:VALUE\n"),
         (["--host", "cursor", "--name", "a", "--header", "x:y", "--", "sh"], "--header needs a URL as TARGET"),
         (["wss://x", "--host", "cursor", "--name", "a"], "hosts connect to http and https URLs only, got wss"),
         (["https://x", "--host", "claude-desktop", "--project"], "Claude Desktop has no file for a project"),

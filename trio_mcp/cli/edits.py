@@ -34,14 +34,26 @@ def read_json(text: str) -> Document:
     """Read a JSON object with comments and trailing commas; an empty text is an empty object.  Raises `ValueError`."""
     tokens = _tokens(text)
     kept = [
-        token.text
+        token
         for token, after in zip(tokens, [*tokens[1:], None], strict=False)
         if not (token.text == "," and after is not None and after.text in "]}")
     ]
-    document = json.loads(" ".join(kept) or "{}")
+    try:
+        document = json.loads(" ".join(token.text for token in kept) or "{}")
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{_place(text, kept, error.pos)}: {error.msg}") from None
     if not isinstance(document, dict):
         raise ValueError(f"expected an object, got {type(document).__name__}")
     return document
+
+
+def _place(text: str, kept: list[_Token], position: int) -> str:
+    """The line of a position in the text of the kept tokens, which has no lines."""
+    for token in kept:
+        position -= len(token.text) + 1
+        if position < 0:
+            return f"line {text.count(chr(10), 0, token.start) + 1}"
+    return "the end"
 
 
 def put_json(text: str, key: str, name: str, entry: Mapping[str, Any]) -> str:

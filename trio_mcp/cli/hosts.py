@@ -26,6 +26,7 @@ __all__ = [
 ]  # fmt: skip
 
 HIDDEN = "***"
+_MARK = "\ufeff"  # editors of Windows begin a file of UTF-8 with it
 _SECRETS = ("env", "headers", "http_headers")
 _TELLING = re.compile(r"(?i)key|token|secret|passw|auth|credential|cookie")
 
@@ -83,22 +84,29 @@ class ConfigurationFile(NamedTuple):
         return self.parse(self.text())
 
     def text(self) -> str:
+        """The text as it is, with its ends of lines and its mark of UTF-8."""
         try:
-            return self.path.read_text(encoding="utf-8")
+            return self.path.read_bytes().decode()
         except FileNotFoundError:
             return ""
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{self.path} cannot be read: {error}") from None
 
     def parse(self, text: str) -> Document:
+        text = text.removeprefix(_MARK)
         try:
             return read_toml(text) if self.path.suffix == ".toml" else read_json(text)
         except ValueError as error:
             raise UsageError(f"{self.path} cannot be read: {error}") from None
 
     def put(self, text: str, name: str, entry: Mapping[str, Any]) -> str:
-        """Return the text of the file with this server in it."""
-        return (put_toml if self.path.suffix == ".toml" else put_json)(text, self.key, name, entry)
+        """Return the text of the file with this server in it, and with the ends of lines that it has."""
+        mark = _MARK if text.startswith(_MARK) else ""
+        windows = "\r\n" in text and text.count("\r\n") == text.count("\n")
+        text = text.removeprefix(_MARK)
+        put = put_toml if self.path.suffix == ".toml" else put_json
+        changed = put(text.replace("\r\n", "\n") if windows else text, self.key, name, entry)
+        return mark + (changed.replace("\n", "\r\n") if windows else changed)
 
     def entries(self, document: Document) -> dict[str, Any]:
         """The servers of the file, by name; those that Claude Code keeps for the current folder come first."""

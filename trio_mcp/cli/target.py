@@ -110,7 +110,7 @@ def target_of(arguments: argparse.Namespace) -> ServerTarget:
 def _pair(text: str, sign: str, form: str) -> tuple[str, str]:
     name, found, value = text.partition(sign)
     if not found or not name.strip():
-        raise UsageError(f"an option must be like {form}, got {name!r}")  # not the value: it may be a secret
+        raise UsageError(f"an option must be like {form}")  # the text is not repeated: it may be a secret
     return name.strip(), value.strip()
 
 
