@@ -300,6 +300,7 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
         at = number / 100
         talk.append({"at": at, "from": "client", "frame": {"id": number, "method": "tools/call", "params": CALL}})
         talk.append({"at": at + 0.005, "from": "server", "frame": {"id": number, "result": {"content": []}}})
+    talk.insert(1, {"at": 0, "from": "server", "frame": {"method": "x", "params": {"a": "\u202eturned\x9b"}}})
     (tmp_path / "t").write_text("".join(json.dumps(line) + "\n" for line in talk))
     assert main(["show", str(tmp_path / "t"), "--html", str(tmp_path / "out.html")]) == 0
     shown = subprocess.run(
@@ -310,7 +311,8 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=120, check=True, env={**os.environ, "HOME": str(tmp_path)},
     ).stdout  # fmt: skip
     assert "5000 answered" in shown
-    assert 'style="height: 300000px;"' in shown
+    assert 'style="height: 300030px;"' in shown
+    assert "\\u202eturned\\u009b" in shown  # a mark of direction would turn the rest of the row around
     assert 10 < shown.count('role="listitem"') < 100  # only the rows in view
 
 
