@@ -287,7 +287,10 @@ def test_install_makes_paths_absolute(home: Path, capsys: pytest.CaptureFixture[
         (["--host", "cursor", "--", "sh"], "give the server a name: --name NAME"),
         (["--host", "cursor", "--name", "a", "--", "no-such-program"], "there is no program 'no-such-program'"),
         (["--host", "cursor", "--name", "a b", "--", "sh"], "--name must have 1 to 64 letters, digits"),
-        (["https://x", "--host", "cursor", "--name", "a", "--header", "x"], "must be like --header NAME:VALUE\n"),
+        (
+            ["https://x", "--host", "cursor", "--name", "a", "--header", "x"],
+            "an option must be like --header NAME:VALUE\n",
+        ),
         (["--host", "cursor", "--name", "a", "--header", "x:y", "--", "sh"], "--header needs a URL as TARGET"),
         (["wss://x", "--host", "cursor", "--name", "a"], "hosts connect to http and https URLs only, got wss"),
         (["https://x", "--host", "claude-desktop", "--project"], "Claude Desktop has no file for a project"),
