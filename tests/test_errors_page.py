@@ -94,6 +94,22 @@ async def _() -> None:
     await serve_http(shop(), "0.0.0.0", 0)
 
 
+@said_by("… cannot join its replicas")
+async def _() -> str:
+    store = MemoryStore()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(serve_http, Server("shop", store=store))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("trio_mcp.server.replicas.LEASE", 0)  # the other may have died: it would wait for that
+            patch.setattr("trio_mcp.server.replicas._PERIOD", 0)
+            try:
+                await serve_http(Server("shop", store=store))
+            except Exception as error:  # noqa: BLE001  # as above
+                nursery.cancel_scope.cancel()
+                return str(error)
+    raise AssertionError("two servers with other keys share a store")
+
+
 @said_by("cannot listen")
 async def _() -> str:
     async with trio.open_nursery() as nursery:

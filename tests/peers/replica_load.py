@@ -94,7 +94,7 @@ class Load:
         while "id" not in (message := await stream.message()) or "method" in message:
             if message["method"] != "elicitation/create":
                 continue
-            while not await self._answers(web, message["id"], session):
+            while not await self._answers(web, message["id"], session):  # noqa: ASYNC110
                 await trio.sleep(0.5)
         self.tally["answered" if "result" in message else "refused"] += 1
 
