@@ -79,9 +79,11 @@ def test_a_question_is_answered_by_its_key(url: str) -> None:
     assert run("task", "follow", url, id).stdout.splitlines()[-1] == "large"
 
 
-def test_a_question_is_answered_on_the_terminal(url: str) -> None:
-    id = run("task", "start", url, "ask").stdout.strip()
-    shown, status = on_terminal(("task", "follow", url, id), [("  size: ", "small\n")])
+@pytest.mark.parametrize("revision", ["2026-07-28", "2025-11-25"])
+def test_a_question_is_answered_on_the_terminal(url: str, revision: str) -> None:
+    chosen = ("--revision", revision)
+    id = run("task", "start", url, "ask", *chosen).stdout.strip()
+    shown, status = on_terminal(("task", "follow", url, id, *chosen), [("  size: ", "small\n")])
     assert (shown.splitlines()[-1], status) == ("small", 0)
 
 

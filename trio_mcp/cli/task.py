@@ -24,7 +24,7 @@ from trio_mcp.core.codec import to_json
 from trio_mcp.core.errors import RemoteProtocolError, UsageError
 from trio_mcp.core.models import CallToolResult
 from trio_mcp.core.revisions import REVISIONS
-from trio_mcp.core.tasks import TaskState, read_task
+from trio_mcp.core.tasks import TaskState, TaskStatus, read_task
 
 __all__ = ["add_arguments", "run"]
 
@@ -110,8 +110,8 @@ async def _follow(arguments: argparse.Namespace, client: Client, output: Output)
     async for state in task:
         if not output.as_json:
             _show_state(state, output)
-        if state.questions:
-            break  # `result` lets the terminal answer them
+        if state.status is TaskStatus.INPUT_REQUIRED:
+            break  # `result` lets the terminal answer; in 2025-11-25 the questions come only there (task-27)
     return _finished(await task.result(), client, output, Path(arguments.save), "task")
 
 
