@@ -930,6 +930,15 @@ async def test_a_server_without_that_stream_is_not_waited_for_because_it_answers
         assert bench.talk.missed_for_good == [True]
 
 
+async def test_an_answer_that_is_no_message_does_not_tell_the_token(autojump_clock: MockClock) -> None:
+    async def play(asked: Asked, out: Out) -> None:
+        await out.reply(200, f"you sent {asked.headers['Authorization']}".encode(), kind="application/json")
+
+    headers = (("Authorization", "Bearer abcdefghijkl"),)
+    async with script(legacy(play)) as server, linked(server.connect, [D], headers=lambda: headers) as bench:
+        assert "it begins with 'you sent Bearer [secret]'" in str(await failing(bench))
+
+
 async def test_a_page_in_place_of_the_event_stream_does_not_tell_the_token(autojump_clock: MockClock) -> None:
     async def play(asked: Asked, out: Out) -> None:
         await out.reply(200, f"you sent {asked.headers['Authorization']}".encode(), kind="text/plain")

@@ -524,6 +524,8 @@ class HttpLink(ClientSession):
             if not success or exchange.method == "GET":  # then it is no message, and an error may show it
                 content = without_credentials(content, fields)
             verdict = rules.read_reply(exchange, status, reply.headers, content, self._limits)
+            if isinstance(verdict, rules.ReplyLost) and success:  # it quotes the body that is no message
+                verdict = attrs.evolve(verdict, why=without_credentials(verdict.why.encode(), fields).decode())
             if isinstance(verdict, rules.AnswerReceived | rules.Streaming) and verdict.session is not None:
                 self._session_id = verdict.session
             if isinstance(verdict, rules.Streaming):
