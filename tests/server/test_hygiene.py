@@ -556,6 +556,10 @@ ENDS = {
     ("session", "serve"): "what it waits for has been cancelled",
     ("wire", "run"): "the write that it waits for has a deadline by then",
     ("sqlite", "__aexit__"): "SQLite waits for other processes for ten seconds",
+    ("sqlite", "_write"): "SQLite waits for other processes for ten seconds",
+    ("redis", "__aenter__"): "it waits for a task of this process to start",
+    ("redis", "__aexit__"): "a block that is being entered has deadlines, and so has the end of the connections",
+    ("tap_websocket", "pass_websocket"): "to close a stream forcefully takes no time",
     ("listener", "_close"): "to close a listener takes no time",
     ("connection", "write"): "its pace has a deadline, which moves with what the client reads",
 }
