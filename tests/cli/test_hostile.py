@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import sys
+import threading
 from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -98,3 +100,28 @@ def test_pages_in_a_circle_end() -> None:
     shown = run("task", "list", *BEHIND)
     assert (shown.returncode, shown.stdout) == (1, "")
     assert "the same nextCursor twice" in shown.stderr
+
+
+class Page(BaseHTTPRequestHandler):
+    """A page for browsers, at each path."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(b"<p>hello</p>")
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+@full
+def test_a_page_for_browsers_is_no_mcp_server() -> None:
+    with HTTPServer(("127.0.0.1", 0), Page) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        shown = run("list", f"http://127.0.0.1:{server.server_port}/mcp", "--header", "Authorization: Bearer abcdefgh")
+        server.shutdown()
+    assert (shown.returncode, shown.stdout, shown.stderr.count("\n")) == (3, "", 1)
+    assert shown.stderr.startswith("trio-mcp: this is no MCP server: ")
+    assert "abcdefgh" not in shown.stderr

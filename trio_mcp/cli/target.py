@@ -29,7 +29,15 @@ from trio_mcp.cli.hosts import configured_entries
 from trio_mcp.client.client import Client, open_client
 from trio_mcp.client.options import ClientOptions
 from trio_mcp.client.session import HandshakeError
-from trio_mcp.core.errors import ConnectionFailed, McpError, RequestError, SessionClosed, UsageError, printable
+from trio_mcp.core.errors import (
+    ConnectionFailed,
+    McpError,
+    RemoteProtocolError,
+    RequestError,
+    SessionClosed,
+    UsageError,
+    printable,
+)
 from trio_mcp.transport.nursery import open_nursery
 
 __all__ = [
@@ -156,8 +164,15 @@ async def connected(
         options["start_timeout"] = patience
         if not arguments.verbose:
             options["stderr"] = None if log is None else log.append  # the error of a server that ends repeats its end
-    async with open_client(target.address, **options) as client:
-        yield client
+    opened = False
+    try:
+        async with open_client(target.address, **options) as client:
+            opened = True
+            yield client
+    except RemoteProtocolError as error:
+        if opened:
+            raise
+        raise ConnectionFailed(f"this is no MCP server: {error}") from error
 
 
 def client_options(target: ServerTarget, arguments: argparse.Namespace) -> ClientOptions:
