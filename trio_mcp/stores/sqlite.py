@@ -19,6 +19,7 @@ import fcntl
 import hashlib
 import os
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from functools import partial
@@ -183,7 +184,7 @@ class SQLiteStore:
             os.close(os.open(self._file, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         connection = sqlite3.connect(self._file, timeout=_BUSY, isolation_level=None, check_same_thread=False)
         try:
-            connection.execute("PRAGMA journal_mode = WAL")
+            _use_log(connection)
             connection.execute("PRAGMA synchronous = FULL")  # a commit is on the disk before it returns
             if first:
                 self._make_tables(connection)
@@ -562,6 +563,19 @@ class SQLiteStore:
                 self._channels.resync()
             self._place = place
             self._channels.deliver(channel, body)
+
+
+def _use_log(connection: sqlite3.Connection) -> None:
+    """Choose the mode with a log (WAL).  SQLite does not wait there for another process that opens a new file, too."""
+    deadline = time.monotonic() + _BUSY
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(_LOOK / 10)
 
 
 def _statements(script: str) -> Sequence[str]:
