@@ -10,6 +10,7 @@
 | `host` | the programs that serve: the server, a relay before it, an authorization server, a hostile client |
 | `visitor` | the programs that call: clients with their moves |
 | `tasks` | their tasks: the store, the moves, and the rules for them |
+| `replicas` | several processes of one server: the store that they share, and processes that stand still |
 | `world` | one run of a plan under a mock clock, and what may not be left after it |
 | `tally` | what there was in many worlds |
 | `shrink` | the smallest plan that still breaks a rule, as a test to paste |

@@ -11,6 +11,7 @@
 | a question reaches the client that made the call | in its callback |
 | a log message reaches the client whose call it is about | in its callback |
 | every listener hears of a change | when the listening ends |
+| a session that replicas have in their store is not lost | when a client says that it is |
 | what was written and acknowledged is read afterwards | with each read |
 | a handler ends when its call is given up | a while later |
 | where nothing harmful has happened, a call is answered, and in time | with its outcome |
@@ -80,6 +81,7 @@ class Call:
     progress: float = -1.0
     touched: bool = False  # a fault has cancelled it
     harms: int = 0  # that had happened when it was over
+    sessions: set[str] = attrs.field(factory=set)  # of its client, in the store of replicas when it began
     value: Any = None
 
     @property
@@ -136,6 +138,8 @@ class Book:
         """The principal of this client at the program that it calls, which may be a relay."""
         self.relayed = False
         """Whether clients call a relay."""
+        self.sessions: Callable[[str], set[str]] = lambda client: set()
+        """The sessions of this client in the store of replicas."""
         self._numbers: Counter[str] = Counter()
 
     def tell(self, line: str) -> None:
@@ -157,6 +161,7 @@ class Book:
         self._numbers[client] += 1
         token = f"{client}-{self._numbers[client]}-{kind}"
         call = self.calls[token] = Call(token, client, kind, kind == "fail", patience)
+        call.sessions = self.sessions(client)
         self.tell(f"{token} begins")
         return call
 
@@ -184,6 +189,9 @@ class Book:
         if outcome is None or outcome == "blamed":
             self.unexpected(call.token, error)
         self.settle(call, outcome or "raised", error)
+        if isinstance(error, SessionLost) and "does not know" in str(error) and call.sessions:
+            gone = call.sessions - self.sessions(call.client)
+            self.check(gone, f"{call.token} has lost its session, and it is in the store")
 
     def unexpected(self, what: str, error: BaseException) -> None:
         self.broken(f"{what} raised {type(error).__name__}: {error}\n{''.join(traceback.format_exception(error))}")

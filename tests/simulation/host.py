@@ -11,6 +11,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -21,14 +22,28 @@ from tests.http.client import request
 from tests.http.served import by_token
 from tests.simulation.book import Book
 from tests.simulation.network import Listener, Network, caller
+from tests.simulation.replicas import is_away
 from tests.simulation.tasks import TASK_SECONDS, Mounted
 from trio_mcp import Accepted, Context, Limits, Principal, RequestError, Server, ToolError, serve_http, serve_stream
 from trio_mcp.core.oauth import SendRequest
 from trio_mcp.types import Resource
 
-__all__ = ["ISSUER", "KEYS", "LIMITS", "SERVER", "TIGHT", "TOOLS", "Host", "authorize", "build", "hostile", "url_of"]
+__all__ = [
+    "ISSUER",
+    "KEYS",
+    "LIMITS",
+    "REPLICAS",
+    "SERVER",
+    "TIGHT",
+    "TOOLS",
+    "Host",
+    "authorize",
+    "build",
+    "hostile",
+    "url_of",
+]
 
-SERVER, BEHIND, AUTHORITY = 3000, 3001, 4000  # ports
+SERVER, BEHIND, REPLICAS, AUTHORITY = 3000, 3001, 3100, 4000  # ports; the replicas have those from 3100 on
 RESOURCE, ISSUER = f"http://127.0.0.1:{SERVER}", f"http://127.0.0.1:{AUTHORITY}"
 KEYS = ("note://a", "note://b")
 # As short as they can be, so that what is left behind is gone soon after the end.
@@ -67,22 +82,31 @@ class _At:
     book: Book
 
 
-_KEPT: dict[Limits, tuple[Server, _At]] = {}
+_KEPT: dict[tuple[Limits, int | None], tuple[Server, _At]] = {}
 
 
-def build(book: Book, limits: Limits = LIMITS, *, anew: bool = True) -> Server:
+def build(
+    book: Book,
+    limits: Limits = LIMITS,
+    *,
+    anew: bool = True,
+    place: int | None = None,
+    store: Mounted | None = None,
+) -> Server:
     """A server whose handlers write in the book what they do; each is told by its token for whom.
 
     Without `anew` it may be one that has been served in another world.  To make one takes as long as a dozen calls.
+    `place` is its number among replicas, which share a `store`.
     """
-    if not anew and limits in _KEPT:
-        server, at = _KEPT[limits]
+    store = Mounted(book.store) if store is None else store
+    if not anew and (limits, place) in _KEPT:
+        server, at = _KEPT[limits, place]
         if server.statistics().connections == 0:  # else that world has broken a rule
             at.book = book
-            server._store = Mounted(book.store)
+            server._store = store
             return server
     # With keys of its own, or what it seals would differ from one play of a world to the next.
-    keys = None if anew else [bytes(32)]
+    keys = None if anew and place is None else [bytes(32)]
     server, at = (
         Server(
             "simulated",
@@ -91,17 +115,17 @@ def build(book: Book, limits: Limits = LIMITS, *, anew: bool = True) -> Server:
             page_size=4,
             change_debounce=0.05,
             state_keys=keys,
-            store=Mounted(book.store),
+            store=store,
         ),
         _At(book),
     )
-    server._shares_store = False  # a world has one process at a time, whose sessions end with it
+    server._shares_store = place is not None  # else the sessions end with the process
     _add_quick_tools(server, at)
     _add_slow_tools(server, at)
     _add_tasks(server, at)
     _add_the_rest(server, at)
     if not anew:
-        _KEPT[limits] = server, at
+        _KEPT[limits, place] = server, at
     return server
 
 
@@ -236,20 +260,26 @@ class Host:
         make: Callable[[], AbstractAsyncContextManager[Server]],
         *,
         authenticate: bool = False,
+        single: bool = False,
     ) -> None:
         self.name, self.port = name, port
+        self._single = single  # one request on each connection
         self.server: Server | None = None  # while it is up
         self._transport = transport
         self._network, self._book, self._make = network, book, make
         self._options = dict(_OPTIONS.get(transport, {}))
         if authenticate:
             self._options["authenticate"] = by_token
+        if transport != "stream":
+            self._options["task_status"] = SimpleNamespace(started=lambda address: self.joined.set())
         self._scope = trio.CancelScope()
         self._drain: float | None = None
         self._asked = trio.Event()
         self._pause = 0.0
         self.up = trio.Event()
-        """Set when it serves for the first time."""
+        """Set when it listens for the first time."""
+        self.joined = trio.Event()
+        """Set when it serves for the first time, as one of the replicas."""
         self.ended = False
 
     async def run(self) -> None:
@@ -260,7 +290,10 @@ class Host:
                 with self._scope:
                     await self._live()
             except Exception as error:  # noqa: BLE001  # serving raises nothing because of a client
-                self._book.unexpected(self.name, error)
+                if not (self._book.harms and is_away(error)):
+                    self._book.unexpected(self.name, error)
+                self._book.tell(f"{self.name} cannot begin")
+                self._pause = 1.0  # a supervisor tries again
             self.server = None
             self._book.tell(f"{self.name} has ended")
             if not self.ended:
@@ -269,7 +302,7 @@ class Host:
     async def _live(self) -> None:
         async with self._make() as server, trio.open_nursery() as nursery:
             nursery.start_soon(self._draining, server)
-            listener = self._network.listen(self.port)
+            listener = self._network.listen(self.port, single=self._single)
             self._book.tell(f"{self.name} is up")
             self.server = server
             self.up.set()
@@ -279,7 +312,7 @@ class Host:
                 else:
                     await serve_http(server, listeners=[listener], allowed_hosts=["127.0.0.1"], **self._options)
             finally:
-                self._network.unlisten(self.port, listener)
+                listener.close()
             self._scope.cancel()
 
     async def _accept(self, server: Server, listener: Listener) -> None:

@@ -6,11 +6,13 @@ along.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
+from unittest.mock import AsyncMock
 
 import attrs
 import trio
@@ -33,9 +35,13 @@ from trio_mcp.errors import NoResponse, SessionLost
 
 # The mistakes are made in inner parts.
 from trio_mcp.extensions.tasks.keeper import Keeper
-from trio_mcp.server import Dispatcher
+from trio_mcp.server import Dispatcher, Replica
+from trio_mcp.server.entries import Entry  # as above
+from trio_mcp.server.http.shared_endpoint import SharedEndpoint  # as above
+from trio_mcp.server.http.shared_sessions import SharedSession  # as above
+from trio_mcp.stores import MemoryStore
 
-__all__ = ["MISTAKES"]
+__all__ = ["MISTAKES", "MISTAKES_OF_REPLICAS"]
 
 
 def _replayed_call() -> AbstractContextManager[Any]:
@@ -185,3 +191,76 @@ MISTAKES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "an answered question": _question_again,
     "an unheard end of a task": _task_goes_on,
 }
+
+
+# Mistakes that are none in a single process.
+
+
+def _unknown_session() -> AbstractContextManager[Any]:
+    """A session of another replica is not looked for."""
+    return mock.patch.object(SharedEndpoint, "_fetch", AsyncMock(return_value=None))
+
+
+def _kept_answer() -> AbstractContextManager[Any]:
+    """An answer to a question of another replica is not passed on."""
+    return mock.patch.object(SharedSession, "_asked_here", return_value=True)
+
+
+def _kept_cancellation() -> AbstractContextManager[Any]:
+    """A cancellation of a call that another replica serves is not passed on."""
+    return mock.patch("trio_mcp.server.http.shared_sessions._CANCELLED", "")
+
+
+def _untold_change() -> AbstractContextManager[Any]:
+    """A change is not told to the other replicas."""
+    return mock.patch.object(Replica, "announce", return_value=None)
+
+
+def _unseen_gap() -> AbstractContextManager[Any]:
+    """A replica does not know that it has missed messages."""
+    return mock.patch.object(Replica, "_gap", return_value=None)
+
+
+@contextlib.contextmanager
+def _end_by_any() -> Iterator[None]:
+    """A process that stood still writes the outcome of a task that another one has taken over."""
+    step = Keeper.step
+
+    async def write(self: Keeper, id: str, take: Any, *, ours: bool = False) -> TaskStep | None:
+        return await step(self, id, take)
+
+    with mock.patch.object(Keeper, "step", write), mock.patch.object(Keeper, "_see", AsyncMock()):
+        yield
+
+
+@contextlib.contextmanager
+def _two_outcomes() -> Iterator[None]:
+    """The same, also after the other one has written an outcome."""
+    late = {TaskEvent.FINISHED: (TaskStatus.COMPLETED, TaskDeed.STORE)}
+    with _end_by_any(), mock.patch.dict(TASKS, {TaskStatus.FAILED: {**TASKS[TaskStatus.FAILED], **late}}):
+        yield
+
+
+def _run_again() -> AbstractContextManager[Any]:
+    """A task of a dead process runs again, whether its tool allows that or not."""
+    always = property(lambda self: True, lambda self, value: None)
+    return mock.patch.object(Entry, "replay", always)
+
+
+def _not_swept() -> AbstractContextManager[Any]:
+    """What has expired stays in the store."""
+    return mock.patch.object(MemoryStore, "sweep", AsyncMock(return_value=0))
+
+
+MISTAKES_OF_REPLICAS: dict[str, tuple[Callable[[], AbstractContextManager[Any]], str]] = {
+    "a session that another replica does not know": (_unknown_session, "has lost its session, and it is in the store"),
+    "an answer that stays in a replica": (_kept_answer, "the world does not end"),
+    "a cancellation that stays in a replica": (_kept_cancellation, "and its handler still runs"),
+    "a change that stays in a replica": (_untold_change, "did not hear of the change"),
+    "a gap that is not seen": (_unseen_gap, "did not hear of the change"),
+    "a task that another replica holds": (_end_by_any, "that another one holds"),
+    "an outcome over another": (_two_outcomes, "and is written again"),
+    "a handler that runs again": (_run_again, "runs 2 times"),
+    "a store that is not swept": (_not_swept, "the store still has"),
+}
+"""Each with words of the rule that it breaks."""

@@ -12,7 +12,7 @@ import math
 import random
 import zlib
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import trio
 
@@ -210,6 +210,36 @@ class End(trio.abc.HalfCloseableStream):
         await trio.lowlevel.checkpoint()
 
 
+class _OneRequest(trio.abc.HalfCloseableStream):
+    """The end of a connection that has one request, which says so in its head."""
+
+    def __init__(self, end: End) -> None:
+        self._end = end
+        self._line: bytes | None = b""  # the first line, until it is complete
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        while self._line is not None:
+            data = await self._end.receive_some(max_bytes)
+            self._line += data
+            line, end, rest = self._line.partition(b"\r\n")
+            if end or not data:
+                self._line = None
+                return line + end + (b"Connection: close\r\n" if end else b"") + rest
+        return await self._end.receive_some(max_bytes)
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await self._end.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._end.wait_send_all_might_not_block()
+
+    async def send_eof(self) -> None:
+        await self._end.send_eof()
+
+    async def aclose(self) -> None:
+        await self._end.aclose()
+
+
 class _Connection:
     """Two pipes, and what the plan does to them."""
 
@@ -261,24 +291,28 @@ class _Connection:
 
 
 class Listener(trio.abc.Listener[trio.abc.Stream]):
-    """Accepts connections at one port for as long as it is open."""
+    """Accepts connections at one port for as long as it is open; if `single`, each for one request."""
 
-    def __init__(self, network: Network, port: int) -> None:
-        self._network, self._port = network, port
+    def __init__(self, network: Network, port: int, single: bool) -> None:
+        self._network, self._port, self._single = network, port, single
         self._send, self._receive = trio.open_memory_channel[End](math.inf)
 
     def offer(self, end: End) -> None:
         self._send.send_nowait(end)
 
     async def accept(self) -> trio.abc.Stream:
-        return await self._receive.receive()
+        end = await self._receive.receive()
+        return _OneRequest(end) if self._single else end
 
-    async def aclose(self) -> None:
+    def close(self) -> None:
         self._network.unlisten(self._port, self)
         # The system resets connections that were not accepted.
         while self._receive.statistics().current_buffer_used:
             self._receive.receive_nowait().close()
         self._receive.close()
+
+    async def aclose(self) -> None:
+        self.close()
         await trio.lowlevel.checkpoint()
 
 
@@ -302,11 +336,27 @@ class Network:
         self._harmed = harmed
         self._listeners: dict[int, Listener] = {}
         self._unreachable: dict[int, tuple[float, bool]] = {}  # until when, and whether without a word
+        self._behind: dict[int, deque[int]] = {}  # the ports behind that of a proxy, the next one first
         self.connections: list[_Connection] = []
         self.healed = False
 
-    def listen(self, port: int) -> Listener:
-        self._listeners[port] = Listener(self, port)
+    def balance(self, port: int, behind: Iterable[int]) -> None:
+        """Connections to a port go to those behind it in turn, as by a proxy that passes over what refuses them."""
+        self._behind[port] = deque(behind)
+
+    def _next(self, port: int) -> int:
+        behind = self._behind.get(port)
+        if behind is None:
+            return port
+        for _ in range(len(behind)):
+            behind.rotate(-1)
+            until, silent = self._unreachable.get(behind[-1], (0.0, False))
+            if behind[-1] in self._listeners and (silent or trio.current_time() >= until):
+                break
+        return behind[-1]
+
+    def listen(self, port: int, *, single: bool = False) -> Listener:
+        self._listeners[port] = Listener(self, port, single)
         return self._listeners[port]
 
     def unlisten(self, port: int, listener: Listener) -> None:
@@ -316,6 +366,7 @@ class Network:
     async def dial(self, host: str, port: int) -> trio.abc.Stream:
         """In the place of `trio.open_tcp_stream`."""
         await trio.sleep(self.line.delay)
+        port = self._next(port)
         until, silent = self._unreachable.get(port, (0.0, False))
         if silent and trio.current_time() < until:
             await trio.sleep_until(until)

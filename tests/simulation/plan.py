@@ -13,7 +13,20 @@ from typing import Any
 
 import attrs
 
-__all__ = ["ERAS", "FAULTS", "MODERN", "MOVES", "TRANSPORTS", "Client", "Fault", "Line", "Move", "Plan", "draw"]
+__all__ = [
+    "ERAS",
+    "FAULTS",
+    "LEGACY",
+    "MODERN",
+    "MOVES",
+    "TRANSPORTS",
+    "Client",
+    "Fault",
+    "Line",
+    "Move",
+    "Plan",
+    "draw",
+]
 
 LEGACY, MODERN = ERAS = ("2025-11-25", "2026-07-28")
 TRANSPORTS = ("stream", "http", "json", "websocket", "sse")
@@ -41,6 +54,12 @@ FAULTS = {
     "drain": 2, "revoke": 2, "cancel": 8, "leave": 3, "hostile": 3,
 }  # fmt: skip
 HARMLESS = frozenset({"cancel", "leave", "hostile"})
+# Faults of worlds with replicas, beside those.
+SHARED_FAULTS = {"away": 5, "outage": 3, "pause": 6, "crash": 4, "restart": 2, "drain": 2}
+# A plan without a relay over one of these may get replicas.
+SHARED = frozenset({"http", "json", "websocket"})
+SHARE = 0.42  # of the worlds that may have replicas
+LAGS = (0.0, 0.0, 0.001, 0.02, 0.1)
 
 
 @attrs.frozen
@@ -92,8 +111,11 @@ class Fault:
     | revoke | - | steps | all access tokens become invalid |
     | cancel | call | steps | one of the calls that run then is cancelled |
     | hostile | - | steps | a peer connects that sends nonsense, or asks and never reads |
+    | pause | host | steps | its process stands still for `seconds`, and then goes on |
+    | away, outage | host | steps | for `seconds` the shared store cannot be reached by it; by all |
 
-    `back` is the direction, for what has one: from the server to the client.
+    `back` is the direction, for what has one: from the server to the client.  A store that is away says nothing for a
+    while, and not at once that it fails, if `back`.
     """
 
     kind: str
@@ -111,6 +133,9 @@ class Plan:
     the client finds out which era the server is of, and after `pings` seconds it looks whether the server is there.
     Where the server is `tight` it has room for very little at a time, and closes what idles before its clients do.
     If `kept`, the store of its tasks outlives it.
+
+    With more than one of `replicas`, so many processes serve behind a proxy and share a store, in which each call takes
+    `lag` seconds.  Each connection goes to the next of them, or each request by HTTP if they are `scattered`.
     """
 
     order: int
@@ -126,6 +151,9 @@ class Plan:
     tight: bool = False
     pings: float | None = None
     kept: bool = False
+    replicas: int = 1
+    scattered: bool = False
+    lag: float = 0.0
 
     @property
     def moves(self) -> int:
@@ -148,7 +176,7 @@ def draw(seed: int) -> Plan:
         Client(tuple(_move(dice, moves) for _ in range(dice.randint(8, 17)))) for _ in range(dice.choice((1, 2, 2, 3)))
     ]
     count = 0 if dice.random() < 0.08 else dice.randint(3, 9)
-    return Plan(
+    plan = Plan(
         order=seed,
         transport=transport,
         era=era,
@@ -163,6 +191,30 @@ def draw(seed: int) -> Plan:
         pings=7.0 if dice.random() < 0.1 else None,
         kept=dice.random() < 0.6,
     )
+    return _share(plan, random.Random(f"replicas {seed}"))
+
+
+def _share(plan: Plan, dice: random.Random) -> Plan:
+    """Some of the plans, with replicas.  With dice of its own, so that all other plans stay what they are."""
+    if plan.transport not in SHARED or plan.behind is not None or plan.oauth or dice.random() >= SHARE:
+        return plan
+    calm = dice.random() < 0.2
+    kinds = _some(dice, SHARED_FAULTS, least=2)
+    more = () if calm else tuple(_shared_fault(dice, kinds) for _ in range(dice.randint(1, 5)))
+    return attrs.evolve(
+        plan,
+        faults=tuple(each for each in plan.faults if not calm or each.kind in HARMLESS) + more,
+        kept=True,
+        replicas=dice.choice((2, 2, 3)),
+        scattered=plan.transport != "websocket" and dice.random() < 0.6,
+        lag=dice.choice(LAGS),
+    )
+
+
+def _shared_fault(dice: random.Random, kinds: dict[str, int]) -> Fault:
+    fault = _fault(dice, kinds)
+    # Half of these are longer than the leases of replicas and of tasks.
+    return attrs.evolve(fault, seconds=round(dice.uniform(0.5, 60.0), 3)) if fault.kind == "pause" else fault
 
 
 def _some(dice: random.Random, weights: dict[str, int], least: int) -> dict[str, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import attrs
 
@@ -19,6 +20,10 @@ __all__ = ["as_test", "rule_of", "shrink"]
 
 ORDERS = 8  # in which a smaller plan is tried
 MOST = 1500  # worlds that are played to make one smaller
+_PLAIN: tuple[tuple[str, Any], ...] = (
+    ("behind", None), ("oauth", False), ("line", Line()), ("kept", False), ("replicas", 1), ("scattered", False),
+    ("lag", 0.0),
+)  # fmt: skip
 
 
 def rule_of(violation: str) -> str:
@@ -54,7 +59,7 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
 
 
 def _parts(plan: Plan) -> Iterator[Plan]:
-    for name, plain in (("behind", None), ("oauth", False), ("line", Line()), ("kept", False)):
+    for name, plain in _PLAIN:
         if getattr(plan, name) != plain:
             yield attrs.evolve(plan, **{name: plain})
     for size in (4, 1):

@@ -69,7 +69,7 @@ def _play(done: Tally, seeds: Iterable[int]) -> None:
         done.moves += played.moves
         done.faults.update(played.fired)
         done.outcomes.update(played.outcomes)
-        extra = ["a relay"] * (plan.behind is not None) + ["oauth"] * plan.oauth
+        extra = ["a relay"] * (plan.behind is not None) + ["oauth"] * plan.oauth + ["replicas"] * (plan.replicas > 1)
         done.shares.update([plan.transport, plan.era, *extra])
         if played.violations:
             done.broken[seed] = played.violations[0]

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,8 +15,8 @@ from unittest import mock
 import pytest
 import trio
 
-from tests.simulation.mistakes import MISTAKES
-from tests.simulation.plan import ERAS, MODERN, TRANSPORTS, Client, Fault, Line, Move, Plan, draw, written
+from tests.simulation.mistakes import MISTAKES, MISTAKES_OF_REPLICAS
+from tests.simulation.plan import ERAS, LEGACY, MODERN, TRANSPORTS, Client, Fault, Line, Move, Plan, draw, written
 from tests.simulation.shrink import as_test, rule_of, shrink
 from tests.simulation.tally import tally
 from tests.simulation.world import play
@@ -44,6 +45,8 @@ def test_each_transport_and_era_has_its_share_of_the_worlds() -> None:
     assert all(count >= 50 for count in shares.values()), shares
     assert sum(plan.oauth for plan in plans) >= 50
     assert sum(plan.behind is not None for plan in plans) >= 50
+    assert sum(plan.replicas > 1 for plan in plans) >= 100
+    assert sum(plan.scattered for plan in plans) >= 50
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -51,6 +54,65 @@ def test_a_mistake_on_purpose_is_found(mistake: str) -> None:
     with MISTAKES[mistake]():
         found = next((seed for seed in range(2000) if play(draw(seed)).violations), None)
     assert found is not None
+
+
+def _scattered(era: str, moves: Sequence[tuple[Move, ...]], *faults: Fault) -> list[Plan]:
+    """Worlds in which much depends on another replica than the one that served the request before."""
+    clients = tuple(map(Client, moves))
+    return [
+        Plan(order, "http", era, clients, faults=(fault,) if fault else (), kept=True, replicas=replicas,
+             scattered=True, lag=0.02)
+        for fault in faults or (None,)
+        for order in range(2)
+        for replicas in ((2,) if fault else (2, 3))
+    ]  # fmt: skip
+
+
+def _pauses(*at: int) -> list[Fault]:
+    """Longer than all leases."""
+    return [Fault("pause", each, victim, seconds=50.0) for each in at for victim in range(2)]
+
+
+_STAY = (Move("echo", wait=45.0),) * 2
+_CALLS = _scattered(LEGACY, [(Move("hold", size=2), Move("hold", size=3), Move("ask"), Move("ask"), *_STAY)])
+_CHANGES = [
+    plan for era in ERAS for plan in _scattered(era, [(Move("listen", size=40),), (Move("put", wait=5.0), Move("put"))])
+]
+_GAPS = _scattered(
+    LEGACY,
+    [(Move("listen", size=40),), (Move("put", wait=2.0), *(Move("put", wait=0.3),) * 12)],
+    *(Fault("away", at=500, victim=victim, seconds=4.0) for victim in range(2)),
+)
+_JOBS = _scattered(MODERN, [(Move("errand", size=40), Move("errand", size=40), *_STAY)], *_pauses(90, 120))
+_QUIZZES = _scattered(MODERN, [(Move("errand", size=41), Move("fetch", wait=1.0))], *_pauses(780, 840, 900))
+# The name of this errand is one whose tool reports no progress, which would be refused first.
+_LATE = _scattered(
+    MODERN, [(*(Move("tools"),) * 9, Move("errand", wait=1.0, size=40), *_STAY)], *_pauses(*range(640, 760, 20))
+)
+_PLANS = {
+    "a session that another replica does not know": _CALLS,
+    "an answer that stays in a replica": _CALLS,
+    "a cancellation that stays in a replica": _CALLS,
+    "a change that stays in a replica": _CHANGES,
+    "a gap that is not seen": _GAPS,
+    "a task that another replica holds": _QUIZZES,
+    "an outcome over another": _LATE,
+    "a handler that runs again": _JOBS,
+    "a store that is not swept": _CALLS,
+}
+
+
+@pytest.mark.parametrize("plans", [_CALLS, _CHANGES, _GAPS, _JOBS, _QUIZZES, _LATE])
+def test_replicas_do_as_one_server(plans: list[Plan]) -> None:
+    for plan in plans[::3]:
+        assert not play(plan).violations
+
+
+@pytest.mark.parametrize("mistake", MISTAKES_OF_REPLICAS)
+def test_a_mistake_between_replicas_breaks_its_rule(mistake: str) -> None:
+    make, words = MISTAKES_OF_REPLICAS[mistake]
+    with make():
+        assert any(words in rule for plan in _PLANS[mistake] for rule in play(plan).violations)
 
 
 def test_a_relay_that_forgets_its_tasks_is_found() -> None:

@@ -34,6 +34,7 @@ from tests.simulation.host import (
     BEHIND,
     ISSUER,
     LIMITS,
+    REPLICAS,
     SERVER,
     TIGHT,
     Host,
@@ -46,12 +47,13 @@ from tests.simulation.host import (
 )
 from tests.simulation.network import Network
 from tests.simulation.plan import HARMLESS, Fault, Plan
+from tests.simulation.replicas import Reached, Standstill, leftovers, sessions_of
 from tests.simulation.tasks import audit
 from tests.simulation.visitor import Visitor
 from trio_mcp import McpError, OAuth, Server
 from trio_mcp.client import ClientOptions
 from trio_mcp.relay import open_relay
-from trio_mcp.stores import MemoryStore
+from trio_mcp.stores import MemoryStore, StoreFailed
 from trio_mcp.testing import seeded
 
 __all__ = ["Played", "play"]
@@ -85,7 +87,7 @@ def play(plan: Plan) -> Played:
     world = _World(plan, clock)
     with _computer(plan, clock), _logged(world.book), seeded(plan.order):
         try:
-            trio.run(world.run, clock=clock, instruments=[_Steps(world)])
+            trio.run(world.run, clock=clock, instruments=[_Steps(world), *world.instruments])
         except Exception as error:  # noqa: BLE001  # a finding, whatever it is
             world.book.unexpected("the world", error)
     book = world.book
@@ -118,6 +120,7 @@ def _computer(plan: Plan, clock: MockClock) -> Iterator[None]:
     with (
         mock.patch("time.time", now),
         mock.patch("trio_mcp.extensions.tasks.keeper.wall", now),
+        mock.patch("trio_mcp.server.replicas.wall", now),
         mock.patch("time.monotonic", clock.current_time),
         mock.patch("time.gmtime", gmtime),
         mock.patch("os.urandom", dice.randbytes),
@@ -137,7 +140,10 @@ class _Errors(logging.Handler):
         self._book = book
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info and record.exc_info[1] is not None:
+        about = record.args if isinstance(record.args, tuple) else ()
+        if self._book.harms and any(isinstance(each, StoreFailed) for each in about):
+            self._book.tell(f"the log says {record.getMessage()!r}")
+        elif record.exc_info and record.exc_info[1] is not None:
             self._book.unexpected(f"the log says {record.getMessage()!r}:", record.exc_info[1])
         else:
             self._book.broken(f"the log says {record.getMessage()!r}")
@@ -191,6 +197,9 @@ class _World:
         self._refused: set[str] = set()
         self._auths: dict[str, OAuth] = {}
         self._scope = trio.CancelScope()
+        self._standstill = Standstill()
+        self.instruments = [self._standstill] if plan.replicas > 1 else []
+        self._reached: dict[int, Reached] = {}  # the way of each replica to the store
 
     # What clients need.
 
@@ -273,8 +282,15 @@ class _World:
             self.next = STEPS
             book.tell("the world heals")
             network.heal()
+            for host in self._hosts:
+                self._standstill.go_on(host.name)
+            for reached in self._reached.values():
+                reached.heal()
             await audit(book)
             await trio.sleep(HEALING)
+            if self._reached:
+                left = leftovers(book.store)
+                book.check(not left, f"the store still has {left}")
             for host in reversed(self._hosts):  # a relay keeps sessions with the server behind it until it ends
                 self._check_accounts(host)
                 host.end()
@@ -296,20 +312,30 @@ class _World:
         front = self._relay if plan.behind is not None else self._server
         if plan.behind is not None:
             self._hosts.append(Host("behind", BEHIND, plan.behind, self._network, book, lambda: always(build(book))))
-        self._hosts.append(
-            Host(
-                "server",
-                SERVER,
-                plan.transport,
-                self._network,
-                book,
-                front,
-                authenticate=self._authenticates,
+        if plan.replicas > 1:
+            book.sessions = lambda client: sessions_of(book.store, client, time.time())
+            book.slow = book.slow or plan.lag > 0
+            ports = range(REPLICAS, REPLICAS + plan.replicas)
+            self._network.balance(SERVER, ports)
+            places = [(f"replica {place}", port, partial(self._replica, place)) for place, port in enumerate(ports)]
+        else:
+            places = [("server", SERVER, front)]
+        for name, port, make in places:
+            self._hosts.append(
+                Host(
+                    name,
+                    port,
+                    plan.transport,
+                    self._network,
+                    book,
+                    make,
+                    authenticate=self._authenticates,
+                    single=plan.scattered,
+                )
             )
-        )
         for host in self._hosts:
             nursery.start_soon(host.run, name=f"host {host.name}")
-            await host.up.wait()
+            await (host.joined if plan.replicas > 1 else host.up).wait()
         self._due = [attrs.evolve(each, at=each.at + self.steps) for each in self._due]
         self.next = self._due[-1].at if self._due else STEPS
 
@@ -319,6 +345,14 @@ class _World:
         limits = TIGHT if self.plan.tight else LIMITS
         # Every fourth world has new servers with new keys; a protected server is always new, for it stays protected.
         return always(self._protected(build(self.book, limits, anew=self.plan.oauth or self.plan.order % 4 == 0)))
+
+    def _replica(self, place: int) -> AbstractAsyncContextManager[Server]:
+        before = self._reached.get(place)
+        self._reached[place] = reached = Reached(self.book.store, self.book, self.plan.lag)
+        if before is not None:
+            reached.stay_away(before)
+        limits = TIGHT if self.plan.tight else LIMITS
+        return always(build(self.book, limits, anew=self.plan.order % 4 == 0, place=place, store=reached))
 
     def _protected(self, server: Server) -> Server:
         return protect(server, self._authority, self._refused) if self.plan.oauth else server
@@ -378,8 +412,13 @@ class _World:
         self.book.tell(f"{fault.kind} {fault.victim} {fault.seconds}")
         self._happened(fault)
         kind, seconds = fault.kind, fault.seconds
+        if kind in ("pause", "away", "outage"):
+            self._happen_to_replicas(fault)
+            return
         host = self._hosts[fault.victim % len(self._hosts)]
         visitor = self.visitors[fault.victim % len(self.visitors)]
+        if kind in ("crash", "restart", "drain"):
+            self._standstill.go_on(host.name)
         if kind == "crash":
             host.die(seconds)
         elif kind == "restart":
@@ -404,3 +443,17 @@ class _World:
             self._nursery.start_soon(
                 partial(hostile, fault.victim, self.plan.transport, self._network, self._network.dial)
             )
+
+    def _happen_to_replicas(self, fault: Fault) -> None:
+        victim = fault.victim % len(self._hosts)
+        if fault.kind == "pause":
+            self._standstill.stop(self._hosts[victim].name)
+            self.start(self._go_on_later, self._hosts[victim].name, fault.seconds)
+            return
+        for place, reached in self._reached.items():
+            if fault.kind == "outage" or place == victim:
+                reached.lose(fault.seconds, silent=fault.back)
+
+    async def _go_on_later(self, name: str, seconds: float) -> None:
+        await trio.sleep(seconds)
+        self._standstill.go_on(name)
