@@ -335,3 +335,9 @@ def test_a_call_that_is_cancelled_as_it_becomes_a_task_may_leave_the_task() -> N
     played = play(plan)
     assert set(played.fired) == {"cancel", "leave"}
     assert played.violations == ()
+
+
+def test_sessions_that_another_replica_has_made_are_counted() -> None:
+    """Copies of several sessions were made at the same time, and took more room than there was."""
+    clients = tuple(Program((move,)) for move in (Move("fail", wait=0.3), Move("fail"), Move("peek", wait=0.01)))
+    assert not play(Plan(2493, "http", D, clients, tight=True, replicas=2)).violations

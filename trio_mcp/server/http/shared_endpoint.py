@@ -209,10 +209,14 @@ class SharedEndpoint(Endpoint):
             record, holder = SessionRecord.from_text(row.body), row.owner or None
             if record.revision not in self.policy.legacy:
                 return None
+            full = try_later(503, "too many sessions are in use here (Limits.sessions)", cors)
             if not self._sessions.make_room(holder):
-                return try_later(503, "too many sessions are in use here (Limits.sessions)", cors)
+                return full
             session = self._make(id, record.principal, holder)
             if await session.join(row):
+                if not self._sessions.make_room(holder):  # others have come in the meantime
+                    session.end("there are too many sessions here (Limits.sessions)")
+                    return full
                 self._sessions.add(id, session)
             return None
         finally:
