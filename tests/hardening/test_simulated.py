@@ -341,3 +341,11 @@ def test_sessions_that_another_replica_has_made_are_counted() -> None:
     """Copies of several sessions were made at the same time, and took more room than there was."""
     clients = tuple(Program((move,)) for move in (Move("fail", wait=0.3), Move("fail"), Move("peek", wait=0.01)))
     assert not play(Plan(2493, "http", D, clients, tight=True, replicas=2)).violations
+
+
+def test_a_subscription_whose_message_is_lost_reaches_the_replica_that_tells_of_changes() -> None:
+    """The subscription was written, and the message about it could not be sent; the others never read it."""
+    programs = Program((Move("listen", size=40),)), Program((Move("put", wait=2.0), *(Move("put", wait=0.3),) * 12))
+    away = Fault("away", at=500, seconds=4.0)
+    plan = Plan(0, "http", D, programs, faults=(away,), kept=True, replicas=2, scattered=True, lag=0.02)
+    assert not play(plan).violations

@@ -115,6 +115,10 @@ class Publisher:
         for change in self.listeners.changes:
             self.publish(change)
 
+    def tells(self, session: ServerSession) -> frozenset[ChangeEvent]:
+        """The changes that a legacy session listens to."""
+        return frozenset(self.listeners.changes_of(ListenerKey(session, None)))
+
     def tell_all(self, session: ServerSession) -> None:
         """Tell a legacy session of all changes that it listens to."""
         for change in self.listeners.changes_of(ListenerKey(session, None)):

@@ -39,6 +39,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
@@ -421,15 +422,24 @@ class SharedSession(HttpSession):
         item = {"from": self._number, **item}
         number = await self._append(item)
         self._advance(number, item)
-        with suppress(StoreFailed):  # the others read it a little later
-            short = item if len(json.dumps(item)) <= _SHORT else None
-            await self._quickly(self._replica.send(None, "session", key=self.key, number=number, item=short))
+        try:
+            await self._announce(number, item if len(json.dumps(item)) <= _SHORT else None)
+        except StoreFailed as error:  # the others have lost no message, so they do not look by themselves
+            _log.error("%s", error)
+            again = partial(self._announce, number, None, late=True)
+            self._replica.start_soon(self._repeat, again, name="news of mail")
         return number
+
+    async def _announce(self, number: int, item: JsonObject | None, *, late: bool = False) -> None:
+        """Tell the other copies of an item of the mail; without it, they read the mail."""
+        await self._quickly(self._replica.send(None, "session", key=self.key, number=number, item=item, late=late))
 
     def hear(self, message: JsonObject) -> None:
         """A message of another replica about this session has come."""
         if message.get("ended"):
             self._end_here()
+        elif message.get("late"):
+            self.catch_up()
         else:
             self._advance(message["number"], message["item"])
 
@@ -446,7 +456,13 @@ class SharedSession(HttpSession):
 
     def catch_up(self) -> None:
         """Read the mail, because messages about it may have been lost."""
-        self._later(self.hear_mail)
+        self._later(self._catch_up)
+
+    async def _catch_up(self) -> None:
+        tells = self._run.publisher.tells(self.server_session)
+        await self.hear_mail()
+        if self.speaks and not self._run.publisher.tells(self.server_session) <= tells:
+            self._run.publisher.tell_all(self.server_session)  # of what has changed since the client subscribed
 
     async def hear_mail(self) -> None:
         """Read the mail that has not been heard of."""
