@@ -349,3 +349,15 @@ def test_a_subscription_whose_message_is_lost_reaches_the_replica_that_tells_of_
     away = Fault("away", at=500, seconds=4.0)
     plan = Plan(0, "http", D, programs, faults=(away,), kept=True, replicas=2, scattered=True, lag=0.02)
     assert not play(plan).violations
+
+
+def test_a_replica_that_drains_does_not_say_that_a_session_has_ended() -> None:
+    """Between the head of a request and its body the copy of its session ended; others have the session."""
+    moves = (
+        Move("tools"), Move("count", size=9), Move("echo", size=120), Move("wizard"), Move("prompt"),
+        Move("tools", wait=0.01), Move("complete", wait=0.3), Move("complete", patience=5.06, by_option=True),
+        Move("log", wait=0.3),
+    )  # fmt: skip
+    clients = Program((Move("errand", wait=0.3),)), Program(moves)
+    line, drain = Line(64, 24576, 1.5), Fault("drain", at=425, seconds=0.489)
+    assert not play(Plan(22341, "json", D, clients, line, (drain,), replicas=2)).violations

@@ -87,9 +87,8 @@ if TYPE_CHECKING:
     from trio_mcp.server.http.monitoring import Monitoring
 
 __all__ = [
-    "AdmittedRequest", "Caller", "Endpoint", "OnDisconnect", "cannot_resume", "ignore_disconnect", "log_refusal",
-    "open_endpoint",
-    "over_limit", "refuse", "seconds_left", "send_reply", "try_later",
+    "SHUTTING_DOWN", "AdmittedRequest", "Caller", "Endpoint", "OnDisconnect", "cannot_resume", "ignore_disconnect",
+    "log_refusal", "open_endpoint", "over_limit", "refuse", "seconds_left", "send_reply", "try_later",
 ]  # fmt: skip
 
 _log = logging.getLogger("trio_mcp")
@@ -105,7 +104,7 @@ _KEEP_ALIVES = 32  # comments that go out together
 _RETRY = 1.0  # seconds that clients should wait before they reconnect, when the server ends their streams
 _TOKEN_CHECK_INTERVAL = 10.0  # seconds by which a stream may outlive its access token
 _REMEMBERED = 256  # admitted requests
-_SHUTTING_DOWN = "the server is shutting down"
+SHUTTING_DOWN = "the server is shutting down"
 _LATER = (("Retry-After", "5"),)  # an authorization server is often back within seconds
 
 
@@ -299,7 +298,7 @@ class Endpoint:
         if self._monitoring is not None and head.path_kind is PathKind.MONITORING:
             return await self._monitoring.answer(request)
         if head.websocket and (self._run.draining or self._draining):
-            return try_later(503, _SHUTTING_DOWN, head.cors)
+            return try_later(503, SHUTTING_DOWN, head.cors)
         # The request first counts for the address; otherwise a client could guess credentials without limit.  If the
         # request has a principal, it then counts for the principal instead: many principals may use one proxy address.
         holder = holder_of(None, peer)
@@ -476,9 +475,9 @@ class Endpoint:
         opens = serves or isinstance(verdict, OpenLegacyStream)
         opens = opens or (isinstance(verdict, OpenStream) and verdict.after is None)
         if self._aborting and serves:
-            return try_later(503, _SHUTTING_DOWN, verdict.cors)
+            return try_later(503, SHUTTING_DOWN, verdict.cors)
         if (self._draining or self._run.draining) and opens and not _continues(verdict):
-            return try_later(503, _SHUTTING_DOWN, verdict.cors)
+            return try_later(503, SHUTTING_DOWN, verdict.cors)
         if isinstance(verdict, OpenLegacyStream) or (isinstance(verdict, Serve) and verdict.opens_session):
             why = f"this client has its share of {self.limits.sessions} sessions, all in use (Limits.sessions)"
             return None if self._sessions.make_room(admitted.holder) else try_later(503, why, verdict.cors)
@@ -638,7 +637,7 @@ class Endpoint:
             await self._sessions.wait_for_clients()
             if not any(server_session.busy for server_session in self._server_sessions) and not self._run.parked:
                 break
-        self._sessions.end_all(_SHUTTING_DOWN, retry=_RETRY)
+        self._sessions.end_all(SHUTTING_DOWN, retry=_RETRY)
         await self._attached.empty()
 
     def abort_pending(self) -> None:
@@ -646,7 +645,7 @@ class Endpoint:
         for server_session in self._server_sessions:
             server_session.abort_pending(UNFINISHED)
         # Do not wait for all handlers: a handler that ignores its cancellation must not delay other clients.
-        self._sessions.end_all(_SHUTTING_DOWN, retry=_RETRY)
+        self._sessions.end_all(SHUTTING_DOWN, retry=_RETRY)
 
     @property
     def _server_sessions(self) -> tuple[ServerSession, ...]:

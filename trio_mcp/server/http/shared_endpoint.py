@@ -34,6 +34,7 @@ from trio_mcp.core.messages import (
 )
 from trio_mcp.core.shares import LONG
 from trio_mcp.server.http.endpoint import (
+    SHUTTING_DOWN,
     AdmittedRequest,
     Caller,
     Endpoint,
@@ -185,15 +186,21 @@ class SharedEndpoint(Endpoint):
 
     async def _identify(self, request: HttpRequest, cors: Fields) -> Reply | Caller:
         """As `Endpoint._identify`.  Also makes a copy of the session of the request, if it has none here."""
-        caller = await super()._identify(request, cors)
-        id, version = request.headers.by_name.get(_SESSION), request.headers.by_name.get(_VERSION)
-        if id is None or isinstance(caller, Reply) or version in self.policy.modern or not self.policy.sessions:
+        caller, id = await super()._identify(request, cors), self._session_of(request)
+        if id is None or isinstance(caller, Reply):
             return caller
         try:
             refused = await self._fetch(id, cors)
         except (StoreFailed, StoreFull) as error:
             refused = try_later(503, str(error), cors, 1)
         return caller if refused is None else refused
+
+    def _session_of(self, request: HttpRequest) -> str | None:
+        """The id of the session that a request names; modern requests have none."""
+        by_name = request.headers.by_name
+        return (
+            None if by_name.get(_VERSION) in self.policy.modern or not self.policy.sessions else by_name.get(_SESSION)
+        )
 
     async def _fetch(self, id: str, cors: Fields) -> Reply | None:
         """Make a copy of a session of other replicas, if there is one.  Return the refusal, if there is no room."""
@@ -224,10 +231,16 @@ class SharedEndpoint(Endpoint):
             made.set()
 
     async def serve(self, admitted: AdmittedRequest, request: HttpRequest, response: HttpResponse) -> OnDisconnect:
+        id, cors = self._session_of(request), admitted.head.cors
         try:
+            if id is not None and self._sessions.get(id) is None:  # its copy has ended since the head was read
+                leaves = self._draining or self._run.draining
+                refused = try_later(503, SHUTTING_DOWN, cors) if leaves else await self._fetch(id, cors)
+                if refused is not None:
+                    return await refuse(refused, admitted, response)
             return await super().serve(admitted, request, response)
         except (StoreFailed, StoreFull) as error:
-            return await refuse(try_later(503, str(error), admitted.head.cors, 1), admitted, response)
+            return await refuse(try_later(503, str(error), cors, 1), admitted, response)
 
     async def _end_session(self, id: str) -> None:
         if isinstance(session := self._sessions.get(id), SharedSession):
