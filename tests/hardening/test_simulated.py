@@ -361,3 +361,12 @@ def test_a_replica_that_drains_does_not_say_that_a_session_has_ended() -> None:
     clients = Program((Move("errand", wait=0.3),)), Program(moves)
     line, drain = Line(64, 24576, 1.5), Fault("drain", at=425, seconds=0.489)
     assert not play(Plan(22341, "json", D, clients, line, (drain,), replicas=2)).violations
+
+
+def test_a_session_that_ends_while_its_state_is_written_is_no_error() -> None:
+    """The log of one replica said that the session had ended, which its client had asked another one for."""
+    leave = Fault("leave", at=149, victim=9, seconds=3.614)
+    plan = Plan(
+        30765, "json", D, (Program((Move("ask"),)),), faults=(leave,), pings=7.0, replicas=3, scattered=True, lag=0.001
+    )
+    assert not play(plan).violations

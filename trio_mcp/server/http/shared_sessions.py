@@ -238,7 +238,7 @@ class SharedSession(HttpSession):
             try:
                 await self._deliver()
             except (StoreFailed, StoreFull) as error:
-                _log.error("%s", error)
+                self._log_failure(error)
                 self._delivering = self._replica.start_soon(self._repeat, self._deliver, name="mail of a session")
         if len(self._outbox) > _WAITING:
             self._outbox.pop()
@@ -254,10 +254,15 @@ class SharedSession(HttpSession):
         try:
             await self._write_state()
         except (StoreFailed, StoreFull) as error:
-            _log.error("%s", error)
+            self._log_failure(error)
             self._replica.start_soon(self._repeat, self._write_state, name="the state of a session")
             if before[1] != state[1]:
                 raise
+
+    def _log_failure(self, error: Exception) -> None:
+        """Log a failure of the store.  If the session has ended in the meantime, there is none."""
+        if not self._over:
+            _log.error("%s", error)
 
     async def _deliver(self) -> None:
         """Mail the items of the outbox."""
@@ -396,7 +401,7 @@ class SharedSession(HttpSession):
             try:
                 await function(*args)
             except (StoreFailed, StoreFull) as error:
-                _log.error("%s", error)
+                self._log_failure(error)
 
         self._replica.start_soon(call, name="a session in several replicas")
 
@@ -425,7 +430,7 @@ class SharedSession(HttpSession):
         try:
             await self._announce(number, item if len(json.dumps(item)) <= _SHORT else None)
         except StoreFailed as error:  # the others have lost no message, so they do not look by themselves
-            _log.error("%s", error)
+            self._log_failure(error)
             again = partial(self._announce, number, None, late=True)
             self._replica.start_soon(self._repeat, again, name="news of mail")
         return number
