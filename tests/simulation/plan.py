@@ -211,6 +211,8 @@ def _share(plan: Plan, dice: random.Random) -> Plan:
         plan,
         faults=tuple(each for each in faults if not calm or each.kind in HARMLESS),
         kept=True,
+        # With few streams for each session, the one of a legacy client for changes may find no room.
+        tight=plan.tight and not (plan.transport == "http" and plan.era == LEGACY),
         replicas=dice.choice((2, 2, 3)),
         scattered=plan.transport != "websocket" and dice.random() < 0.6,
         lag=dice.choice(LAGS),

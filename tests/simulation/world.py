@@ -314,6 +314,7 @@ class _World:
             self._hosts.append(Host("behind", BEHIND, plan.behind, self._network, book, lambda: always(build(book))))
         if plan.replicas > 1:
             book.sessions = lambda client: sessions_of(book.store, client, time.time())
+            book.shared = True
             book.slow = book.slow or plan.lag > 0
             ports = range(REPLICAS, REPLICAS + plan.replicas)
             self._network.balance(SERVER, ports)
