@@ -9,11 +9,11 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.http.client import Web, request
-from tests.http.replicas import replicas, staged
+from tests.http.replicas import KEYS, replicas, staged
 from tests.http.stage import TOOLS, UPDATED, B, C, D, Stage, play, text_of
 from trio_mcp import Server, UsageError
-from trio_mcp.core import CannotServe
-from trio_mcp.stores import MemoryStore, StoreFailed
+from trio_mcp.core import CannotServe, Limits
+from trio_mcp.stores import MemoryStore, StoreFailed, StoreFull
 
 LISTEN = "subscriptions/listen"
 LISTS = {"toolsListChanged": True, "resourceSubscriptions": ["r://1"]}
@@ -277,6 +277,121 @@ async def test_a_holder_that_dies_while_it_answers(autojump_clock: MockClock, mo
         assert "has ended" in (await stream.response())["error"]["message"]
 
 
+async def test_a_call_that_runs_long_elsewhere_is_answered(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(store: Any) -> Stage:
+        return Stage(store=store, state_keys=KEYS, limits=Limits(parked_seconds=1))
+
+    async with replicas(make, monkeypatch=monkeypatch) as crew:
+        params, result = await asked(crew.webs[0], "ask", "progress", "sleep 200", "say late")
+        with trio.fail_after(250):
+            stream = await crew.webs[1].open(request("tools/call", retry(params, result), progress="t"))
+            assert text_of(await stream.response()) == "late"
+
+
+async def test_the_cancellation_of_a_long_call_reaches_it(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(store: Any) -> Stage:
+        return Stage(store=store, state_keys=KEYS, limits=Limits(parked_seconds=1))
+
+    async with replicas(make, monkeypatch=monkeypatch) as crew:
+        params, result = await asked(crew.webs[0], "ask", "progress", "wait x")
+        stream = await crew.webs[1].open(request("tools/call", retry(params, result), progress="t"))
+        await stream.message()
+        await trio.sleep(200)
+        await stream.aclose()
+        await trio.sleep(1)
+        assert crew.stages[0].cancelled == [""]
+
+
+async def test_an_answer_without_room_in_the_store_is_an_error(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with replicas(monkeypatch=monkeypatch) as crew:
+        params, result = await asked(crew.webs[0], "ask", "say large")
+        append = crew.store.append
+
+        async def refuse(stream: str, body: bytes, **options: Any) -> Any:
+            if b"large" in body and stream.endswith("back"):
+                raise StoreFull("max_bytes")
+            return await append(stream, body, **options)
+
+        monkeypatch.setattr(crew.store, "append", refuse)
+        with trio.fail_after(60):
+            answer = await crew.webs[1].call("tools/call", retry(params, result))
+        assert "does not answer" in answer.message["error"]["message"]
+
+
+async def test_a_state_that_was_spent_without_an_answer_of_the_store_is_not_lost(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with replicas(replaying, monkeypatch=monkeypatch) as crew:
+        params, result = await asked(crew.webs[0], "ask", name="replayed")
+        add = crew.store.add
+
+        async def silent(*args: Any, **options: Any) -> bool:
+            await add(*args, **options)
+            raise StoreFailed("no answer")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(crew.store, "add", silent)
+            refused = await crew.webs[0].call("tools/call", retry(params, result))
+            assert "does not work" in refused.message["error"]["message"]
+        assert (await crew.webs[0].call("tools/call", retry(params, result))).result["content"]
+        assert [name for stage in crew.stages for name in stage.began] == [""]
+
+
+async def test_a_call_that_finds_no_place_to_wait_again_is_cancelled(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(store: Any) -> Stage:
+        stage = Stage(store=store, state_keys=KEYS, limits=Limits(parked=1))
+        stage.server.tool(name="replayed", replay=True)(stage.play)
+        return stage
+
+    async with replicas(make, monkeypatch=monkeypatch) as crew:
+        params, result = await asked(crew.webs[0], "ask", name="replayed")
+
+        async def slow(*args: Any, **options: Any) -> bool:
+            await asked(crew.webs[0], "ask", name="replayed")  # takes the place
+            raise StoreFailed("away")
+
+        monkeypatch.setattr(crew.store, "add", slow)
+        refused = await crew.webs[0].call("tools/call", retry(params, result))
+        assert "does not work" in refused.message["error"]["message"]
+        assert crew.stages[0].cancelled == [""]
+
+
+async def test_a_replica_outlives_a_store_without_room(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(*args: Any, **options: Any) -> bool:
+        raise StoreFull("max_bytes")
+
+    async with replicas(monkeypatch=monkeypatch) as crew:
+        (run,) = crew.stages[0].server._runs
+        with monkeypatch.context() as patch:
+            patch.setattr(crew.store, "add", full)
+            await crew.store.delete(run.replica._kind, run.replica.name)  # it was taken for dead
+            await trio.sleep(60)
+            assert not await run.replica.alive(run.replica.name)
+        await trio.sleep(10)
+        assert await run.replica.alive(run.replica.name)
+        assert (await crew.webs[0].call("tools/call", play("say plain"))).result["content"]
+
+
+@pytest.mark.full
+async def test_a_replica_is_alive_all_the_time(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with replicas(monkeypatch=monkeypatch, number=1) as crew:
+        (run,) = crew.stages[0].server._runs
+        (row,) = [row for row in crew.store._rows.values() if row.key == run.replica.name]
+        await trio.sleep(20 * 3600)
+        (now,) = [row for row in crew.store._rows.values() if row.key == run.replica.name]
+        assert (now.created, now.expires > row.expires) == (row.created, True)
+
+
 async def test_a_store_that_fails_costs_an_error_and_no_call(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,7 +407,7 @@ async def test_a_store_that_fails_costs_an_error_and_no_call(
         for web in crew.webs[:2]:
             start = trio.current_time()
             refused = await web.call("tools/call", retry(params, result))
-            assert "has not answered" in refused.message["error"]["message"]
+            assert "the store of the replicas does not work" in refused.message["error"]["message"]
             assert trio.current_time() - start < 2
         assert (await crew.webs[2].call("tools/call", play("say plain"))).result["content"]  # needs no store
         monkeypatch.setattr(crew.store, "add", add)

@@ -42,7 +42,7 @@ from trio_mcp.core.requests import LinkKind
 from trio_mcp.core.rounds import SealedState, StateRefusal
 from trio_mcp.server.context import LOG, Context
 from trio_mcp.server.parking import ParkedCall, Parking
-from trio_mcp.server.replicas import LEASE, Replica, wall_time
+from trio_mcp.server.replicas import LEASE, Replica, text_for_clients, wall_time
 from trio_mcp.server.session import ServerSession
 from trio_mcp.stores.rows import Row, StoreFailed, StoreFull
 from trio_mcp.transport.nursery import open_nursery
@@ -55,12 +55,13 @@ if TYPE_CHECKING:
 __all__ = ["SharedParking"]
 
 _LOOK: Final = 1.0  # seconds until a stream is read again, if no message has come about it
-_UNHEARD: Final = LEASE + 5  # seconds until a retry is refused that its holder does not take, although it lives
+_UNHEARD: Final = LEASE + 5  # seconds until a retry fails of which its holder says nothing, although it lives
+_KEPT: Final = 60.0  # seconds for which a stream stays at least after a sign of its writer
 _ALIVE: Final = LEASE / 3  # seconds between two looks whether the other replica lives
 _EVENTS: Final = 50  # events that are read at once
 _CLOSING: Final = 1.0  # seconds for the last write of a retry that was cancelled
 _CANCEL: Final = b"cancel"
-_TAKEN: Final = b"taken"
+_TAKEN: Final = b"taken"  # also the sign that a side is still there, every `_ALIVE` seconds
 
 
 class SharedParking(Parking):
@@ -95,31 +96,40 @@ class SharedParking(Parking):
             if not await self._spend(state):
                 raise StateRefusal.SPENT.error
         except (StoreFailed, StoreFull) as error:
-            raise RequestError(INTERNAL_ERROR, str(error)) from error
+            raise RequestError(INTERNAL_ERROR, text_for_clients(error)) from error
         return self._continue(ctx, state)
 
     # Handles that are continued once.
 
-    async def _spend(self, state: SealedState) -> bool:
-        """Whether this replica is the first to continue the call of this handle.  Raises `StoreFailed`."""
+    async def _spend(self, state: SealedState, *, again: bool = False) -> bool:
+        """Whether this replica is the first to continue the call of this handle.  Raises `StoreFailed`.
+
+        With `again` an earlier attempt of this replica, whose outcome is unknown, does not count.
+        """
         assert state.handle is not None  # other states may be used several times
-        row = Row(self._spent_kind, state.handle, b"", created=wall_time(), expires=state.expires + LEASE)
+        body = self._replica.name.encode()
+        row = Row(self._spent_kind, state.handle, body, created=wall_time(), expires=state.expires + LEASE)
         try:
-            return await self._replica.quickly(self._store.add(row))
+            if await self._replica.quickly(self._store.add(row)):
+                return True
         except StoreFull as error:
             raise StoreFailed(str(error)) from None
+        found = await self._replica.quickly(self._store.get(row.kind, row.key)) if again else None
+        return found is not None and found.body == body
 
     async def _spend_or_park_again(self, parked: ParkedCall, state: SealedState) -> None:
         """Continue a parked call that another replica could run again, unless that has happened."""
         try:
-            first = await self._spend(state)
+            first = await self._spend(state, again=True)
         except BaseException as error:
-            if self._shares.take(parked.holder):  # the client may try again
+            if self._run.dismissed or not self._shares.take(parked.holder):
+                self._cancel(parked, "the store of the replicas has failed, and there is no place for parked calls")
+            else:  # the client may try again
                 self.calls[parked.handle] = parked
                 self.calls = dict(sorted(self.calls.items(), key=lambda item: item[1].deadline))
                 self._more.set()
             if isinstance(error, StoreFailed):
-                raise RequestError(INTERNAL_ERROR, str(error)) from error
+                raise RequestError(INTERNAL_ERROR, text_for_clients(error)) from error
             raise
         if not first:
             self._cancel(parked, "another replica has run this call again")
@@ -141,7 +151,7 @@ class SharedParking(Parking):
         try:
             async with self._store.receive([back]) as news:
                 await self._replica.quickly(self._append(there, json.dumps(request).encode(), link.account.holder))
-                async with aclosing(self._answers(news, id, holder)) as answers:
+                async with aclosing(self._answers(news, id, holder, link.account.holder)) as answers:
                     async for body in answers:
                         message = decode(body, self._run.limits)
                         if isinstance(message, Response | Error):
@@ -154,15 +164,19 @@ class SharedParking(Parking):
 
     async def _finish(self, there: str, back: str, ended: bool) -> None:
         with suppress(StoreFailed, StoreFull):  # the holder sees the end of our lease, and the streams expire
-            if not ended:
+            if ended:
+                await self._store.discard(there)
+            else:
                 await self._append(there, _CANCEL, None)
             await self._store.discard(back)
 
-    async def _answers(self, news: AsyncIterator[Message], id: str, holder: str) -> AsyncGenerator[bytes, None]:
+    async def _answers(
+        self, news: AsyncIterator[Message], id: str, holder: str, owner: Hashable | None
+    ) -> AsyncGenerator[bytes, None]:
         """Yield the messages of the call, as they come."""
-        _, back = self._streams(id)
-        quickly, after, asked = self._replica.quickly, 0, trio.current_time()
-        looked = asked  # it was alive a moment ago
+        there, back = self._streams(id)
+        quickly, after, heard = self._replica.quickly, 0, trio.current_time()
+        looked = heard  # it was alive a moment ago
         while True:
             if not after:
                 await quickly(self._replica.send(holder, "retry", id=id))
@@ -173,14 +187,16 @@ class SharedParking(Parking):
                 if body != _TAKEN:
                     yield body
                 after = number
-            if events:
-                continue
             now = trio.current_time()
+            if events:
+                heard = now
+                continue
             if now - looked >= _ALIVE:
                 looked = now
                 if not await quickly(self._replica.alive(holder)):
                     raise _HolderGone
-            if not after and now - asked >= _UNHEARD:
+                await quickly(self._append(there, _TAKEN, owner))
+            if now - heard >= _UNHEARD:
                 raise RequestError(INTERNAL_ERROR, "the process that holds this call does not answer; try again later")
             with trio.move_on_after(_LOOK):
                 await anext(news)
@@ -193,7 +209,7 @@ class SharedParking(Parking):
         await self._store.append(
             stream, body,
             owner="" if owner is None else str(owner),
-            expires=wall_time() + self._ttl, max_bytes=4 * self._run.limits.message_bytes,
+            expires=wall_time() + self._ttl + _KEPT, max_bytes=4 * self._run.limits.message_bytes,
         )  # fmt: skip
 
     # In the replica that holds the handler.
@@ -216,7 +232,7 @@ class SharedParking(Parking):
                 await self._append(back, _TAKEN, request["holder"])
                 taken.begin(request, len(events[0][1]))
                 async with open_nursery() as nursery:
-                    nursery.start_soon(self._watch, there, request["from"], messages, taken)
+                    nursery.start_soon(self._watch, id, request, messages, taken)
                     async with aclosing(taken.messages()) as texts:
                         async for text in texts:
                             await self._append(back, text, request["holder"])
@@ -229,16 +245,24 @@ class SharedParking(Parking):
             del self._taken[id]  # now, because a retry that comes once more finds no stream
             self._changed.unpark_all()
 
-    async def _watch(self, there: str, origin: str, messages: AsyncIterator[Message], taken: _TakenRetry) -> None:
-        """Cancel the call if its client has gone, or the replica that has the response."""
+    async def _watch(self, id: str, request: JsonObject, messages: AsyncIterator[Message], taken: _TakenRetry) -> None:
+        """Cancel the call if its client has gone, or the replica that has the response; tell it that the call runs."""
+        (there, back), after = self._streams(id), 1
+        told = trio.current_time()
         while True:
             with trio.move_on_after(_ALIVE):
                 await anext(messages)
             try:
-                _, events = await self._store.read(there, 1, _EVENTS)
-                if events or not await self._replica.alive(origin):
+                _, events = await self._store.read(there, after, _EVENTS)
+                cancelled = any(body == _CANCEL for _, body in events)
+                if cancelled or not await self._replica.alive(request["from"]):
                     taken.lost("the client has closed the response stream")  # cancel-14
                     return
+                after = events[-1][0] if events else after
+                if trio.current_time() - told >= _ALIVE:
+                    told = trio.current_time()
+                    with suppress(StoreFull):  # the answer may fit later
+                        await self._append(back, _TAKEN, request["holder"])
             except StoreFailed:
                 await trio.sleep(_LOOK)
 

@@ -32,19 +32,20 @@ from collections.abc import Awaitable, Callable
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import attrs
 import trio
 
 from trio_mcp.core.errors import CannotServe
 from trio_mcp.core.messages import JsonObject
 from trio_mcp.core.subscriptions import ChangeEvent, ChangeKind
-from trio_mcp.stores.rows import Resync, Row, StoreFailed
+from trio_mcp.stores.rows import Resync, Row, StoreFailed, StoreFull
 from trio_mcp.transport.nursery import open_nursery
 
 if TYPE_CHECKING:
     from trio_mcp.server.run import Run
     from trio_mcp.stores.rows import Store
 
-__all__ = ["LEASE", "QUICKLY", "Replica", "wall_time"]
+__all__ = ["LEASE", "QUICKLY", "Replica", "text_for_clients", "wall_time"]
 
 _log = logging.getLogger("trio_mcp")
 T = TypeVar("T")
@@ -67,6 +68,14 @@ wall = time.time  # the clock of the store's rows; a test replaces it
 def wall_time() -> float:
     """The time of rows, in seconds since the epoch."""
     return wall()
+
+
+def text_for_clients(error: StoreFailed | StoreFull) -> str:
+    """Tell a client that the store fails.  The cause is in the log alone: it may name machines and files."""
+    if isinstance(error, StoreFull):
+        return str(error)
+    _log.error("%s", error)
+    return "the store of the replicas does not work; try again later"
 
 
 class Replica:
@@ -187,9 +196,8 @@ class Replica:
                     await self._join()
                     self._gap()
                 elif row.expires < now + _KEPT / 2:
-                    await self.store.delete(self._kind, self.name)
-                    await self._join()
-            except (StoreFailed, CannotServe) as error:
+                    await self.store.replace(attrs.evolve(row, expires=now + _KEPT))
+            except (StoreFailed, StoreFull, CannotServe) as error:
                 _log.error("%s", error)
 
     async def _bury(self) -> None:
@@ -216,7 +224,7 @@ class Replica:
         """Return the result of a call of the store.  Raises `StoreFailed` if it takes too long."""
         with trio.move_on_after(QUICKLY):
             return await call
-        raise StoreFailed(f"the store of the replicas has not answered for {QUICKLY:g} s; try again later")
+        raise StoreFailed(f"the store of the replicas has not answered for {QUICKLY:g} s")
 
     async def send(self, to: str | None, subject: str, **members: Any) -> None:
         """Send a message to one replica, or with None to all others.  It may be lost.  Raises `StoreFailed`."""
