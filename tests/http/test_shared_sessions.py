@@ -10,13 +10,15 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.http.client import Web, note, request, response
-from tests.http.replicas import Crew, replicas, staged
+from tests.http.client import Cut, Web, note, request, response
+from tests.http.replicas import KEYS, Crew, replicas, staged
 from tests.http.served import MemoryListener
-from tests.http.stage import TOOLS, UPDATED, B, C, D, in_sessions, methods, play, plays, text_of
+from tests.http.stage import TOOLS, UPDATED, B, C, D, Stage, in_sessions, methods, play, plays, text_of
+from trio_mcp.core import Limits, Notification
 from trio_mcp.server import replicas as clock  # its clock is that of the test
 from trio_mcp.server.http import serve_http
-from trio_mcp.stores import MemoryStore, StoreFailed
+from trio_mcp.server.http.shared_sessions import key_of  # rows and streams are found by it
+from trio_mcp.stores import MemoryStore, StoreFailed, StoreFull
 
 ANSWER = {"action": "accept", "content": {"size": 3}}
 asking = pytest.mark.parametrize("revision", [C, D])
@@ -544,3 +546,147 @@ async def test_a_session_that_never_reached_its_client_is_deleted(autojump_clock
         await link.aclose()
         await trio.sleep(1)
         assert [row for row in crew.store._rows if row[0].startswith("session")] == []
+
+
+def copy_in(crew: Crew, number: int, session: str) -> Any:
+    """The copy of a session in one replica."""
+    (run,) = crew.stages[number].server._runs
+    endpoints = [each for each in run.connections if hasattr(each, "copies")]
+    return endpoints[0].copies[key_of(session)]
+
+
+async def test_a_stream_that_is_resumed_while_the_store_is_away_is_cut(
+    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(channels: Any) -> Any:
+        raise StoreFailed("the store is away")
+
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        stream = await crew.webs[1].open(plays("progress", "wait x"), session=session)
+        await stream.message()
+        await stream.aclose()
+        with monkeypatch.context() as patch:
+            patch.setattr(crew.store, "receive", fail)
+            crew.webs[2].expect(plays(), session)
+            resumed = await crew.webs[2].open(session=session, after=stream.last_event_id)
+            with pytest.raises(Cut):
+                await resumed.response()
+        crew.stages[1].go["x"].set()
+        resumed = await crew.webs[2].open(session=session, after=stream.last_event_id)
+        assert text_of(await resumed.response()) == "done"
+
+
+async def test_a_client_without_room_in_the_store_costs_others_no_session(
+    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with crew_of(number=1) as crew:
+        full, other = [await crew.webs[0].initialize(D) for _ in range(2)]
+        append = crew.store.append
+
+        async def refuse(stream: str, *args: Any, **options: Any) -> Any:
+            if key_of(full) in stream:
+                raise StoreFull("max_bytes")
+            return await append(stream, *args, **options)
+
+        monkeypatch.setattr(crew.store, "append", refuse)
+        (row,) = [row for row in crew.store._rows.values() if row.key == key_of(other)]
+        await trio.sleep(row.expires / 4 + 2)
+        assert (await crew.store.get(row.kind, key_of(full))).expires > row.expires
+        assert (await crew.store.get(row.kind, row.key)).expires > row.expires
+
+
+async def test_messages_that_wait_for_the_store_are_bounded(
+    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*args: Any, **options: Any) -> Any:
+        raise StoreFailed("the store is away")
+
+    def make(store: Any) -> Stage:
+        return Stage(store=store, state_keys=KEYS, limits=Limits(message_bytes=40_000))
+
+    async with crew_of(make=make) as crew:
+        session = await session_in(crew, B)
+        await crew.webs[2].call("ping", session=session)
+        copy = copy_in(crew, 2, session)
+        monkeypatch.setattr(crew.store, "append", fail)
+        batch = [note("notifications/cancelled", {"requestId": 1000 + number}) for number in range(150)]
+        assert (await crew.webs[2].post(batch, session=session)).status == 503
+        assert len(copy._outbox) == 100
+        for _ in range(3):
+            answer = response(1 << 30, {"content": "x" * 15_000})
+            assert (await crew.webs[2].post(answer, session=session)).status == 503
+        assert len(copy._outbox) == 100
+
+
+async def test_one_task_writes_the_state_of_a_session(
+    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = 0
+
+    async def fail(*args: Any, **options: Any) -> Any:
+        nonlocal tried
+        tried += 1
+        raise StoreFailed("the store is away")
+
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        with monkeypatch.context() as patch:
+            patch.setattr(crew.store, "replace", fail)
+            for number in range(20):
+                level = request("logging/setLevel", {"level": ["info", "error"][number % 2]}, revision=D)
+                assert (await crew.webs[0].post(level, session=session)).status == 503
+            tried = 0
+            await trio.sleep(10)
+            assert tried < 15
+        await trio.sleep(2)
+        (row,) = [row for row in crew.store._rows.values() if row.key == key_of(session)]
+        assert json.loads(row.body)["level"] == "error"
+
+
+async def test_messages_of_a_copy_that_does_not_speak_keep_their_order(autojump_clock: MockClock, crew_of: Any) -> None:
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        await crew.webs[1].call("ping", session=session)
+        copy = copy_in(crew, 1, session)
+        stream = await crew.webs[0].open(session=session)
+        for number in range(10):
+            copy._queue(Notification("notifications/elicitation/complete", {"elicitationId": str(number)}), 0)
+        ids = [(await stream.message())["params"]["elicitationId"] for _ in range(10)]
+        assert ids == [str(number) for number in range(10)]
+
+
+async def test_an_oldest_session_that_makes_room_leaves_nothing(autojump_clock: MockClock, crew_of: Any) -> None:
+    def make(store: Any) -> Stage:
+        return Stage(store=store, state_keys=KEYS, limits=Limits(sessions=4))
+
+    async with crew_of(make=make) as crew:
+        for number in range(12):
+            await crew.webs[number % 3].initialize(D)
+            await trio.sleep(1)
+        mails = [name for name in crew.store._streams if name.startswith("mail of")]
+        assert len(mails) == 4
+
+
+async def test_an_error_of_the_store_names_no_machine_to_clients(
+    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*args: Any, **options: Any) -> Any:
+        raise StoreFailed("redis://secret:6379/0 does not work")
+
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        await crew.webs[1].call("ping", session=session)
+        for name in ("get", "add", "replace", "append", "read", "send", "delete"):
+            monkeypatch.setattr(crew.store, name, fail)
+        params = {"protocolVersion": D, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+        answers = [
+            await crew.webs[2].post(request("ping", revision=D), session=session),
+            await crew.webs[1].post(request("logging/setLevel", {"level": "info"}, revision=D), session=session),
+            await crew.webs[1].post(request("resources/subscribe", {"uri": "r://1"}, revision=D), session=session),
+            await crew.webs[1].end(session),
+            await crew.webs[1].post(request("initialize", params, revision=D), revision=D),
+        ]
+        for answer in answers:
+            assert b"the store of the replicas does not work" in answer.body
+            assert b"secret" not in answer.body

@@ -11,7 +11,6 @@ See `shared_sessions` for the sessions themselves.  The endpoint differs from th
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import secrets
 from collections.abc import Sequence
@@ -53,7 +52,7 @@ from trio_mcp.server.http.shared_streams import (
     is_standalone,
     read_item,
 )
-from trio_mcp.server.replicas import LEASE, Replica, wall_time
+from trio_mcp.server.replicas import LEASE, Replica, text_for_clients, wall_time
 from trio_mcp.stores.rows import Row, StoreFailed, StoreFull
 from trio_mcp.transport.nursery import open_nursery
 
@@ -108,7 +107,9 @@ class SharedEndpoint(Endpoint):
             for session in tuple(self.copies.values()):
                 try:
                     await session.keep()
-                except (StoreFailed, StoreFull) as error:
+                except StoreFull as error:  # the store has no room for this client, and perhaps for others
+                    _log.error("%s", error)
+                except StoreFailed as error:
                     _log.error("%s", error)
                     break
 
@@ -139,10 +140,9 @@ class SharedEndpoint(Endpoint):
 
     # Sessions.
 
-    @staticmethod
-    def key_of(id: str) -> str:
-        """The name of a session in the store, where its id would let a reader use it."""
-        return hashlib.sha256(id.encode()).hexdigest()[:32]
+    def mail_of(self, key: str) -> str:
+        """The stream of the store with the mail of a session."""
+        return f"mail of {self.kind} {key}"
 
     async def add(self, row: Row) -> None:
         """Add the row of a session.  If there is no room, the oldest session of its owner ends."""
@@ -152,6 +152,7 @@ class SharedEndpoint(Endpoint):
         except StoreFull:
             for oldest in await quickly(store.list(row.kind, row.owner, (-inf, ""), 1)):
                 await quickly(store.delete(oldest.kind, oldest.key))
+                await quickly(store.discard(self.mail_of(oldest.key)))  # its copies then end
             added = await quickly(store.add(row, each=most, total=_ROOM * most))
         assert added  # ids are random
 
@@ -192,7 +193,7 @@ class SharedEndpoint(Endpoint):
         try:
             refused = await self._fetch(id, cors)
         except (StoreFailed, StoreFull) as error:
-            refused = try_later(503, str(error), cors, 1)
+            refused = try_later(503, text_for_clients(error), cors, 1)
         return caller if refused is None else refused
 
     def _session_of(self, request: HttpRequest) -> str | None:
@@ -240,7 +241,7 @@ class SharedEndpoint(Endpoint):
                     return await refuse(refused, admitted, response)
             return await super().serve(admitted, request, response)
         except (StoreFailed, StoreFull) as error:
-            return await refuse(try_later(503, str(error), cors, 1), admitted, response)
+            return await refuse(try_later(503, text_for_clients(error), cors, 1), admitted, response)
 
     async def _end_session(self, id: str) -> None:
         if isinstance(session := self._sessions.get(id), SharedSession):
@@ -363,6 +364,14 @@ class SharedEndpoint(Endpoint):
         return await stream.begin(on_disconnect)
 
     async def _feed(self, session: SharedSession, stream: FollowedStream, name: str, number: int) -> None:
+        """As `_send_events`.  If the store is away at the start, the client must resume once more."""
+        try:
+            await self._send_events(session, stream, name, number)
+        except StoreFailed as error:
+            _log.error("%s", error)
+            stream.cut()
+
+    async def _send_events(self, session: SharedSession, stream: FollowedStream, name: str, number: int) -> None:
         """Send the events of a stream of another replica, as they come, until its end or that of the response."""
         log, origin = cast(SharedEventLog, session.log), name.partition(".")[0]
         in_store, store = log.in_store(name), self.replica.store

@@ -71,7 +71,7 @@ from trio_mcp.server.http.shared_streams import (
     LoggedStream,
     SharedEventLog,
 )
-from trio_mcp.server.replicas import wall_time
+from trio_mcp.server.replicas import text_for_clients, wall_time
 from trio_mcp.server.session import ServerSession
 from trio_mcp.stores.rows import Row, StoreFailed, StoreFull
 
@@ -197,13 +197,14 @@ class SharedSession(HttpSession):
         self._run = run
         self._replica = replica
         self._store = replica.store
-        self._mail = f"mail of {endpoint.kind} {self.key}"
+        self._mail = endpoint.mail_of(self.key)
         self._number = 0  # of this copy
         self._position = 0  # of the last mail that was read
         self._reading = trio.Lock()
         self._outbox: list[JsonObject] = []
         self._posting = trio.Lock()
         self._delivering = False  # a task tries to deliver the outbox
+        self._unwritten = 0  # times that the state could not be written; then a task tries again
         self._shared_state: tuple[bool, str | None] | None = None  # as the row has it
         self._expires = inf  # of the row, when it was read last
         self._looked = -inf  # when the row was read or written last
@@ -240,9 +241,10 @@ class SharedSession(HttpSession):
             except (StoreFailed, StoreFull) as error:
                 self._log_failure(error)
                 self._delivering = self._replica.start_soon(self._repeat, self._deliver, name="mail of a session")
-        if len(self._outbox) > _WAITING:
-            self._outbox.pop()
-            raise StoreFailed("too many messages of this session wait for the store of the replicas; try again later")
+        if self._outbox_is_full:
+            while self._outbox_is_full:
+                del self._outbox[-1]
+            raise StoreFailed("too many messages of one session wait for the store of the replicas")
         before, state = self._shared_state, self._state
         if state == before or state is None:
             return
@@ -255,9 +257,16 @@ class SharedSession(HttpSession):
             await self._write_state()
         except (StoreFailed, StoreFull) as error:
             self._log_failure(error)
-            self._replica.start_soon(self._repeat, self._write_state, name="the state of a session")
+            self._unwritten += 1
+            if self._unwritten == 1:
+                self._replica.start_soon(self._repeat, self._write_state, name="the state of a session")
             if before[1] != state[1]:
                 raise
+
+    @property
+    def _outbox_is_full(self) -> bool:
+        size = sum(len(text) for each in self._outbox for text in each.values() if isinstance(text, str))
+        return len(self._outbox) > 1 and (len(self._outbox) > _WAITING or size > self._run.limits.message_bytes)
 
     def _log_failure(self, error: Exception) -> None:
         """Log a failure of the store.  If the session has ended in the meantime, there is none."""
@@ -274,10 +283,14 @@ class SharedSession(HttpSession):
 
     async def _write_state(self) -> None:
         """Write the present state into the row, and mail it."""
-        assert self._state is not None  # the session is open
-        opened, level = self._state
-        await self._change(lambda record: attrs.evolve(record, opened=opened, level=level))
-        await self._post({"opened": opened, "level": level})
+        while True:
+            assert self._state is not None  # the session is open
+            (opened, level), failures = self._state, self._unwritten
+            await self._change(partial(attrs.evolve, opened=opened, level=level))
+            await self._post({"opened": opened, "level": level})
+            if failures == self._unwritten:  # no later state waits
+                self._unwritten = 0
+                return
 
     async def _repeat(self, write: Callable[[], Awaitable[None]]) -> None:
         """Try to write until the store is back, or the session has ended."""
@@ -565,7 +578,9 @@ class SharedSession(HttpSession):
     def _queue(self, message: OutgoingMessage, size: int) -> int:
         if self.speaks:
             return super()._queue(message, size)
-        self._later(self._post, {"say": encode(message).decode()})
+        if not self._outbox_is_full:
+            self._outbox.append({"say": encode(message).decode()})
+            self._later(self.settle)  # in order
         return 0
 
     def _say(self, texts: Sequence[str]) -> None:
@@ -591,7 +606,7 @@ class SharedSession(HttpSession):
             await self._change(lambda record: record.watching(request.method, str(uri), most))
             await self._post({"watch": request.method, "uri": uri})
         except (StoreFailed, StoreFull) as error:
-            raise RequestError(INTERNAL_ERROR, str(error)) from error
+            raise RequestError(INTERNAL_ERROR, text_for_clients(error)) from error
         return {}
 
     async def speak(self, resumes: str | None = None) -> None:
