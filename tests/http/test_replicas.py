@@ -306,6 +306,18 @@ async def test_the_cancellation_of_a_long_call_reaches_it(
         assert crew.stages[0].cancelled == [""]
 
 
+async def test_a_retry_that_was_served_before_is_left_alone(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with replicas(monkeypatch=monkeypatch) as crew:
+        params, result = await asked(crew.webs[0], "ask")
+        (run,) = crew.stages[0].server._runs
+        await crew.store.append("retry stage old there", b"taken", owner="", expires=1000.0, max_bytes=1000)
+        await run.replica.send(run.replica.name, "retry", id="old")
+        await trio.sleep(1)
+        assert (await crew.webs[0].call("tools/call", retry(params, result))).result["content"]
+
+
 async def test_an_answer_without_room_in_the_store_is_an_error(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

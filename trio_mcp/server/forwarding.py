@@ -226,8 +226,8 @@ class SharedParking(Parking):
         try:
             async with self._store.receive([there]) as messages:
                 _, events = await self._store.read(there, 0, _EVENTS)
-                if not events or events[-1][1] == _CANCEL:
-                    return
+                if not events or events[0][1] == _TAKEN or events[-1][1] == _CANCEL:
+                    return  # it was served before, or its client has gone
                 request = json.loads(events[0][1])
                 await self._append(back, _TAKEN, request["holder"])
                 taken.begin(request, len(events[0][1]))
