@@ -16,7 +16,7 @@ from tests.http.served import MemoryListener
 from tests.http.stage import TOOLS, UPDATED, B, C, D, Stage, in_sessions, methods, play, plays, text_of
 from trio_mcp.core import Limits, Notification
 from trio_mcp.server import replicas as clock  # its clock is that of the test
-from trio_mcp.server.http import serve_http
+from trio_mcp.server.http import serve_http, serve_http_stream
 from trio_mcp.server.http.shared_sessions import key_of  # rows and streams are found by it
 from trio_mcp.stores import MemoryStore, StoreFailed, StoreFull
 
@@ -396,6 +396,23 @@ async def test_two_endpoints_of_one_run_share_sessions(
         for web in webs:
             await web.aclose()
         nursery.cancel_scope.cancel()
+
+
+async def test_an_endpoint_that_has_ended_hears_nothing(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock, "wall", trio.current_time)
+    server = staged(MemoryStore()).server
+    async with server.running():
+        for _ in range(3):
+            ours, theirs = trio.testing.memory_stream_pair()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(partial(serve_http_stream, server, theirs, allowed_hosts=["127.0.0.1"]))
+                await wait_all_tasks_blocked()
+                await ours.aclose()
+        (run,) = server._runs
+        assert run.replica is not None
+        assert (run.replica.hears["session"], run.replica.hears["follow"], run.replica.on_gap) == ([], [], [])
 
 
 # A store that fails.

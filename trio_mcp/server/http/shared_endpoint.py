@@ -91,14 +91,21 @@ class SharedEndpoint(Endpoint):
         self.copies: dict[str, SharedSession] = {}
         """The sessions that have a copy here, by their names in the store."""
         self._fetching: dict[str, trio.Event] = {}
-        replica.hears.setdefault("session", []).append(self._hear)
-        replica.hears.setdefault("follow", []).append(self._hear_follower)
-        replica.on_gap.append(self._read_all_mail)
 
     async def run(self) -> None:
-        async with open_nursery() as nursery:
-            nursery.start_soon(self._keep_sessions)
-            await super().run()
+        hears, on_gap = self.replica.hears, self.replica.on_gap
+        sessions, followers = hears.setdefault("session", []), hears.setdefault("follow", [])
+        sessions.append(self._hear)
+        followers.append(self._hear_follower)
+        on_gap.append(self._read_all_mail)
+        try:
+            async with open_nursery() as nursery:
+                nursery.start_soon(self._keep_sessions)
+                await super().run()
+        finally:  # the replica may live longer
+            sessions.remove(self._hear)
+            followers.remove(self._hear_follower)
+            on_gap.remove(self._read_all_mail)
 
     async def _keep_sessions(self) -> None:
         period = min(_LOOK, self.limits.session_idle_seconds / 8)
