@@ -270,3 +270,20 @@ async def test_a_full_store_refuses_one_write_of_a_commit(tmp_path: Path) -> Non
             for key, each in ("a", 9), ("b", 0), ("c", 9):
                 nursery.start_soon(write, key, each)
         assert outcomes == {"a": True, "b": "each", "c": True}
+
+
+async def test_text_that_cannot_be_written_costs_the_others_nothing(tmp_path: Path) -> None:
+    added: list[bool] = []
+    async with SQLiteStore(tmp_path / "x.db") as store, trio.open_nursery() as nursery:
+
+        async def add(key: str) -> None:
+            added.append(await store.add(attrs.evolve(ROW, key=key)))
+
+        async def refused() -> None:
+            with pytest.raises(UnicodeEncodeError):
+                await store.add(attrs.evolve(ROW, key="half a pair", owner="\ud800"))
+
+        for number in range(3):
+            nursery.start_soon(add, str(number))
+            nursery.start_soon(refused)
+    assert added == [True] * 3

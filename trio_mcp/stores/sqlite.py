@@ -266,7 +266,10 @@ class SQLiteStore:
         return await self._write(lambda connection: connection.execute(statement, values).rowcount)
 
     def _commit(self, connection: sqlite3.Connection, batch: Sequence[_Write[Any]]) -> None:
-        """Run the jobs in one transaction.  A job that raises `StoreFull` undoes its own part only."""
+        """Run the jobs in one transaction.
+
+        A job without room, or with text that is no Unicode, undoes its own part only: the others are of other clients.
+        """
         committed = False
         try:
             self._check_file()
@@ -275,7 +278,7 @@ class SQLiteStore:
                 connection.execute("SAVEPOINT job")
                 try:
                     write.result = write.job(connection)
-                except StoreFull as error:
+                except (StoreFull, UnicodeEncodeError) as error:
                     write.error = error
                     connection.execute("ROLLBACK TO job")
                 connection.execute("RELEASE job")
