@@ -49,6 +49,11 @@ def test_the_yaml_is_yaml(name: str) -> None:
     assert all(isinstance(each, dict) for each in yaml.safe_load_all(said(name)))
 
 
+@pytest.mark.parametrize("name", ["compose.yaml", "kubernetes.yaml"])
+def test_containers_share_a_store_and_keys(name: str) -> None:
+    assert all(variable in said(name) for variable in ("MCP_REDIS", "TRIO_MCP_STATE_KEYS"))
+
+
 def test_the_pauses_of_all_files_fit_together() -> None:
     (patience,) = map(int, re.findall(r"shutdown_timeout=(\d+)", said("server.py")))
     (stop,) = map(int, re.findall(r"TimeoutStopSec=(\d+)", said("weather.service")))
