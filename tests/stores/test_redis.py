@@ -299,3 +299,20 @@ def test_a_store_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trio_mcp.stores.redis_link", None)
     with pytest.raises(UsageError, match=r"pip install 'trio_mcp\[redis\]'"):
         RedisStore("redis://localhost")
+
+
+async def test_text_that_cannot_be_sent_costs_the_others_nothing(server: RedisServer) -> None:
+    added: list[bool] = []
+    async with RedisStore(server.url) as store, trio.open_nursery() as nursery:
+
+        async def add(key: str) -> None:
+            added.append(await store.add(attrs.evolve(ROW, key=key)))
+
+        async def refused() -> None:
+            with pytest.raises(UnicodeEncodeError):
+                await store.add(attrs.evolve(ROW, key="half a pair", owner="\ud800"))
+
+        for number in range(3):
+            nursery.start_soon(add, str(number))
+            nursery.start_soon(refused)
+    assert added == [True] * 3

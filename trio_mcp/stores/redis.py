@@ -180,7 +180,9 @@ class RedisStore:
 
     async def _step(self, name: str, *arguments: str | bytes | float) -> Any:
         """Run a step of the script.  Raises `StoreFull` if it says so."""
-        given = [each if isinstance(each, str | bytes) else repr(each) for each in arguments]
+        # As bytes, because coredis ends the connection of all calls at text that is no Unicode.
+        texts = [each if isinstance(each, str | bytes) else repr(each) for each in arguments]
+        given = [each.encode() if isinstance(each, str) else each for each in texts]
         await self._wait_for_turn()
         try:
             link = self._link
