@@ -27,6 +27,12 @@ def test_a_principal_has_a_name(name: Any) -> None:
         Principal(name)
 
 
+def test_half_a_surrogate_pair_is_no_name() -> None:
+    """It cannot be written into a store."""
+    with pytest.raises(UsageError, match=r"must be Unicode text, got '\\ud800'"):
+        Principal("\ud800")
+
+
 @pytest.mark.parametrize("scopes", ["read write", [7]])
 def test_the_scopes_of_a_principal_are_no_text(scopes: Any) -> None:
     with pytest.raises(UsageError, match="list of names"):

@@ -77,9 +77,17 @@ async def raises(request: HttpRequest) -> str | None:
     raise RuntimeError("no database")
 
 
+async def half_a_pair(request: HttpRequest) -> str | None:
+    return "\ud800"
+
+
 @pytest.mark.parametrize(
     ("authenticate", "said"),
-    [(raises, "no database"), (lambda request: "ada", "authenticate must be an async function, but it returned str")],
+    [
+        (raises, "no database"),
+        (lambda request: "ada", "authenticate must be an async function, but it returned str"),
+        (half_a_pair, "must be Unicode text"),
+    ],
 )
 async def test_an_authenticate_that_fails_costs_its_request_only(
     authenticate: Any, said: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock

@@ -57,6 +57,10 @@ class Principal:
         if not isinstance(name, str) or not name:
             came = "an empty one" if name == "" else type(name).__name__
             raise UsageError(f"the name of a principal must be a str with at least one character, not {came}")
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"the name of a principal must be Unicode text, got {name!a}") from None
         # Comparisons with NaN are always false, so the token would never expire.
         if expires is not None and (type(expires) not in (int, float) or math.isnan(expires)):
             raise UsageError(f"expires must be a time in seconds since 1970, or None, not {expires!r}")

@@ -339,7 +339,9 @@ class Endpoint:
         try:
             if authenticate is not None:
                 name = stable_name(await self._ask("authenticate", partial(_authenticated, authenticate, request)))
-                return _not_authenticated(request, cors) if name is None else name
+                if name is None:
+                    return _not_authenticated(request, cors)
+                return Principal(name).name  # raises for a name that no store can keep
             assert resource is not None
             found = called(resource.protection.verify, token)
             principal = await self._ask("verify", partial(_awaited, found)) if isinstance(found, Awaitable) else found
