@@ -573,9 +573,12 @@ def copy_in(crew: Crew, number: int, session: str) -> Any:
 
 
 async def test_a_stream_that_is_resumed_while_the_store_is_away_is_cut(
-    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(channels: Any) -> Any:
+        raise StoreFailed("the store is away")
+
+    async def away(*args: Any) -> Any:
         raise StoreFailed("the store is away")
 
     async with crew_of() as crew:
@@ -589,8 +592,13 @@ async def test_a_stream_that_is_resumed_while_the_store_is_away_is_cut(
             resumed = await crew.webs[2].open(session=session, after=stream.last_event_id)
             with pytest.raises(Cut):
                 await resumed.response()
-        crew.stages[1].go["x"].set()
         resumed = await crew.webs[2].open(session=session, after=stream.last_event_id)
+        caplog.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(crew.store, "read", away)
+            await trio.sleep(20)
+        assert [each.module for each in caplog.records].count("shared_endpoint") == 1
+        crew.stages[1].go["x"].set()
         assert text_of(await resumed.response()) == "done"
 
 

@@ -33,7 +33,9 @@ def test_an_item_without_events(item: StreamItem) -> None:
     assert (found, found.begins, found.after("s", -1)) == (item, None, [])
 
 
-async def test_events_wait_while_the_store_is_away(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_events_wait_while_the_store_is_away(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     async def fail(*args: Any, **options: Any) -> int:
         raise StoreFailed("the store is away")
 
@@ -44,7 +46,8 @@ async def test_events_wait_while_the_store_is_away(autojump_clock: MockClock, mo
             stream = await crew.webs[0].open(plays("many 20", "wait x"), session=session)
             for _ in range(20):
                 await stream.message()
-            await trio.sleep(5)
+            await trio.sleep(20)
+        assert [each.message for each in caplog.records] == ["the store is away"]
         await stream.aclose()
         await trio.sleep(5)
         crew.stages[0].go["x"].set()

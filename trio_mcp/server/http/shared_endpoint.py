@@ -383,7 +383,7 @@ class SharedEndpoint(Endpoint):
         log, origin = cast(SharedEventLog, session.log), name.partition(".")[0]
         in_store, store = log.in_store(name), self.replica.store
         ids: Sequence[Id] = ()
-        position, looked, died = 0, -inf, False
+        position, looked, died, failed = 0, -inf, False, False
         async with store.receive([in_store]) as news:
             while not stream.over:
                 try:
@@ -407,7 +407,10 @@ class SharedEndpoint(Endpoint):
                         looked = trio.current_time()
                         died = not await self.replica.alive(origin)  # then read once more
                         await self.replica.send(origin, "follow", key=session.key, stream=name)
+                    failed = False
                 except StoreFailed as error:
-                    _log.error("%s", error)
+                    if not failed:  # once for each time that it is away
+                        _log.error("%s", error)
+                    failed = True
                 with trio.move_on_after(_ASK):
                     await anext(news)

@@ -195,7 +195,7 @@ class SharedEventLog(MemoryEventLog):
 
     async def _write(self, stream: str, waiting: _Unwritten) -> None:
         """Append the items of a stream until none waits."""
-        store, name = self._replica.store, self.in_store(stream)
+        store, name, failed = self._replica.store, self.in_store(stream), False
         try:
             while waiting.items:
                 item = waiting.items[0]
@@ -205,7 +205,9 @@ class SharedEventLog(MemoryEventLog):
                         owner=self._holder, expires=wall_time() + self._kept, max_bytes=self._most + _OVERHEAD,
                     )  # fmt: skip
                 except StoreFailed as error:
-                    _log.error("%s", error)
+                    if not failed:  # once for each stream
+                        _log.error("%s", error)
+                    failed = True
                     await trio.sleep(_AGAIN)
                     continue
                 except StoreFull:
