@@ -188,6 +188,26 @@ async def test_an_answer_reaches_the_handler_through_another_replica(
         assert (crew.stages[0].began, crew.stages[1].began) == ([""], [])
 
 
+async def test_credentials_are_not_written_into_the_store(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[bytes] = []
+    async with replicas(monkeypatch=monkeypatch) as crew:
+        params, result = await asked(crew.webs[0], "ask")
+        append = crew.store.append
+
+        async def note(stream: str, body: bytes, **options: Any) -> Any:
+            written.append(body)
+            return await append(stream, body, **options)
+
+        monkeypatch.setattr(crew.store, "append", note)
+        headers = {"Authorization": "Bearer hush", "Cookie": "a=hush", "X-Api-Key": "hush", "X-Region": "north"}
+        answer = await crew.webs[1].call("tools/call", retry(params, result), headers=headers)
+        assert answer.result["content"]
+    assert any(b"north" in body for body in written)
+    assert not any(b"hush" in body for body in written)
+
+
 async def test_each_round_may_go_to_another_replica(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
     async with replicas(monkeypatch=monkeypatch) as crew:
         params, result = await asked(crew.web, "ask", "ask", "ask")

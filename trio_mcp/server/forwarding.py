@@ -36,6 +36,7 @@ import attrs
 import trio
 
 from trio_mcp.core.errors import INTERNAL_ERROR, RequestError
+from trio_mcp.core.http.fields import CREDENTIALS
 from trio_mcp.core.messages import ABSENT, PROGRESS, Error, JsonObject, Request, Response, decode, encode
 from trio_mcp.core.principals import Principal
 from trio_mcp.core.requests import LinkKind
@@ -142,9 +143,11 @@ class SharedParking(Parking):
         id, link = secrets.token_urlsafe(12), ctx._link
         there, back = self._streams(id)
         assert link is not None  # it has just been received
+        # Without credentials, which readers of the store could use.  The principal is known.
+        headers = {name: value for name, value in ctx.headers.items() if not CREDENTIALS.search(name)}
         request = {
             "from": self._replica.name, "method": ctx.method, "params": dict(ctx.request.params),
-            "principal": _written(ctx._terms.principal), "headers": dict(ctx.headers.items()),
+            "principal": _written(ctx._terms.principal), "headers": headers,
             "holder": link.account.holder,
         }  # fmt: skip
         ended = False

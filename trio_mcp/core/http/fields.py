@@ -28,8 +28,8 @@ from trio_mcp.core.errors import UsageError, redacted, shown
 from trio_mcp.core.messages import Error, Json, Notification, Request, encode, prepare, record
 
 __all__ = [
-    "DRAFT_HEADER_MISMATCH", "EVENT_STREAM", "JSON", "LAST_EVENT_ID", "LOOPBACK_HOSTS", "METHOD", "NAME", "NAMED_BY",
-    "NO_NAMES", "PARAM_PREFIX", "PROTOCOL_VERSION", "SESSION_ID", "TOKEN", "AllowList", "Fields", "Headers",
+    "CREDENTIALS", "DRAFT_HEADER_MISMATCH", "EVENT_STREAM", "JSON", "LAST_EVENT_ID", "LOOPBACK_HOSTS", "METHOD", "NAME",
+    "NAMED_BY", "NO_NAMES", "PARAM_PREFIX", "PROTOCOL_VERSION", "SESSION_ID", "TOKEN", "AllowList", "Fields", "Headers",
     "HttpRequest", "Mirror", "Mirrors", "RawFields", "Reply", "cors_headers", "decode_value", "empty", "encode_value",
     "find_mirrors", "is_json", "is_session_id", "listed", "media_type", "mirror_fault", "mirrored", "preflight_headers",
     "quality", "refusal", "reply_headers", "split_target", "standard_fault", "standard_headers", "without_credentials",
@@ -357,6 +357,10 @@ def reply_headers(cors: Fields, *, stream: bool, session: str | None = None) -> 
     """Return the headers of a response that carries messages.  `session`: only for the answer to initialize."""
     kind = _STREAM_HEADERS if stream else _JSON_HEADERS
     return (*kind, *cors) if session is None else (*kind, (SESSION_ID, session), *cors)
+
+
+CREDENTIALS = re.compile("authorization|cookie|key|password|secret|session|signature|token", re.IGNORECASE)
+"""Finds the names of headers that may carry credentials, whatever method the author of a server has chosen."""
 
 
 def without_credentials(body: bytes, sent: Fields) -> bytes:

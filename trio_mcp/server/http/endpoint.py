@@ -47,7 +47,7 @@ import trio
 
 from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST, UsageError, redacted, shown
 from trio_mcp.core.http.event_log import EventLog, MemoryEventLog, NotReplayable
-from trio_mcp.core.http.fields import Fields, Headers, HttpRequest, Reply, refusal, reply_headers
+from trio_mcp.core.http.fields import CREDENTIALS, Fields, Headers, HttpRequest, Reply, refusal, reply_headers
 from trio_mcp.core.http.h1 import RequestHead
 from trio_mcp.core.http.server_rules import (
     Deliver,
@@ -158,15 +158,13 @@ def _not_authenticated(request: HttpRequest, cors: Fields) -> Reply:
     return refusal(401, Error(None, INVALID_REQUEST, why), cors, (("WWW-Authenticate", "Bearer"),))
 
 
-# The names of headers that may carry credentials, whatever method the author has chosen.
-_CREDENTIALS = re.compile("authorization|cookie|key|password|secret|session|signature|token", re.IGNORECASE)
 _SEPARATOR = re.compile(r"[\s;,=\"]+")
 _SCHEMES = ("Basic", "Bearer", "Digest")
 
 
 def _without_credentials(text: str, headers: Headers) -> str:
     """auth-22: an author's exception may quote what the client has sent, and that must not get into the log."""
-    values = [value for name, value in headers.items() if _CREDENTIALS.search(name)]
+    values = [value for name, value in headers.items() if CREDENTIALS.search(name)]
     # The author may have taken a value apart: into a scheme and a token, or into the pairs of a cookie.
     parts = {part for value in values for part in (value, *_SEPARATOR.split(value, 32)) if part not in _SCHEMES}
     longest_first: list[str] = sorted(parts, key=len, reverse=True)
