@@ -29,9 +29,9 @@ else:
             "fields": (
                 "AllowList CREDENTIALS DRAFT_HEADER_MISMATCH EVENT_STREAM Fields Headers HttpRequest JSON "
                 "LAST_EVENT_ID LOOPBACK_HOSTS METHOD Mirror Mirrors NAME NAMED_BY NO_NAMES PARAM_PREFIX "
-                "PROTOCOL_VERSION RawFields Reply SESSION_ID TOKEN cors_headers decode_value empty encode_value find_mirrors is_json "
-                "is_session_id listed media_type mirror_fault mirrored preflight_headers quality refusal reply_headers "
-                "split_target standard_fault standard_headers without_credentials"
+                "PROTOCOL_VERSION RawFields Reply SESSION_ID TOKEN cors_headers decode_value empty encode_value "
+                "find_mirrors is_json is_session_id listed media_type mirror_fault mirrored preflight_headers quality "
+                "refusal reply_headers split_target standard_fault standard_headers without_credentials"
             ),
             "h1": (
                 "CONTINUE ChunkError ChunkReader KnownHeads LAST_CHUNK ReplyHead ReplyReader RequestHead RequestReader "
