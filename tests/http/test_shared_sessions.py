@@ -693,6 +693,20 @@ async def test_an_oldest_session_that_makes_room_leaves_nothing(autojump_clock: 
         assert len(mails) == 4
 
 
+async def test_a_session_that_is_refused_leaves_nothing(
+    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(*args: Any, **options: Any) -> Any:
+        raise StoreFull("total")
+
+    params = {"protocolVersion": D, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+    async with crew_of() as crew:
+        monkeypatch.setattr(crew.store, "add", full)
+        for _ in range(3):
+            assert (await crew.web.post(request("initialize", params, revision=D), revision=D)).status == 503
+        assert not crew.store._streams
+
+
 async def test_an_error_of_the_store_names_no_machine_to_clients(
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -315,7 +315,13 @@ class SharedSession(HttpSession):
         )  # fmt: skip
         now = wall_time()
         row = Row(self._endpoint.kind, self.key, record.text(), self._owner, now, now + self._idle_seconds)
-        await self._endpoint.add(row)
+        try:
+            await self._endpoint.add(row)
+        except (StoreFailed, StoreFull):
+            self._over_everywhere = True
+            with suppress(StoreFailed):  # it expires
+                await self._quickly(self._store.discard(self._mail))
+            raise
         self._looked, self._expires = now, row.expires
         self._endpoint.copies[self.key] = self
 
