@@ -259,7 +259,10 @@ def replaying(store: Any) -> Stage:
 async def test_a_holder_that_has_gone(
     name: str, waits: float, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with replicas(replaying, monkeypatch=monkeypatch) as crew:
+    async def authenticate(request: Any) -> str:
+        return "ann"
+
+    async with replicas(replaying, monkeypatch=monkeypatch, authenticate=authenticate) as crew:
         params, result = await asked(crew.webs[0], "ask", "say again", name=name)
         await crew.crash(0)
         await trio.sleep(waits)
@@ -267,6 +270,7 @@ async def test_a_holder_that_has_gone(
         if name == "replayed":
             assert answer.result["content"][0]["text"] == "again"
             assert crew.stages[1].began == [""]
+            assert [row.owner for row in crew.store._rows.values() if row.kind.startswith("spent")] == ["principal ann"]
             spent = await crew.webs[2].call("tools/call", retry(params, result))
             assert "has been used" in spent.message["error"]["message"]
         else:

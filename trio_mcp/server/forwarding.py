@@ -94,7 +94,7 @@ class SharedParking(Parking):
                     return await self._forward(ctx, holder)
             if state.carried is None:
                 raise StateRefusal.HOLDER_GONE.error
-            if not await self._spend(state):
+            if not await self._spend(state, None if ctx._link is None else ctx._link.account.holder):
                 raise StateRefusal.SPENT.error
         except (StoreFailed, StoreFull) as error:
             raise RequestError(INTERNAL_ERROR, text_for_clients(error)) from error
@@ -102,14 +102,15 @@ class SharedParking(Parking):
 
     # Handles that are continued once.
 
-    async def _spend(self, state: SealedState, *, again: bool = False) -> bool:
+    async def _spend(self, state: SealedState, holder: Hashable | None, *, again: bool = False) -> bool:
         """Whether this replica is the first to continue the call of this handle.  Raises `StoreFailed`.
 
         With `again` an earlier attempt of this replica, whose outcome is unknown, does not count.
         """
         assert state.handle is not None  # other states may be used several times
         body = self._replica.name.encode()
-        row = Row(self._spent_kind, state.handle, body, created=wall_time(), expires=state.expires + LEASE)
+        now, until = wall_time(), state.expires + LEASE
+        row = Row(self._spent_kind, state.handle, body, _owner(holder), now, until)
         try:
             if await self._replica.quickly(self._store.add(row)):
                 return True
@@ -121,7 +122,7 @@ class SharedParking(Parking):
     async def _spend_or_park_again(self, parked: ParkedCall, state: SealedState) -> None:
         """Continue a parked call that another replica could run again, unless that has happened."""
         try:
-            first = await self._spend(state, again=True)
+            first = await self._spend(state, parked.holder, again=True)
         except BaseException as error:
             if self._run.dismissed or not self._shares.take(parked.holder):
                 self._cancel(parked, "the store of the replicas has failed, and there is no place for parked calls")
@@ -211,7 +212,7 @@ class SharedParking(Parking):
     async def _append(self, stream: str, body: bytes, owner: Hashable | None) -> None:
         await self._store.append(
             stream, body,
-            owner="" if owner is None else str(owner),
+            owner=_owner(owner),
             expires=wall_time() + self._ttl + _KEPT, max_bytes=4 * self._run.limits.message_bytes,
         )  # fmt: skip
 
@@ -376,6 +377,11 @@ async def _report(ctx: Context, message: Any) -> None:
         await link.report(ctx, LOG, params)
     elif link.session.notify(message.method, params, about=ctx.request.id):
         await link.tell(ctx)
+
+
+def _owner(holder: Hashable | None) -> str:
+    """The holder as the owner of rows and streams."""
+    return "" if holder is None else str(holder)
 
 
 def _written(principal: Any) -> Any:
