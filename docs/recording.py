@@ -107,9 +107,10 @@ def recorded(commands: Sequence[str]) -> Terminal:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "weather.py").write_text(_server())
+        python = Path(sys.executable).with_name("python")  # the picture has its name, and `pytest` may use `python3`
         for program, command in (("python", ""), ("trio-mcp", " -m trio_mcp")):
             file = folder / program
-            file.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}"{command} "$@"\n')
+            file.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{python}"{command} "$@"\n')
             file.chmod(0o755)
         for number, command in enumerate(commands):
             terminal.write(("\n" if number else "") + "\x1b[32m$\x1b[0m ")
