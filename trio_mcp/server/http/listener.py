@@ -337,6 +337,10 @@ class HttpService(ListenerState):
             # The system resets connections that nobody has accepted when the last process closes their listener.
             while any(map(_has_waiting, self._listening)):
                 await trio.lowlevel.checkpoint()
+        # In the same step: until the cancelled tasks close the listeners, more connections would come.
+        for each in self._listening:
+            if (listening := _socket_of(each)) is not None:
+                listening.close()
         self._stop_listening()
         settled = trio.current_time() + _SETTLE
         with trio.move_on_after(seconds):
