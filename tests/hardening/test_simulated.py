@@ -370,3 +370,17 @@ def test_a_session_that_ends_while_its_state_is_written_is_no_error() -> None:
         30765, "json", D, (Program((Move("ask"),)),), faults=(leave,), pings=7.0, replicas=3, scattered=True, lag=0.001
     )
     assert not play(plan).violations
+
+
+def test_a_task_whose_tool_has_failed_is_completed_in_the_store() -> None:
+    """Clients of 2025-11-25 see that it has failed."""
+    moves = Program((Move("errand", wait=45.0, size=3), Move("errand", size=19)))
+    crash, end = (
+        Fault("crash", at=52, victim=1, seconds=9.035, back=True),
+        Fault("end", at=1363, victim=5, seconds=0.405),
+    )
+    cut = Fault("cut", at=521, victim=7, seconds=0.093, back=True)
+    plan = Plan(702081864, "sse", D, (moves,), faults=(crash, end, cut), behind="json", behind_era=D)
+    played = play(plan)
+    assert set(played.fired) == {"crash", "end", "cut"}
+    assert played.violations == ()

@@ -289,7 +289,10 @@ async def audit(book: Book) -> None:
         record = TaskRecord.from_text(rows[0].body.decode())
         waits = record.status is TaskStatus.INPUT_REQUIRED
         book.check(record.terminal or waits, f"the task of {errand.token} is still {record.status.value}")
-        same = not errand.ended or f"TaskStatus.{record.status.name}:" in errand.ended
+        statuses = {record.status.name}
+        if record.result is not None and record.result.get("isError"):
+            statuses.add("FAILED")  # as 2025-11-25 has it (task-64)
+        same = not errand.ended or any(f"TaskStatus.{status}:" in errand.ended for status in statuses)
         book.check(same, f"the task of {errand.token} was {errand.ended}, and is {record.status.value}")
         if errand.cancelled:
             book.check(record.terminal, f"the task of {errand.token} was cancelled, and is {record.status.value}")
