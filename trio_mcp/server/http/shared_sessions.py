@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     from trio_mcp.server.http.shared_endpoint import SharedEndpoint
     from trio_mcp.server.run import Run
 
-__all__ = ["SessionRecord", "SharedServerSession", "SharedSession", "key_of"]
+__all__ = ["SessionEnded", "SessionRecord", "SharedServerSession", "SharedSession", "key_of"]
 
 _log = logging.getLogger("trio_mcp")
 
@@ -96,6 +96,10 @@ _EVENTS: Final = 50  # items that are read at once
 _SHORT: Final = 16 * 1024  # bytes of an item that is sent to all replicas; a longer one they read
 _CANCELLED: Final = "notifications/cancelled"
 _ENDED: Final = "the session has ended"
+
+
+class SessionEnded(StoreFailed):
+    """The session has ended in another replica.  The store works."""
 
 
 @attrs.frozen
@@ -357,7 +361,7 @@ class SharedSession(HttpSession):
             row = await self._quickly(self._store.get(self._endpoint.kind, self.key))
             if row is None:
                 self._end_here()
-                raise StoreFailed(_ENDED)
+                raise SessionEnded(_ENDED)
             before = SessionRecord.from_text(row.body)
             after = change(before)
             row = attrs.evolve(row, body=after.text(), expires=wall_time() + self._idle_seconds)
@@ -638,7 +642,7 @@ class SharedSession(HttpSession):
         row = await self._quickly(self._store.get(self._endpoint.kind, self.key))  # with all subscriptions up to now
         terms = self.server_session.session.terms
         if row is None or self._over or terms is None:
-            raise StoreFailed(_ENDED)
+            raise SessionEnded(_ENDED)
         if self._announced > announced:
             return
         self.speaks = True
