@@ -384,3 +384,9 @@ def test_a_task_whose_tool_has_failed_is_completed_in_the_store() -> None:
     played = play(plan)
     assert set(played.fired) == {"crash", "end", "cut"}
     assert played.violations == ()
+
+
+def test_a_subscription_of_a_session_that_has_ended_is_no_failure_of_the_store() -> None:
+    """The client ends its session at one replica while it subscribes at another one."""
+    moves = Program((Move("listen", size=4), Move("echo", size=1705)))
+    assert not play(Plan(8041814, "http", D, (moves,), replicas=2)).violations

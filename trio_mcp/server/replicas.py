@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from trio_mcp.server.run import Run
     from trio_mcp.stores.rows import Store
 
-__all__ = ["LEASE", "QUICKLY", "Replica", "text_for_clients", "wall_time"]
+__all__ = ["LEASE", "QUICKLY", "Replica", "SessionEnded", "text_for_clients", "wall_time"]
 
 _log = logging.getLogger("trio_mcp")
 T = TypeVar("T")
@@ -70,9 +70,13 @@ def wall_time() -> float:
     return wall()
 
 
+class SessionEnded(StoreFailed):
+    """The session has ended in another replica.  The store works."""
+
+
 def text_for_clients(error: StoreFailed | StoreFull) -> str:
     """Tell a client that the store fails.  The cause is in the log alone: it may name machines and files."""
-    if isinstance(error, StoreFull):
+    if isinstance(error, StoreFull | SessionEnded):
         return str(error)
     _log.error("%s", error)
     return "the store of the replicas does not work; try again later"

@@ -44,7 +44,7 @@ from trio_mcp.server.http.endpoint import (
 )
 from trio_mcp.server.http.responses import HttpResponse
 from trio_mcp.server.http.sessions import HttpSession
-from trio_mcp.server.http.shared_sessions import SessionEnded, SessionRecord, SharedSession, key_of
+from trio_mcp.server.http.shared_sessions import SessionRecord, SharedSession, key_of
 from trio_mcp.server.http.shared_streams import (
     FollowedStream,
     LoggedStream,
@@ -247,8 +247,6 @@ class SharedEndpoint(Endpoint):
                 if refused is not None:
                     return await refuse(refused, admitted, response)
             return await super().serve(admitted, request, response)
-        except SessionEnded as error:  # a client that tries again hears that there is no such session
-            return await refuse(try_later(503, str(error), cors, 1), admitted, response)
         except (StoreFailed, StoreFull) as error:
             return await refuse(try_later(503, text_for_clients(error), cors, 1), admitted, response)
 

@@ -71,7 +71,7 @@ from trio_mcp.server.http.shared_streams import (
     LoggedStream,
     SharedEventLog,
 )
-from trio_mcp.server.replicas import text_for_clients, wall_time
+from trio_mcp.server.replicas import SessionEnded, text_for_clients, wall_time
 from trio_mcp.server.session import ServerSession
 from trio_mcp.stores.rows import Row, StoreFailed, StoreFull
 
@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     from trio_mcp.server.http.shared_endpoint import SharedEndpoint
     from trio_mcp.server.run import Run
 
-__all__ = ["SessionEnded", "SessionRecord", "SharedServerSession", "SharedSession", "key_of"]
+__all__ = ["SessionRecord", "SharedServerSession", "SharedSession", "key_of"]
 
 _log = logging.getLogger("trio_mcp")
 
@@ -96,10 +96,6 @@ _EVENTS: Final = 50  # items that are read at once
 _SHORT: Final = 16 * 1024  # bytes of an item that is sent to all replicas; a longer one they read
 _CANCELLED: Final = "notifications/cancelled"
 _ENDED: Final = "the session has ended"
-
-
-class SessionEnded(StoreFailed):
-    """The session has ended in another replica.  The store works."""
 
 
 @attrs.frozen
