@@ -390,3 +390,47 @@ def test_a_subscription_of_a_session_that_has_ended_is_no_failure_of_the_store()
     """The client ends its session at one replica while it subscribes at another one."""
     moves = Program((Move("listen", size=4), Move("echo", size=1705)))
     assert not play(Plan(8041814, "http", D, (moves,), replicas=2)).violations
+
+
+def test_a_change_that_a_replica_makes_as_it_stops_is_told() -> None:
+    """Its message waited for a slow store."""
+    plan = Plan(
+        order=0,
+        transport="http",
+        era="2026-07-28",
+        clients=(
+            Program(
+                moves=(
+                    Move(kind="read", patience=0.404),
+                    Move(kind="listen", wait=20.0, size=27),
+                    Move(kind="read", wait=0.3),
+                    Move(kind="put", wait=0.01),
+                    Move(kind="read"),
+                )
+            ),
+            Program(
+                moves=(
+                    Move(kind="listen", size=16),
+                    Move(kind="quiz"),
+                    Move(kind="tools"),
+                    Move(kind="count", wait=2.0, size=4),
+                    Move(kind="put"),
+                    Move(kind="count", wait=0.01, size=3),
+                    Move(kind="put"),
+                )
+            ),
+        ),
+        faults=(
+            Fault(kind="cut", at=6, victim=8, seconds=6.64),
+            Fault(kind="restart", at=751, victim=4, seconds=0.029),
+            Fault(kind="drain", at=370, victim=4, seconds=0.137),
+            Fault(kind="outage", at=128, victim=11, seconds=2.636, back=True),
+        ),
+        probe=True,
+        replicas=2,
+        scattered=True,
+        lag=0.1,
+    )
+    played = play(plan)
+    assert "restart" in played.fired
+    assert played.violations == ()

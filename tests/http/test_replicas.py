@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -85,6 +86,20 @@ async def test_changes_wait_for_the_store(autojump_clock: MockClock, monkeypatch
         await trio.sleep(5)
         monkeypatch.setattr(crew.store, "send", send)
         assert (await stream.message())["method"] == TOOLS
+
+
+async def test_after_the_death_of_a_replica_every_change_is_told(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have died before its last changes were told."""
+    async with replicas(monkeypatch=monkeypatch) as crew:
+        streams = [await web.open(request(LISTEN, {"notifications": LISTS})) for web in crew.webs]
+        for stream in streams:
+            await stream.message()
+        living = next(row for row in crew.store._rows.values() if row.kind.startswith("replica "))
+        await crew.store.add(attrs.evolve(living, key="dead", holder="dead"))  # which has no lease
+        for stream in streams:
+            assert {(await stream.message())["method"] for _ in range(2)} == {TOOLS, UPDATED}
 
 
 # Keys.

@@ -149,6 +149,8 @@ class Replica:
 
     async def _leave(self) -> None:
         try:
+            if self._changes:  # of the last moment
+                await self.send(None, "change", changes=[])
             await self.store.delete(self._kind, self.name)
             await self.store.lease(self.name, -inf)
         except StoreFailed as error:
@@ -205,9 +207,13 @@ class Replica:
                 _log.error("%s", error)
 
     async def _bury(self) -> None:
-        """Delete the rows of replicas whose leases have ended."""
-        for row in await self.store.claim(self._kind, self.name, wall(), _PAGE):
+        """Delete the rows of replicas whose leases have ended, and tell all changes: their last ones may be lost."""
+        dead = await self.store.claim(self._kind, self.name, wall(), _PAGE)
+        for row in dead:
             await self.store.delete(self._kind, row.key)
+        if dead:
+            self._run.publish_here(None)
+            await self.send(None, "change", changes=[])
 
     async def alive(self, name: str) -> bool:
         """Whether this replica still has a lease.  Raises `StoreFailed`."""
@@ -286,13 +292,17 @@ class Replica:
             told = [[each.kind.name, each.item] for each in changes]
             if len(changes) >= _MOST or sum(len(item) for _, item in told) > _TOLD:
                 told = []  # all changes of the others may have happened
+            sent = False
             try:
                 await self.send(None, "change", changes=told)
+                sent = True
             except StoreFailed as error:
                 _log.error("%s", error)
-                self._changes = {**changes, **self._changes}
                 self._changed.set()
                 await trio.sleep(_AGAIN)
+            finally:
+                if not sent:  # also if this replica ends; then `_leave` tells of them
+                    self._changes = {**changes, **self._changes}
 
     def _hear_changes(self, message: JsonObject) -> None:
         if message["from"] == self.name:
