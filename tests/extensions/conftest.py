@@ -9,14 +9,13 @@ import pytest
 import trio
 
 # The clock of the records is an inner part.
-from trio_mcp.extensions.tasks import keeper
-from trio_mcp.stores import SQLiteStore
+from trio_mcp.stores import SQLiteStore, rows
 
 
 @pytest.fixture(autouse=True)
 def virtual_wall(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wall clock follows the clock of the test."""
-    monkeypatch.setattr(keeper, "wall", lambda: 1e9 + trio.current_time())
+    monkeypatch.setattr(rows, "wall", lambda: 1e9 + trio.current_time())
 
 
 @pytest.fixture

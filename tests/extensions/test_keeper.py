@@ -22,6 +22,7 @@ from trio_mcp.errors import SessionClosed
 from trio_mcp.extensions.tasks import keeper as keepers
 from trio_mcp.extensions.tasks.keeper import Keeper, TaskHost  # the same
 from trio_mcp.stores import MemoryStore, Row, SQLiteStore, Store, StoreFailed, StoreFull
+from trio_mcp.stores import rows as clock  # the time of the test
 
 Make: TypeAlias = Callable[[], Store]
 NAME = Question("name", "elicitation/create", {"message": "Who?"})
@@ -48,7 +49,7 @@ async def kept(make: Make, *, limits: Limits | None = None, **options: Any) -> A
 
 
 def new(id: str = "t-1", **changes: Any) -> TaskRecord:
-    return attrs.evolve(TaskRecord(id, "ann", keepers.wall(), 3_600_000, "tools/call", {"name": "report"}), **changes)
+    return attrs.evolve(TaskRecord(id, "ann", clock.wall(), 3_600_000, "tools/call", {"name": "report"}), **changes)
 
 
 async def begun(keeper: Keeper, id: str = "t-1", **changes: Any) -> TaskHost:
@@ -486,7 +487,7 @@ async def test_after_a_sleep_of_the_machine_no_task_is_taken_over(
         async with kept(make) as second:
             hosts.append(await begun(second, "b"))
             await trio.sleep(keepers.LEASE)
-            monkeypatch.setattr(keepers, "wall", lambda: 1e9 + 1000 + trio.current_time())
+            monkeypatch.setattr(clock, "wall", lambda: 1e9 + 1000 + trio.current_time())
             await trio.sleep(3 * keepers.LEASE)
             assert not any(host.over for host in hosts)
 
@@ -499,7 +500,7 @@ async def test_tasks_are_taken_over_when_the_wall_clock_is_set_back(
         first._ready.set()
         await trio.sleep(keepers.LEASE)
         with monkeypatch.context() as patch:
-            patch.setattr(keepers, "wall", lambda: 1e9 + 10_000 + trio.current_time())
+            patch.setattr(clock, "wall", lambda: 1e9 + 10_000 + trio.current_time())
             await trio.sleep(2 * keepers.LEASE)
         await trio.sleep(1)
         await begun(first)
@@ -515,7 +516,7 @@ async def test_messages_are_shown_when_the_wall_clock_is_set_back(
     async with kept(make) as keeper:
         host = await begun(keeper)
         await host.progress(1, None, "one")
-        monkeypatch.setattr(keepers, "wall", lambda: 1e9 - 1000 + trio.current_time())
+        monkeypatch.setattr(clock, "wall", lambda: 1e9 - 1000 + trio.current_time())
         await trio.sleep(2)
         await host.progress(2, None, "two")
         task = await keeper.find("t-1")
@@ -527,7 +528,7 @@ async def test_a_process_that_wakes_up_late_writes_nothing(make: Make, inline: N
     async with kept(make, recover=lambda task: True) as second:
         first = Keeper(make(), "test", Limits())
         async with first._store:
-            await first._store.lease(first._holder, keepers.wall() + keepers.LEASE)
+            await first._store.lease(first._holder, clock.wall() + keepers.LEASE)
             first._ready.set()
             host = await begun(first)
             # It does not renew its lease.

@@ -21,9 +21,9 @@ from tests.http.served import MemoryListener
 from tests.http.stage import Stage
 from trio_mcp import Server
 from trio_mcp.core.http import LOOPBACK_HOSTS
-from trio_mcp.server import replicas as clock  # its clock is that of the test
 from trio_mcp.server.http import serve_http
 from trio_mcp.stores import MemoryStore
+from trio_mcp.stores import rows as clock  # its clock is that of the test
 
 __all__ = ["KEYS", "Crew", "replicas", "staged"]
 

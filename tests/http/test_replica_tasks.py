@@ -15,7 +15,7 @@ from trio_mcp import Accepted, Context
 from trio_mcp.core import META_CLIENT_CAPABILITIES, RELATED_TASK, TASKS_EXTENSION
 
 # The clock of the records is an inner part.
-from trio_mcp.extensions.tasks import keeper
+from trio_mcp.stores import rows
 
 META = {META_CLIENT_CAPABILITIES: {"elicitation": {"form": {}}, "extensions": {TASKS_EXTENSION: {}}}}
 
@@ -38,7 +38,7 @@ def working(store: Any) -> Any:
 
 @pytest.fixture
 def crew_of(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(keeper, "wall", trio.current_time)
+    monkeypatch.setattr(rows, "wall", trio.current_time)
 
     def make(**options: Any) -> Any:
         return replicas(working, monkeypatch=monkeypatch, **options)

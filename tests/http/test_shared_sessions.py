@@ -15,10 +15,10 @@ from tests.http.replicas import KEYS, Crew, replicas, staged
 from tests.http.served import MemoryListener
 from tests.http.stage import TOOLS, UPDATED, B, C, D, Stage, in_sessions, methods, play, plays, text_of
 from trio_mcp.core import Limits, Notification
-from trio_mcp.server import replicas as clock  # its clock is that of the test
 from trio_mcp.server.http import serve_http, serve_http_stream
 from trio_mcp.server.http.shared_sessions import key_of  # rows and streams are found by it
 from trio_mcp.stores import MemoryStore, StoreFailed, StoreFull
+from trio_mcp.stores import rows as clock  # its clock is that of the test
 
 ANSWER = {"action": "accept", "content": {"size": 3}}
 asking = pytest.mark.parametrize("revision", [C, D])

@@ -119,8 +119,7 @@ def _computer(plan: Plan, clock: MockClock) -> Iterator[None]:
     gc.disable()  # what finalizers do would happen at any moment
     with (
         mock.patch("time.time", now),
-        mock.patch("trio_mcp.extensions.tasks.keeper.wall", now),
-        mock.patch("trio_mcp.server.replicas.wall", now),
+        mock.patch("trio_mcp.stores.rows.wall", now),
         mock.patch("time.monotonic", clock.current_time),
         mock.patch("time.gmtime", gmtime),
         mock.patch("os.urandom", dice.randbytes),

@@ -65,7 +65,7 @@ from trio_mcp.core.tasks import (
 )
 from trio_mcp.extensions.tasks.client import ClientTask, OnState, TaskCancelled, ordinary_call, tasks_of
 from trio_mcp.extensions.tasks.forms import CORE_FORM, EXTENSION_FORM
-from trio_mcp.extensions.tasks.keeper import TaskHost, wall_time
+from trio_mcp.extensions.tasks.keeper import TaskHost
 from trio_mcp.extensions.tasks.server import (
     METHODS,
     RunTasks,
@@ -78,7 +78,7 @@ from trio_mcp.extensions.tasks.server import (
 )
 from trio_mcp.relay.upstream import RelayedCall, Upstream
 from trio_mcp.server.context import Context
-from trio_mcp.stores.rows import StoreFailed
+from trio_mcp.stores.rows import StoreFailed, wall_time
 
 if TYPE_CHECKING:
     from trio_mcp.client.client import Client

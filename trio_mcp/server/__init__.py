@@ -58,7 +58,7 @@ else:
             "questions": "Elicit ElicitUrl Inquiry ListRoots Sample UrlElicitationRequired",
             "raw_entries": "raw_entry",
             "registry": "CAPABILITIES Catalog EntryRoute Filter Mount",
-            "replicas": "LEASE QUICKLY Replica wall_time",
+            "replicas": "LEASE QUICKLY Replica",
             "resources": "resource_of resource_result",
             "results": "BadResult InputRequired OutputSchema ToolError tool_failure tool_result",
             "run": "Rates Run RunMember Statistics Threads drained no_threads",

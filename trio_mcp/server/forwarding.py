@@ -43,9 +43,9 @@ from trio_mcp.core.requests import LinkKind
 from trio_mcp.core.rounds import SealedState, StateRefusal
 from trio_mcp.server.context import LOG, Context
 from trio_mcp.server.parking import ParkedCall, Parking
-from trio_mcp.server.replicas import LEASE, Replica, text_for_clients, wall_time
+from trio_mcp.server.replicas import LEASE, Replica, text_for_clients
 from trio_mcp.server.session import ServerSession
-from trio_mcp.stores.rows import Row, StoreFailed, StoreFull
+from trio_mcp.stores.rows import Row, StoreFailed, StoreFull, wall_time
 from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.transport.wire import Wire
 

@@ -27,7 +27,6 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-import time
 from collections.abc import Awaitable, Callable
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -38,14 +37,14 @@ import trio
 from trio_mcp.core.errors import CannotServe
 from trio_mcp.core.messages import JsonObject
 from trio_mcp.core.subscriptions import ChangeEvent, ChangeKind
-from trio_mcp.stores.rows import Resync, Row, StoreFailed, StoreFull
+from trio_mcp.stores.rows import Resync, Row, StoreFailed, StoreFull, wall_time
 from trio_mcp.transport.nursery import open_nursery
 
 if TYPE_CHECKING:
     from trio_mcp.server.run import Run
     from trio_mcp.stores.rows import Store
 
-__all__ = ["LEASE", "QUICKLY", "Replica", "SessionEnded", "text_for_clients", "wall_time"]
+__all__ = ["LEASE", "QUICKLY", "Replica", "SessionEnded", "text_for_clients"]
 
 _log = logging.getLogger("trio_mcp")
 T = TypeVar("T")
@@ -61,13 +60,6 @@ _PAGE: Final = 100  # rows that are read at once
 _KEPT: Final = 24 * 3600.0  # seconds for which the row of a replica stays without a renewal
 _TOLD: Final = 64 * 1024  # characters of changes in one message; more of them are told as a gap
 _MOST: Final = 1000  # changes in one message
-
-wall = time.time  # the clock of the store's rows; a test replaces it
-
-
-def wall_time() -> float:
-    """The time of rows, in seconds since the epoch."""
-    return wall()
 
 
 class SessionEnded(StoreFailed):
@@ -126,7 +118,7 @@ class Replica:
 
     async def _join(self) -> None:
         """Become a replica.  Raises `CannotServe` if another one has keys that do not fit ours."""
-        now, known = wall(), set[str]()
+        now, known = wall_time(), set[str]()
         await self.store.lease(self.name, now + LEASE)
         await self._wait_for_fitting_keys(known)  # first, so that a wrong replica disturbs no other one
         body = json.dumps({"keys": self._fingerprints}).encode()
@@ -145,7 +137,7 @@ class Replica:
                 _log.warning("%s; waiting for %g s, because it may have died", self._wrong(theirs), LEASE)
             waits = True
             await trio.sleep(_AGAIN)
-            await self.store.lease(self.name, wall() + LEASE)
+            await self.store.lease(self.name, wall_time() + LEASE)
 
     async def _leave(self) -> None:
         try:
@@ -191,7 +183,7 @@ class Replica:
         while True:
             await trio.sleep(_PERIOD)
             try:
-                now = wall()
+                now = wall_time()
                 await self.store.lease(self.name, now + LEASE)
                 await self._bury()
                 while await self.store.sweep(now):
@@ -208,7 +200,7 @@ class Replica:
 
     async def _bury(self) -> None:
         """Delete the rows of replicas whose leases have ended, and tell all changes: their last ones may be lost."""
-        dead = await self.store.claim(self._kind, self.name, wall(), _PAGE)
+        dead = await self.store.claim(self._kind, self.name, wall_time(), _PAGE)
         for row in dead:
             await self.store.delete(self._kind, row.key)
         if dead:

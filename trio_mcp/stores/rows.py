@@ -23,6 +23,7 @@ Methods are safe to cancel: a write happens as a whole or not at all.  A cancell
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from math import inf
@@ -32,7 +33,10 @@ from typing import Final, Protocol, TypeAlias
 from trio_mcp.core.errors import McpError
 from trio_mcp.core.messages import record
 
-__all__ = ["EVENT", "FREE", "SPARE", "Message", "Resync", "Row", "Store", "StoreFailed", "StoreFull", "check_room"]
+__all__ = [
+    "EVENT", "FREE", "SPARE", "Message", "Resync", "Row", "Store", "StoreFailed", "StoreFull", "check_room",
+    "wall_time",
+]  # fmt: skip
 
 FREE: Final = 3
 """An owner may have this many times what is free, as in `core.shares`."""
@@ -40,6 +44,13 @@ SPARE: Final = 4096
 """Bytes by which `replace` may grow a row of a full store, so that the failure of a task can be written down."""
 EVENT: Final = 64
 """Bytes that each event and each message counts beside its body; otherwise empty ones would be free."""
+
+wall = time.time  # a test replaces it
+
+
+def wall_time() -> float:
+    """The time of rows, in seconds since the epoch, for those who call a store."""
+    return wall()
 
 
 class StoreFull(McpError):

@@ -15,6 +15,7 @@ import trio
 
 from trio_mcp.core.messages import JsonObject, Limits
 from trio_mcp.core.tasks import CORE_TASKS, TaskRecord, read_task_id, requested_ttl, unknown_task
+from trio_mcp.stores.rows import wall_time
 
 if TYPE_CHECKING:
     from trio_mcp.core.session import Call
@@ -38,7 +39,7 @@ class ClientAnswers:
         plain = {name: each for name, each in params.items() if name != "task"}
         if "task" not in params or call.terms.revision.name != CORE_TASKS.name:
             return await ask(plain)
-        from trio_mcp.extensions.tasks.keeper import TaskHost, wall_time  # hardly any server asks so
+        from trio_mcp.extensions.tasks.keeper import TaskHost  # hardly any server asks so
 
         ttl = requested_ttl(params, self._limits.task_seconds)
         task = TaskRecord(secrets.token_hex(16), None, wall_time(), ttl, call.request.method)

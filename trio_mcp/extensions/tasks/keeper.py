@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import time
 from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from math import inf
@@ -47,13 +46,13 @@ from trio_mcp.core.tasks import (
     read_task_id,
     unknown_task,
 )
-from trio_mcp.stores.rows import Row, StoreFailed, StoreFull
+from trio_mcp.stores.rows import Row, StoreFailed, StoreFull, wall_time
 
 if TYPE_CHECKING:
     from trio_mcp.core.messages import Limits
     from trio_mcp.stores.rows import Store
 
-__all__ = ["LEASE", "Keeper", "TaskHost", "for_clients", "wall_time"]
+__all__ = ["LEASE", "Keeper", "TaskHost", "for_clients"]
 
 _log = logging.getLogger("trio_mcp")
 
@@ -68,13 +67,6 @@ _CLAIMED: Final = 50  # tasks that are recovered at once
 _NO_PROCESS: Final = "given back"  # the holder of tasks for which a process has no room; it never has a lease
 _FAILURE: Final = 4096  # bytes by which a task may be too large, so that its failure can be written down
 _TIMES: Final = 64  # bytes by which the times of a task may grow
-
-wall = time.time  # the clock of all records; a test replaces it
-
-
-def wall_time() -> float:
-    """The time of records, in seconds since the epoch."""
-    return wall()
 
 
 @contextmanager
@@ -127,7 +119,7 @@ class Keeper:
         """
         async with self._store:
             try:
-                await self._store.lease(self._holder, wall() + LEASE)
+                await self._store.lease(self._holder, wall_time() + LEASE)
                 number, _ = await self._store.changes(-1)
                 self._ready.set()
                 async with trio.open_nursery() as nursery:
@@ -144,7 +136,7 @@ class Keeper:
     async def _keep_up(self) -> bool:
         """Renew the lease, sweep, and recover the tasks of processes that have ended.  False if the store fails."""
         try:
-            now = wall()
+            now = wall_time()
             if now >= self._leased:  # the machine slept, or the clock was set; others need time to renew their leases
                 self._claims_from = trio.current_time() + _PERIOD
             await self._store.lease(self._holder, now + LEASE)
@@ -171,7 +163,7 @@ class Keeper:
         False: there is no room, or another version of this package wrote it, so it is given back.
         """
         try:
-            step = await self.step(id, lambda task: task.take_over(wall()), ours=True)
+            step = await self.step(id, lambda task: task.take_over(wall_time()), ours=True)
         except UsageError as error:
             _log.error("%s", error)
             runs = None
@@ -180,7 +172,7 @@ class Keeper:
                 return True
             runs = self._recover(step.task)
         if runs is False:
-            await self.step(id, lambda task: task.lose(wall()), ours=True)
+            await self.step(id, lambda task: task.lose(wall_time()), ours=True)
         row = await self._store.get(self._kind, id) if runs is None else None
         if row is not None and row.holder == self._holder:
             await self._store.replace(attrs.evolve(row, holder=_NO_PROCESS))
@@ -193,7 +185,7 @@ class Keeper:
                 host.over = True
                 if not host.recoverable:
                     with suppress(UsageError):  # another version of this package wrote it
-                        await self.step(host.id, lambda task: task.lose(wall()), ours=True)
+                        await self.step(host.id, lambda task: task.lose(wall_time()), ours=True)
             await self._store.lease(self._holder, -inf)
         except StoreFailed as error:
             _log.error("%s", error)
@@ -294,7 +286,7 @@ class Keeper:
         await self._ready.wait()
         row = await self._store.get(self._kind, id)
         task = None if row is None else (_read if whole else _head)(row)
-        return None if task is None or task.expires <= wall() else task
+        return None if task is None or task.expires <= wall_time() else task
 
     async def owned(self, id: str, principal: Any, *, whole: bool = False) -> TaskRecord:
         """As `find`.  Raises `RequestError` if this principal has no task of this id (task-59, xtask-46)."""
@@ -335,7 +327,7 @@ class Keeper:
             task, responses = await self.owned(read_task_id(params), principal), params.get("inputResponses")
             if not isinstance(responses, dict):
                 raise RequestError(INVALID_PARAMS, "inputResponses must be an object")
-            await self.step(task.id, lambda task: task.answer(responses, wall()))
+            await self.step(task.id, lambda task: task.answer(responses, wall_time()))
         return {}
 
     async def cancel(self, params: Mapping[str, Any], principal: Any, form: TaskForm) -> JsonObject:
@@ -347,7 +339,7 @@ class Keeper:
             elsewhere = None if host is None else host.cancel_elsewhere
             if elsewhere is not None:
                 await elsewhere()
-            step = await self.step(task.id, lambda task: task.cancel(wall()))
+            step = await self.step(task.id, lambda task: task.cancel(wall_time()))
         if step is None:
             raise unknown_task(task.id)
         if step.deed is TaskDeed.NOTHING:
@@ -366,7 +358,7 @@ class Keeper:
         after = (-inf, "") if cursor is None else read_cursor(cursor)
         await self._ready.wait()
         found: list[TaskRecord] = []
-        more, now = True, wall()
+        more, now = True, wall_time()
         while more and len(found) <= _PAGE:
             with for_clients():
                 rows = await self._store.list(self._kind, "" if holder is None else str(holder), after, _PAGE)
@@ -447,13 +439,13 @@ class TaskHost:
 
     async def end(self) -> None:
         """The task was cancelled where its work is done: elsewhere."""
-        await self._step(lambda task: task.cancel(wall()))
+        await self._step(lambda task: task.cancel(wall_time()))
         self.stop("the task was cancelled elsewhere")
 
     async def withdraw_abandoned(self) -> None:
         """Close the questions for which no handler waits any more."""
         if keys := self._abandoned:
-            await self._keeper.step(self.id, lambda task: task.withdraw(keys, wall()), ours=True)
+            await self._keeper.step(self.id, lambda task: task.withdraw(keys, wall_time()), ours=True)
             self._abandoned -= keys
 
     async def _step(self, take: Callable[[TaskRecord], TaskStep]) -> None:
@@ -466,7 +458,7 @@ class TaskHost:
         """Set the status message."""
         self._left_out = None
         try:
-            await self._step(lambda task: task.note(message, wall()))
+            await self._step(lambda task: task.note(message, wall_time()))
         except StoreFailed as error:
             _log.error("%s", error)
 
@@ -491,7 +483,7 @@ class TaskHost:
             await self.note(self._left_out)
         while True:
             try:
-                await self._step(lambda task: task.ask(questions, wall()))
+                await self._step(lambda task: task.ask(questions, wall_time()))
                 break
             except StoreFailed as error:
                 _log.error("%s", error)
@@ -534,9 +526,9 @@ class TaskHost:
 
     async def _store(self, outcome: JsonObject | RequestError) -> None:
         if isinstance(outcome, RequestError):
-            await self._keeper.step(self.id, lambda task: task.fail(outcome, wall()), ours=True)
+            await self._keeper.step(self.id, lambda task: task.fail(outcome, wall_time()), ours=True)
         else:
-            await self._keeper.step(self.id, lambda task: task.finish(outcome, wall()), ours=True)
+            await self._keeper.step(self.id, lambda task: task.finish(outcome, wall_time()), ours=True)
 
 
 def _refusal(error: Exception) -> RequestError:

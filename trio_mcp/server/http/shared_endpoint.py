@@ -52,8 +52,8 @@ from trio_mcp.server.http.shared_streams import (
     is_standalone,
     read_item,
 )
-from trio_mcp.server.replicas import LEASE, Replica, text_for_clients, wall_time
-from trio_mcp.stores.rows import Row, StoreFailed, StoreFull
+from trio_mcp.server.replicas import LEASE, Replica, text_for_clients
+from trio_mcp.stores.rows import Row, StoreFailed, StoreFull, wall_time
 from trio_mcp.transport.nursery import open_nursery
 
 if TYPE_CHECKING:

@@ -71,9 +71,9 @@ from trio_mcp.server.http.shared_streams import (
     LoggedStream,
     SharedEventLog,
 )
-from trio_mcp.server.replicas import SessionEnded, text_for_clients, wall_time
+from trio_mcp.server.replicas import SessionEnded, text_for_clients
 from trio_mcp.server.session import ServerSession
-from trio_mcp.stores.rows import Row, StoreFailed, StoreFull
+from trio_mcp.stores.rows import Row, StoreFailed, StoreFull, wall_time
 
 if TYPE_CHECKING:
     from trio_mcp.core.http.event_log import EventLog

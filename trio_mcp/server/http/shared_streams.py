@@ -36,8 +36,8 @@ from trio_mcp.core.http.event_log import LoggedEvent, MemoryEventLog, NotReplaya
 from trio_mcp.core.http.sse import KEEP_ALIVE
 from trio_mcp.core.messages import Id
 from trio_mcp.server.http.responses import ResponseStream
-from trio_mcp.server.replicas import Replica, wall_time
-from trio_mcp.stores.rows import StoreFailed, StoreFull
+from trio_mcp.server.replicas import Replica
+from trio_mcp.stores.rows import StoreFailed, StoreFull, wall_time
 
 if TYPE_CHECKING:
     from trio_mcp.core.messages import Limits
