@@ -44,7 +44,7 @@ from trio_mcp.server.http.endpoint import (
 )
 from trio_mcp.server.http.responses import HttpResponse
 from trio_mcp.server.http.sessions import HttpSession
-from trio_mcp.server.http.shared_sessions import SessionRecord, SharedSession, key_of
+from trio_mcp.server.http.shared_sessions import ENDED, SessionRecord, SharedSession, key_of
 from trio_mcp.server.http.shared_streams import (
     FollowedStream,
     LoggedStream,
@@ -77,7 +77,6 @@ _CLOSING: Final = 2.0  # seconds for the events of the last calls to reach the s
 _SESSION: Final = SESSION_ID.lower()
 _VERSION: Final = "mcp-protocol-version"
 _DIED: Final = "the process that ran this call has ended before it was answered; call again"
-_ENDED: Final = "the session has ended"
 
 
 class SharedEndpoint(Endpoint):
@@ -274,7 +273,7 @@ class SharedEndpoint(Endpoint):
             resume = self._resume_standalone if is_standalone(name) else self._follow
             return await resume(session, name, number, verdict, admitted, response)
         if self._sessions.get(verdict.session) is not session:
-            return await refuse(cannot_resume(_ENDED, verdict.cors), admitted, response)
+            return await refuse(cannot_resume(ENDED, verdict.cors), admitted, response)
         return await super()._open_stream(verdict, admitted, response)
 
     async def _resume_standalone(
@@ -362,7 +361,7 @@ class SharedEndpoint(Endpoint):
             why = "no event with this id is known in this session, or those that followed are no longer kept"
             return await refuse(cannot_resume(why, verdict.cors), admitted, response)
         if self._sessions.get(verdict.session) is not session:
-            return await refuse(cannot_resume(_ENDED, verdict.cors), admitted, response)
+            return await refuse(cannot_resume(ENDED, verdict.cors), admitted, response)
         if session.streams >= self.limits.streams:
             return await refuse(self._too_many_streams(verdict.cors), admitted, response)
         stream = session.follow()

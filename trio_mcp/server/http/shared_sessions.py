@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     from trio_mcp.server.http.shared_endpoint import SharedEndpoint
     from trio_mcp.server.run import Run
 
-__all__ = ["SessionRecord", "SharedServerSession", "SharedSession", "key_of"]
+__all__ = ["ENDED", "SessionRecord", "SharedServerSession", "SharedSession", "key_of"]
 
 _log = logging.getLogger("trio_mcp")
 
@@ -95,7 +95,8 @@ _WAITING: Final = 100  # answers and cancellations that wait for the store
 _EVENTS: Final = 50  # items that are read at once
 _SHORT: Final = 16 * 1024  # bytes of an item that is sent to all replicas; a longer one they read
 _CANCELLED: Final = "notifications/cancelled"
-_ENDED: Final = "the session has ended"
+ENDED: Final = "the session has ended"
+"""The reason that clients and logs get."""
 
 
 @attrs.frozen
@@ -357,7 +358,7 @@ class SharedSession(HttpSession):
             row = await self._quickly(self._store.get(self._endpoint.kind, self.key))
             if row is None:
                 self._end_here()
-                raise SessionEnded(_ENDED)
+                raise SessionEnded(ENDED)
             before = SessionRecord.from_text(row.body)
             after = change(before)
             row = attrs.evolve(row, body=after.text(), expires=wall_time() + self._idle_seconds)
@@ -403,7 +404,7 @@ class SharedSession(HttpSession):
     def _end_here(self) -> None:
         """The session has ended in another replica."""
         self._over_everywhere = True
-        self._sessions.end(self.id, _ENDED)
+        self._sessions.end(self.id, ENDED)
 
     def _finish(self, end: Callable[[ResponseStream], object]) -> None:
         if self._endpoint.copies.get(self.key) is self:
@@ -638,7 +639,7 @@ class SharedSession(HttpSession):
         row = await self._quickly(self._store.get(self._endpoint.kind, self.key))  # with all subscriptions up to now
         terms = self.server_session.session.terms
         if row is None or self._over or terms is None:
-            raise SessionEnded(_ENDED)
+            raise SessionEnded(ENDED)
         if self._announced > announced:
             return
         self.speaks = True
