@@ -414,11 +414,11 @@ async def test_a_question_that_the_client_refuses_ends_the_task(
 
 @before
 @pytest.mark.parametrize("later", [False, True])
-async def test_a_call_that_was_asked_for_another_one_may_become_a_task(
+async def test_a_question_is_not_asked_in_a_call_that_asks_for_a_task(
     before: str, later: bool, autojump_clock: MockClock
 ) -> None:
-    """A server of 2025-11-25 does not say to which call a question belongs: it is asked in the newest one."""
-    server = serving()
+    """A server of 2025-11-25 does not say to which call a question belongs, but the questions of a task name it."""
+    server, results = serving(), list[Any]()
 
     @server.tool
     async def ask(ctx: Context) -> str:
@@ -437,15 +437,53 @@ async def test_a_call_that_was_asked_for_another_one_may_become_a_task(
         await trio.sleep(5)
         return {"action": "accept", "content": {"value": True}}
 
-    async with relayed(CORE, before, server) as wire:
+    async with relayed(CORE, before, server) as wire, trio.open_nursery() as nursery:
         wire.answers["elicitation/create"] = slowly
-        asking = await wire.start("tools/call", {"name": "ask"})
+
+        @nursery.start_soon
+        async def asking() -> None:
+            results.append(await wire.call("tools/call", {"name": "ask"}))
+
         await trio.sleep(0.5)
+        start = trio.current_time()
         id = await begin(wire, "newest")
         task = await until(wire, id)
+        assert trio.current_time() - start < 5  # the question did not hold it up
         result = task["result"] if before == EXTENSION else await wire.call("tasks/result", {"taskId": id})
         assert text(result) == "done"
-        assert "Accepted" in text((await wire.response(asking))["result"])
+    assert ["Accepted" in text(each) for each in results] == [True]
+
+
+@before
+async def test_a_call_becomes_a_task_after_a_question_that_does_not_name_it(
+    before: str, autojump_clock: MockClock
+) -> None:
+    """The question still waits for its answer when the server of 2025-11-25 answers the call with the task."""
+    server = serving()
+
+    @server.tool(task="optional", asks_first=True)
+    async def hasty(ctx: Context) -> str:
+        answers = list[Any]()
+
+        async def ask() -> None:
+            answers.append(await ctx.elicit("Really?", bool))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await trio.sleep(1)
+            await ctx.task.start()
+        return repr(answers[0])
+
+    async def slowly(params: dict[str, Any]) -> dict[str, Any]:
+        await trio.sleep(5)
+        return {"action": "accept", "content": {"value": True}}
+
+    async with relayed(CORE, before, server) as wire:
+        wire.answers["elicitation/create"] = slowly
+        id = await begin(wire, "hasty")
+        task = await until(wire, id)
+        result = task["result"] if before == EXTENSION else await wire.call("tasks/result", {"taskId": id})
+        assert "Accepted" in text(result)
 
 
 @behind

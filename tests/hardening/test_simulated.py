@@ -434,3 +434,12 @@ def test_a_change_that_a_replica_makes_as_it_stops_is_told() -> None:
     played = play(plan)
     assert "restart" in played.fired
     assert played.violations == ()
+
+
+def test_a_question_beside_a_call_that_becomes_a_task_is_asked_in_its_own_call() -> None:
+    """The question names no call, and the task is not known yet."""
+    moves = Program((Move("wizard"), Move("job")))
+    plan = Plan(5, "websocket", E, (moves,), behind="sse", behind_era=D)
+    played = play(plan)
+    assert played.violations == ()
+    assert {line[6:] for line in played.transcript if "is asked by" in line} == {"c0 is asked by c0-1-wizard"}

@@ -50,7 +50,7 @@ revision.  Only the messages of a task name their task.  For the others:
 
 A cancelled call counts until the server answers it anyway, or for five minutes, because the server may still work on
 it.  Roots are refused in a shared session, because a server keeps them for later calls.  A 2026-07-28 call whose client
-was asked and has not answered yet is ignored if the same client has other calls, and so is a task.
+was asked and has not answered yet is ignored if the same client has other calls.  So is a call that asks for a task.
 """
 
 from __future__ import annotations

@@ -179,17 +179,18 @@ class RelayTasks:
         task = await tasks_of(client).start(
             client, params["name"], given or {}, ttl, {"meta": meta}, partial(_report, ctx),
             always=form is self._form,  # the client knows which tools to ask for, and the server refuses others
+            on_asked=partial(setattr, call, "asks_for_task", True),
         )  # fmt: skip
         if not task.id:
+            call.asks_for_task = False
             if form is CORE_TASKS:  # task-33: a call that asks for a task is answered with one
                 await tasks.begin(ctx, form, tasks.record(ctx, form))
             return from_json(CallToolResult, task.state.result or {})
         try:
-            async with call.question_lock:
-                pass  # a question of another call may be asked in this one, which then has no request to answer
             id = self._shown_id(task.id, stable_name(ctx.principal))
             record = self._record(id, tasks, ctx, form, task.state)
-            host = await tasks.begin(ctx, form, record, task.state.immediate, recoverable=True)
+            async with call.question_lock:  # during a question that names no call there is no request to answer
+                host = await tasks.begin(ctx, form, record, task.state.immediate, recoverable=True)
         except BaseException:  # the client does not hear of the task
             await self._cancel(upstream, task.id)
             raise

@@ -117,6 +117,8 @@ class RelayedCall:
         self.question_lock = trio.Lock()  # asks one question at a time, because a 2026-07-28 call may have only one
         self.logs: DroppingQueue[_Message] = DroppingQueue()
         """Log messages, and notifications that the protocol does not have."""
+        self.asks_for_task = False
+        """Whether its request to a server of 2025-11-25 asks for a task, so that each message of it names the task."""
         self.task: str | None = None
         """The id that the upstream server has given to the task of this call; None if it is no task."""
         self.logs_sent: trio.Event | None = None  # set when all `logs` are sent; None if there are none
@@ -456,8 +458,8 @@ class Upstream:
             client = self._life.client
             if client is not None and client.has_unanswered_cancellations:
                 return "a call was cancelled, and the upstream server may still work on it"
-        # The messages of a task name it (task-26).
-        return next((each for each in reversed(calls) if each.task is None), calls[-1])
+        # The messages of a task name it (task-26), also before the server has answered that there is a task.
+        return next((each for each in reversed(calls) if each.task is None and not each.asks_for_task), calls[-1])
 
     def _task_in(self, meta: Mapping[str, Json] | None) -> str | None:
         """The upstream server's id of the task that a message names; None if it names none."""

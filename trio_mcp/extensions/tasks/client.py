@@ -90,6 +90,8 @@ class _Wish:
     """Ask for a task in 2025-11-25 also if the tool is not known to have one; its server decides."""
     ttl: int | None = None
     """Milliseconds to keep the task, in 2025-11-25."""
+    on_asked: Callable[[], None] | None = None
+    """Called before the request that asks for a task is sent, in 2025-11-25."""
 
 
 _wish: ContextVar[_Wish | None] = ContextVar("wish", default=None)  # None: the call waits for its task
@@ -174,6 +176,8 @@ class ClientTasks(ClientExtension):
             params = params if form is CORE_TASKS else _undeclared(call)
         elif form is CORE_TASKS and ((wish is not None and wish.always) or await self._asks_for_task(call, wish)):
             params = {**params, "task": {} if wish is None or wish.ttl is None else {"ttl": wish.ttl}}
+            if wish is not None and wish.on_asked is not None:
+                wish.on_asked()
         result = await call_next(params)
         state = read_created(result)
         if state is None or wish is not None:
@@ -201,14 +205,16 @@ class ClientTasks(ClientExtension):
         on_progress: OnProgress | None = None,
         *,
         always: bool = False,
+        on_asked: Callable[[], None] | None = None,
     ) -> ClientTask:
         """Call a tool, and return its task; if the server has answered at once, a task that has ended.
 
-        `ttl` is in milliseconds.  With `always`, a server of 2025-11-25 is asked for a task in any case.
+        `ttl` is in milliseconds.  With `always`, a server of 2025-11-25 is asked for a task in any case.  `on_asked` is
+        called before a request that asks for one is sent.
         """
         params = client._with_meta({"name": name, "arguments": arguments}, options.get("meta"))
         headers, timer = options.get("headers"), client._timer(options, progress=True)
-        token = _wish.set(_Wish(always=always, ttl=ttl))
+        token = _wish.set(_Wish(always=always, ttl=ttl, on_asked=on_asked))
         try:
             result, _ = await client._send("tools/call", params, on_progress, headers, timer, refresh_tools=True)
         finally:
