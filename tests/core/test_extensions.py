@@ -113,11 +113,21 @@ def test_an_identifier_has_a_prefix(id: str) -> None:
     [
         ({"settings": ["loud"]}, "the settings of com.example/ping must be an object, got list"),
         ({"revisions": ["2027-01-01"]}, "com.example/ping: unknown revision '2027-01-01'"),
+        ({"filters": ["toolsListChanged"]}, "the filter toolsListChanged is one of the protocol already"),
+        ({"filters": ["a", "resourceSubscriptions"]}, "the filter resourceSubscriptions is one of the protocol"),
+        ({"filters": [""]}, "the name of a filter must be a text"),
+        ({"filters": [7]}, "the name of a filter must be a text, .* got 7"),
     ],
 )
 def test_an_extension_that_cannot_be_is_refused(given: Mapping[str, Any], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         ping(**given)
+
+
+@pytest.mark.parametrize("name", ["", None, 7, ["a"]])
+def test_a_method_has_a_name(name: Any) -> None:
+    with pytest.raises(UsageError, match=r"the name of a method must be a text, such as com.example/ping, got"):
+        ExtensionMethod(name, Role.CLIENT)
 
 
 def test_an_extension_and_a_method_are_given_once() -> None:

@@ -739,21 +739,35 @@ def test_options_of_a_tool_are_checked() -> None:
         async def never() -> None: ...
 
 
-@pytest.mark.parametrize("taken", ["extension", "method"])
-def test_what_tasks_need_must_be_free(taken: str) -> None:
+@pytest.mark.parametrize("taken", ["extension", "filter", "tasks/get", "tasks/list"])
+async def test_what_tasks_need_must_be_free(taken: str, autojump_clock: MockClock) -> None:
     server = Server("tasks")
+    server.tool(name="plain")(lambda: "plain")
     if taken == "extension":
         server.extension(TASKS_EXTENSION)
+    elif taken == "filter":
+        server.extension("com.example/tasks").filter("taskIds")(no_part)
     else:
+        server.method(taken)(lambda: {"by": "the program"})
 
-        @server.method("tasks/get")
-        def get() -> None: ...
+    async with speaking(EXTENSION, server) as wire:
+        before = await wire.about()
+        for _ in range(2):
+            with pytest.raises(UsageError, match=r"already|twice"):
+                server.tool(name="report", task="optional")(lambda: "done")
+        # What was refused has left nothing behind, in the run of this moment either.
+        assert await wire.about() == before
+        assert text(await wire.call("tools/call", {"name": "plain"})) == "plain"
+        if taken == "tasks/list":
+            assert (await wire.call(taken))["by"] == "the program"
+            with pytest.raises(WireError) as caught:
+                await wire.call("tasks/get", {"taskId": "x"})
+            assert caught.value.code == METHOD_NOT_FOUND
+        assert not [each for each in gc.get_objects() if isinstance(each, RunTasks) and each._run.server is server]
 
-    for _ in range(2):
-        with pytest.raises(UsageError, match=r"already|twice"):
 
-            @server.tool(task="optional")
-            def report() -> None: ...
+async def no_part(*_: object) -> None:
+    await trio.lowlevel.checkpoint()
 
 
 async def test_a_tool_without_a_task_has_none(autojump_clock: MockClock) -> None:

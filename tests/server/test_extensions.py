@@ -33,6 +33,7 @@ from trio_mcp.core import (
     ToolExecution,
 )
 from trio_mcp.errors import NotDeclared, NotInThisRevision
+from trio_mcp.extensions import ClientExtension
 from trio_mcp.server import ClientGone, DetachedCall, ExtensionRun, Listener
 from trio_mcp.types import CallNext, Json, Tool
 
@@ -450,6 +451,9 @@ def test_what_cannot_be_registered_is_refused() -> None:
         (lambda: server.method(PING)(lambda: None), "the method com.example/ping is registered already"),
         (lambda: server.method("tools/list")(lambda: None), "tools/list is a method of"),
         (lambda: server.method("com.example/e")(lambda *args: None), "declare each argument"),
+        (lambda: server.method("")(lambda: None), "the name of a method must be a text"),
+        (lambda: server.notification("")(lambda: None), "the name of a method must be a text"),
+        (lambda: ClientExtension("com.example/f").method("")(lambda: None), "the name of a method must be a text"),
     ):
         with pytest.raises(UsageError, match=why):
             wrong()
@@ -462,8 +466,15 @@ def test_what_cannot_be_registered_is_refused() -> None:
         Server("x").fallback(lambda ctx: {})
     ext = server.extension("com.example/filters")
     ext.filter("a")(agreed_to)
-    with pytest.raises(UsageError, match="the filter 'a' is registered already"):
-        ext.filter("a")(agreed_to)
+    for name, why in (
+        ("a", "the filter 'a' is registered already"),
+        ("toolsListChanged", "the filter toolsListChanged is one of the protocol already"),
+        ("", "the name of a filter must be a text"),
+        (7, "the name of a filter must be a text"),
+    ):
+        for _ in range(2):
+            with pytest.raises(UsageError, match=why):
+                ext.filter(name)(agreed_to)  # type: ignore[arg-type]
     assert ext.id == "com.example/filters"
 
 

@@ -47,8 +47,14 @@ from trio_mcp.core.revisions import (
     declares,
     in_protocol,
 )
+from trio_mcp.core.subscriptions import ChangeKind
 
 __all__ = ["Extension", "ExtensionMethod", "Extensions"]
+
+
+def _check_name(method: ExtensionMethod, _: object, name: Any) -> None:
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"the name of a method must be a text, such as com.example/ping, got {shown(name)}")
 
 
 @record
@@ -59,7 +65,7 @@ class ExtensionMethod:
     `subscribed`: a notification that a server sends on subscriptions, and never elsewhere.
     """
 
-    name: str
+    name: str = attrs.field(validator=_check_name)
     sender: Role
     notification: bool = False
     mcp_name: str | None = None
@@ -69,6 +75,14 @@ class ExtensionMethod:
 def _check_settings(extension: Extension, _: object, settings: object) -> None:
     if not isinstance(settings, Mapping):
         raise UsageError(f"the settings of {extension.id} must be an object, got {type(settings).__name__}; use {{}}")
+
+
+def _check_filters(extension: Extension, _: object, filters: Collection[str]) -> None:
+    for name in filters:
+        if not isinstance(name, str) or not name:
+            raise UsageError(f"the name of a filter must be a text, such as com.example/items, got {shown(name)}")
+        if any(name == kind.field for kind in ChangeKind):
+            raise UsageError(f"the filter {name} is one of the protocol already; choose another name")
 
 
 def _as_tuple(methods: Iterable[ExtensionMethod]) -> tuple[ExtensionMethod, ...]:
@@ -86,15 +100,15 @@ class Extension:
     - `capability`: the core capability that declares it, such as "tasks"; otherwise see the head of the file.
     - `required`: a server refuses requests of clients that do not declare it.
 
-    Raises `UsageError` for an identifier without a prefix (ver-05), settings that are no object, and a revision that
-    does not exist.
+    Raises `UsageError` for an identifier without a prefix (ver-05), settings that are no object, a filter that the
+    protocol has, and a revision that does not exist.
     """
 
     id: str
     settings: Mapping[str, Any] = attrs.field(default=NOTHING, validator=_check_settings)
     methods: tuple[ExtensionMethod, ...] = attrs.field(default=(), converter=_as_tuple)
     result_types: Mapping[str, Collection[str]] = NOTHING
-    filters: Collection[str] = ()
+    filters: Collection[str] = attrs.field(default=(), validator=_check_filters)
     revisions: Collection[str] = tuple(REVISIONS)
     capability: str = ""
     required: bool = False

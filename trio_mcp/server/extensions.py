@@ -14,7 +14,8 @@ A server loads this module with its first extension or method.  Calls without a 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Unpack
 
 import attrs
@@ -163,14 +164,15 @@ class ServerExtension:
     def filter(self, name: str) -> Callable[[Agree], Agree]:
         """Register an `async def (ctx, asked, listener)` for a member of the filter of `subscriptions/listen`.
 
-        It returns the part of `asked` that the acknowledgement confirms, or None for no part.
+        It returns the part of `asked` that the acknowledgement confirms, or None for no part.  Raises `UsageError` for
+        a name that is taken, also by the protocol.
         """
 
         def register(agree: Agree) -> Agree:
             if name in self._registry.filters:
                 raise UsageError(f"the filter {name!r} is registered already")
-            self._registry.filters[name] = agree
             self.values = tuple(attrs.evolve(each, filters=(*each.filters, name)) for each in self.values)
+            self._registry.filters[name] = agree
             self._registry.changed()
             return agree
 
@@ -232,6 +234,22 @@ class ExtensionRegistry:
             raise UsageError("this server has a fallback already")
         self.fallback = raw(function, ("ctx", "method", "params"))
         self.changed()
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Register a new extension in this block, or no part of it if the block raises.
+
+        Background work is registered last, because it starts at once in the present runs.
+        """
+        extensions, methods, filters = self.extensions.copy(), self.methods.copy(), self.filters.copy()
+        rows, middleware = self.rows.copy(), self.catalog.middleware
+        try:
+            yield
+        except BaseException:
+            self.extensions, self.methods, self.filters, self.rows = extensions, methods, filters, rows
+            self.catalog.middleware = middleware
+            self.changed()
+            raise
 
     def start(self, run: Run) -> None:
         """Start the background work of all extensions in a run."""

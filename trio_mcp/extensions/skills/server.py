@@ -73,11 +73,12 @@ class SkillLibrary:
         self._digests: dict[Path, tuple[int, int, str]] = {}  # time, size and digest
 
     def register(self, server: Server) -> None:
-        server.extension(SKILLS, settings={"directoryRead": True})
-        # A client need not declare the extension to use these.
-        server.method("skills/list")(self.list_skills)
-        server.method("skills/get")(self.get_skill)
-        server.method("resources/directory/read")(self.read_directory)
+        with server._extended().whole():
+            server.extension(SKILLS, settings={"directoryRead": True})
+            # A client need not declare the extension to use these.
+            server.method("skills/list")(self.list_skills)
+            server.method("skills/get")(self.get_skill)
+            server.method("resources/directory/read")(self.read_directory)
         server.add_template(
             ResourceTemplate(name="skill files", uri_template="skill://{+path}", description="The files of skills"),
             self.read_file,

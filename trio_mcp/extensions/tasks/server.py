@@ -79,12 +79,13 @@ class ServerTasks:
 
     def __init__(self, server: Server) -> None:
         self._catalog = server._catalog
-        ext = server.extension(EXTENSION_FORM, CORE_FORM)
-        ext.middleware(self._around)
-        ext.background(keep)
-        ext.filter("taskIds")(_listen)
-        for name, serve in METHODS.items():
-            ext.method(name)(serve)
+        with server._extended().whole():  # a method may be taken: then the server declares no tasks
+            ext = server.extension(EXTENSION_FORM, CORE_FORM)
+            ext.middleware(self._around)
+            ext.filter("taskIds")(_listen)
+            for name, serve in METHODS.items():
+                ext.method(name)(serve)
+            ext.background(keep)
 
     async def _around(self, ctx: Context, request: Request, call_next: CallNext) -> JsonObject:
         """The middleware for calls of tools."""
