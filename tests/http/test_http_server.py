@@ -14,7 +14,7 @@ import stat
 import struct
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -221,6 +221,19 @@ async def test_who_can_be_reached_from_elsewhere_must_say_under_which_name(host:
     assert host in words
     assert "allowed_hosts" in words
     assert "public_url" in words
+
+
+async def test_a_public_address_is_refused_before_the_server_starts() -> None:
+    begun: list[str] = []
+
+    @contextlib.asynccontextmanager
+    async def lifespan(server: Server) -> AsyncIterator[None]:
+        begun.append("lifespan")
+        yield
+
+    with pytest.raises(UsageError, match="allowed_hosts"), trio.fail_after(60):
+        await serve_http(Server("a", lifespan=lifespan), "0.0.0.0", 0)
+    assert begun == []
 
 
 @pytest.mark.parametrize("option", [{"allowed_hosts": ["example.com"]}, {"public_url": "http://example.com"}])

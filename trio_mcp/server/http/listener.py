@@ -115,6 +115,8 @@ async def serve_http(
     given = [listeners is not None, unix is not None, (host, port) != ("127.0.0.1", 0)]
     if sum(given) > 1:
         raise UsageError("give only one of host and port, unix, and listeners")
+    if not any(given[:2]):  # before the lifespan starts and replicas are joined; what a name means is checked below
+        check_exposure([(host, port)], options, server)
     async with server._joined() as run:
         await run.share()
         http_server = HttpService(run, options, tap)
@@ -538,11 +540,19 @@ def check_exposure(names: Sequence[Any], options: HttpOptions, server: Server) -
     if named or "allowed_hosts" in options or "public_url" in options:
         return
     for name in names:
-        if isinstance(name, tuple) and not ipaddress.ip_address(name[0].partition("%")[0]).is_loopback:
+        if isinstance(name, tuple) and _is_public(name[0]):
             raise UsageError(
                 f"other machines can reach {name[0]}; give the host names that they use as allowed_hosts, such as "
                 "['mcp.example.com'], or give public_url"
             )
+
+
+def _is_public(host: object) -> bool:
+    """Whether this is an address of a network; False for a name."""
+    try:
+        return not ipaddress.ip_address(str(host).partition("%")[0]).is_loopback
+    except ValueError:
+        return False
 
 
 def _address(endpoint: Endpoint, accepting: Sequence[Listener], host: str | None) -> HttpAddress:
