@@ -18,6 +18,7 @@ TOOLS = [
     {"name": "structure", "inputSchema": PLAIN},
     {"name": "error", "inputSchema": PLAIN},
     {"name": FAR, "inputSchema": PLAIN},
+    {"name": "-f", "inputSchema": PLAIN},
     {"name": "wide", "description": "x" * 1_000_000, "inputSchema": {
         **PLAIN, "properties": {"k" * 10_000: {}, **{f"a{number}": {} for number in range(300)}}}},
     *({"name": f"many{number}", "inputSchema": PLAIN} for number in range(100)),
@@ -42,6 +43,7 @@ RESULTS: dict[str, Any] = {
     "tasks/get": TASK,
     "text": {"content": [{"type": "text", "text": f"two\nlines{EVIL}"}, {"type": "resource_link", **LINK}]},
     "structure": {"content": [], "structuredContent": {"a": EVIL}},
+    "-f": {"content": [{"type": "text", "text": "-f was called"}]},
     FAR: {"content": [IMAGE, IMAGE]},
 }  # fmt: skip
 
@@ -56,6 +58,8 @@ for line in sys.stdin:
         reply["error"] = {"code": -32603, "message": EVIL}
     elif name == "tasks/list":  # the pages are a circle
         reply["result"] = {"tasks": [TASK], "nextCursor": "b" if params.get("cursor") == "a" else "a"}
+    elif name == "resources/templates/list" and "endless" in sys.argv:
+        reply["result"] = {"resourceTemplates": [], "nextCursor": str(message["id"])}
     else:
         reply["result"] = RESULTS[name]
     sys.stdout.write(json.dumps(reply) + "\n")

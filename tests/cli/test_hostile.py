@@ -125,3 +125,16 @@ def test_a_page_for_browsers_is_no_mcp_server() -> None:
     assert (shown.returncode, shown.stdout, shown.stderr.count("\n")) == (3, "", 1)
     assert shown.stderr.startswith("trio-mcp: this is no MCP server: ")
     assert "abcdefgh" not in shown.stderr
+
+
+def test_a_list_without_an_end_is_the_fault_of_the_server() -> None:
+    shown = run(*on("list"), "endless")
+    assert (shown.returncode, shown.stdout) == (1, "")
+    why = "the server gave more than 1000 pages of a list (Limits.pages), always with a new nextCursor"
+    assert shown.stderr == f"trio-mcp: {why}\n"
+
+
+@full
+def test_check_ends_with_a_list_without_an_end() -> None:
+    shown = run(*on("check"), "endless")
+    assert "resources/templates/list was read up to page 1000, and has no end so far" in shown.stdout

@@ -181,7 +181,7 @@ def test_a_list_of_too_many_pages_ends_the_walk_with_blame() -> None:
     pager = Pager(Limits(pages=3))
     pager.received({"nextCursor": "1"})
     pager.received({"nextCursor": "2"})
-    with pytest.raises(RemoteProtocolError, match="more than 3 pages"):
+    with pytest.raises(RemoteProtocolError, match="the server gave more than 3 pages of a list"):
         pager.received({"nextCursor": "3"})
     assert pager.done
 

@@ -25,6 +25,7 @@ from typing import Any, Unpack
 import attrs
 import trio
 
+from trio_mcp.cli.arguments import above_zero
 from trio_mcp.cli.hosts import configured_entries
 from trio_mcp.client.client import Client, open_client
 from trio_mcp.client.options import ClientOptions
@@ -38,9 +39,11 @@ from trio_mcp.core.errors import (
     UsageError,
     printable,
 )
+from trio_mcp.core.messages import Limits
 from trio_mcp.transport.nursery import open_nursery
 
 __all__ = [
+    "LIMITS",
     "NO_CONNECTION",
     "ServerTarget",
     "add_server_arguments",
@@ -54,6 +57,9 @@ __all__ = [
 ]
 
 NO_CONNECTION = 3
+LIMITS = Limits(pages=1000)
+"""Those of the client of a command.  A person reads the lists, so that a list without an end is noticed early."""
+
 _PATIENCE = 30.0  # seconds
 _LONGEST = 4000  # characters of an error
 _URL = re.compile(r"(https?|wss?)://")
@@ -87,7 +93,9 @@ def add_target_arguments(parser: argparse.ArgumentParser, silence: str = "30; a 
     add_server_arguments(parser)
     client = parser.add_argument_group("the client")
     client.add_argument("--oauth", action="store_true", help="log in with the browser if the server requires it")
-    client.add_argument("--timeout", type=float, metavar="SECONDS", help=f"without a sign of life ({silence})")
+    client.add_argument(
+        "--timeout", type=above_zero(float), metavar="SECONDS", help=f"without a sign of life ({silence})"
+    )
     output = parser.add_argument_group("the output")
     output.add_argument("--json", action="store_true", help="write JSON")
     output.add_argument("--verbose", action="store_true", help="show the output of the server, and tracebacks")
@@ -159,7 +167,7 @@ async def connected(
     """
     target = target_of(arguments)
     patience = _PATIENCE if arguments.timeout is None else arguments.timeout
-    options = {**options, **client_options(target, arguments), "timeout": patience}
+    options = {**options, **client_options(target, arguments), "timeout": patience, "limits": LIMITS}
     if not isinstance(target.address, str):
         options["start_timeout"] = patience
         if not arguments.verbose:

@@ -17,7 +17,7 @@ from typing import Any
 from trio_mcp.cli.call import add_result_arguments, show, tool_arguments
 from trio_mcp.cli.forms import Terminal
 from trio_mcp.cli.output import Output, ReportLines, compact
-from trio_mcp.cli.target import add_target_arguments, connected, run_command
+from trio_mcp.cli.target import LIMITS, add_target_arguments, connected, run_command
 from trio_mcp.client.client import Client
 from trio_mcp.core.caching import Pager
 from trio_mcp.core.codec import to_json
@@ -42,7 +42,7 @@ _Work = Callable[[argparse.Namespace, Client, Output], Awaitable[int]]
 def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=_WORKS, metavar="ACTION", help="; ".join(_ACTIONS))
     add_target_arguments(parser)
-    parser.add_argument("words", nargs="*", metavar="WORD", help="see ACTION; arguments as for call")
+    parser.add_argument("words", nargs="*", default=[], metavar="WORD", help="see ACTION; arguments as for call")
     add_result_arguments(parser)
 
 
@@ -83,7 +83,7 @@ async def _start(arguments: argparse.Namespace, client: Client, output: Output) 
 
 async def _list(arguments: argparse.Namespace, client: Client, output: Output) -> int:
     tasks: list[Any] = []
-    pager = Pager()
+    pager = Pager(LIMITS)
     while not pager.done:
         page: Any = await client.request("tasks/list", pager.params)
         pager.received(page)

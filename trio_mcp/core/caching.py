@@ -345,7 +345,8 @@ class Pager:
         elif hash(cursor) in self._seen:
             why = "the server gave the same nextCursor twice, so its list would never end"
         elif len(self._seen) + 1 >= self._max_pages:
-            why = f"the list has more than {self._max_pages} pages (Limits.pages)"
+            most = f"{self._max_pages} pages of a list (Limits.pages)"
+            why = f"the server gave more than {most}, always with a new nextCursor"
         if why is not None:
             self.done = True
             raise RemoteProtocolError(why)
