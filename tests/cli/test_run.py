@@ -112,8 +112,8 @@ def statuses(url: str, context: ssl.SSLContext, hosts: Sequence[str]) -> list[in
         (("--http", "127.0.0.1:0", "--tls-cert", "cert"), "no TLS with "),
         (("--http", "127.0.0.1:0", "--tls-cert", "absent"), "no TLS with absent: No such file or directory"),
         (("--http", "127.0.0.1:0", "--tls-cert", "locked"), "the private key is encrypted; write one without"),
-        (("--http", "3000"), "http must be a host and port"),
-        (("--http", "3000", "--reload"), "http must be a host and port"),
+        (("--http", "127.0.0.1:0", "--workers", "2", "--reload"), "--reload runs one process; leave --workers out"),
+        (("--http", "0.0.0.0:0", "--reload"), "other machines can reach 0.0.0.0; name the hosts in their URLs"),
     ],
 )
 def test_wrong_options_are_one_line(

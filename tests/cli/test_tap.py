@@ -182,7 +182,7 @@ def test_mistakes_are_one_line(arguments: Sequence[str], status: int, message: s
 def test_a_command_or_a_url_is_required(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["tap", "-o", "t"])
-    assert "usage: trio-mcp tap -o FILE TARGET\n" in capsys.readouterr().err
+    assert "the following arguments are required: TARGET; trio-mcp tap --help shows" in capsys.readouterr().err
 
 
 def test_a_file_is_a_target(tmp_path: Path) -> None:

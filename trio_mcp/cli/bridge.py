@@ -21,7 +21,7 @@ from functools import partial
 from hmac import compare_digest
 from typing import TYPE_CHECKING, Any
 
-from trio_mcp.cli.http_options import add_http_arguments, http_options
+from trio_mcp.cli.http_options import add_http_arguments, check_host, http_address, http_options
 from trio_mcp.cli.output import Output
 from trio_mcp.cli.target import ServerTarget, add_target_arguments, client_options, exit_status, target_of
 from trio_mcp.client.options import ClientOptions
@@ -33,7 +33,6 @@ from trio_mcp.relay.relay import open_relay
 from trio_mcp.server.process import ProcessLife, live, parse_address
 from trio_mcp.server.server import Server
 from trio_mcp.server.session import serve_stream
-from trio_mcp.transport.dial import is_this_machine
 from trio_mcp.transport.stdio import owned_stdio
 
 if TYPE_CHECKING:
@@ -55,8 +54,10 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
     front = parser.add_argument_group("the clients")
     sides = front.add_mutually_exclusive_group()
     sides.add_argument("--stdio", action="store_true", help="one client on standard input and output (the default)")
-    sides.add_argument("--http", metavar="HOST:PORT", help="Streamable HTTP, HTTP+SSE and WebSocket; port 0: any")
-    sides.add_argument("--ws", metavar="HOST:PORT", help="the same, for clients of the WebSocket")
+    sides.add_argument(
+        "--http", type=http_address, metavar="HOST:PORT", help="Streamable HTTP, HTTP+SSE and WebSocket; port 0: any"
+    )
+    sides.add_argument("--ws", type=http_address, metavar="HOST:PORT", help="the same, for clients of the WebSocket")
     front.add_argument("--token-env", metavar="NAME", help="the variable with the bearer token that clients must send")
     add_http_arguments(front)
     front.add_argument(
@@ -144,9 +145,7 @@ class _PrintedAddress:
 
 def _http_options(host: str, arguments: argparse.Namespace) -> tuple[ssl.SSLContext | None, HttpOptions]:
     """The TLS context and the options of `serve_http` at this host."""
-    if not arguments.allowed_host and not is_this_machine(host):
-        fix = "name the hosts in their URLs with --allowed-host, such as --allowed-host mcp.example.com"
-        raise UsageError(f"other machines can reach {host}; {fix}")
+    check_host(host, arguments)
     context, options = http_options(arguments)
     options["sse_path"], options["message_path"] = "/sse", "/messages"
     if arguments.allowed_origin:

@@ -44,7 +44,9 @@ _PIECES = 8  # of the log of the server that are kept, with 64 KiB or less
 def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
     add_target_arguments(parser)
     parser.add_argument("tool", metavar="TOOL", nargs="?", help="without it, the names of the tools are shown")
-    parser.add_argument("given", nargs="*", metavar="KEY=VALUE", help="arguments; KEY:=JSON for a JSON value")
+    parser.add_argument(
+        "given", nargs="*", default=[], metavar="KEY=VALUE", help="arguments; KEY:=JSON for a JSON value"
+    )
     add_result_arguments(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress and no log messages")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import trio
 
+from trio_mcp.cli.arguments import above_zero
 from trio_mcp.cli.output import Output, compact, write_file
 from trio_mcp.cli.target import add_target_arguments, connected, run_command
 from trio_mcp.client.client import Client
@@ -36,16 +37,18 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
             parser.add_argument("-o", "--output", metavar="FILE", help="write the content to a file")
         case "prompt":
             parser.add_argument("prompt", metavar="PROMPT")
-            parser.add_argument("arguments", nargs="*", metavar="NAME=VALUE")
+            parser.add_argument("arguments", nargs="*", default=[], metavar="NAME=VALUE")
         case "complete":
             parser.add_argument("entry", metavar="ENTRY", help="the name of a prompt, or a resource template")
             parser.add_argument("argument", metavar="ARGUMENT")
             parser.add_argument("value", nargs="?", default="", metavar="VALUE", help="the start of the value")
             parser.add_argument("--with", dest="context", action="append", default=[], metavar="NAME=VALUE")
         case "listen":
-            parser.add_argument("uris", nargs="*", metavar="URI", help="resources; without any: all lists")
+            parser.add_argument("uris", nargs="*", default=[], metavar="URI", help="resources; without any: all lists")
         case "ping":
-            parser.add_argument("--count", type=int, default=_PINGS, help=f"how many ({_PINGS})")
+            parser.add_argument(
+                "--count", type=above_zero(int), metavar="N", default=_PINGS, help=f"how many ({_PINGS})"
+            )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -269,7 +272,7 @@ async def _ping(arguments: argparse.Namespace, output: Output) -> int:
     times = []
     async with connected(arguments) as client:
         method = "ping"
-        for number in range(max(1, arguments.count)):
+        for number in range(arguments.count):
             start = trio.current_time()
             try:
                 await client.ping()

@@ -1,4 +1,4 @@
-"""The options of commands that serve HTTP: host names and TLS."""
+"""The options of commands that serve HTTP: the address, host names and TLS."""
 
 from __future__ import annotations
 
@@ -12,7 +12,28 @@ if TYPE_CHECKING:
 
     from trio_mcp.server.http.options import HttpOptions
 
-__all__ = ["add_http_arguments", "http_options"]
+__all__ = ["add_http_arguments", "check_host", "http_address", "http_options"]
+
+
+def http_address(text: str) -> str:
+    """The `type` of `--http`: HOST:PORT, or the number of a port of this machine.  Returns HOST:PORT."""
+    from trio_mcp.server.process import parse_address  # a command without this option loads no server
+
+    address = f"127.0.0.1:{text}" if text.isascii() and text.isdecimal() else text
+    try:
+        parse_address(address)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("http ")) from None
+    return address
+
+
+def check_host(host: str, arguments: argparse.Namespace) -> None:
+    """Raise `UsageError` if other machines can reach this host, and no host name is allowed."""
+    from trio_mcp.transport.dial import is_this_machine
+
+    if not arguments.allowed_host and not is_this_machine(host):
+        fix = "name the hosts in their URLs with --allowed-host, such as --allowed-host mcp.example.com"
+        raise UsageError(f"other machines can reach {host}; {fix}")
 
 
 def add_http_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:

@@ -15,7 +15,6 @@ needs no protocol, and `list` needs no server.  A module has two functions: `add
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import os
 import sys
@@ -82,13 +81,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         sys.stderr.write(f"trio-mcp: unknown command {name!r}; the commands are {', '.join(COMMANDS)}\n")
         return 2
+    from trio_mcp.cli.arguments import CommandParser, divided  # the help of all commands needs no argparse
+
     try:
         module = importlib.import_module(f"trio_mcp.cli.{COMMANDS[name].module}")
-        parser = argparse.ArgumentParser(f"trio-mcp {name}", description=COMMANDS[name].summary)
-        at = given.index("--") if "--" in given else len(given)
-        parser.set_defaults(name=name, target=None, server_command=given[at + 1 :])
+        parser = CommandParser(f"trio-mcp {name}", description=COMMANDS[name].summary)
+        words, command = divided(given)
+        parser.set_defaults(name=name, target=None, server_command=command)
         module.add_arguments(name, parser)
-        status: int = module.run(parser.parse_args(given[:at]))
+        status: int = module.run(parser.parse_words(words))
         sys.stdout.flush()
     except KeyboardInterrupt:
         return 130

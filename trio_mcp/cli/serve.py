@@ -16,7 +16,8 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from trio_mcp.cli.http_options import add_http_arguments, http_options
+from trio_mcp.cli.arguments import above_zero
+from trio_mcp.cli.http_options import add_http_arguments, check_host, http_address, http_options
 from trio_mcp.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,8 +34,10 @@ _OURS = str(Path(__file__).parents[1])
 
 def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="TARGET", help="weather.py, weather.py:server or package.module:server")
-    parser.add_argument("--http", metavar="HOST:PORT", help="serve HTTP at this address instead of standard input")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="serve HTTP in N processes")
+    parser.add_argument(
+        "--http", type=http_address, metavar="HOST:PORT", help="serve HTTP at this address instead of standard input"
+    )
+    parser.add_argument("--workers", type=above_zero(int), default=1, metavar="N", help="serve HTTP in N processes")
     add_http_arguments(parser)
     parser.add_argument("--reload", action="store_true", help="start the server again when one of its files changes")
 
@@ -137,12 +140,10 @@ def _http_options(arguments: argparse.Namespace) -> tuple[ssl.SSLContext | None,
     """The options for HTTP.  Raises `UsageError`."""
     if arguments.http is None and (arguments.tls_cert is not None or arguments.allowed_host or arguments.workers != 1):
         raise UsageError("--tls-cert, --allowed-host and --workers need --http HOST:PORT")
-    if arguments.workers != 1 and (arguments.reload or arguments.workers < 1):
-        raise UsageError("--workers is a number of processes, 1 or more; --reload runs one process")
-    if arguments.http is not None:
-        from trio_mcp.server.process import parse_address
-
-        parse_address(arguments.http)
+    if arguments.workers != 1 and arguments.reload:
+        raise UsageError("--reload runs one process; leave --workers out")
+    if arguments.http is not None and arguments.reload:  # without it the server itself may name its hosts
+        check_host(arguments.http.rpartition(":")[0].strip("[]"), arguments)
     return http_options(arguments)
 
 

@@ -27,6 +27,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from trio_mcp.cli.arguments import above_zero
+from trio_mcp.cli.http_options import http_address
 from trio_mcp.cli.recording import Recorder
 
 __all__ = ["add_arguments", "pass_through", "passing_signals", "run"]
@@ -48,14 +50,18 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", required=True, metavar="FILE", help="the recording, written anew; or a folder for it"
     )
-    parser.add_argument("--limit", type=float, default=_LIMIT, metavar="MIB", help=f"of the recording ({_LIMIT})")
+    parser.add_argument(
+        "--limit", type=above_zero(float), default=_LIMIT, metavar="MIB", help=f"of the recording ({_LIMIT})"
+    )
     if not parser.get_default("server_command"):
-        parser.add_argument("--http", type=int, metavar="PORT", help="for a URL: a port of this machine (0: any)")
+        parser.add_argument(
+            "--http", type=http_address, metavar="PORT", help="for a URL: a port of this machine (0: any)"
+        )
         parser.add_argument("target", metavar="TARGET", help="a file or a module, as of `run`; with --http a URL")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    most = int(arguments.limit * 2**20)
+    most = int(min(arguments.limit * 2**20, sys.maxsize))
     command: Sequence[str] = arguments.server_command
     path = arguments.output
     if os.path.isdir(path):  # a host may start a server several times at once

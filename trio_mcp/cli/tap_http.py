@@ -36,6 +36,8 @@ from trio_mcp.core.messages import Limits
 from trio_mcp.core.shares import Account, ByteBudget
 from trio_mcp.server.http.connection import HttpConnection, ListenerState
 from trio_mcp.server.http.responses import HttpResponse
+from trio_mcp.server.process import parse_address
+from trio_mcp.transport.dial import is_this_machine
 from trio_mcp.transport.http_pool import HttpPool, HttpReply, ReplyBroken
 from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.transport.wire import GONE
@@ -60,12 +62,16 @@ _MESSAGE = 64 * 2**20  # bytes of one body or event: more than any server accept
 _SESSION_ID = 8  # characters of a session id that are recorded
 
 
-def serve_tap(path: str, most: int, url: str, port: int) -> int:
+def serve_tap(path: str, most: int, url: str, address: str) -> int:
     """Serve until Ctrl-C, and return the exit status of the process."""
 
     shown, scheme = url_without_secrets(url), urlsplit(url).scheme
     if scheme not in ("http", "https", "ws", "wss"):
         sys.stderr.write(f"trio-mcp: the server must be an http, https, ws or wss URL, got {shown!r}\n")
+        return 2
+    host, port = parse_address(address)
+    if not is_this_machine(host):
+        sys.stderr.write(f"trio-mcp: tap serves programs of this machine only: give a port, got {address!r}\n")
         return 2
     try:  # before the event loop, because the recorder starts a process
         recorder = Recorder(path, {"kind": "http", "server": shown}, most)
@@ -75,12 +81,12 @@ def serve_tap(path: str, most: int, url: str, port: int) -> int:
 
     async def work() -> int:
         try:
-            listeners = await trio.open_tcp_listeners(port, host="127.0.0.1")
-        except (OSError, OverflowError) as error:
-            raise UsageError(f"port {port} cannot be used: {error}") from None
+            listeners = await trio.open_tcp_listeners(port, host=host)
+        except OSError as error:
+            raise UsageError(f"{address} cannot be used: {error.strerror}") from None
         bound = listeners[0].socket.getsockname()[1]
-        address = f"{scheme.removesuffix('s')}://127.0.0.1:{bound}{urlsplit(url).path or '/'}"
-        sys.stderr.write(f"trio-mcp: {address} passes to {shown}; recording in {path}; Ctrl-C ends\n")
+        here = f"{scheme.removesuffix('s')}://{address.rpartition(':')[0]}:{bound}{urlsplit(url).path or '/'}"
+        sys.stderr.write(f"trio-mcp: {here} passes to {shown}; recording in {path}; Ctrl-C ends\n")
         sys.stderr.flush()
         await HttpTap(url, recorder).serve_listeners(listeners)
         return 0
