@@ -228,6 +228,7 @@ def test_the_way_of_a_call_is_counted() -> None:
         "HTTP, SSE, session, 16 connections",
         "HTTP, SSE, modern, 2,000 reports of progress, each",
         "HTTP, memory of an idle GET stream, each of 1,000",
+        "HTTP, a notice to 1,000 GET streams, 3 replicas on SQLite, by the clock",
         *(f"stdio, {work}, session, 64 in flight" for work in WORKS),
         *(f"HTTP, {work}, modern, 64 connections" for work in WORKS),
         "client, stdio, session, 16 in flight",

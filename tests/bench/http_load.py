@@ -131,9 +131,10 @@ class Ears:
     def __exit__(self, *_: object) -> None:
         self._poll.close()
 
-    def all_have_heard(self) -> bool:
-        """May be True too early where a keep-alive has come; `count` says how many have got what they wait for."""
-        self._deaf.difference_update(fd for fd, _ in self._poll.poll(0))
+    def all_have_heard(self, seconds: float = 0.0) -> bool:
+        """Look, or wait for so long until one more has.  May be True too early where a keep-alive has come; `count`
+        says how many have got what they wait for."""
+        self._deaf.difference_update(fd for fd, _ in self._poll.poll(seconds))
         assert not self._deaf or time.monotonic() < self._until, f"{len(self._deaf)} listeners have heard nothing"
         return not self._deaf
 

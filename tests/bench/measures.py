@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -20,7 +21,14 @@ import attrs
 from tests.bench import http_load
 from tests.bench.messages import TEXT, Template, call, encoded, request, with_tasks
 from tests.bench.stdio_load import Pipes, Spent, spoken_to
-from tests.bench.subjects import client_command, running, server_command, tasks_command, workers_command
+from tests.bench.subjects import (
+    client_command,
+    replica_command,
+    running,
+    server_command,
+    tasks_command,
+    workers_command,
+)
 from tests.bench.works import WORKS
 from tests.redis_server import started_redis
 
@@ -387,6 +395,34 @@ def http_notice(era: str, number: int, stack: ExitStack, subject: str) -> Measur
                     longest = max(longest, time.perf_counter() - begun)
             assert ears.count(b"list_changed") > 0.99 * number
         return Figure(longest * 1e3)
+
+    measure(0)
+    return measure
+
+
+def replicas_notice(store: str, era: str, number: int, replicas: int, stack: ExitStack, subject: str) -> Measure:
+    """Milliseconds by the clock until so many listeners at replicas have got a notice that one of these was told: for
+    `bare` at one process without a store."""
+    if store == "redis":
+        place = stack.enter_context(started_redis()).url
+    else:
+        place = stack.enter_context(tempfile.TemporaryDirectory()) + "/store.db"
+    commands = [replica_command(subject, place)] * (1 if subject == "bare" else replicas)
+    ports = [stack.enter_context(http_load.listening(command))[1] for command in commands]
+    listeners = [_listener(ports[each % len(ports)], era, stack) for each in range(number)]
+    speaker = http_load.Caller(ports[0], era)
+    stack.callback(speaker.socket.close)
+    speaker.prepare(call(era, "announce", {}))
+
+    def measure(seconds: float) -> Figure:
+        with http_load.Ears(listeners) as ears:
+            begun = time.perf_counter()
+            speaker.ask(speaker.template.take())
+            while not ears.all_have_heard(0.1):
+                pass
+            spent = time.perf_counter() - begun
+            assert ears.count(b"list_changed") > 0.99 * number
+        return Figure(spent * 1e3)
 
     measure(0)
     return measure

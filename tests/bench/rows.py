@@ -160,6 +160,17 @@ def _listeners() -> list[Row]:
     return rows
 
 
+def _replicas() -> list[Row]:
+    """Three processes, beside one that has all listeners and no store.  No aim: the load and they share the cores."""
+    rows = []
+    for store, name in (("sqlite", "SQLite"), ("redis", "Redis")):
+        for era, kind in (("session", "GET"), ("modern", "listen")):
+            row = f"HTTP, a notice to 1,000 {kind} streams, 3 replicas on {name}, by the clock"
+            prepare = partial(measures.replicas_notice, store, era, 1000, 3)
+            rows.append(Row(row, "ms", prepare, subjects=ALONE, warm=False))
+    return rows
+
+
 def _scale() -> list[Row]:
     stdio, http = {"ours": Seen(410, 374, 1860).aim(420)}, {"ours": Seen(545, 1525, 3650).aim(750)}
     rows = [
@@ -268,6 +279,7 @@ ROWS = [
     *_tasks(),
     *_scale(),
     *_listeners(),
+    *_replicas(),
     *_clients(),
     *_process(),
     *_core(),

@@ -28,8 +28,8 @@ import attrs
 from tests.peers.installed import PEERS, node, npm, python_of
 
 __all__ = [
-    "PROGRAMS", "ROOT", "Usage", "checked_out", "client_command", "core_command", "running", "server_command",
-    "tasks_command", "workers_command",
+    "PROGRAMS", "ROOT", "Usage", "checked_out", "client_command", "core_command", "replica_command", "running",
+    "server_command", "tasks_command", "workers_command",
 ]  # fmt: skip
 
 ROOT = Path(__file__).parents[2]
@@ -110,6 +110,11 @@ def tasks_command(subject: str, store: str) -> list[str]:
 def workers_command(subject: str, workers: int) -> list[str]:
     """What starts our server in so many processes, also for `bare`."""
     return [*_python(subject.replace("bare", "ours"), "ours_workers.py"), str(workers)]
+
+
+def replica_command(subject: str, store: str) -> list[str]:
+    """What starts our server on this store, which for `bare` is none."""
+    return [*_python(subject.replace("bare", "ours"), "ours_replica.py"), "none" if subject == "bare" else store]
 
 
 def client_command(subject: str, *arguments: str) -> list[str]:
