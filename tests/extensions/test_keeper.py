@@ -33,10 +33,10 @@ RESULT: dict[str, Any] = {"content": [{"type": "text", "text": "done"}]}
 
 @pytest.fixture(params=["memory", "sqlite"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
-    memory = MemoryStore(max_bytes=200_000)
+    memory = MemoryStore(max_bytes=1_000_000)
     if request.param == "memory":
         return lambda: memory
-    return partial(SQLiteStore, tmp_path / "tasks.db", max_bytes=200_000)
+    return partial(SQLiteStore, tmp_path / "tasks.db", max_bytes=1_000_000)
 
 
 @asynccontextmanager
@@ -253,13 +253,13 @@ async def test_what_is_too_large_fails_the_task(make: Make) -> None:
 
 async def test_a_full_store_fails_the_task_and_refuses_the_next(make: Make) -> None:
     async with kept(make) as keeper:
-        await (await begun(keeper)).finish({"content": ["x" * 300_000]})
+        await (await begun(keeper)).finish({"content": ["x" * 1_200_000]})
         task = await until(keeper, TaskStatus.FAILED)
         assert task.error is not None
         assert "the store has no room" in task.error["message"]
-        await keeper.add(new("b", params={"x": "y" * 190_000}), None)
+        await keeper.add(new("b", params={"x": "y" * 950_000}), None)
         with pytest.raises(RequestError, match="max_bytes of the store"):
-            await keeper.add(new("c", params={"x": "y" * 20_000}), None)
+            await keeper.add(new("c", params={"x": "y" * 100_000}), None)
 
 
 @req("task-31", "task-62", "xtask-41")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.redis_server import RedisServer, cluster, redis_server
-from tests.stores.shared import Make
+from tests.stores.shared import MOST, Make
 from trio_mcp.stores import MemoryStore, RedisStore, SQLiteStore
 
 
@@ -28,10 +28,10 @@ def redis() -> Iterator[RedisServer]:
 @pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.full)])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     """Makes the store of one more process: the file is shared, and the store in memory is the same object."""
-    memory = MemoryStore(max_bytes=100_000)
+    memory = MemoryStore(max_bytes=MOST)
     if request.param == "memory":
         return lambda: memory
     if request.param == "redis":
         server: RedisServer = request.getfixturevalue("redis")
-        return partial(RedisStore, server.url, name=secrets.token_hex(8), max_bytes=100_000)
-    return partial(SQLiteStore, tmp_path / "store.db", max_bytes=100_000)
+        return partial(RedisStore, server.url, name=secrets.token_hex(8), max_bytes=MOST)
+    return partial(SQLiteStore, tmp_path / "store.db", max_bytes=MOST)

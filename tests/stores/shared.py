@@ -12,6 +12,7 @@ from trio_mcp.stores import Row, Store
 from trio_mcp.stores.rows import Message  # authors of servers need neither
 
 Make: TypeAlias = Callable[[], Store]
+MOST = 4_000_000  # bytes of a store
 NOW = 1000.0
 ROW = Row("task", "a", b"{}", "ann", NOW)
 

@@ -12,8 +12,9 @@ import pytest
 import trio
 import trio.testing
 
-from tests.stores.shared import NOW, ROW, Make, opened, take
+from tests.stores.shared import MOST, NOW, ROW, Make, opened, take
 from trio_mcp.stores import MemoryStore, Row, Store, StoreFull
+from trio_mcp.stores.rows import ROW as HEAD
 
 
 async def test_a_row_comes_back_as_it_was_written(make: Make) -> None:
@@ -65,11 +66,11 @@ async def test_of_many_that_replace_at_the_same_time_one_wins(make: Make) -> Non
 
 async def test_a_deleted_row_is_gone_and_makes_room(make: Make) -> None:
     async with opened(make) as (store,):
-        await store.add(attrs.evolve(ROW, body=bytes(70_000)))
+        await store.add(attrs.evolve(ROW, body=bytes(2_800_000)))
         assert await store.delete("task", "a")
         assert not await store.delete("task", "a")
         assert await store.get("task", "a") is None
-        assert await store.add(attrs.evolve(ROW, body=bytes(70_000)), each=1, total=1)
+        assert await store.add(attrs.evolve(ROW, body=bytes(2_800_000)), each=1, total=1)
 
 
 async def test_numbers_of_rows_are_bounded(make: Make) -> None:
@@ -89,27 +90,46 @@ async def test_numbers_of_rows_are_bounded(make: Make) -> None:
 
 async def test_no_owner_takes_more_bytes_than_its_share(make: Make) -> None:
     async with opened(make) as (store,):
-        assert await store.add(attrs.evolve(ROW, body=bytes(60_000)))
-        assert await store.add(attrs.evolve(ROW, key="b", body=bytes(15_000)))  # three quarters of the room
+        assert await store.add(attrs.evolve(ROW, body=bytes(2_400_000)))
+        assert await store.add(attrs.evolve(ROW, key="b", body=bytes(590_000)))  # three quarters of the room
         with pytest.raises(StoreFull, match="max_bytes"):
-            await store.add(attrs.evolve(ROW, key="c", body=bytes(5_000)))
-        assert await store.add(attrs.evolve(ROW, key="c", owner="bob", body=bytes(15_000)))
+            await store.add(attrs.evolve(ROW, key="c", body=bytes(200_000)))
+        assert await store.add(attrs.evolve(ROW, key="c", owner="bob", body=bytes(600_000)))
         with pytest.raises(StoreFull):
-            await store.add(attrs.evolve(ROW, key="d", owner="eve", body=bytes(20_000)))
+            await store.add(attrs.evolve(ROW, key="d", owner="eve", body=bytes(800_000)))
         assert not await store.delete("task", "d")
         with pytest.raises(StoreFull):
-            await store.replace(attrs.evolve(ROW, body=bytes(70_000)))
-        assert await store.replace(attrs.evolve(ROW, body=bytes(62_000)))  # it can still say that it failed
+            await store.replace(attrs.evolve(ROW, body=bytes(2_800_000)))
+        assert await store.replace(attrs.evolve(ROW, body=bytes(2_402_000)))  # it can still say that it failed
         assert await store.replace(attrs.evolve(ROW, body=b"", version=2))
-        assert await store.add(attrs.evolve(ROW, key="d", body=bytes(40_000)))
+        assert await store.add(attrs.evolve(ROW, key="d", body=bytes(1_600_000)))
 
 
 async def test_rows_of_nobody_share_all_bytes(make: Make) -> None:
     async with opened(make) as (store,):
-        assert await store.add(attrs.evolve(ROW, owner="", body=bytes(60_000)))
-        assert await store.add(attrs.evolve(ROW, key="b", owner="", body=bytes(40_000)))
+        assert await store.add(attrs.evolve(ROW, owner="", body=bytes(2_400_000)))
+        assert await store.add(attrs.evolve(ROW, key="b", owner="", body=bytes(1_590_000)))
         with pytest.raises(StoreFull):
-            await store.add(attrs.evolve(ROW, key="c", owner="", body=bytes(5_000)))
+            await store.add(attrs.evolve(ROW, key="c", owner="", body=bytes(200_000)))
+
+
+async def test_rows_and_streams_count_also_without_bodies(make: Make) -> None:
+    async with opened(make) as (store,):
+        empty = attrs.evolve(ROW, owner="", body=b"")
+        await store.add(attrs.evolve(empty, body=bytes(MOST - 5 * HEAD)))
+        for key in "bcde":
+            assert await store.add(attrs.evolve(empty, key=key))
+        with pytest.raises(StoreFull, match="max_bytes"):
+            await store.add(attrs.evolve(empty, key="f"))
+        assert await store.replace(attrs.evolve(empty, key="b"))  # no more than before
+        for _ in range(2):
+            with pytest.raises(StoreFull, match="max_bytes"):
+                await store.append("s", b"", owner="", expires=NOW, max_bytes=0)
+            await store.delete("task", "e")
+            for number in (1, 2):
+                assert await store.append("s", b"", owner="", expires=NOW, max_bytes=0) == number
+            await store.discard("s")
+            assert await store.add(attrs.evolve(empty, key="e"))
 
 
 async def test_the_rows_of_an_owner_are_listed_in_pages(make: Make) -> None:
@@ -255,7 +275,7 @@ async def test_a_store_may_be_opened_several_times(make: Make) -> None:
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 5))])
 async def test_a_store_does_the_same_as_the_one_in_memory(make: Make, seed: int) -> None:
-    dice, model = random.Random(seed), MemoryStore(max_bytes=100_000)
+    dice, model = random.Random(seed), MemoryStore(max_bytes=MOST)
     async with opened(make, 2) as stores, model:
         for step in range(300):
             name, arguments, options = a_call(dice)
@@ -273,7 +293,11 @@ def a_call(dice: random.Random) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
         dice.choice(("a", "ka", "b:", "é")),
         dice.choice(("", "ann", "b")),
     )
-    when, size, holder = dice.choice((1.5, 7.25, inf)), dice.choice((0, 10, 9_000, 40_000)), dice.choice(("", "p", "q"))
+    when, size, holder = (
+        dice.choice((1.5, 7.25, inf)),
+        dice.choice((0, 10, 360_000, 1_600_000)),
+        dice.choice(("", "p", "q")),
+    )
     body = dice.randbytes(size)
     row = Row(kind, key, body, owner, dice.choice((1.0, 2.5)), when, holder, dice.choice((1, 1, 2, 3)))
     number = dice.randrange(5)
@@ -295,7 +319,7 @@ def a_call(dice: random.Random) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
     if name == "add":
         options = {"each": dice.choice((1, 3, inf)), "total": dice.choice((4, inf))}
     elif name == "append":
-        options = {"owner": owner, "expires": when, "max_bytes": dice.choice((100, 10_000, 60_000))}
+        options = {"owner": owner, "expires": when, "max_bytes": dice.choice((100, 400_000, 2_400_000))}
     return name, calls[name], options
 
 

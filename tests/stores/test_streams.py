@@ -99,26 +99,26 @@ async def test_one_sweep_of_streams_is_short(make: Make) -> None:
 
 async def test_events_count_as_bytes_of_their_owner(make: Make) -> None:
     async with opened(make) as (store,):
-        await append(store, "s", bytes(60_000), max_bytes=60_100)
+        await append(store, "s", bytes(2_400_000), max_bytes=2_404_000)
         with pytest.raises(StoreFull, match="max_bytes"):
-            await append(store, "t", bytes(20_000), max_bytes=30_000)
+            await append(store, "t", bytes(800_000), max_bytes=1_200_000)
         with pytest.raises(StoreFull, match="max_bytes"):
-            await store.add(attrs.evolve(ROW, body=bytes(20_000)))
-        assert await store.add(attrs.evolve(ROW, owner="bob", body=bytes(20_000)))
+            await store.add(attrs.evolve(ROW, body=bytes(800_000)))
+        assert await store.add(attrs.evolve(ROW, owner="bob", body=bytes(800_000)))
         assert (await store.read("t", 0, 9))[0] == 0
-        assert await append(store, "s", bytes(60_000), max_bytes=60_100) == [2]  # in place of the first
+        assert await append(store, "s", bytes(2_400_000), max_bytes=2_404_000) == [2]  # in place of the first
         await store.discard("s")
-        assert await append(store, "t", bytes(40_000), max_bytes=50_000) == [1]
+        assert await append(store, "t", bytes(1_600_000), max_bytes=2_000_000) == [1]
         await store.sweep(1e9)
-        assert await store.add(attrs.evolve(ROW, key="b", owner="eve", body=bytes(80_000)))
+        assert await store.add(attrs.evolve(ROW, key="b", owner="eve", body=bytes(3_190_000)))
 
 
 async def test_an_owner_with_little_cannot_fill_the_store_in_small_parts(make: Make) -> None:
     async with opened(make) as (store,):
         for added in range(18):  # three quarters
-            assert await store.add(attrs.evolve(ROW, key=str(added), body=bytes(4000)))
+            assert await store.add(attrs.evolve(ROW, key=str(added), body=bytes(158_000)))
         with pytest.raises(StoreFull, match="max_bytes"):
-            await store.add(attrs.evolve(ROW, key="18", body=bytes(4000)))
+            await store.add(attrs.evolve(ROW, key="18", body=bytes(158_000)))
 
 
 # Messages

@@ -15,7 +15,7 @@ import trio
 
 from trio_mcp.core.errors import check_amount
 from trio_mcp.stores.channels import Channels, Receiver
-from trio_mcp.stores.rows import EVENT, SPARE, Row, StoreFull, check_room
+from trio_mcp.stores.rows import EVENT, ROW, SPARE, Row, StoreFull, check_room
 
 __all__ = ["MemoryStore"]
 
@@ -74,10 +74,10 @@ class MemoryStore:
             raise StoreFull("each")
         if self._numbers[row.kind] >= total:
             raise StoreFull("total")
-        check_room(len(row.body), self._bytes[row.owner], self._held, row.owner, self._max_bytes)
+        check_room(ROW + len(row.body), self._bytes[row.owner], self._held, row.owner, self._max_bytes)
         self._numbers[row.kind] += 1
         self._owned.setdefault((row.kind, row.owner), {})[row.key] = None
-        self._put(attrs.evolve(row, version=1), len(row.body))
+        self._put(attrs.evolve(row, version=1), ROW + len(row.body))
         return True
 
     def _put(self, row: Row, growth: int) -> None:
@@ -133,7 +133,7 @@ class MemoryStore:
         if not keys:
             del self._owned[row.kind, row.owner]
         self._numbers[row.kind] -= 1
-        self._charge(row.owner, -len(row.body))
+        self._charge(row.owner, -ROW - len(row.body))
         return True
 
     async def list(self, kind: str, owner: str, after: tuple[float, str], limit: int) -> Sequence[Row]:
@@ -209,7 +209,7 @@ class MemoryStore:
                 break
             size -= EVENT + len(event)
             dropped += 1
-        growth = size - log.held
+        growth = size - log.held + (0 if stream in self._streams else ROW)
         check_room(growth, self._bytes[log.owner], self._held, log.owner, self._max_bytes)
         self._charge(log.owner, growth)
         if stream not in self._streams:
@@ -240,7 +240,7 @@ class MemoryStore:
     def _forget(self, stream: str) -> None:
         log = self._streams.pop(stream, None)
         if log is not None:
-            self._charge(log.owner, -log.held)
+            self._charge(log.owner, -ROW - log.held)
 
     async def send(self, channel: str, body: bytes) -> None:
         """See `Store`."""

@@ -3,7 +3,7 @@
 -- KEYS[1] is the prefix of all keys, with the hash tag that they share.  ARGV is the name of the step and its arguments.
 -- A step that finds no room returns the name of the limit, in place of a number.  `redis.py` lists the keys.
 
-local FREE, SPARE, EVENT, GRACE, SWEPT, READ = 3, 4096, 64, 3600, 500, 1000
+local FREE, ROW, SPARE, EVENT, GRACE, SWEPT, READ = 3, 2048, 4096, 64, 3600, 500, 1000
 
 local function key(...)
   return table.concat({KEYS[1], ...}, ':')
@@ -99,7 +99,7 @@ local function discard(stream)
   end
   redis.call('UNLINK', key('stream', stream), key('events', stream))
   redis.call('ZREM', key('expiring'), 'stream ' .. stream)
-  charge(owner, 0 - size)
+  charge(owner, 0 - size - ROW)
   return 1
 end
 
@@ -117,18 +117,18 @@ function steps.add(kind, id, body, owner, created, expires, holder, each, total,
     return 'each'
   elseif tonumber(redis.call('HGET', key('numbers'), kind) or 0) >= tonumber(total) then
     return 'total'
-  elseif not has_room(#body, owner, tonumber(most)) then
+  elseif not has_room(ROW + #body, owner, tonumber(most)) then
     return 'max_bytes'
   end
   redis.call('HSET', key('row', name), 'kind', kind, 'id', id, 'owner', owner, 'created', created,
-    'expires', expires, 'holder', holder, 'version', 1, 'size', #body)
+    'expires', expires, 'holder', holder, 'version', 1, 'size', ROW + #body)
   redis.call('SET', key('body', name), body)
   set_ttl(key('body', name), expires)
   set_expiry('row ' .. name, expires)
   redis.call('ZADD', key('owned', #kind, kind, owner), created, id)
   redis.call('HINCRBY', key('numbers'), kind, 1)
   hold(kind, id, holder)
-  charge(owner, #body)
+  charge(owner, ROW + #body)
   touch(name)
   return 1
 end
@@ -144,11 +144,11 @@ function steps.replace(kind, id, version, body, expires, holder, most)
   if stored ~= version or redis.call('EXISTS', key('body', name)) == 0 then
     return 0
   end
-  local growth = #body - size
+  local growth = ROW + #body - size
   if growth > SPARE and not has_room(growth, owner, tonumber(most)) then
     return 'max_bytes'
   end
-  redis.call('HSET', key('row', name), 'expires', expires, 'holder', holder, 'version', version + 1, 'size', #body)
+  redis.call('HSET', key('row', name), 'expires', expires, 'holder', holder, 'version', version + 1, 'size', ROW + #body)
   redis.call('SET', key('body', name), body)
   set_ttl(key('body', name), expires)
   set_expiry('row ' .. name, expires)
@@ -243,6 +243,7 @@ function steps.append(stream, body, owner, expires, max_bytes, most)
     discard(stream)  -- Redis has removed its events
     owned_by, number, held, until_ = false, false, false, false
   end
+  local begun = owned_by and 0 or ROW
   owner, number, held = owned_by or owner, (number or 0) + 1, tonumber(held or 0)
   if until_ and tonumber(until_) > tonumber(expires) then
     expires = until_
@@ -257,7 +258,7 @@ function steps.append(stream, body, owner, expires, max_bytes, most)
       dropped, size = number, 0
     end
   end
-  if not has_room(size - held, owner, tonumber(most)) then
+  if not has_room(size - held + begun, owner, tonumber(most)) then
     return 'max_bytes'
   end
   redis.call('HSET', head, 'owner', owner, 'number', number, 'size', size, 'expires', expires)
@@ -267,7 +268,7 @@ function steps.append(stream, body, owner, expires, max_bytes, most)
   end
   set_ttl(events, expires)
   set_expiry('stream ' .. stream, expires)
-  charge(owner, size - held)
+  charge(owner, size - held + begun)
   redis.call('PUBLISH', key('channel', stream), '')
   return number
 end

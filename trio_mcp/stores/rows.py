@@ -14,8 +14,9 @@ Every store obeys the same rules:
   at the same time, the second reads again; no update is lost.
 - *Claims.*  A row with a `holder` is at work in that process, as long as the process renews its lease.  `claim` gives
   the rows of a process that has gone to another one, each row once.
-- *Bounds.*  A store has at most `max_bytes` bytes of rows and events.  No owner takes more than three times what it
-  leaves free.  `add` takes the number of rows that one owner, and all owners together, may have.
+- *Bounds.*  A store has at most `max_bytes` bytes of rows and events, also without bodies (`ROW`, `EVENT`).  No owner
+  takes more than three times what it leaves free.  `add` takes the number of rows that one owner, and all owners
+  together, may have.
 - *Time is an argument.*  Stores have no clock of their own; the rows of several processes need wall-clock seconds.
 
 Methods are safe to cancel: a write happens as a whole or not at all.  A cancelled write may have happened.
@@ -34,7 +35,7 @@ from trio_mcp.core.errors import McpError
 from trio_mcp.core.messages import record
 
 __all__ = [
-    "EVENT", "FREE", "SPARE", "Message", "Resync", "Row", "Store", "StoreFailed", "StoreFull", "check_room",
+    "EVENT", "FREE", "ROW", "SPARE", "Message", "Resync", "Row", "Store", "StoreFailed", "StoreFull", "check_room",
     "wall_time",
 ]  # fmt: skip
 
@@ -44,6 +45,10 @@ SPARE: Final = 4096
 """Bytes by which `replace` may grow a row of a full store, so that the failure of a task can be written down."""
 EVENT: Final = 64
 """Bytes that each event and each message counts beside its body; otherwise empty ones would be free."""
+
+ROW: Final = 2048
+"""Bytes that each row counts beside its body, and each stream beside its events: in Redis a row has 1,600 bytes of
+names and indexes.  Otherwise rows without bodies, such as those of spent request states, would have no bound."""
 
 wall = time.time  # a test replaces it
 

@@ -31,7 +31,7 @@ import trio
 
 from trio_mcp.core.errors import UsageError, check_amount
 from trio_mcp.stores.channels import Channels, Receiver
-from trio_mcp.stores.rows import EVENT, SPARE, Row, StoreFailed, StoreFull, check_room
+from trio_mcp.stores.rows import EVENT, ROW, SPARE, Row, StoreFailed, StoreFull, check_room
 
 __all__ = ["SQLiteStore"]
 
@@ -313,7 +313,7 @@ class SQLiteStore:
                 raise StoreFull("each")
             if _count(connection, f"kind {row.kind}")[0] >= total:
                 raise StoreFull("total")
-            self._check_room(connection, len(row.body), row.owner)
+            self._check_room(connection, ROW + len(row.body), row.owner)
             values = (row.kind, row.key, row.body, row.owner, row.created, row.expires, row.holder, _tick(connection))
             connection.execute(f"INSERT INTO rows ({_COLUMNS}, changed) VALUES (?, ?, ?, ?, ?, ?, ?, 1, ?)", values)
             return True
@@ -321,8 +321,9 @@ class SQLiteStore:
         return await self._write(job)
 
     def _check_room(self, connection: sqlite3.Connection, growth: int, owner: str) -> None:
-        _, owned = _count(connection, f"bytes {owner}")
-        _, held = _count(connection, "all")
+        owned, held = (
+            ROW * number + size for number, size in (_count(connection, f"bytes {owner}"), _count(connection, "all"))
+        )
         check_room(growth, owned, held, owner, self._max_bytes)
 
     async def get(self, kind: str, key: str) -> Row | None:
@@ -485,7 +486,7 @@ class SQLiteStore:
                 while size > max_bytes:
                     dropped, length = events.fetchone() or (number, len(body))
                     size -= EVENT + length
-            self._check_room(connection, size - held, charged)
+            self._check_room(connection, size - held + (0 if found else ROW), charged)
             connection.execute(
                 "INSERT INTO streams VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
                 "expires = max(expires, excluded.expires), number = excluded.number, bytes = excluded.bytes",
