@@ -14,7 +14,7 @@ import trio
 from trio.testing import MockClock
 
 from tests.requirements import req
-from trio_mcp import Limits, RequestError
+from trio_mcp import Limits, RequestError, Server
 from trio_mcp.core import CORE_TASKS, EXTENSION_TASKS, Question, TaskRecord, TaskStatus
 from trio_mcp.errors import SessionClosed
 
@@ -570,6 +570,38 @@ async def test_a_store_that_fails_is_tried_again(
         await trio.sleep(2 * keepers.LEASE)
         assert "the disk is full" in caplog.text
         assert await keeper.find("t-1") is not None
+
+
+@pytest.mark.parametrize("method", ["changes", "sweep"])
+async def test_a_fault_of_a_store_ends_the_server_with_this_error(
+    method: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store whose methods raise other errors than `StoreFailed`."""
+    fault, server = OSError("a store of the program"), Server("tasks")
+    server.tool(name="report", task="required")(lambda: "done")
+
+    async def faulty(*_: object) -> None:
+        await trio.lowlevel.checkpoint()
+        raise fault
+
+    monkeypatch.setattr(MemoryStore, method, faulty)
+    with pytest.raises(OSError, match="a store of the program") as caught:
+        async with server.running():
+            await trio.sleep(60)
+    assert caught.value is fault
+    assert "the extension io.modelcontextprotocol/tasks has raised this" in "".join(fault.__notes__)
+
+
+async def test_a_task_is_stopped_when_its_ttl_has_passed_while_the_store_is_away(
+    make: Make, away: Callable[[], AbstractContextManager[None]], autojump_clock: MockClock
+) -> None:
+    stopped: list[str] = []
+    async with kept(make) as keeper:
+        host = await begun(keeper, ttl=5000)
+        host.cancel = stopped.append
+        with away():
+            await trio.sleep(keepers.LEASE)
+            assert stopped == ["the ttl of the task has passed"]
 
 
 @pytest.fixture

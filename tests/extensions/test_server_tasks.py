@@ -7,9 +7,11 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import trio
 import trio.testing
@@ -814,6 +816,25 @@ async def test_a_task_that_expires_before_its_handler_begins_is_stopped(
         (run,) = [each for each in gc.get_objects() if isinstance(each, RunTasks) and each._run.server is server]
         await trio.sleep(10)
         assert (ran, run._callers) == ([], {})
+
+
+@OLDER
+async def test_the_caller_of_a_task_that_another_process_has_is_forgotten(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    store = MemoryStore()
+    server = serving(store=store, limits=Limits(task_seconds=60))
+    async with speaking(revision, server) as wire:
+        id = await begin(wire, "confirm")
+        (row,) = store._rows.values()
+        await store.lease("another process", inf)
+        await store.replace(attrs.evolve(row, holder="another process"))
+        await trio.sleep(1)
+        (run,) = [each for each in gc.get_objects() if isinstance(each, RunTasks) and each._run.server is server]
+        assert (list(run._callers), run.keeper._hosts) == ([id], {})  # it is told what the other process does
+        await trio.sleep(100)  # its ttl has passed, of which there is no notice
+        assert not store._rows
+        assert run._callers == {}
 
 
 @BOTH

@@ -47,6 +47,7 @@ from trio_mcp.core.tasks import (
     unknown_task,
 )
 from trio_mcp.stores.rows import Row, StoreFailed, StoreFull, wall_time
+from trio_mcp.transport.nursery import open_nursery
 
 if TYPE_CHECKING:
     from trio_mcp.core.messages import Limits
@@ -105,8 +106,8 @@ class Keeper:
         """The tasks of which `on_change` is to hear."""
         self.on_change: Callable[[TaskRecord], object] = lambda task: None
         """Called with a task of `followed` that has changed, in this process or in another one."""
-        self.on_gone: Callable[[str], object] = lambda id: None
-        """Called with the id of a task that ran here until its ttl had passed."""
+        self.on_sweep: Callable[[float], object] = lambda now: None
+        """Called from time to time with the time of the clock of records."""
         self.leaving: Callable[[], bool] = lambda: False
         """Whether this process is about to end, and takes over no tasks."""
 
@@ -122,7 +123,7 @@ class Keeper:
                 await self._store.lease(self._holder, wall_time() + LEASE)
                 number, _ = await self._store.changes(-1)
                 self._ready.set()
-                async with trio.open_nursery() as nursery:
+                async with open_nursery() as nursery:  # a store with a fault of its own ends the run with this error
                     nursery.start_soon(self._follow, number)
                     while True:
                         works = await self._keep_up()
@@ -137,16 +138,16 @@ class Keeper:
         """Renew the lease, sweep, and recover the tasks of processes that have ended.  False if the store fails."""
         try:
             now = wall_time()
+            for host in tuple(self._hosts.values()):  # whether the store works or not
+                if host.expires <= now:
+                    host.stop("the ttl of the task has passed")
+            self.on_sweep(now)
             if now >= self._leased:  # the machine slept, or the clock was set; others need time to renew their leases
                 self._claims_from = trio.current_time() + _PERIOD
             await self._store.lease(self._holder, now + LEASE)
             self._leased = now + LEASE
             while await self._store.sweep(now):
                 pass
-            for host in tuple(self._hosts.values()):
-                if host.expires <= now:
-                    host.stop("the ttl of the task has passed")
-                    self.on_gone(host.id)
             room = trio.current_time() >= self._claims_from and not self.leaving()
             while room and (rows := await self._store.claim(self._kind, self._holder, now, _CLAIMED)):
                 for row in rows:

@@ -265,8 +265,9 @@ class RunTasks:
         self.recover_elsewhere: list[Callable[[TaskRecord], Work | None]] = []
         """Functions that know the work of tasks that is done elsewhere, for those whose run has ended."""
         self._listeners: dict[str, dict[Listener, None]] = {}
-        self._callers: dict[str, DetachedCall] = {}  # of the older form: their sessions hear of each change
-        self.keeper.on_gone = lambda id: self._callers.pop(id, None)
+        # Of the older form, with the time at which their tasks expire: their sessions hear of each change.
+        self._callers: dict[str, tuple[DetachedCall, float]] = {}
+        self.keeper.on_sweep = self._sweep
         self.keeper.followed = ChainMap[str, Any](self._listeners, self._callers)
         self._followed = Shares(run.limits.subscriptions)  # tasks, by each listener
         self._asking: set[tuple[str, str]] = set()  # task and key of each question that is on its way to a client
@@ -333,7 +334,8 @@ class RunTasks:
         if host.over:
             call.cancel("the task has ended before its handler began")
         elif isinstance(host, _CoreTaskHost):
-            host.call = self._callers[task.id] = call
+            host.call = call
+            self._callers[task.id] = call, task.expires
         return host
 
     async def adopt(self, ctx: Context, task: TaskRecord, work: Work) -> None:
@@ -471,6 +473,15 @@ class RunTasks:
                 self._listeners.setdefault(id, {})[listener] = None
         return agreed
 
+    def _sweep(self, now: float) -> None:
+        """Forget the callers of tasks whose ttl has passed: there is no notice of their end.
+
+        A task may run in another process then, and its caller hears of it until the end.
+        """
+        for id, (_, expires) in tuple(self._callers.items()):
+            if expires <= now:
+                del self._callers[id]
+
     async def _forget(self, listener: Listener, ids: Sequence[str], holder: Any, taken: int) -> None:
         await listener.ended.wait()
         self._followed.give(holder, taken)
@@ -484,9 +495,9 @@ class RunTasks:
         note = EXTENSION_TASKS.notification(task)
         for listener in self._listeners.get(task.id, ()):
             listener.notify(note.method, note.params, task.id)
-        if (call := self._callers.get(task.id)) is not None:
+        if task.id in self._callers:
             note = CORE_TASKS.notification(task)
-            call.notify(note.method, note.params)
+            self._callers[task.id][0].notify(note.method, note.params)
             if task.terminal:
                 del self._callers[task.id]
 
