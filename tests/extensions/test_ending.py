@@ -105,10 +105,84 @@ async def test_a_task_may_finish_while_the_server_drains(
         async with server.draining(10):
             with pytest.raises(WireError, match="shutting down"):
                 await wire.call("tools/call", {"name": "once", "arguments": {"seconds": 0}})
-            await wire.ended.wait()  # at once: no call runs
-            assert trio.current_time() == begun
-        assert trio.current_time() == begun + 3.5
+            await wire.ended.wait()  # while tasks run, a client may ask about them, also after their end
+        assert trio.current_time() == begun + 5.5
         assert {works.records()[id].status for id in (once, again)} == {TaskStatus.COMPLETED}
+
+
+@BOTH
+async def test_a_drain_without_tasks_ends_the_connection_at_once(revision: str, autojump_clock: MockClock) -> None:
+    works = Works()
+    server = works.server()
+    async with speaking(revision, server) as wire:
+        await until(wire, await begin(wire, "once", {"seconds": 0}))
+        begun = trio.current_time()
+        async with server.draining(10):
+            await wire.ended.wait()
+        assert trio.current_time() == begun
+
+
+@BOTH
+async def test_a_client_asks_about_its_tasks_during_a_drain(revision: str, autojump_clock: MockClock) -> None:
+    works = Works()
+    server = works.server()
+    async with speaking(revision, server) as wire:
+        once, again = await two(wire, 3)
+        begun = trio.current_time()
+        async with server.draining(60):
+            assert (await wire.call("tasks/get", {"taskId": once}))["status"] == "working"
+            await wire.call("tasks/cancel", {"taskId": again})
+            if revision == CORE:
+                tasks = (await wire.call("tasks/list"))["tasks"]
+                assert {each["taskId"]: each["status"] for each in tasks} == {once: "working", again: "cancelled"}
+                await wire.call("tasks/result", {"taskId": once})
+            else:
+                with pytest.raises(WireError, match="shutting down"):
+                    await wire.call("subscriptions/listen", {"notifications": {"taskIds": [once]}})
+                assert (await until(wire, once))["result"]["content"][0]["text"] == "done"
+            assert trio.current_time() < begun + 3.5
+            await wire.ended.wait()
+        assert trio.current_time() < begun + 3.5  # at once: the client has the outcome
+
+
+@NEWER
+async def test_a_client_that_listens_hears_the_end_of_its_task_during_a_drain(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    works = Works()
+    server = works.server()
+    async with speaking(revision, server) as wire:
+        id = await begin(wire, "once", {"seconds": 3})
+        listening = await wire.start("subscriptions/listen", {"notifications": {"taskIds": [id]}})
+        await trio.sleep(1)
+        begun = trio.current_time()
+        async with server.draining(60):
+            await wire.ended.wait()
+        assert trio.current_time() == begun + 2
+        (told,) = wire.noted("notifications/tasks")
+        assert (told["status"], told["result"]["content"][0]["text"]) == ("completed", "done")
+        assert "result" in await wire.response(listening)  # sub-08
+
+
+@BOTH
+@pytest.mark.parametrize("kind", ["http", "asgi"])
+async def test_a_client_gets_its_result_during_a_drain_over_http(
+    revision: str, kind: str, autojump_clock: MockClock
+) -> None:
+    works = Works()
+    server = works.server()
+    async with visiting(Where(kind, revision), server, tasks=True) as client:
+        task = await client.start_task("once", {"seconds": 3})
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def drain() -> None:
+                async with server.draining(30):
+                    pass
+
+            await trio.sleep(1)
+            assert (await task.status()).status is TaskStatus.WORKING
+            assert (await task.result()).content[0].text == "done"  # type: ignore[union-attr]
 
 
 @BOTH
@@ -160,7 +234,7 @@ async def test_tasks_have_the_time_of_an_asgi_application(
     async with visiting(Where("asgi", revision), works.server(), tasks=True) as client:
         await client.start_task("once", {"seconds": 3})
         begun = trio.current_time()
-    assert trio.current_time() == begun + 3
+    assert trio.current_time() == begun + 5  # with the time in which a client could come for the result
     assert {each.status for each in works.records().values()} == {TaskStatus.COMPLETED}
 
 

@@ -62,7 +62,8 @@ class ExtensionMethod:
     """A request or a notification that the protocol does not have.
 
     `sender` is the side that sends it.  `mcp_name` is the parameter that the HTTP header Mcp-Name repeats, or None.
-    `subscribed`: a notification that a server sends on subscriptions, and never elsewhere.
+    `subscribed`: a notification that a server sends on subscriptions, and never elsewhere.  `while_draining`: a request
+    about calls that go on without their own requests; a server that drains, and so waits for them, still serves it.
     """
 
     name: str = attrs.field(validator=_check_name)
@@ -70,6 +71,7 @@ class ExtensionMethod:
     notification: bool = False
     mcp_name: str | None = None
     subscribed: bool = False
+    while_draining: bool = False
 
 
 def _check_settings(extension: Extension, _: object, settings: object) -> None:

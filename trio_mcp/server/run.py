@@ -19,6 +19,7 @@ import attrs
 import trio
 
 from trio_mcp.core.errors import UsageError
+from trio_mcp.core.revisions import Role
 from trio_mcp.core.shares import ByteBudget, FairQueue, Shares
 from trio_mcp.server.dispatch import Dispatcher
 from trio_mcp.transport.nursery import block, open_nursery
@@ -26,6 +27,8 @@ from trio_mcp.transport.wire import CLOSING
 from trio_mcp.transport.workers import WorkerPool
 
 if TYPE_CHECKING:
+    from trio_mcp.core.messages import Request
+    from trio_mcp.core.revisions import Revision
     from trio_mcp.core.subscriptions import ChangeEvent, Listeners
     from trio_mcp.server.detached import DetachedCall
     from trio_mcp.server.parking import ParkedCall, Parking
@@ -262,6 +265,19 @@ class Run:
             await self.detached_ended()
         else:
             await self.ended.wait()
+
+    def serves_while_draining(self, request: Request, revision: Revision | None) -> bool:
+        """Whether a request is about calls that go on without their own requests, for which a drain waits."""
+        extensions = self.offer.extensions
+        if extensions is None or revision is None:
+            return False
+        row = extensions.find(Role.CLIENT, revision, request.method, notification=False)
+        return row is not None and row.while_draining
+
+    @property
+    def awaited(self) -> bool:
+        """Whether a drain waits for calls that go on without their requests, about which clients may ask."""
+        return self.draining and bool(self.detached)
 
     async def detached_ended(self) -> None:
         """Wait for the calls that go on without their requests."""

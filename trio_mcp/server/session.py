@@ -339,7 +339,7 @@ class ServerSession:
 
     def _call(self, call: Call, wire: Wire, received: ChargedMessage | None) -> None:
         request, run = call.request, self._run
-        if run.dismissed or (run.draining and not _is_retry(request, call.terms)):
+        if run.dismissed or (run.draining and not self._served_while_draining(call)):
             why: str | None = _SHUTTING_DOWN
         elif run.calls.limited and (wait := self._wait_for_rate()):
             why = f"more than {run.limits.call_rate:g} calls a second (Limits.call_rate); try again in {wait:.3g} s"
@@ -357,6 +357,10 @@ class ServerSession:
                 _begin(ctx)
         if why is not None:
             self.session.refuse(request.id, RequestError(INTERNAL_ERROR, why))
+
+    def _served_while_draining(self, call: Call) -> bool:
+        request, terms = call.request, call.terms
+        return _is_retry(request, terms) or self._run.serves_while_draining(request, terms.revision)
 
     def _notice(self, notice: Notice, received: ChargedMessage | None) -> None:
         """Start the handler of a notification, unless the server is too busy: a notification may be lost."""
@@ -630,7 +634,12 @@ class ServerSession:
     # The end.
 
     async def drain(self) -> None:
-        """End the subscriptions and wait for running calls; the run refuses new requests already."""
+        """End the subscriptions and wait for running calls; the run refuses new requests already.
+
+        While tasks run, clients listen for their ends.
+        """
+        while self._run.awaited:
+            await self._run.detached_ended()
         self._end_subscriptions()
         while self._contexts or self._parked:
             await self.quiet()

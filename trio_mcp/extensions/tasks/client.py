@@ -382,7 +382,7 @@ class _Waiting:
         notice.reports.extend(self.tasks._early.pop(self.id, ()))
         try:
             async with AsyncExitStack() as stack:
-                listening = False
+                listening, listen_at = False, -inf
                 yield state
                 while not state.terminal and self.result is None:
                     new = [each for each in state.questions if each.key not in asked]  # xtask-27
@@ -392,7 +392,9 @@ class _Waiting:
                         await self.send("tasks/update", {"inputResponses": dict(answers)})
                     else:
                         await self._pause(notice, _LISTENING if listening else poll_seconds(state))
-                        listening = listening or await self._listen(stack)
+                        if not listening and trio.current_time() >= listen_at:
+                            listening = await self._listen(stack, poll_seconds(state))
+                            listen_at = trio.current_time() + _LISTENING
                     following = notice.take() or await self.get()
                     if following != state:
                         state = following
@@ -419,15 +421,17 @@ class _Waiting:
                 await notice.came.wait()
             waiting = not scope.cancelled_caught
 
-    async def _listen(self, stack: AsyncExitStack) -> bool:
-        """Ask for notices of the task, where the server has them; else polls go on."""
+    async def _listen(self, stack: AsyncExitStack, seconds: float) -> bool:
+        """Ask for notices of the task, where the server has them; else polls go on, after at most these seconds."""
         if self.form is CORE_TASKS:
             return False  # task-16: they come by themselves or not at all
-        try:
-            await stack.enter_async_context(self.client.listen(filters={"taskIds": [self.id]}))
-        except McpError:
-            return False
-        return True
+        with trio.move_on_after(seconds):  # a server that drains or is away refuses it again and again
+            try:
+                await stack.enter_async_context(self.client.listen(filters={"taskIds": [self.id]}))
+            except McpError:
+                return False
+            return True
+        return False
 
     async def _outcome(self, state: TaskState) -> JsonObject:
         refusals = 0

@@ -18,7 +18,10 @@ _CLIENT, _SERVER = Role.CLIENT, Role.SERVER
 EXTENSION_FORM: Final = Extension(
     TASKS_EXTENSION,
     methods=[
-        *(ExtensionMethod(f"tasks/{name}", _CLIENT, mcp_name="taskId") for name in ("get", "update", "cancel")),
+        *(
+            ExtensionMethod(f"tasks/{name}", _CLIENT, mcp_name="taskId", while_draining=True)
+            for name in ("get", "update", "cancel")
+        ),
         ExtensionMethod(EXTENSION_TASKS.status_notification, _SERVER, notification=True, subscribed=True),
     ],
     result_types={"tools/call": ["task"]},
@@ -30,7 +33,11 @@ CORE_FORM: Final = Extension(
     TASKS_EXTENSION,
     {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}},
     methods=[
-        *(ExtensionMethod(f"tasks/{name}", each) for name in ("get", "result", "list", "cancel") for each in Role),
+        *(
+            ExtensionMethod(f"tasks/{name}", each, while_draining=True)
+            for name in ("get", "result", "list", "cancel")
+            for each in Role
+        ),
         *(ExtensionMethod(CORE_TASKS.status_notification, each, notification=True) for each in Role),
     ],
     revisions=[CORE_TASKS.name],

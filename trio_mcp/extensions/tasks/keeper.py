@@ -63,6 +63,7 @@ _PERIOD: Final = LEASE / 3
 _AGAIN: Final = 1.0  # seconds until a store that failed is tried again
 _CLOSING: Final = 5.0  # seconds for the last writes of a run that ends
 _ENDING: Final = 1.0  # seconds of these for handlers that clean up
+_FETCHED: Final = 2 * POLL_MS / 1000  # seconds in which a client that polls comes for an outcome
 _PAGE: Final = 50  # tasks on one page of tasks/list
 _CLAIMED: Final = 50  # tasks that are recovered at once
 _NO_PROCESS: Final = "given back"  # the holder of tasks for which a process has no room; it never has a lease
@@ -99,6 +100,7 @@ class Keeper:
         self._holder = secrets.token_urlsafe(12)
         self._hosts: dict[str, TaskHost] = {}
         self._watched: dict[str, set[trio.Event]] = {}
+        self._unseen: dict[str, trio.Event] = {}  # tasks that have ended while this process is about to end
         self._ready = trio.Event()
         self._claims_from = -inf
         self._leased = inf  # the end of the lease
@@ -315,12 +317,27 @@ class Keeper:
             if not watchers:
                 del self._watched[id]
 
+    async def seen(self, id: str) -> None:
+        """Wait until a client has seen how a task has ended, for as long as a client may take between two polls."""
+        event = self._unseen.setdefault(id, trio.Event())
+        with trio.move_on_after(_FETCHED):
+            await event.wait()
+        self._unseen.pop(id, None)
+
+    def show(self, task: TaskRecord) -> None:
+        """A client is shown this state, with the outcome if there is one."""
+        if task.terminal and task.id in self._unseen:
+            self._unseen[task.id].set()
+
     # The methods of the protocol, for the side that serves them.
 
     async def get(self, params: Mapping[str, Any], principal: Any, form: TaskForm) -> JsonObject:
         """Serve tasks/get."""
         with for_clients():
-            return form.detailed(await self.owned(read_task_id(params), principal, whole=form.inlined))
+            task = await self.owned(read_task_id(params), principal, whole=form.inlined)
+        if form.inlined:  # otherwise tasks/result has the outcome
+            self.show(task)
+        return form.detailed(task)
 
     async def update(self, params: Mapping[str, Any], principal: Any) -> JsonObject:
         """Serve tasks/update."""

@@ -407,7 +407,9 @@ class RunTasks:
                     ),
                 )
             nursery.cancel_scope.cancel()
-        return CORE_TASKS.outcome(await self.keeper.owned(id, ctx.principal, whole=True))
+        task = await self.keeper.owned(id, ctx.principal, whole=True)
+        self.keeper.show(task)
+        return CORE_TASKS.outcome(task)
 
     async def _ask(self, ctx: Context, id: str, question: Question, scope: trio.CancelScope) -> None:
         """Ask the client, and give its answer to the task.
@@ -495,6 +497,7 @@ class RunTasks:
         note = EXTENSION_TASKS.notification(task)
         for listener in self._listeners.get(task.id, ()):
             listener.notify(note.method, note.params, task.id)
+            self.keeper.show(task)
         if task.id in self._callers:
             note = CORE_TASKS.notification(task)
             self._callers[task.id][0].notify(note.method, note.params)
@@ -511,6 +514,13 @@ class _ServerHost(TaskHost):
             return await super().ask(questions)
         except SessionClosed as error:  # the dispatcher tells the client why its call failed
             raise ClientGone(str(error)) from None
+
+    async def finish(self, outcome: JsonObject | RequestError) -> None:
+        """As `TaskHost.finish`.  A drain waits for this, so that a client can come for the outcome."""
+        over = self.over
+        await super().finish(outcome)
+        if not over and self._keeper.leaving():
+            await self._keeper.seen(self.id)
 
 
 class _CoreTaskHost(_ServerHost):

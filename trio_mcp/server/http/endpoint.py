@@ -476,7 +476,7 @@ class Endpoint:
         opens = opens or (isinstance(verdict, OpenStream) and verdict.after is None)
         if self._aborting and serves:
             return try_later(503, SHUTTING_DOWN, verdict.cors)
-        if (self._draining or self._run.draining) and opens and not _continues(verdict):
+        if (self._draining or self._run.draining) and opens and not self._continues(verdict):
             return try_later(503, SHUTTING_DOWN, verdict.cors)
         if isinstance(verdict, OpenLegacyStream) or (isinstance(verdict, Serve) and verdict.opens_session):
             why = f"this client has its share of {self.limits.sessions} sessions, all in use (Limits.sessions)"
@@ -491,6 +491,13 @@ class Endpoint:
                 429, "this client must first read the stream of its session (Limits.outgoing)", verdict.cors
             )
         return None
+
+    def _continues(self, verdict: _Accepted) -> bool:
+        """Whether a drain serves this request: a running call may wait for it, or it is about one."""
+        message = getattr(verdict, "message", None)
+        if not isinstance(verdict, Serve) or not isinstance(message, Request):
+            return False
+        return "requestState" in message.params or self._run.serves_while_draining(message, verdict.revision)
 
     def _too_many_streams(self, cors: Fields) -> Reply:
         return try_later(429, f"{self.limits.streams} streams are open in this session (Limits.streams)", cors)
@@ -634,8 +641,11 @@ class Endpoint:
                     nursery.start_soon(server_session.drain)
             for parked in self._run.parked:
                 await parked.resumed.wait()
+            while self._run.awaited:
+                await self._run.detached_ended()
             await self._sessions.wait_for_clients()
-            if not any(server_session.busy for server_session in self._server_sessions) and not self._run.parked:
+            busy = any(server_session.busy for server_session in self._server_sessions)
+            if not busy and not self._run.parked and not self._run.awaited:
                 break
         self._sessions.end_all(SHUTTING_DOWN, retry=_RETRY)
         await self._attached.empty()
@@ -689,12 +699,6 @@ def log_refusal(reply: Reply, request: HttpRequest | None, peer: str | None) -> 
     if request is not None:
         subject = f"{shown(request.method)} {shown(request.target.partition('?')[0])}"
     _refusals.info("%s%s: %d, %s", f"{peer}: " if peer else "", subject, reply.status, reply.error.message)
-
-
-def _continues(verdict: _Accepted) -> bool:
-    """Return whether this is a retry, for which a running call may wait."""
-    message = getattr(verdict, "message", None)
-    return isinstance(message, Request) and "requestState" in message.params
 
 
 def try_later(status: int, why: str, cors: Fields = (), wait: int = _BUSY) -> Reply:
