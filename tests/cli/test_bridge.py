@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -17,15 +18,19 @@ from typing import Any
 import pytest
 import trio
 import trustme
+from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from tests.cli.servers import server
 from tests.cli.test_cli import on_terminal
 from tests.http.auth_site import auth_site, protected_by
 from tests.peers.visits import served_by_process
 from trio_mcp import open_client, serve_http
+from trio_mcp.cli.bridge import _serve_http  # the command line has no other door
+from trio_mcp.cli.target import ServerTarget  # the same
 from trio_mcp.client import Client
 from trio_mcp.errors import McpError
 from trio_mcp.extensions.skills import Skills
+from trio_mcp.server import ProcessLife
 from trio_mcp.types import CallToolResult, FormElicitationRequest, HttpAddress, SamplingRequest
 
 ROOT = Path(__file__).parents[2]
@@ -232,10 +237,13 @@ async def test_an_http_server_over_stdio() -> None:
     ],
 )
 def test_mistakes_are_one_line(arguments: Sequence[str], status: int, message: str) -> None:
-    shown = subprocess.run([*BRIDGE, *arguments], cwd=ROOT, input="", capture_output=True, text=True, timeout=60)
-    assert (shown.returncode, shown.stdout) == (status, "")
-    assert shown.stderr.splitlines()[-1].startswith(message)
-    assert "sesame" not in shown.stderr
+    with started(*arguments, stdin=subprocess.PIPE) as process:  # its host stays
+        assert process.stdout is not None
+        assert process.stderr is not None
+        said, errors = process.stdout.read(), process.stderr.read()
+        assert (process.wait(timeout=60), said) == (status, "")
+    assert errors.splitlines()[-1].startswith(message)
+    assert "sesame" not in errors
 
 
 @pytest.mark.full
@@ -392,6 +400,18 @@ async def test_a_signal_ends_the_bridge_and_its_servers(number: int, status: int
 def test_on_a_terminal_it_says_that_it_waits() -> None:
     shown, status = on_terminal(("bridge", SERVER), [("standard input; Ctrl-C ends\r\n", "\x03")])
     assert (shown, status) == ("trio-mcp: waiting for an MCP client on standard input; Ctrl-C ends\n^C", 130)
+
+
+async def test_a_bridge_that_is_still_connecting_ends_at_once(autojump_clock: MockClock) -> None:
+    silent, _ = memory_stream_pair()
+    life = ProcessLife(server, math.inf, None)
+    listen: Any = None  # it is never reached
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_serve_http, ServerTarget(silent), {}, listen, listen, life)  # type: ignore[arg-type]
+        await wait_all_tasks_blocked()
+        began = trio.current_time()
+        life.unwanted("the end of standard input")
+    assert trio.current_time() == began
 
 
 @pytest.mark.full

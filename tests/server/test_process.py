@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+import trio
 import trustme
 
 import trio_mcp
@@ -348,6 +349,18 @@ def test_nobody_ends_a_process_that_has_gone_on() -> None:
     live(Server("ended"), serve, shutdown_timeout=1)
     while deadlines():  # it ends when the run does, and not a second later
         pass
+
+
+@pytest.mark.parametrize(("way", "status"), [("unwanted", 0), ("terminate", 143)])
+def test_a_process_that_only_prepares_to_serve_ends_at_once(way: str, status: int) -> None:
+    async def serve(life: ProcessLife) -> None:
+        with trio.CancelScope() as life.opening:
+            getattr(life, way)("the end of standard input")
+            await trio.sleep_forever()
+
+    with pytest.raises(SystemExit) if status else contextlib.nullcontext() as ended:
+        live(Server("opening"), serve, shutdown_timeout=math.inf)
+    assert not status or ended.value.code == status
 
 
 def deadlines() -> list[threading.Thread]:

@@ -21,6 +21,8 @@ from functools import partial
 from hmac import compare_digest
 from typing import TYPE_CHECKING, Any
 
+import trio
+
 from trio_mcp.cli.http_options import add_http_arguments, check_host, http_address, http_options
 from trio_mcp.cli.output import Output
 from trio_mcp.cli.target import ServerTarget, add_target_arguments, client_options, exit_status, target_of
@@ -103,9 +105,9 @@ def _run(arguments: argparse.Namespace) -> int:
 async def _serve_stdio(target: ServerTarget, options: ClientOptions, life: ProcessLife) -> None:
     terminal = os.isatty(0)
     # The input is watched while the session opens, because a host may end before a login does.
-    with owned_stdio(life) as stream:
+    with owned_stdio(life) as stream, trio.CancelScope() as life.opening:
         async with open_relay(target.address, **options) as relay:
-            life.server = relay
+            life.opening, life.server = None, relay
             if terminal:
                 sys.stderr.write("trio-mcp: waiting for an MCP client on standard input; Ctrl-C ends\n")
             await serve_stream(relay, stream, shutdown_timeout=_SHUTDOWN)
@@ -118,9 +120,10 @@ async def _serve_http(
     printed: _PrintedAddress,
     life: ProcessLife,
 ) -> None:
-    async with open_relay(target.address, **options) as relay:
-        life.server = relay
-        await listen(relay, task_status=printed)
+    with trio.CancelScope() as life.opening:
+        async with open_relay(target.address, **options) as relay:
+            life.opening, life.server = None, relay
+            await listen(relay, task_status=printed)
 
 
 class _PrintedAddress:

@@ -256,6 +256,8 @@ class ProcessLife:
         self.status = 0
         self.patience = shutdown_timeout + LAST
         """Seconds from the first reason to end until the process exits; may be infinite."""
+        self.opening: trio.CancelScope | None = None
+        """A scope that is cancelled at once with the first reason to end, because it only prepares to serve."""
         self._shutdown_timeout = shutdown_timeout
         self._leave = leave
         self._everything = trio.CancelScope()
@@ -323,6 +325,8 @@ class ProcessLife:
 
     def _cancel_in_time(self) -> None:
         """Set a deadline for all tasks, including tasks of no run, such as a lifespan that is starting."""
+        if self.opening is not None:
+            self.opening.cancel(reason="the process ends before it serves")
         self._everything.deadline = min(
             self._everything.deadline, trio.current_time() + self._shutdown_timeout + CLOSING
         )
