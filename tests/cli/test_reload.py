@@ -275,19 +275,98 @@ NO_TOKEN = "a server that requires access tokens has no --reload over HTTP, beca
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("text", "http", "message"),
+    ("text", "message"),
     [
-        ("import nothing_of_this", False, "server.py:1: ModuleNotFoundError: No module named 'nothing_of_this'"),
-        ("raise SystemExit('no licence')", True, "it has ended by itself: no licence"),
-        ("x = 1", True, "--http needs a Server of trio_mcp; server.py has no server"),
-        (PROTECTED, True, NO_TOKEN),
+        ("raise SystemExit('no licence')", "it has ended by itself: no licence"),
+        ("x = 1", "--http needs a Server of trio_mcp; weather.py has no server"),
+        (PROTECTED, NO_TOKEN),
     ],
 )
-def test_a_server_that_does_not_start_at_all_ends_the_command(
-    text: str, http: bool, message: str, tmp_path: Path
+def test_over_http_a_first_start_that_fails_waits_for_a_change(text: str, message: str, weather: Path) -> None:
+    save(weather, text)
+    with reloading(weather, "--http", "0") as process:
+        assert process.stderr is not None
+        lines = iter(process.stderr)
+        failure = f"the server could not be started: {message}. It is started again when a file changes."
+        assert any(line == f"trio-mcp: {failure}\n" for line in lines)
+        save(weather, FIRST)
+        assert next(lines) == "trio-mcp: weather.py has changed; the server is started again\n"
+        assert next(lines) == "trio-mcp: the server runs\n"
+        shown = run("call", next(lines).split()[4], "forecast")
+        process.send_signal(signal.SIGINT)
+        assert (shown.stdout, process.wait(60)) == ("sun\n", 130)
+
+
+@contextlib.contextmanager
+def reloading(weather: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [*COMMAND, "run", weather.name, "--reload", *options],
+        cwd=weather.parent,
+        env={**os.environ, **ENVIRON},
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("revision", ["2026-07-28", pytest.param("2025-11-25", marks=pytest.mark.full)])
+async def test_a_host_waits_for_a_first_start_that_fails(revision: str, weather: Path) -> None:
+    wording = weather.with_name("wording.py")
+    texts = ["SUN = (\n", "SUN = sun\n", 'SUN = "sun"\n']
+    save(wording, texts.pop(0))
+    errors: list[bytes] = []
+    seen = b""
+
+    async def edit() -> None:
+        nonlocal seen
+        while texts:
+            while b"started again when a file changes" not in b"".join(errors):  # noqa: ASYNC110  # another process
+                await trio.sleep(0.05)
+            seen += b"".join(errors)
+            errors.clear()
+            save(wording, texts.pop(0))
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(edit)
+            async with by_stdio(weather, revision, errors) as client:
+                assert await said(client) == "sun"
+    for reason in ("SyntaxError: '(' was never closed", "NameError: name 'sun' is not defined"):
+        start = f"trio-mcp: the server could not be started: wording.py:1: {reason}"
+        assert f"{start}. It is started again when a file changes.\n" in seen.decode()
+    assert b"".join(errors).endswith(b"started again\ntrio-mcp: the server runs\n")
+
+
+@pytest.mark.full
+def test_the_command_ends_with_a_host_that_does_not_wait(weather: Path) -> None:
+    save(weather, "import nothing_of_this")
+    with reloading(weather) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        assert any("started again when a file changes" in line for line in process.stderr)
+        process.stdin.close()
+        assert process.stderr.read() == "trio-mcp: the client has gone before the server could be started\n"
+        assert process.wait(60) == 3
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("server.py", "server.py:1: ModuleNotFoundError: No module named 'nothing_of_this'"),  # there is no client
+        ("absent.py", "there is no file absent.py"),
+        ("absent:server", "there is no module absent"),
+    ],
+)
+def test_without_a_client_or_a_file_a_first_start_that_fails_ends_the_command(
+    target: str, message: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "server.py").write_text(text)
-    shown = run("run", "server.py", "--reload", *(["--http", "127.0.0.1:0"] if http else []), cwd=tmp_path)
+    (tmp_path / "server.py").write_text("import nothing_of_this")
+    shown = run("run", target, "--reload", cwd=tmp_path)
     assert (shown.returncode, shown.stdout) == (3, "")
     assert shown.stderr.splitlines()[-1] == f"trio-mcp: the server could not be started: {message}"
 

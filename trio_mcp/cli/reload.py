@@ -15,6 +15,9 @@ Twice a second this process looks at the times of the files that the child repor
 4. If it does not, calls fail with the reason, until a file changes again.  The old program is not used any more: its
    answers would look like those of the edited file.
 
+At the beginning there is no old program, and nothing is known about the server.  So if the first child does not start,
+clients wait until a file changes: a host on stdio for its first answer, and clients over HTTP for the port.
+
 An error of a tool call is a result with `isError`, because models read these.
 """
 
@@ -23,6 +26,8 @@ from __future__ import annotations
 import logging
 import math
 import os
+import select
+import stat
 import sys
 import tempfile
 import time
@@ -35,7 +40,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from trio_mcp.cli.bridge import PASSED_ON
-from trio_mcp.cli.reloaded import Report, read_report
+from trio_mcp.cli.reloaded import read_report
 from trio_mcp.cli.serve import option_hint
 from trio_mcp.client.options import ClientOptions
 from trio_mcp.core.errors import INTERNAL_ERROR, ConnectionFailed, McpError, RequestError, SessionClosed, UsageError
@@ -70,15 +75,16 @@ async def serve_reloading(
 ) -> int:
     """Serve until the end of input, or with `http` until it is cancelled.  Returns the exit status.
 
-    Raises `McpError` if the server cannot be started at the beginning.
+    A first child that does not start is started again when one of its files changes.  Raises `ConnectionFailed` if it
+    has no files, or if the client on stdio has gone.
     """
     logging.getLogger("trio_mcp.relay").setLevel(logging.ERROR)  # the reloader reports the same to the user
     with tempfile.TemporaryDirectory(prefix="trio-mcp-") as folder, unhindered_stderr():
         async with open_nursery() as nursery:
             reloader = _Reloader(nursery, target, Path(folder, "report"), over_http=http is not None)
             async with AsyncExitStack() as stack:
-                server = await reloader.open(stack)
                 nursery.start_soon(reloader.keep_up, name="the files of the server")
+                server = await reloader.open(stack)
                 if http is None:
                     await serve_stdio(server)
                 else:
@@ -155,32 +161,56 @@ class _Reloader:
         self._watched = ChangedFiles()
         self._child: Child | None = None  # only over HTTP; on stdio the relay has it
         self._failure = ""  # why no server runs
-        self._settled = trio.Event()  # set when a server runs, or has failed
-        self._settled.set()
+        self._settled = trio.Event()  # set when a server runs, or has failed, but not by failures at the beginning
+        self._attempt = trio.CancelScope()  # to start the server; cancelled by the next change
+        self._edited = trio.Event()  # set by a change before the server has run for the first time
         self._running: set[trio.CancelScope] = set()
         self._idle = trio.Event()  # set when no call runs
         self._turn = trio.Lock()
-        self._relay: Relay
+        self._relay: Relay | None = None
 
     async def open(self, stack: AsyncExitStack) -> Server:
-        """Start the first child, and open the relay to it until the end of the stack.
+        """Start the first child, and open the relay to it until the end of the stack; after a failure, wait for a
+        change and try again."""
+        while True:
+            self._edited = trio.Event()
+            async with AsyncExitStack() as opened:
+                # It stays open with the relay, so a change must not cancel it any more.
+                opened.enter_context(self._attempt)
+                try:
+                    relay, server = await self._open_relay(opened)
+                except (McpError, trio.TooSlowError) as error:
+                    await self._fail_at_first(error)
+                else:
+                    self._attempt, self._relay = trio.CancelScope(), relay
+                    await stack.enter_async_context(opened.pop_all())
+                    break
+            await self._edited.wait()
+            self._forget_report()
+        if self._failure:
+            self._failure, self._folders = "", ()
+            _say("the server runs")
+        if not self._files():
+            _say(f"no file is watched: {self._changed} is in an installed package; use pip install -e")
+        self._settled.set()
+        return server
 
-        Raises `McpError` if the child does not start.
-        """
+    async def _open_relay(self, stack: AsyncExitStack) -> tuple[Relay, Server]:
         options: ClientOptions = {"extensions": PASSED_ON}
         if not self._over_http:
             options |= {"environment": "inherit", "shutdown_timeout": _STEP}
-        try:
-            target = await self._start_child() if self._over_http else self._command
-            self._relay = Relay(target, ASKS, (self._guard,), tuple(REVISIONS), options, lists_change=True)
-            server = await self._relay.open(stack)
-        except McpError as error:
-            if reason := read_report(self._report).error:
-                raise ConnectionFailed(f"the server could not be started: {reason}") from error
-            raise
-        if not self._files():
-            _say(f"no file is watched: {self._changed} is in an installed package; use pip install -e")
-        return server
+        target = await self._start_child() if self._over_http else self._command
+        relay = Relay(target, ASKS, (self._guard,), tuple(REVISIONS), options, lists_change=True)
+        return relay, await relay.open(stack)
+
+    async def _fail_at_first(self, error: Exception) -> None:
+        """Wait until a file changes; raise `ConnectionFailed` if none can, or if the client on stdio has gone."""
+        if not self._files() or not (self._over_http or _has_client()):
+            raise ConnectionFailed(f"the server could not be started: {self._reason(error)}") from error
+        self._fail(error)
+        while self._over_http or _has_client():  # noqa: ASYNC110  # until a change cancels the attempt
+            await trio.sleep(_LOOK)
+        raise ConnectionFailed("the client has gone before the server could be started") from error
 
     # Requests of clients.
 
@@ -206,33 +236,40 @@ class _Reloader:
 
     async def keep_up(self) -> None:
         """Start the server again after each change, also while it is being started."""
-        attempt = trio.CancelScope()
         while True:
             await trio.sleep(_LOOK)
             if changed := self._watched.look(self._files()):
-                attempt.cancel(reason="a file has changed again")
-                attempt, self._changed = trio.CancelScope(), changed
+                self._attempt.cancel(reason="a file has changed again")
+                self._attempt, self._changed = trio.CancelScope(), changed
                 _say(f"{changed} has changed; the server is started again")
-                self._nursery.start_soon(self._start_again, attempt, name="start the server again")
+                if self._relay is None:
+                    self._edited.set()
+                else:
+                    self._nursery.start_soon(
+                        self._start_again, self._relay, self._attempt, name="start the server again"
+                    )
 
     def _files(self) -> dict[str, float]:
         self._known = read_report(self._report).files or self._known  # a child may end without a report
         return dict.fromkeys(self._known, self._started_at) | dict.fromkeys(self._folders, math.inf)
 
-    async def _start_again(self, attempt: trio.CancelScope) -> None:
+    def _forget_report(self) -> None:
+        self._started_at = time.time()
+        self._report.unlink(missing_ok=True)
+
+    async def _start_again(self, relay: Relay, attempt: trio.CancelScope) -> None:
         with attempt:
             async with self._turn:
                 if self._settled.is_set():
                     self._settled = trio.Event()
                 await self._end_calls()
-                self._started_at = time.time()
-                self._report.unlink(missing_ok=True)
+                self._forget_report()
                 try:
                     if self._over_http:
-                        self._relay.target = await self._start_child()
-                    await self._relay.reopen()
+                        relay.target = await self._start_child()
+                    await relay.reopen()
                 except (McpError, trio.TooSlowError) as error:
-                    self._fail(read_report(self._report), error)
+                    self._fail(error)
                 else:
                     self._failure, self._folders = "", ()
                     _say("the server runs")
@@ -247,11 +284,16 @@ class _Reloader:
             with trio.move_on_after(_STEP):
                 await self._idle.wait()
 
-    def _fail(self, report: Report, error: Exception) -> None:
+    def _reason(self, error: Exception) -> str:
+        """Why the server could not be started."""
         how = error.how if isinstance(error, ServerExited) else "it did not answer; standard error may say why"
-        reason = report.error or how
-        self._failure = f"the server could not be started: {reason}. It is started again when a file changes."
-        self._folders = {os.path.dirname(each) for each in report.files or self._known}
+        return read_report(self._report).error or how
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = (
+            f"the server could not be started: {self._reason(error)}. It is started again when a file changes."
+        )
+        self._folders = {os.path.dirname(each) for each in read_report(self._report).files or self._known}
         self._watched.remember(self._folders)
         _say(self._failure)
 
@@ -287,9 +329,23 @@ class _Reloader:
             return  # it was ended, or has not started: then its start fails
         _say("the server has ended by itself")
         if trio.current_time() > began + _STABLE:
-            await self._start_again(trio.CancelScope())
+            assert self._relay is not None  # it has settled
+            await self._start_again(self._relay, trio.CancelScope())
         else:
-            self._fail(Report(), child.exit or SessionClosed())
+            self._fail(child.exit or SessionClosed())
+
+
+def _has_client() -> bool:
+    """Whether standard input is a terminal, or a pipe or socket whose other end is open."""
+    try:
+        mode = os.fstat(0).st_mode
+    except OSError:
+        return False
+    if not stat.S_ISFIFO(mode) and not stat.S_ISSOCK(mode):
+        return os.isatty(0)
+    end = select.poll()
+    end.register(0, getattr(select, "POLLRDHUP", 0))
+    return not end.poll(0)
 
 
 def _failed(request: Request, why: str) -> JsonObject:
