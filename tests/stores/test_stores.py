@@ -14,7 +14,7 @@ import trio.testing
 
 from tests.stores.shared import MOST, NOW, ROW, Make, opened, take
 from trio_mcp.stores import MemoryStore, Row, Store, StoreFull
-from trio_mcp.stores.rows import ROW as HEAD  # the rows of an author are far smaller than a store
+from trio_mcp.stores.rows import ROW as HEAD  # authors of servers do not need it
 
 
 async def test_a_row_comes_back_as_it_was_written(make: Make) -> None:

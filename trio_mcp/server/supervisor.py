@@ -53,6 +53,7 @@ from typing import Any, NoReturn, TypeAlias
 import attrs
 import trio
 
+from trio_mcp.server.http.listener import ignore_new
 from trio_mcp.server.process import LAST, unbuffer
 from trio_mcp.transport.stdio import unhindered_stderr
 
@@ -473,6 +474,8 @@ class _Supervisor:
         self._status = status
         self._roster.stop()
         for each in self._sockets:
+            if message:  # the workers serve those who wait to be accepted
+                ignore_new(each)
             each.close()  # connections are refused when the workers have closed theirs
         for process in self._processes.values():
             self._ask(process, *message)

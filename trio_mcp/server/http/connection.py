@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from trio_mcp.server.http.endpoint import Endpoint
     from trio_mcp.transport.wire import Tap
 
-__all__ = ["HttpConnection", "ListenerState", "UpgradedConnection"]
+__all__ = ["HttpConnection", "ListenerState", "UpgradedConnection", "has_input"]
 
 _log = logging.getLogger("trio_mcp")
 _refusals = logging.getLogger("trio_mcp.http")
@@ -137,10 +137,17 @@ class ListenerState:
 
 
 def _has_closed(socket: trio.socket.SocketType) -> bool:
-    if socket.fileno() < 0:
-        return True
+    return socket.fileno() < 0 or _polled(socket, _POLLRDHUP)
+
+
+def has_input(socket: trio.socket.SocketType) -> bool:
+    """Whether a socket has bytes that are not read, or a connection that is not accepted."""
+    return socket.fileno() >= 0 and _polled(socket, select.POLLIN)
+
+
+def _polled(socket: trio.socket.SocketType, events: int) -> bool:
     poll = select.poll()
-    poll.register(socket.fileno(), _POLLRDHUP)
+    poll.register(socket.fileno(), events)
     return bool(poll.poll(0))
 
 
@@ -217,8 +224,10 @@ class HttpConnection:
 
     @property
     def owes_response(self) -> bool:
-        """Whether a request is being read, or its response has not begun."""
-        return self._busy and not self._upgraded and (self._response is None or not self._response.begun)
+        """Whether a request waits to be read or is being read, or its response has not begun."""
+        if not self._busy:  # the process may have slept since the request came
+            return self._socket is not None and has_input(self._socket)
+        return not self._upgraded and (self._response is None or not self._response.begun)
 
     def drain(self) -> None:
         """Accept no further request; the current one is finished."""

@@ -20,10 +20,12 @@ import ipaddress
 import itertools
 import logging
 import os
-import select
 import socket
 import ssl
 import stat
+import struct
+import sys
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
@@ -34,7 +36,7 @@ from trio_mcp.core.errors import CannotServe, UsageError
 from trio_mcp.core.http.fields import HttpRequest
 from trio_mcp.core.options import show_options
 from trio_mcp.core.shares import Shares, holder_of, to_make_room
-from trio_mcp.server.http.connection import HttpConnection, ListenerState
+from trio_mcp.server.http.connection import HttpConnection, ListenerState, has_input
 from trio_mcp.server.http.endpoint import Endpoint, open_endpoint, try_later
 from trio_mcp.server.http.options import HttpOptions
 from trio_mcp.server.run import Run
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     from trio_mcp.server.server import Server
 
 __all__ = [
-    "HttpAddress", "HttpService", "Listener", "check_exposure", "leave_to_others", "listener_of",
+    "HttpAddress", "HttpService", "Listener", "check_exposure", "ignore_new", "leave_to_others", "listener_of",
     "serve_http", "serve_http_stream", "tcp_sockets", "unix_socket",
 ]  # fmt: skip
 
@@ -59,11 +61,15 @@ Listener: TypeAlias = trio.abc.Listener[trio.abc.Stream]
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 _RETRY_PAUSE = 0.1
 _SETTLE = 1.0  # seconds for a request that was sent before its client knew that this process leaves
+_HANDSHAKE = 0.02  # seconds for a connection that a proxy nearby has begun to open
 _LOOKED_AT = 1000  # idle connections to look at for one to close
 # Connections beyond `Limits.connections` that get a 503 reply at the same time.  Further ones are closed without a
 # reply; otherwise refused connections could use more memory than accepted ones.
 _MAX_REFUSING = 100
 _BACKLOG = 0xFFFF  # connections that wait to be accepted; the system has a lower limit
+# A filter of Linux for packets, by its instructions: drop those that ask for a connection, SYN without ACK.
+_SO_ATTACH_FILTER = 26
+_NO_SYN = ((0x30, 0, 0, 13), (0x54, 0, 0, 0x12), (0x15, 0, 1, 0x02), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFFFFFF))
 _PORT_TRIES = 10  # tries to find a port that is free for all addresses of one name
 
 
@@ -135,7 +141,7 @@ async def serve_http(
                 if ssl_context is not None:
                     accepting = [_secure(each, ssl_context) for each in bound]
                 address = _address(http_server.endpoint, accepting, None if listeners is not None else host)
-                await http_server.serve(accepting, lambda: task_status.started(address))
+                await http_server.serve(accepting, lambda: task_status.started(address), alone=listeners is None)
             finally:
                 await _close(accepting)
 
@@ -201,13 +207,14 @@ class HttpService(ListenerState):
         self._refusing = 0
         self._scope = trio.CancelScope()
         self._listening: Sequence[Listener] = ()
+        self._alone = False  # no other process accepts from the same sockets
         self._leaving = False  # calls may run, or wait for their clients, without a connection
         self._accepting: set[trio.CancelScope] = set()
         self._changed = trio.lowlevel.ParkingLot()  # a listener or a connection has ended
 
-    async def serve(self, listeners: Sequence[Listener], started: Callable[[], object]) -> None:
+    async def serve(self, listeners: Sequence[Listener], started: Callable[[], object], *, alone: bool = False) -> None:
         async with _in_run(self) as nursery:
-            self._listening = listeners
+            self._listening, self._alone = listeners, alone
             for listener in listeners:
                 scope = trio.CancelScope()
                 self._accepting.add(scope)
@@ -335,21 +342,26 @@ class HttpService(ListenerState):
         that waits for a request is closed after `_SETTLE` seconds: a request may be on its way, and would be lost.
         """
         self.draining = self.endpoint.leaving = self._leaving = True
-        with trio.move_on_after(_SETTLE / 4):
-            # The system resets connections that nobody has accepted when the last process closes their listener.
-            while any(map(_has_waiting, self._listening)):
+        # The system resets connections that nobody has accepted when the last process closes their listener.
+        sockets = [found for each in self._listening if (found := _socket_of(each)) is not None]
+        if self._alone:
+            for listening in sockets:
+                ignore_new(listening)
+        with trio.move_on_after(_SETTLE):
+            await trio.sleep(_HANDSHAKE)
+            while any(map(has_input, sockets)):
                 await trio.lowlevel.checkpoint()
         # In the same step: until the cancelled tasks close the listeners, more connections would come.
-        for each in self._listening:
-            if (listening := _socket_of(each)) is not None:
-                listening.close()
+        for listening in sockets:
+            listening.close()
         self._stop_listening()
         settled = trio.current_time() + _SETTLE
         with trio.move_on_after(seconds):
             while self._is_busy() or (self._connections and trio.current_time() < settled):
                 await trio.sleep(_SETTLE / 4)
                 while (idle := self.idle.expired(self.limits.idle_seconds - _SETTLE)) is not None:
-                    idle.expire()
+                    if not idle.owes_response:
+                        idle.expire()
         await self.endpoint.cut_subscriptions()
         self._leaving = False
         self._stop_accepting()
@@ -510,14 +522,17 @@ def _secure(listener: Listener, context: ssl.SSLContext) -> Listener:
     return trio.SSLListener(listener, context, https_compatible=True)
 
 
-def _has_waiting(listener: Listener) -> bool:
-    """Whether a connection waits to be accepted."""
-    sock = _socket_of(listener)
-    if sock is None or sock.fileno() < 0:
-        return False
-    poll = select.poll()
-    poll.register(sock.fileno(), select.POLLIN)
-    return bool(poll.poll(0))
+def ignore_new(listening: socket.socket | trio.socket.SocketType) -> None:
+    """Open no more connections to this socket, and keep those that wait; then all of them can be accepted.
+
+    Only Linux can do that.  Who connects meanwhile asks again after a second, and is refused when the socket is closed.
+    No process can accept from the socket afterwards, so a socket that this program was given is left as it is.
+    """
+    if sys.platform == "linux" and listening.family != socket.AF_UNIX:
+        filter = array("B", b"".join(struct.pack("HBBI", *each) for each in _NO_SYN))
+        with contextlib.suppress(OSError):  # of a system that only looks like Linux
+            program = struct.pack("HP", len(_NO_SYN), filter.buffer_info()[0])
+            listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
 
 # Addresses.
