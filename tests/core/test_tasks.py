@@ -83,14 +83,15 @@ STEPS: dict[TaskEvent, Callable[[TaskRecord], TaskStep]] = {
     TaskEvent.EXPIRED: lambda task: task.expire(1060),
     TaskEvent.LOST: lambda task: task.lose(1005),
     TaskEvent.TAKEN_OVER: lambda task: task.take_over(1005),
+    TaskEvent.TAKEN: lambda task: attrs.evolve(task, answers={"old": ANN}, updated=1005).take(["old"]),
 }
 # The same table once more, by hand: a row for each status, a word for each event.
-LATE = "- - - - - - - gone:delete - -"
+LATE = "- - - - - - - gone:delete - - -"
 EXPECTED = {
     WORKING: "input_required:store - - working:store completed:store failed:store cancelled:stop gone:delete "
-    "failed:store working:store",
+    "failed:store working:store working:store",
     INPUT_REQUIRED: "input_required:store input_required:store working:store input_required:store completed:store "
-    "failed:store cancelled:stop gone:delete failed:store input_required:store",
+    "failed:store cancelled:stop gone:delete failed:store input_required:store input_required:store",
     COMPLETED: LATE,
     FAILED: LATE,
     CANCELLED: LATE,
@@ -109,7 +110,8 @@ def test_each_step_goes_where_its_cell_says(status: TaskStatus, event: TaskEvent
     assert before.status is status
     step = STEPS[event](before)
     if word == "-":
-        assert step == TaskStep(before, NOTHING)
+        assert (step.task.status, step.deed) == (status, NOTHING)
+        assert event is TaskEvent.TAKEN or step.task is before
         return
     to, deed = word.split(":")
     assert (step.task.status.value, step.deed.name.lower()) == (to, deed)
@@ -276,6 +278,21 @@ def test_a_task_that_runs_again_keeps_its_questions_and_answers() -> None:
     half = ASKING.answer({"name": ANN}, 1002).task
     again = half.take_over(1003).task
     assert (again.status, again.questions, again.answers) == (INPUT_REQUIRED, (SIZE,), {"name": ANN})
+
+
+def test_answers_that_were_taken_are_forgotten() -> None:
+    both = ASKING.answer({"name": ANN, "size": BIG}, 1002).task
+    step = both.take(["name", "other"])
+    assert (step.deed, dict(step.task.answers)) == (STORE, {"size": BIG})
+    assert EXTENSION_TASKS.detailed(step.task) == EXTENSION_TASKS.detailed(both)
+    assert step.task.take(["name"]) == TaskStep(step.task, NOTHING)
+    assert step.task.ask([NAME], 1003).deed is NOTHING  # xtask-28: its key stays used
+
+
+@pytest.mark.parametrize("task", [DONE, BAD, BURNT, STOPPED, ASKING.answer({"name": ANN}, 1002).task.lose(1003).task])
+def test_a_task_that_has_ended_keeps_its_outcome_alone(task: TaskRecord) -> None:
+    assert not any((task.params, task.questions, task.answers, task.asked))
+    assert (task.result is None) != (task.status is COMPLETED)
 
 
 # Outcomes

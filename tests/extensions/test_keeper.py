@@ -384,7 +384,7 @@ async def test_a_process_that_is_about_to_end_takes_over_no_tasks(
 async def test_a_task_that_fails_at_its_limit_of_bytes_says_so(make: Make) -> None:
     async with kept(make, limits=Limits(task_bytes=2000)) as keeper:
         task = new("t-1")
-        host = await begun(keeper, params={"name": "x" * (1990 - len(task.text().encode()))})
+        host = await begun(keeper, terms={"name": "x" * (1988 - len(task.text().encode()))})
         await host.finish(RESULT)
         failed = await until(keeper, TaskStatus.FAILED)
         assert "Limits.task_bytes" in str(failed.message)
@@ -397,7 +397,7 @@ async def test_a_task_that_was_stored_under_larger_limits_ends(
     first = Keeper(make(), "test", Limits())
     async with first._store:
         first._ready.set()
-        await first.add(new(params={"name": "x" * 50_000}), None)
+        await first.add(new(terms={"name": "x" * 50_000}), None)
         hosts: list[TaskHost] = []
 
         def recover(task: TaskRecord) -> bool:
@@ -417,7 +417,7 @@ async def test_a_task_that_was_stored_under_larger_limits_ends(
 
 async def test_a_task_at_its_limit_of_bytes_can_be_cancelled(make: Make) -> None:
     async with kept(make, limits=Limits(task_bytes=2000)) as keeper:
-        await begun(keeper, params={"name": "x" * (1990 - len(new("t-1").text().encode()))})
+        await begun(keeper, terms={"name": "x" * (1988 - len(new("t-1").text().encode()))})
         await keeper.cancel({"taskId": "t-1"}, "ann", CORE_TASKS)
         await until(keeper, TaskStatus.CANCELLED)
 

@@ -459,6 +459,34 @@ async def test_a_task_may_return_its_questions(revision: str, autojump_clock: Mo
         assert text(result) == "Ann [1]"
 
 
+@req("xtask-28")
+@BOTH
+async def test_a_handler_that_returns_the_same_question_again_is_answered_again(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    server, runs = Server("asks"), []
+
+    @server.tool(task="optional")
+    async def insist(ctx: Context) -> str | InputRequired:
+        runs.append(ctx.answers.get("who", {}).get("content"))
+        return InputRequired({"who": Elicit("Who?", Name)}) if len(runs) < 3 else "done"
+
+    async with speaking(revision, server) as wire:
+        names = iter(("Ann", "Bob"))
+        wire.answers["elicitation/create"] = lambda params: {"action": "accept", "content": {"name": next(names)}}
+        id = await begin(wire, "insist")
+        if revision == EXTENSION:
+            for key, name in ("who", "Ann"), ("who-2", "Bob"):
+                assert list((await until(wire, id, "input_required"))["inputRequests"]) == [key]
+                answer = {"action": "accept", "content": {"name": name}}
+                await wire.call("tasks/update", {"taskId": id, "inputResponses": {key: answer}})
+                await trio.sleep(1)
+        else:
+            await wire.call("tasks/result", {"taskId": id})
+        assert (await until(wire, id))["status"] == "completed"
+        assert runs == [None, {"name": "Ann"}, {"name": "Bob"}]
+
+
 @req("xtask-11")
 @BOTH
 async def test_a_tool_may_ask_first_and_become_a_task_afterwards(revision: str, autojump_clock: MockClock) -> None:
@@ -652,16 +680,45 @@ async def test_a_call_that_is_cancelled_at_its_birth_leaves_no_task(
         assert not store._rows
 
 
-async def test_what_is_stored_of_a_call(tmp_path: Path, autojump_clock: MockClock) -> None:
+@BOTH
+async def test_what_is_stored_of_a_call(revision: str, autojump_clock: MockClock) -> None:
+    """Arguments and answers may be secret: they are kept only for a call that may run again, and not after its end."""
     store = MemoryStore()
     server = Server("kept", store=store)
-    server.tool(name="again", task="required", replay=True)(lambda secret: "a")
-    server.tool(name="once", task="required")(lambda secret: "b")
-    async with speaking(EXTENSION, server) as wire:
+
+    async def works(argument: str, ctx: Context) -> str:
+        await ctx.elicit("Who?", Name)
+        await trio.sleep(5)
+        await ctx.elicit("Who else?", Name)
+        return "done"
+
+    server.tool(name="again", task="required", replay=True)(works)
+    server.tool(name="once", task="required")(works)
+    async with speaking(revision, server) as wire:
+        answer = {"action": "accept", "content": {"name": "An answer"}}
+        wire.answers["elicitation/create"] = lambda params: answer
         for name in ("again", "once"):
-            await until(wire, await begin(wire, name, {"secret": "s3cret"}))
-        bodies = [row.body for row in store._rows.values()]
-        assert sorted(b"s3cret" in body for body in bodies) == [False, True]  # only what may run again is kept
+            id = await begin(wire, name, {"argument": "An argument"})
+
+            def kept(id: str = id) -> list[bool]:
+                (body,) = [row.body for row in store._rows.values() if row.key == id]
+                return [each in body for each in (b"An argument", b"An answer", b"Who?")]
+
+            await until(wire, id, "input_required")
+            if revision == CORE:
+                await wire.start("tasks/result", {"taskId": id})
+            else:
+                await wire.call("tasks/update", {"taskId": id, "inputResponses": {"form": answer}})
+            await trio.sleep(1)
+            assert kept() == ([True, True, True] if name == "again" else [False, False, True])
+            await trio.sleep(6)
+            if revision == EXTENSION:
+                await wire.call("tasks/update", {"taskId": id, "inputResponses": {"form-2": answer}})
+            assert (await until(wire, id))["status"] == "completed"
+            assert kept() == [False, False, False]
+
+
+def test_a_store_is_an_object() -> None:
     with pytest.raises(UsageError, match=r'store must be a store, got str; write SQLiteStore\("tasks.db"\)'):
         Server("x", store="tasks.db")  # type: ignore[arg-type]
 

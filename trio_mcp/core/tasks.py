@@ -90,6 +90,7 @@ class TaskEvent(enum.Enum):
     EXPIRED = enum.auto()  # its ttl has passed
     LOST = enum.auto()  # the process that ran it has ended, and its tool cannot be run again
     TAKEN_OVER = enum.auto()  # the same, and its tool is run again here
+    TAKEN = enum.auto()  # its handler has taken answers, and no process will need them again
 
 
 class TaskDeed(enum.Enum):
@@ -127,6 +128,7 @@ TASKS: Mapping[TaskStatus, Mapping[TaskEvent, tuple[TaskStatus, TaskDeed]]] = {
         TaskEvent.SETTLED: (WORKING, _NOTHING),
         TaskEvent.NOTED: (WORKING, _STORE),
         TaskEvent.TAKEN_OVER: (WORKING, _STORE),
+        TaskEvent.TAKEN: (WORKING, _STORE),
     },
     INPUT_REQUIRED: {
         **_RUNNING,
@@ -135,6 +137,7 @@ TASKS: Mapping[TaskStatus, Mapping[TaskEvent, tuple[TaskStatus, TaskDeed]]] = {
         TaskEvent.NOTED: (INPUT_REQUIRED, _STORE),
         # The open questions stay open: a requestor that has answered a key once does not look at it again (xtask-27).
         TaskEvent.TAKEN_OVER: (INPUT_REQUIRED, _STORE),
+        TaskEvent.TAKEN: (INPUT_REQUIRED, _STORE),
     },
     COMPLETED: _final(COMPLETED),
     FAILED: _final(FAILED),
@@ -152,7 +155,8 @@ class TaskRecord:
     """All that a server knows of a task, and its steps.
 
     `owner` is the name of its principal, None without authentication (task-55).  `method` and `params` are the request
-    that created it, and `terms` the terms of that request, so that another process can run it again.
+    that created it, and `terms` the terms of that request, so that another process can run it again.  A task that has
+    ended never runs again, so `params`, questions and answers, which may be secret, end with it.
     """
 
     id: str
@@ -168,7 +172,7 @@ class TaskRecord:
     questions: tuple[Question, ...] = ()
     """The open questions."""
     answers: Mapping[str, JsonObject] = NOTHING
-    """The accepted answers, by key."""
+    """The accepted answers, by key, until they are taken."""
     asked: Mapping[str, str] = NOTHING
     """Every question so far, by key, as text (xtask-28)."""
     result: JsonObject | None = None
@@ -227,6 +231,14 @@ class TaskRecord:
             return TaskStep(self, _NOTHING)
         return self._step(TaskEvent.ANSWERED if open else TaskEvent.SETTLED, now, questions=open, **changes)
 
+    def take(self, keys: Iterable[str]) -> TaskStep:
+        """Forget answers that the handler has taken, if it never runs again.  No client sees a difference."""
+        taken = frozenset(keys)
+        left = {key: each for key, each in self.answers.items() if key not in taken}
+        if len(left) == len(self.answers):
+            return TaskStep(self, _NOTHING)
+        return self._step(TaskEvent.TAKEN, self.updated, answers=left)
+
     def note(self, message: str, now: float) -> TaskStep:
         """Set the status message.  Raises `UsageError` if it is no text, or too long."""
         if not isinstance(message, str) or len(message) > MAX_MESSAGE:
@@ -235,7 +247,7 @@ class TaskRecord:
 
     def finish(self, result: JsonObject, now: float) -> TaskStep:
         """Take the result of the handler, also one with isError."""
-        return self._step(TaskEvent.FINISHED, now, questions=(), result=result)
+        return self._end(TaskEvent.FINISHED, now, result=result)
 
     def fail(self, error: RequestError, now: float) -> TaskStep:
         """Take the JSON-RPC error with which the handler ended."""
@@ -251,7 +263,7 @@ class TaskRecord:
         if error.data is not None:
             written["data"] = error.data
         # task-54, xtask-21: a failed task says why.
-        return self._step(event, now, questions=(), error=written, message=_cut(error.message))
+        return self._end(event, now, error=written, message=_cut(error.message))
 
     def take_over(self, now: float) -> TaskStep:
         """Run the handler again in another process, from the start, with the answers so far."""
@@ -259,11 +271,14 @@ class TaskRecord:
 
     def cancel(self, now: float) -> TaskStep:
         """Take the cancellation of the requestor."""
-        return self._step(TaskEvent.CANCELLED, now, questions=(), message="The task was cancelled.")
+        return self._end(TaskEvent.CANCELLED, now, message="The task was cancelled.")
 
     def expire(self, now: float) -> TaskStep:
         """Look at the ttl: the deed is DELETE if it has passed."""
         return TaskStep(self, _NOTHING) if now < self.expires else self._step(TaskEvent.EXPIRED, now)
+
+    def _end(self, event: TaskEvent, now: float, **changes: Any) -> TaskStep:
+        return self._step(event, now, params={}, questions=(), answers=NOTHING, asked=NOTHING, **changes)
 
     def _step(self, event: TaskEvent, now: float, **changes: Any) -> TaskStep:
         status, deed = TASKS[self.status][event]

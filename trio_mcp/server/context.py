@@ -11,7 +11,7 @@ Principal, headers and metadata belong to the request, never to the connection.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
@@ -408,17 +408,21 @@ class Context(metaclass=WithOtherNames):
         tool with `replay=True`, recorded answers are found by the names and their order.
         """
         link = await self._opened("a question")
-        # Each key is new in this call, and the same at this place if the handler is run again.
+        keys = self._new_keys(questions)
+        answers = await link.ask(self, dict(zip(keys.values(), questions.values(), strict=True)))
+        return {name: answers[key] for name, key in keys.items()}
+
+    def _new_keys(self, names: Iterable[str]) -> dict[str, str]:
+        """Keys for questions: each is new in this call, and the same at this place if the handler is run again."""
         keys: dict[str, str] = {}
-        for name in questions:
+        for name in names:
             key, number = name, 1
             while key in self._keys:
                 number += 1
                 key = f"{name}-{number}"
             keys[name] = key
             self._keys = (*self._keys, key)
-        answers = await link.ask(self, dict(zip(keys.values(), questions.values(), strict=True)))
-        return {name: answers[key] for name, key in keys.items()}
+        return keys
 
     async def _opened(self, subject: str) -> Link:
         """Return the session; after a question that was given up, wait for the next request first."""

@@ -263,9 +263,12 @@ class Parking:
         if not (ctx._terms.revision.handshake or detached):
             return self.ask_again(ctx, returned.questions, returned.state)
         ctx._rounds = _next_round(ctx)
-        # A detached call has no request that could be answered with questions; its host asks.
-        ask = link.ask_raw if link is not None and link.detached else self.ask_raw
-        ctx.answers = {**ctx.answers, **await ask(ctx, returned.questions)}
+        if link is not None and link.detached:  # it has no request that could be answered with questions; its host asks
+            keys = ctx._new_keys(returned.questions)  # xtask-28
+            given = await link.ask_raw(ctx, {keys[name]: each for name, each in returned.questions.items()})
+            ctx.answers = {**ctx.answers, **{name: given[key] for name, key in keys.items()}}
+        else:
+            ctx.answers = {**ctx.answers, **await self.ask_raw(ctx, returned.questions)}
         ctx.state = returned.state
         return None
 

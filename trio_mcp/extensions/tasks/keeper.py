@@ -516,6 +516,11 @@ class TaskHost:
             raise
         if task is None or not keys <= task.answers.keys():
             raise SessionClosed("the question has no answer: the task has ended, or the client refused the question")
+        if not self.recoverable:  # answers may be secret
+            try:
+                await self._keeper.step(self.id, lambda task: task.take(keys), ours=True)
+            except StoreFailed as error:
+                _log.error("%s", error)
         return {key: task.answers[key] for key in keys}
 
     async def finish(self, outcome: JsonObject | RequestError) -> None:
