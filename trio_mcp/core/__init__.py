@@ -69,7 +69,7 @@ else:
             "framing": "LineFramer",
             "messages": (
                 "ABSENT Absent Batch CachedResult EDGE Error Event Id InvalidMessage Json JsonObject KINDS "
-                "LONG_NUMBERS Limits Message MessageKind Notification PROGRESS Request Response UnreadableNumber "
+                "LONG_NUMBERS Limits Message MessageKind Notification PLAIN PROGRESS Request Response UnreadableNumber "
                 "beginning decode encode ending estimated_values holds_more_values mutable_record outside_strings "
                 "parse prepare prepared_progress to_readable to_text too_long writable"
             ),

@@ -46,11 +46,11 @@ import attrs
 from trio_mcp.core.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, UsageError, shown
 
 __all__ = [
-    "ABSENT", "EDGE", "KINDS", "LONG_NUMBERS", "PROGRESS", "Absent", "Batch", "CachedResult", "Error", "Event", "Id",
-    "InvalidMessage", "Json", "JsonObject", "Limits", "Message", "MessageKind", "Notification", "Request", "Response",
-    "UnreadableNumber", "beginning", "decode", "encode", "ending", "estimated_values", "holds_more_values",
-    "mutable_record", "outside_strings", "parse", "prepare", "prepared_progress", "record", "to_readable", "to_text",
-    "too_long", "writable",
+    "ABSENT", "EDGE", "KINDS", "LONG_NUMBERS", "PLAIN", "PROGRESS", "Absent", "Batch", "CachedResult", "Error",
+    "Event", "Id", "InvalidMessage", "Json", "JsonObject", "Limits", "Message", "MessageKind", "Notification",
+    "Request", "Response", "UnreadableNumber", "beginning", "decode", "encode", "ending", "estimated_values",
+    "holds_more_values", "mutable_record", "outside_strings", "parse", "prepare", "prepared_progress", "record",
+    "to_readable", "to_text", "too_long", "writable",
 ]  # fmt: skip
 
 # Records: immutable classes that are compared by value.
@@ -776,6 +776,9 @@ KINDS: Mapping[type, str] = {
     type(None): "null",
 }
 """The names of JSON types for error messages."""
+
+PLAIN = frozenset({str, int, bool, type(None)})
+"""The types whose values are JSON as they are; a float may be infinite."""
 
 # The range of integer ids.  In Python, integers that differ by a multiple of 2**61 - 1 have the same hash, and a lookup
 # among thousands of equal hashes takes thousands of comparisons.  In this range at most nine integers share a hash.

@@ -45,7 +45,7 @@ from trio_mcp.core.errors import (
     UsageError,
     shown,
 )
-from trio_mcp.core.messages import ABSENT, Json, JsonObject, to_readable
+from trio_mcp.core.messages import ABSENT, PLAIN, Json, JsonObject, to_readable
 from trio_mcp.core.revisions import REVISIONS, Revision
 
 if TYPE_CHECKING:
@@ -237,11 +237,12 @@ class OutputSchema:
     the module docstring.
     """
 
-    __slots__ = ("_compiled", "_is_object", "_shape", "schema")
+    __slots__ = ("_compiled", "_is_object", "_shape", "_write", "schema")
 
     def __init__(self, hint: Any = ABSENT, schema: Mapping[str, Json] | None = None) -> None:
         self._compiled: CompiledSchema | None = None
         self._shape = _shape_for(hint) if schema is None else None
+        self._write = (self._shape and self._shape.write) or _as_json
         self.schema: JsonObject | None = dict(schema) if schema is not None else self._shape and self._shape.schema
         # A schema written by hand is never wrapped, because its references may hold from its root only.
         self._is_object = schema is not None or self.schema is None or self.schema.get("type") == "object"
@@ -262,8 +263,7 @@ class OutputSchema:
 
     def __call__(self, value: Any, *, error: bool = False) -> Json:
         """Write `value` as plain JSON, and check it against the schema unless it belongs to an `error`."""
-        write = None if self._shape is None else self._shape.write
-        written = _as_json(value) if write is None else write(value)
+        written = value if type(value) in PLAIN else self._write(value)
         if self._shape is not None and self._shape.fits(written):
             return written
         if self.schema is not None and not error and (problems := self._compile().errors(written)):

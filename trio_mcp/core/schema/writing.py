@@ -16,12 +16,11 @@ import math
 import pathlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import NoneType
 from typing import Any, TypeAlias
 
 import trio_mcp.core.schema as room  # it loads what only classes need
 from trio_mcp.core.errors import UsageError
-from trio_mcp.core.messages import ABSENT, Absent, Json, JsonObject
+from trio_mcp.core.messages import ABSENT, PLAIN, Absent, Json, JsonObject
 from trio_mcp.core.schema.hints import Hint, full_name
 
 __all__ = ["to_json_value", "write_guarded", "write_mapping", "write_object", "write_self_described", "write_value"]
@@ -43,13 +42,11 @@ def write_guarded(write: Write, value: Any) -> Json:
         raise UsageError(f"{_kind_of(value)} is nested too deep for JSON, or contains itself") from None
 
 
-def _same(value: Any) -> Json:
-    return value
-
-
 def write_value(value: Any) -> Json:
     """Write a value by its own type.  Raises `UsageError`."""
     kind: Any = type(value)
+    if kind in PLAIN:
+        return value
     return (_EXACT_WRITERS.get(kind) or _writer_of_class(kind))(value)
 
 
@@ -78,7 +75,11 @@ def write_mapping(value: Mapping[Any, Any], writer_at: Callable[[str], Write | N
 
 def write_object(parts: Sequence[tuple[str, str, Write | None]], value: Any) -> JsonObject:
     """Write an object.  `parts` are the names of its members, their attributes, and their writers."""
-    return {name: (write or write_value)(getattr(value, attribute)) for name, attribute, write in parts}
+    result: JsonObject = {}
+    for name, attribute, write in parts:
+        item = getattr(value, attribute)
+        result[name] = item if type(item) in PLAIN else (write or write_value)(item)
+    return result
 
 
 def write_self_described(value: Any, kind: Any = None) -> Json:
@@ -110,10 +111,6 @@ def _kind_of(value: object) -> str:
 
 
 _EXACT_WRITERS: Mapping[type, Write] = {
-    str: _same,
-    bool: _same,
-    NoneType: _same,
-    int: _same,
     float: _write_float,
     dict: write_mapping,
     list: _write_array,
