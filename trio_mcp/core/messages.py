@@ -1047,17 +1047,23 @@ def _write(message: Message | _Sendable, own: JsonObject | None = None, more: Ca
     try:
         if type(message) is Response and type(message.id) is int and isinstance(message.result, dict):
             # The fast path for nearly all messages of a server.
-            return _spliced(
-                b'{"jsonrpc":"2.0","id":%d,"result":' % message.id, message.result if own is None else own, more
-            )
-        if (
+            head = b'{"jsonrpc":"2.0","id":%d,"result":' % message.id
+            own = message.result if own is None else own
+        elif (
             type(message) is Request and type(message.id) is int and type(message.method) is str
             and type(message.params) is dict and message.params
         ):  # fmt: skip
             head = b'{"jsonrpc":"2.0","id":%d,"method":%b,"params":' % (message.id, _method_text(message.method))
-            return _spliced(head, message.params if own is None else own, more)
-        text = to_text(_envelope(message))
-        return text if len(text) > _FEW else bytes(memoryview(text))  # bytes of orjson occupy at least 4 KiB each
+            own = message.params if own is None else own
+        else:
+            text = to_text(_envelope(message))
+            return text if len(text) > _FEW else bytes(memoryview(text))  # bytes of orjson occupy at least 4 KiB each
+        if more is None:
+            return b"".join((head, own.text if type(own) is CachedResult else to_text(own), b"}"))
+        if not own:
+            return b"".join((head, more.text, b"}"))
+        text = to_text(own)
+        return b"".join((head, text[:-1] if len(text) <= _FEW else memoryview(text)[:-1], more.continued, b"}"))
     except UnicodeEncodeError:
         why = "it holds half a surrogate pair, which UTF-8 cannot encode"
     except RecursionError:
@@ -1075,16 +1081,6 @@ def _write(message: Message | _Sendable, own: JsonObject | None = None, more: Ca
 
 
 _method_text = functools.lru_cache(64)(to_text)  # the protocol has a few dozen methods
-
-
-def _spliced(head: bytes, own: JsonObject, more: CachedResult | None) -> bytes:
-    """Return a message: its head, one JSON object with the members of both dicts, and the last brace."""
-    if more is None:
-        return b"".join((head, own.text if type(own) is CachedResult else to_text(own), b"}"))
-    if not own:
-        return b"".join((head, more.text, b"}"))
-    text = to_text(own)
-    return b"".join((head, text[:-1] if len(text) <= _FEW else memoryview(text)[:-1], more.continued, b"}"))
 
 
 # The types of each member.  A bool never passes, although it is an int in Python.

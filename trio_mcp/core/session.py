@@ -360,18 +360,20 @@ class SessionProtocol(Peer):
                 events.append(event)
         return events
 
-    def _check_request(self, request: Request, principal: Any, headers: Mapping[str, str]) -> list[Event]:
-        """Serve or refuse a received request."""
-        terms = self._link_terms(request.method)
+    def _check_by_link(self, request: Request, principal: Any, headers: Mapping[str, str]) -> list[Event]:
+        """Serve or refuse a received request under the terms of the link."""
+        terms = self.terms or self._early_terms(request.method)
         if terms is None:
             return self._without_terms(request)
         return self._serve(request, self._for_message(terms, principal, headers))
 
-    def _link_terms(self, method: str) -> Terms | None:
-        """Return the terms of the link.  Before the handshake: provisional terms for an early method, else None."""
+    _check_request = _check_by_link
+
+    def _early_terms(self, method: str) -> Terms | None:
+        """Return provisional terms for an early method before the handshake, and None for other methods."""
         legacy = self.offer.legacy
-        if self.terms is not None or legacy is None:
-            return self.terms
+        if legacy is None:
+            return None
         sender = self.role.other
         row = legacy.request(sender, method) or legacy.notification(sender, method)
         return Terms(legacy) if row is not None and row.early else None  # `early` is the same in every revision
@@ -400,7 +402,7 @@ class SessionProtocol(Peer):
         """
         extensions = self.offer.extensions
         if terms is None:
-            terms = self._link_terms(note.method)
+            terms = self.terms or self._early_terms(note.method)
         if terms is not None and terms.revision.notification(self.role.other, note.method) is not None:
             return [Notice(note, self._for_message(terms, principal, headers))]
         why = f"{shown(note.method)} is not a notification for the {self.role.value} here; ignored"
@@ -526,9 +528,10 @@ class ServerProtocol(SessionProtocol):
         method, revision = serving.method, terms.revision
         more = self.offer.completed[revision, method in revision.cacheable]
         if type(result) is dict and _COMMON_MEMBERS.isdisjoint(result):
-            if not revision.result_type or serving.state is CANCELLED:
-                return super().answer(id, result)
-            return self._finish(id, prepare(Response(id, result), more), ANSWER)
+            response = Response(id, result)
+            if revision.result_type and serving.state is not CANCELLED:
+                prepare(response, more)
+            return self._finish(id, response, ANSWER)
         meta = meta_of(f"the result of {method}", result)
         kind = result.get("resultType", "complete")
         if kind == "input_required" and method not in revision.input_required:
@@ -552,7 +555,7 @@ class ServerProtocol(SessionProtocol):
         # A server with only legacy revisions must ignore the key: its error would make it look like a modern server.
         if META_VERSION in meta and self.offer.modern is not None:
             return self._modern(request, meta, principal, headers)
-        return super()._check_request(request, principal, headers)
+        return self._check_by_link(request, principal, headers)
 
     def _without_terms(self, request: Request) -> list[Event]:
         """Refuse a request that has no version in its `_meta` and comes before the handshake."""

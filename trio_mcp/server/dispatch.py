@@ -101,12 +101,11 @@ class Dispatcher:
             )
         return self.catalog.protection
 
-    def __call__(self, ctx: Context) -> Awaitable[JsonObject]:
-        """Return the result of the request of `ctx`.  Raises the exception of the handler; see `failure`."""
-        return self._served_by(self.catalog, ctx, ctx.request)
+    async def serve(self, server: Catalog, ctx: Context, request: Request) -> JsonObject:
+        """Serve a request as `server` does: the running server, or a server that is mounted in it.
 
-    async def _served_by(self, server: Catalog, ctx: Context, request: Request) -> JsonObject:
-        """Serve a request as `server` does: the running server, or a server that is mounted in it."""
+        Raises the exception of the handler; see `failure`.
+        """
         try:
             serve = self._METHODS[ctx.request.method]  # a middleware may replace the request, but not its method
         except KeyError:
@@ -214,7 +213,7 @@ class Dispatcher:
         params = {name: value for name, value in request.params.items() if name != "cursor"}
         if inner or not mount.catalog.remote:
             params["cursor"] = inner or f"{_OF_RELAYS}0."
-        found = await self._served_by(mount.catalog, ctx, Request(request.id, request.method, params))
+        found = await self.serve(mount.catalog, ctx, Request(request.id, request.method, params))
         page: JsonObject = {member: [*items]}
         for item in found.get(member, ()):
             if isinstance(item, dict) and isinstance(name := item.get(key), str):
@@ -305,7 +304,7 @@ class Dispatcher:
     async def _serve_mounted(self, route: EntryRoute, ctx: Context, request: Request) -> JsonObject:
         """Serve a request as the next server on the route does."""
         catalog, key = route.places[1]
-        return await self._served_by(catalog, ctx, _renamed(request, route.entry.kind, key))
+        return await self.serve(catalog, ctx, _renamed(request, route.entry.kind, key))
 
     async def _relayed(
         self, server: Catalog, ctx: Context, request: Request, kind: str, key: str, why: str = ""
@@ -323,7 +322,7 @@ class Dispatcher:
             inner = mount.inner(kind, key)
             assert inner is not None
             try:
-                return await self._served_by(mount.catalog, ctx, _renamed(request, kind, inner))
+                return await self.serve(mount.catalog, ctx, _renamed(request, kind, inner))
             except RequestError as error:
                 if prefixed or error.code not in (RESOURCE_NOT_FOUND, INVALID_PARAMS):
                     raise
@@ -414,7 +413,7 @@ class Dispatcher:
         for each in candidates(server, request.method):
             try:
                 if each is not server:
-                    return await self._served_by(each, ctx, request)
+                    return await self.serve(each, ctx, request)
                 entry, call = entry_for(server, ctx, request)
                 return await self._run_handler(ctx, entry, call, request.method)
             except RequestError as error:
@@ -480,9 +479,11 @@ def _call_params(params: JsonObject) -> tuple[str, JsonObject]:
     name, arguments = params.get("name"), params.get("arguments")
     if not isinstance(name, str):
         raise RequestError(INVALID_PARAMS, "name must be a string")
-    if not isinstance(arguments, dict | None):
+    if arguments is None:
+        arguments = {}
+    if not isinstance(arguments, dict):
         raise RequestError(INVALID_PARAMS, "arguments must be an object")
-    return name, arguments or {}
+    return name, arguments
 
 
 _REFERENCES = {"ref/prompt": "name", "ref/resource": "uri"}

@@ -31,7 +31,7 @@ from contextlib import suppress
 from contextvars import Context as Variables
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import trio
 
@@ -354,7 +354,7 @@ class ServerSession:
                 if received is not None:
                     ctx._received = received
                     received.calls += 1
-                _begin(ctx)
+                _begin(self, ctx)
         if why is not None:
             self.session.refuse(request.id, RequestError(INTERNAL_ERROR, why))
 
@@ -468,7 +468,7 @@ class ServerSession:
             self._run.running.held -= 1
         else:
             self._run.running.give(self.account.holder)
-        if self._idle and not self._running:
+        if not self._running and self._idle:
             self._idle.unpark_all()
 
     async def quiet(self) -> None:
@@ -579,7 +579,7 @@ class ServerSession:
             if extensions is not None and extensions.asked(ctx.request.params, ctx._terms):
                 why = self._take_place()
                 if why is None:
-                    _begin(ctx)  # extensions agree to the filter, then it is started
+                    _begin(self, ctx)  # extensions agree to the filter, then it is started
                 return why
         except RequestError as error:
             self._answer(ctx, error)
@@ -675,9 +675,9 @@ class ServerSession:
 # and so that an HTTP request is freed at its end.
 
 
-def _begin(ctx: Context) -> None:
+def _begin(session: ServerSession, ctx: Context) -> None:
     """Start the handler of a request that has a place."""
-    session, request = cast(ServerSession, ctx._link), ctx.request
+    request = ctx.request
     session._contexts[request.id] = ctx
     target = request.params.get("name") or request.params.get("uri")
     if not isinstance(target, str):
@@ -761,7 +761,7 @@ async def _result(run: Run, worker: Worker, ctx: Context) -> JsonObject | Reques
             if back is not None:
                 # Nothing is sent for a handler that continues: its context has the request now.
                 return back if isinstance(back, dict) else back.resume(ctx)
-        work = run.dispatcher(ctx)
+        work = run.dispatcher.serve(run.dispatcher.catalog, ctx, ctx.request)
         result = await (work if guarded is None else guarded(work))
         if scope_of(worker.task) is not worker.inside:  # compared here, because a call of `check` is slower
             worker.check()
