@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import signal
@@ -51,6 +52,18 @@ def piped() -> str:
 def test_in_a_pipe_it_is_plain_text_for_a_terminal_of_80_columns(piped: str) -> None:
     assert not set(piped) & {"\x1b", "\r", "\t"}
     assert max(map(len, piped.splitlines())) <= WIDTH
+
+
+@pytest.mark.full
+def test_it_may_be_json(piped: str) -> None:
+    with leaving_nothing(TERM="xterm") as environ:
+        shown = subprocess.run([*DEMO, "--json"], env=environ, capture_output=True, timeout=100)
+    parts = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert all(part.keys() == {"kind", "text"} for part in parts)
+    heads = [part["text"] for part in parts if part["kind"] in ("title", "head")]
+    assert all(head in piped for head in heads)
+    assert {"kind": "prints", "text": "Star(name='Vega', light_years=25.0)"} in parts
+    assert {part["kind"] for part in parts} > {"code of server", "code of client", "wire", "progress", "note"}
 
 
 def test_it_shows_the_same_in_an_old_revision_and_in_the_newest(piped: str) -> None:

@@ -68,7 +68,9 @@ def test_each_command_has_a_help(command: str, capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
     assert ended.value.code == 0
-    assert COMMANDS[command].summary in " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert COMMANDS[command].summary in shown
+    assert " --json " in shown
 
 
 def test_without_a_command_the_help_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,6 +93,16 @@ def test_mistakes_are_one_line(
     assert shown.stderr.count("\n") == 1
 
 
+def test_the_address_may_be_json_without_the_token(tmp_path: Path) -> None:
+    env = environ(tmp_path, "node", "npx")
+    says = "print('Starting\\n   http://127.0.0.1:6274?TOKEN=sesame\\n   http://127.0.0.1:6275/')"
+    (tmp_path / "npx").write_text(f"#!{sys.executable}\n{says}\n")
+    shown = subprocess.run([*INSPECT, SERVER, "--json"], cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    told = json.loads(shown.stdout)
+    assert (told.pop("pid") > 0, told) == (True, {"url": "http://127.0.0.1:6274", "server": "servers.py"})
+    assert shown.stderr.splitlines()[1:] == ["   http://127.0.0.1:6274?TOKEN=sesame", "   http://127.0.0.1:6275/"]
+
+
 def test_signals_reach_the_inspector(tmp_path: Path) -> None:
     env = {**environ(tmp_path, "node", "npx"), "WAITS": "1"}
     with subprocess.Popen([*INSPECT, SERVER], cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True) as process:

@@ -57,6 +57,13 @@ def test_new_keeps_what_is_there(
     assert capsys.readouterr().err.startswith("trio-mcp: file/a cannot be written: ")
 
 
+def test_the_completion_may_be_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "fish"]) == 0
+    script = capsys.readouterr().out
+    assert main(["completion", "fish", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"shell": "fish", "script": script}
+
+
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_completion_has_all_commands_and_options(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -114,7 +115,10 @@ async def until_said(client: Client, part: str) -> None:
 
 async def until_listed(client: Client, count: int, changes: AsyncIterator[Any]) -> None:
     """Wait for notifications until there are so many tools."""
-    while len(await client.list_tools()) != count:
+    while True:
+        with contextlib.suppress(RequestError):  # the server was started again while it answered
+            if len(await client.list_tools()) == count:
+                return
         await anext(changes)
 
 
@@ -339,6 +343,19 @@ async def test_a_host_waits_for_a_first_start_that_fails(revision: str, weather:
         start = f"trio-mcp: the server could not be started: wording.py:1: {reason}"
         assert f"{start}. It is started again when a file changes.\n" in seen.decode()
     assert b"".join(errors).endswith(b"started again\ntrio-mcp: the server runs\n")
+
+
+@pytest.mark.full
+def test_changes_may_be_json(weather: Path) -> None:
+    save(weather, "import nothing_of_this")
+    with reloading(weather, "--json") as process:
+        assert process.stderr is not None
+        events = (json.loads(line) for line in process.stderr if line.startswith("{"))
+        reason = "weather.py:1: ModuleNotFoundError: No module named 'nothing_of_this'"
+        assert next(events) == {"event": "failed", "error": reason}
+        save(weather, FIRST)
+        assert next(events) == {"event": "changed", "file": "weather.py"}
+        assert [next(events)["event"] for _ in range(2)] == ["started", "serving"]
 
 
 @pytest.mark.full

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import signal
 import ssl
 import subprocess
@@ -91,6 +92,31 @@ def test_workers_serve_a_file() -> None:
         tools = run("list", url)
         process.terminate()
         assert (tools.returncode, process.wait(timeout=60)) == (0, 143)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [(), pytest.param(("--workers", "2"), marks=pytest.mark.full), pytest.param(("--reload",), marks=pytest.mark.full)],
+)
+def test_the_address_may_be_json(more: Sequence[str]) -> None:
+    command = [sys.executable, "-m", "trio_mcp", "run", SERVER, "--http", "0", "--json", *more]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readline())
+        url = told.pop("url")
+        assert told == {"event": "listening", "workers": 2 if "--workers" in more else 1, "pid": process.pid}
+        tools = run("list", url)
+        process.terminate()
+        rest, _ = process.communicate(timeout=60)
+        assert (tools.returncode, rest, process.returncode) == (0, "", 143)
+
+
+def test_on_stdio_events_are_no_messages() -> None:
+    ping = '{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n'
+    shown = run("run", SERVER, "--json", input=ping)
+    assert json.loads(shown.stdout)["id"] == 1
+    event = json.loads(shown.stderr)
+    assert (event.pop("pid") > 0, event) == (True, {"event": "serving"})
 
 
 def statuses(url: str, context: ssl.SSLContext, hosts: Sequence[str]) -> list[int]:

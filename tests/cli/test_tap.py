@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import marshal
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import trio
 
 from trio_mcp import Limits, open_client, serve_http
 from trio_mcp.cli.main import main  # the command line has no other door
-from trio_mcp.cli.recording import Heard, Recorder, RecordingFile, read_recording  # its bounds
+from trio_mcp.cli.recording import Heard, Recorder, RecordingFile, read_recording, summary_of  # its bounds
 from trio_mcp.cli.tap import pass_through  # in this process, to measure its coverage
 from trio_mcp.cli.tap_http import HttpTap  # in this loop, on any port
 from trio_mcp.errors import McpError
@@ -191,6 +192,18 @@ def test_a_file_is_a_target(tmp_path: Path) -> None:
     assert (shown.stdout, shown.returncode) == ("Buy milk\n", 0)
     frames = [entry.has["frame"] for entry in read_recording(str(talk)).entries if "frame" in entry.has]
     assert [frame["method"] for frame in frames if "method" in frame] == ["server/discover", "resources/read"]
+
+
+def test_a_summary_may_be_json(tmp_path: Path) -> None:
+    talk = tmp_path / "talk.jsonl"
+    command = [*COMMAND, "tap", "-o", str(talk), "--json", "--", sys.executable, "-c", ECHO]
+    messages = '{"id": 1}\n{"id": ", \\"frame\\": "}\nno JSON\n'
+    shown = subprocess.run(command, cwd=ROOT, input=messages, capture_output=True, text=True, timeout=60)
+    assert (shown.stdout, shown.returncode) == (messages, 0)
+    assert json.loads(shown.stderr) == {"file": str(talk), "frames": 4, "bytes": talk.stat().st_size}
+    assert json.loads(summary_of(str(tmp_path / "removed"))) == {
+        "file": str(tmp_path / "removed"), "frames": 0, "bytes": 0,
+    }  # fmt: skip
 
 
 def test_tap_loads_no_event_loop() -> None:
@@ -449,6 +462,21 @@ async def test_a_server_that_is_not_there_is_a_bad_gateway(tmp_path: Path) -> No
             nursery.cancel_scope.cancel()
     recorder.close()
     assert "connection refused" in read_recording(str(tmp_path / "t")).entries[-1].has["end"]
+
+
+@pytest.mark.full
+def test_http_tap_as_a_command_with_json(tmp_path: Path) -> None:
+    talk = str(tmp_path / "t")
+    command = [*COMMAND, "tap", "-o", talk, "--http", "localhost:0", "http://127.0.0.1:9/mcp?key=sesame", "--json"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        begun = json.loads(process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=60)
+    assert re.fullmatch(r"http://localhost:\d+/mcp", begun.pop("url"))
+    assert begun == {"server": "http://127.0.0.1:9/mcp", "file": talk}
+    assert json.loads(rest) == {"file": talk, "frames": 0, "bytes": os.stat(talk).st_size}
+    assert (errors, process.returncode) == ("", 130)
 
 
 def test_http_tap_as_a_command(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from trio_mcp.cli.main import COMMANDS
+from trio_mcp.cli.output import Output
 
 __all__ = ["SHELLS", "add_arguments", "run"]
 
@@ -51,10 +52,15 @@ class _OptionCollector:
 
 def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=SHELLS, help="the shell")
+    parser.add_argument("--json", action="store_true", help="write JSON: the shell and the script")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    sys.stdout.write(SHELLS[arguments.shell](_all_options()))
+    script = SHELLS[arguments.shell](_all_options())
+    if arguments.json:
+        Output(as_json=True).json({"shell": arguments.shell, "script": script})
+    else:
+        sys.stdout.write(script)
     return 0
 
 

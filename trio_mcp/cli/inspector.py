@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from trio_mcp.cli.output import Output
 from trio_mcp.cli.tap import passing_signals
 from trio_mcp.cli.target import NO_CONNECTION, ServerTarget, add_server_arguments, exit_status, target_of
 from trio_mcp.core.errors import UsageError
@@ -29,11 +31,15 @@ from trio_mcp.core.revisions import REVISIONS
 __all__ = ["add_arguments", "run"]
 
 _PACKAGE = "@modelcontextprotocol/inspector"
+_PAGE = re.compile(r"https?://[^\s?]+")  # without its query, which has a token
 
 
 def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
     add_server_arguments(parser)
     parser.add_argument("--cli", metavar="METHOD", help="no page: one request, such as tools/list")
+    parser.add_argument(
+        "--json", action="store_true", help="write the address of the page as JSON; all else goes to standard error"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -55,10 +61,24 @@ def _inspect(arguments: argparse.Namespace) -> int:
         else:  # the Inspector wants its mode first; its page shows all servers of the file
             command += ["--cli", *config, "--server", name, "--method", arguments.cli]
         # npx starts the Inspector as a child, and it the server: all of them get the signals.
-        process = subprocess.Popen(command, process_group=0)
+        shows = arguments.json and arguments.cli is None  # the result of a request is JSON already
+        process = subprocess.Popen(command, process_group=0, text=True, stdout=subprocess.PIPE if shows else None)
         with passing_signals(process):
+            _show_address(process, name)
             status = process.wait()
     return status if status >= 0 else 128 - status
+
+
+def _show_address(process: subprocess.Popen[str], name: str) -> None:
+    """Write the address of the page as JSON, once the Inspector names it, and its own output to standard error."""
+    shown = False
+    for line in process.stdout or ():
+        sys.stderr.write(line)
+        sys.stderr.flush()
+        if not shown and (url := _PAGE.search(line)):
+            shown = True
+            Output(as_json=True).json({"url": url[0], "server": name, "pid": process.pid})
+            sys.stdout.flush()
 
 
 def _name(target: ServerTarget, given: str | None) -> str:

@@ -39,7 +39,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from trio_mcp.core.errors import UsageError
 
-__all__ = ["FORMAT", "Heard", "RecordedEntry", "Recorder", "Recording", "RecordingFile", "read_recording"]
+__all__ = ["FORMAT", "Heard", "RecordedEntry", "Recorder", "Recording", "RecordingFile", "read_recording", "summary_of"]
 
 FORMAT = 1
 _QUEUED = 64 * 2**20  # bytes that wait for the disk: some seconds of the fastest exchange
@@ -141,6 +141,16 @@ class Recorder:
                 pass
         finally:
             os.close(self._pipe)
+
+
+def summary_of(path: str) -> str:
+    """Return the file, its frames and its bytes, as JSON on one line."""
+    frames = size = 0
+    with suppress(FileNotFoundError), open(path, "rb") as file:  # it may have been removed
+        for line in file:
+            frames += b', "frame": ' in line  # within strings, quotes are escaped
+            size += len(line)
+    return json.dumps({"file": path, "frames": frames, "bytes": size})
 
 
 def _write_in_this_process(pipe: int, file: RecordingFile) -> NoReturn:

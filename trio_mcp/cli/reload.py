@@ -41,7 +41,7 @@ import trio
 
 from trio_mcp.cli.bridge import PASSED_ON
 from trio_mcp.cli.reloaded import read_report
-from trio_mcp.cli.serve import option_hint
+from trio_mcp.cli.serve import Events, option_hint
 from trio_mcp.client.options import ClientOptions
 from trio_mcp.core.errors import INTERNAL_ERROR, ConnectionFailed, McpError, RequestError, SessionClosed, UsageError
 from trio_mcp.core.messages import JsonObject, Request
@@ -71,7 +71,7 @@ _STABLE = 5.0  # a child that has run for so many seconds is started again when 
 
 
 async def serve_reloading(
-    target: str, http: str | None, ssl_context: ssl.SSLContext | None, options: Mapping[str, Any]
+    target: str, http: str | None, ssl_context: ssl.SSLContext | None, options: Mapping[str, Any], events: Events
 ) -> int:
     """Serve until the end of input, or with `http` until it is cancelled.  Returns the exit status.
 
@@ -81,33 +81,29 @@ async def serve_reloading(
     logging.getLogger("trio_mcp.relay").setLevel(logging.ERROR)  # the reloader reports the same to the user
     with tempfile.TemporaryDirectory(prefix="trio-mcp-") as folder, unhindered_stderr():
         async with open_nursery() as nursery:
-            reloader = _Reloader(nursery, target, Path(folder, "report"), over_http=http is not None)
+            reloader = _Reloader(nursery, target, Path(folder, "report"), events, over_http=http is not None)
             async with AsyncExitStack() as stack:
                 nursery.start_soon(reloader.keep_up, name="the files of the server")
                 server = await reloader.open(stack)
                 if http is None:
+                    events.tell("serving", pid=os.getpid())
                     await serve_stdio(server)
                 else:
                     at = parse_address(http)
                     serve = partial(serve_http, server, *at, ssl_context=ssl_context, **options)
-                    await _serve_announced(server, serve)
+                    await _serve_announced(server, serve, events)
     return 0
 
 
-async def _serve_announced(server: Server, serve: Any) -> None:
+async def _serve_announced(server: Server, serve: Any, events: Events) -> None:
     async with open_nursery(wait=True) as nursery:
         try:
             address = await nursery.start(serve)
         except UsageError as error:
             raise UsageError(f"{error}{option_hint(error)}") from None
         name = server._current_offer().info["name"]
-        _say(f"{name} listens at {address.local_url} and is started again when a file changes; Ctrl-C ends")
-
-
-def _say(words: str) -> None:
-    with suppress(OSError):
-        sys.stderr.write(f"trio-mcp: {words}\n")
-        sys.stderr.flush()
+        words = f"{name} listens at {address.local_url} and is started again when a file changes; Ctrl-C ends"
+        events.tell("listening", words, url=address.url, workers=1, pid=os.getpid())
 
 
 class ChangedFiles:
@@ -149,8 +145,9 @@ def _mtime(name: str) -> int | None:
 class _Reloader:
     """The child process, the relay in front of it, and the calls that run."""
 
-    def __init__(self, nursery: trio.Nursery, target: str, report: Path, *, over_http: bool) -> None:
+    def __init__(self, nursery: trio.Nursery, target: str, report: Path, events: Events, *, over_http: bool) -> None:
         self._nursery = nursery
+        self._tell = events.tell
         self._changed = target
         self._report = report
         self._over_http = over_http
@@ -189,9 +186,10 @@ class _Reloader:
             self._forget_report()
         if self._failure:
             self._failure, self._folders = "", ()
-            _say("the server runs")
+            self._tell("started", "the server runs")
         if not self._files():
-            _say(f"no file is watched: {self._changed} is in an installed package; use pip install -e")
+            words = f"no file is watched: {self._changed} is in an installed package; use pip install -e"
+            self._tell("unwatched", words, target=self._changed)
         self._settled.set()
         return server
 
@@ -241,7 +239,7 @@ class _Reloader:
             if changed := self._watched.look(self._files()):
                 self._attempt.cancel(reason="a file has changed again")
                 self._attempt, self._changed = trio.CancelScope(), changed
-                _say(f"{changed} has changed; the server is started again")
+                self._tell("changed", f"{changed} has changed; the server is started again", file=changed)
                 if self._relay is None:
                     self._edited.set()
                 else:
@@ -272,7 +270,7 @@ class _Reloader:
                     self._fail(error)
                 else:
                     self._failure, self._folders = "", ()
-                    _say("the server runs")
+                    self._tell("started", "the server runs")
                 self._settled.set()
 
     async def _end_calls(self) -> None:
@@ -290,12 +288,11 @@ class _Reloader:
         return read_report(self._report).error or how
 
     def _fail(self, error: Exception) -> None:
-        self._failure = (
-            f"the server could not be started: {self._reason(error)}. It is started again when a file changes."
-        )
+        reason = self._reason(error)
+        self._failure = f"the server could not be started: {reason}. It is started again when a file changes."
         self._folders = {os.path.dirname(each) for each in read_report(self._report).files or self._known}
         self._watched.remember(self._folders)
-        _say(self._failure)
+        self._tell("failed", self._failure, error=reason)
 
     # The child that serves HTTP.
 
@@ -327,7 +324,7 @@ class _Reloader:
                 sys.stdout.buffer.flush()
         if child is not self._child or not self._settled.is_set():
             return  # it was ended, or has not started: then its start fails
-        _say("the server has ended by itself")
+        self._tell("ended", "the server has ended by itself")
         if trio.current_time() > began + _STABLE:
             assert self._relay is not None  # it has settled
             await self._start_again(self._relay, trio.CancelScope())

@@ -8,10 +8,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import json
 import os
 import runpy
 import sys
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -25,7 +27,17 @@ if TYPE_CHECKING:
 
     from trio_mcp.server.http.options import HttpOptions
 
-__all__ = ["add_arguments", "explain", "failing_places", "load_server", "option_hint", "own_files", "run", "run_script"]
+__all__ = [
+    "Events",
+    "add_arguments",
+    "explain",
+    "failing_places",
+    "load_server",
+    "option_hint",
+    "own_files",
+    "run",
+    "run_script",
+]
 
 _USUAL = ("server", "mcp", "app")
 _INSTALLED = ("site-packages", "dist-packages")
@@ -40,22 +52,30 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=above_zero(int), default=1, metavar="N", help="serve HTTP in N processes")
     add_http_arguments(parser)
     parser.add_argument("--reload", action="store_true", help="start the server again when one of its files changes")
+    parser.add_argument(
+        "--json", action="store_true", help="write events as JSON lines: to standard output with --http, else to stderr"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     target, http = arguments.target, arguments.http
     sys.excepthook = _end
+    events = Events(arguments.json, over_http=http is not None)
     try:
         ssl_context, options = _http_options(arguments)
         if arguments.reload:
-            return _reload(target, http, ssl_context, options)
+            return _reload(target, http, ssl_context, options, events)
         server = load_server(target)
     except UsageError as error:
         sys.stderr.write(f"trio-mcp: {error}\n")
         return 2
     from trio_mcp.server.server import Server
 
+    if http is None:
+        events.tell("serving", pid=os.getpid())
     if isinstance(server, Server):
+        if arguments.json:
+            server._announced = lambda url, workers: events.tell("listening", url=url, workers=workers, pid=os.getpid())
         try:
             server.run(http=http, workers=arguments.workers, ssl_context=ssl_context, **options)
         except UsageError as error:
@@ -72,6 +92,25 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         server.run()
     return 0
+
+
+class Events:
+    """What happens to a server that runs, for people or as JSON lines.
+
+    On stdio, standard output is the wire, so all lines go to standard error.
+    """
+
+    def __init__(self, as_json: bool, *, over_http: bool) -> None:
+        self._file = sys.stdout if as_json and over_http else sys.stderr
+        self._as_json = as_json
+
+    def tell(self, event: str, words: str | None = None, **members: object) -> None:
+        """Write the event with its members as JSON, or `words` for people, who are not told without."""
+        line = json.dumps({"event": event, **members}) if self._as_json else words and f"trio-mcp: {words}"
+        if line:
+            with suppress(OSError):  # the reader has gone
+                self._file.write(f"{line}\n")
+                self._file.flush()
 
 
 def option_hint(error: UsageError) -> str:
@@ -129,11 +168,13 @@ def run_script(file: str) -> None:
     runpy.run_path(file, run_name="__main__")
 
 
-def _reload(target: str, http: str | None, ssl_context: ssl.SSLContext | None, options: HttpOptions) -> int:
+def _reload(
+    target: str, http: str | None, ssl_context: ssl.SSLContext | None, options: HttpOptions, events: Events
+) -> int:
     from trio_mcp.cli.reload import serve_reloading
     from trio_mcp.cli.target import run_command
 
-    return run_command(lambda: serve_reloading(target, http, ssl_context, options), verbose=False)
+    return run_command(lambda: serve_reloading(target, http, ssl_context, options, events), verbose=False)
 
 
 def _http_options(arguments: argparse.Namespace) -> tuple[ssl.SSLContext | None, HttpOptions]:

@@ -26,10 +26,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from trio_mcp.cli.arguments import above_zero
 from trio_mcp.cli.http_options import http_address
-from trio_mcp.cli.recording import Recorder
+from trio_mcp.cli.recording import Recorder, summary_of
 
 __all__ = ["add_arguments", "pass_through", "passing_signals", "run"]
 
@@ -53,6 +54,9 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit", type=above_zero(float), default=_LIMIT, metavar="MIB", help=f"of the recording ({_LIMIT})"
     )
+    parser.add_argument(
+        "--json", action="store_true", help="at the end, write file, frames and bytes as JSON to standard error"
+    )
     if not parser.get_default("server_command"):
         parser.add_argument(
             "--http", type=http_address, metavar="PORT", help="for a URL: a port of this machine (0: any)"
@@ -74,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not command:
         from trio_mcp.cli.tap_http import serve_tap
 
-        return serve_tap(path, most, arguments.target, arguments.http)
+        return serve_tap(path, most, arguments.target, arguments.http, as_json=arguments.json)
     # The program alone: arguments may be tokens.
     recorder = _recorder(path, {"kind": "stdio", "server": os.path.basename(command[0])}, most)
     if recorder is None:
@@ -91,6 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stderr.write(f"trio-mcp: {command[0]} cannot be started: {error.strerror}\n")
         return 3
     recorder.close()
+    if arguments.json:
+        sys.stderr.write(f"{summary_of(path)}\n")  # standard output is the wire
     return status if status >= 0 else _end_alike(-status)
 
 
@@ -147,7 +153,7 @@ def pass_through(command: Sequence[str], recorder: Recorder, host: tuple[int, in
 
 
 @contextmanager
-def passing_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
+def passing_signals(process: subprocess.Popen[Any]) -> Iterator[None]:
     """Within the block, the process group of the process gets the signals that we get.  Only in the main thread."""
 
     def pass_signal(number: int, _: object) -> None:

@@ -25,7 +25,8 @@ from urllib.parse import urlsplit
 
 import trio
 
-from trio_mcp.cli.recording import Recorder
+from trio_mcp.cli.output import Output
+from trio_mcp.cli.recording import Recorder, summary_of
 from trio_mcp.cli.target import run_command
 from trio_mcp.core.errors import ConnectionFailed, UsageError
 from trio_mcp.core.http.client_rules import url_without_secrets
@@ -62,7 +63,7 @@ _MESSAGE = 64 * 2**20  # bytes of one body or event: more than any server accept
 _SESSION_ID = 8  # characters of a session id that are recorded
 
 
-def serve_tap(path: str, most: int, url: str, address: str) -> int:
+def serve_tap(path: str, most: int, url: str, address: str, *, as_json: bool) -> int:
     """Serve until Ctrl-C, and return the exit status of the process."""
 
     shown, scheme = url_without_secrets(url), urlsplit(url).scheme
@@ -86,8 +87,12 @@ def serve_tap(path: str, most: int, url: str, address: str) -> int:
             raise UsageError(f"{address} cannot be used: {error.strerror}") from None
         bound = listeners[0].socket.getsockname()[1]
         here = f"{scheme.removesuffix('s')}://{address.rpartition(':')[0]}:{bound}{urlsplit(url).path or '/'}"
-        sys.stderr.write(f"trio-mcp: {here} passes to {shown}; recording in {path}; Ctrl-C ends\n")
-        sys.stderr.flush()
+        if as_json:
+            Output(as_json).json({"url": here, "server": shown, "file": path})
+            sys.stdout.flush()
+        else:
+            sys.stderr.write(f"trio-mcp: {here} passes to {shown}; recording in {path}; Ctrl-C ends\n")
+            sys.stderr.flush()
         await HttpTap(url, recorder).serve_listeners(listeners)
         return 0
 
@@ -95,6 +100,8 @@ def serve_tap(path: str, most: int, url: str, address: str) -> int:
         return run_command(work, verbose=False)
     finally:
         recorder.close()
+        if as_json:
+            sys.stdout.write(f"{summary_of(path)}\n")
 
 
 class HttpTap:

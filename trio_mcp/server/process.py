@@ -191,7 +191,10 @@ def check_process(shutdown_timeout: float) -> None:
 def announce(
     server: Server, local_url: str, url: str, unix: str | os.PathLike[str] | None = None, workers: int = 1
 ) -> None:
-    """Show on stderr where the server listens."""
+    """Show on stderr where the server listens; `Server._announced` takes the place of that."""
+    if server._announced is not None:
+        server._announced(url, workers)
+        return
     where = local_url if unix is None else os.fspath(unix)
     where += f", for {url}" if url != where else ""
     where += f", with {workers} workers" if workers > 1 else ""

@@ -187,6 +187,7 @@ class Server(metaclass=WithOtherNames):
         self._drains = 0  # the number of open `draining` blocks: meanwhile new runs refuse requests
         self._watcher: Watcher | None = None
         self._supervised: Supervised | None = None  # in a worker: its supervisor
+        self._announced: Callable[[str, int], None] | None = None  # gets the URL and the number of workers
         self._shared: Run | None = None  # the run of an open `running` block; all connections use it
         self._sharing = False
         self._catalog.on_change.append(self._publish_list)

@@ -12,10 +12,10 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
-    """The demo has no arguments."""
+    parser.add_argument("--json", action="store_true", help="write JSON lines: a kind and a text in each")
 
 
 def run(arguments: argparse.Namespace) -> int:
     from trio_mcp.cli.demo.tour import run as tour  # the scenes import this package
 
-    return tour()
+    return tour(as_json=arguments.json)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import json
 import os
 import sys
 import textwrap
@@ -127,9 +128,31 @@ class Screen:
         return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if self._colours else text
 
 
-def run() -> int:
+class JsonScreen(Screen):
+    """Writes a JSON line for each part: its kind, which is the label if there is one, and its text."""
+
+    def title(self, text: str) -> None:
+        self.say("title", text)
+
+    def head(self, text: str) -> None:
+        self.say("head", text)
+
+    def note(self, text: str) -> None:
+        self.say("note", text)
+
+    def say(self, label: str, text: str, colour: str = "wire") -> None:
+        self._write(json.dumps({"kind": label, "text": text.replace(_FIRM, " ")}))
+
+    def bar(self, progress: float, total: float | None, message: str | None) -> None:
+        self.say("progress", f"{progress:g} of {total or '?'}")
+
+    def _labelled(self, label: str, lines: Iterable[str], colour: str) -> None:
+        self.say(f"code of {label}", "\n".join(lines))
+
+
+def run(*, as_json: bool = False) -> int:
     """Run the demo on standard output, and return the exit status of the process."""
-    screen = Screen(sys.stdout, os.environ)
+    screen = (JsonScreen if as_json else Screen)(sys.stdout, os.environ)
     status = 0
     try:
         status = trio.run(_until_stopped, screen)
