@@ -444,6 +444,28 @@ async def test_a_store_that_fails_costs_an_error_and_no_session(
             assert text_of((await web.call("tools/call", play(), session=session)).message) == "done"
 
 
+@pytest.mark.parametrize("stored", [True, False])
+async def test_no_session_is_told_before_it_is_stored(
+    stored: bool, autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A keep-alive that is due meanwhile does not send the answer."""
+    async with crew_of(keep_alive=0.1) as crew:
+        add, added = crew.store.add, list[float]()
+
+        async def slow(*args: Any, **options: Any) -> Any:
+            await trio.sleep(0.8)
+            added.append(trio.current_time())
+            if not stored:
+                raise StoreFailed("the store is away")
+            return await add(*args, **options)
+
+        monkeypatch.setattr(crew.store, "add", slow)
+        params = {"protocolVersion": D, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+        answer = await crew.webs[0].post(request("initialize", params, revision=D), revision=D)
+        assert answer.status == (200 if stored else 503)
+        assert added == [trio.current_time()]
+
+
 async def test_lost_messages_cost_no_answer(
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -232,12 +232,21 @@ class LoggedStream(ResponseStream):
     """A stream whose events go to the store."""
 
     async def begin(self, on_disconnect: Any) -> Any:
+        # The store must have the session first, so no other task may write: also not because a keep-alive is due.
+        held = self._writing = self._response
         try:
             await self.owner.settle()
         except BaseException:
             on_disconnect()
             raise
-        return await super().begin(on_disconnect)
+        finally:
+            if self._writing is held:
+                self._writing = None
+            if self._written is not None:
+                self._written.unpark_all()
+        await super().begin(on_disconnect)
+        self.wake()  # for messages queued meanwhile
+        return on_disconnect
 
     @property
     def primes(self) -> bool:
