@@ -443,3 +443,48 @@ def test_a_question_beside_a_call_that_becomes_a_task_is_asked_in_its_own_call()
     played = play(plan)
     assert played.violations == ()
     assert {line[6:] for line in played.transcript if "is asked by" in line} == {"c0 is asked by c0-1-wizard"}
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan(
+            5, "http", D, (Program((Move("ask", 0.3), Move("ask", 2.0), Move("ask"), Move("ask", 2.0))),),
+            faults=(Fault("away", 377, 1, 8.0), Fault("crash", 508, 1, 2.0)), replicas=3, scattered=True,
+        ),
+        Plan(
+            12, "http", D, (Program((Move("ask"), Move("ask", 0.3), Move("ask", 2.0), Move("ask", 2.0))),),
+            faults=(Fault("away", 260, 0, 8.0), Fault("crash", 398, 0, 2.0)), replicas=3, scattered=True,
+        ),
+        Plan(
+            15, "http", D, (Program((Move("ask", 2.0), Move("ask"), Move("ask"))),),
+            faults=(Fault("away", 212, 2, 8.0), Fault("crash", 299, 2, 2.0)), replicas=3,
+        ),
+    ],
+)  # fmt: skip
+def test_an_answer_is_not_lost_with_the_replica_that_took_it(plan: Plan) -> None:
+    """The store was away, and the replica ended before it was back.  The question waited for ever."""
+    played = play(plan)
+    assert set(played.fired) == {"away", "crash"}
+    assert played.violations == ()
+
+
+def test_a_subscription_that_no_replica_can_keep_is_refused() -> None:
+    """It was accepted where it arrived, and refused without a word where the session listens."""
+    listens = Program(
+        (
+            Move("listen", 0.01, 5), Move("quiz", 2.0, patience=0.028), Move("ask", 0.01, patience=1.932),
+            Move("put", 0.3),
+        )
+    )  # fmt: skip
+    plan = Plan(33430, "http", D, (Program((Move("count", 0.01, 7),)), listens), tight=True, replicas=3)
+    assert not play(plan).violations
+
+
+def test_a_stream_that_is_resumed_as_its_session_ends_here_keeps_no_event() -> None:
+    """The replica stood still while it read the missed events, and the session had ended when it went on."""
+    faults = Fault("crash", 169, 8, 1.79), Fault("pause", 133, 11, 15.009)
+    plan = Plan(0, "http", D, (Program((Move("drop", 20.0, 4),)),), faults=faults, tight=True, replicas=2)
+    played = play(plan)
+    assert set(played.fired) == {"crash", "pause"}
+    assert played.violations == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.http.client import Cut, Web, note, request, response
 from tests.http.replicas import KEYS, Crew, replicas, staged
 from tests.http.served import MemoryListener
 from tests.http.stage import TOOLS, UPDATED, B, C, D, Stage, in_sessions, methods, play, plays, text_of
-from trio_mcp.core import Limits, Notification
+from trio_mcp.core import INTERNAL_ERROR, INVALID_PARAMS, Limits, Notification
 from trio_mcp.server.http import serve_http, serve_http_stream
 from trio_mcp.server.http.shared_sessions import key_of  # rows and streams are found by it
 from trio_mcp.stores import MemoryStore, StoreFailed, StoreFull
@@ -415,6 +416,133 @@ async def test_an_endpoint_that_has_ended_hears_nothing(
         assert (run.replica.hears["session"], run.replica.hears["follow"], run.replica.on_gap) == ([], [], [])
 
 
+# Subscriptions.
+
+
+def with_room_for(subscriptions: int) -> Any:
+    return lambda store: Stage(store=store, state_keys=KEYS, limits=Limits(subscriptions=subscriptions))
+
+
+async def subscribe(web: Web, uri: str, session: str) -> Any:
+    answer = await web.post(request("resources/subscribe", {"uri": uri}, revision=D), session=session)
+    return answer.message.get("error", {}).get("code")
+
+
+async def test_a_subscription_that_finds_no_room_where_the_session_listens_is_refused(
+    autojump_clock: MockClock, crew_of: Any
+) -> None:
+    async with crew_of(make=with_room_for(6)) as crew:
+        session = await session_in(crew)
+        codes = [await subscribe(web, f"r://{number}", session) for number, web in enumerate((*crew.webs, *crew.webs))]
+        assert codes == [None, None, None, None, None, INTERNAL_ERROR]
+        (row,) = [row for row in crew.store._rows.values() if row.key == key_of(session)]
+        assert json.loads(row.body)["uris"] == [f"r://{number}" for number in range(5)]
+        stream = await crew.webs[0].open(session=session)
+        for number in range(6):
+            crew.stages[2].server.notify_resource_updated(f"r://{number}")
+        told = {(await stream.message())["params"]["uri"] for _ in range(5)}
+        assert told == {f"r://{number}" for number in range(5)}
+
+
+@pytest.mark.parametrize("uri", [7, "r://" + "x" * 9000])
+async def test_a_wrong_subscription_is_refused_everywhere(uri: Any, autojump_clock: MockClock, crew_of: Any) -> None:
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        for web in crew.webs:
+            assert await subscribe(web, uri, session) == INVALID_PARAMS
+
+
+async def test_a_copy_without_room_for_the_subscriptions_does_not_speak(
+    autojump_clock: MockClock, crew_of: Any
+) -> None:
+    """Its client is told so, and the copy where it has a stream goes on."""
+    room = iter((100, 8, 100))
+
+    def make(store: Any) -> Stage:
+        return with_room_for(next(room))(store)  # type: ignore[no-any-return]
+
+    async with crew_of(make=make) as crew:
+        session = await session_in(crew)
+        for number in range(10):
+            assert await subscribe(crew.webs[number % 3], f"r://{number}", session) is None
+        stream = await crew.webs[0].open(session=session)
+        headers = {"Accept": "text/event-stream", "Mcp-Session-Id": session}
+        for _ in range(2):
+            refused = await crew.webs[1].send("GET", "/mcp", headers)
+            assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
+            assert b"Limits.subscriptions" in refused.body
+            await trio.sleep(3)
+            crew.stages[2].server.notify_resource_updated("r://9")
+            uris = [each["params"]["uri"] for each in [await stream.message()] if each["method"] == UPDATED]
+            while "r://9" not in uris:
+                message = await stream.message()
+                uris += [message["params"]["uri"]] if message["method"] == UPDATED else []
+        assert [each for run in crew.stages[1].server._runs for each in run._sessions] == []
+
+
+async def test_a_subscription_waits_for_a_session_that_listens_nowhere(autojump_clock: MockClock, crew_of: Any) -> None:
+    """The replica that listened has died, and no stream is open."""
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        await crew.webs[1].call("ping", session=session)
+        await crew.crash(0)
+        assert await subscribe(crew.webs[1], "r://1", session) == INTERNAL_ERROR  # it may only be slow
+        await trio.sleep(20)
+        assert await subscribe(crew.webs[1], "r://2", session) is None
+        stream = await crew.webs[2].open(session=session)
+        told = []
+        with trio.move_on_after(5):
+            while True:
+                told.append(await stream.message())
+        assert [each["params"]["uri"] for each in told if each["method"] == UPDATED] == ["r://2"]
+
+
+async def test_a_replica_that_stops_leaves_no_subscription_without_an_answer(
+    autojump_clock: MockClock, crew_of: Any
+) -> None:
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        await crew.webs[1].call("ping", session=session)
+        copy_in(crew, 0, session).end("for the test")
+        await trio.sleep(1)
+        assert await subscribe(crew.webs[1], "r://1", session) is None
+
+
+async def test_a_subscription_made_while_another_copy_begins_to_speak_is_told(
+    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever of the two is first in the row and in the mail."""
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        for web in crew.webs:
+            await web.call("ping", session=session)
+        get = crew.store.get
+
+        async def slow(*args: Any) -> Any:
+            found = await get(*args)
+            await trio.sleep(dice.choice((0.0, 0.05, 0.1)))
+            return found
+
+        monkeypatch.setattr(crew.store, "get", slow)
+        dice = random.Random(0)
+        for step in range(30):
+            opened: list[Any] = []
+
+            async def open_at(web: Web, opened: list[Any] = opened) -> None:
+                opened.append(await web.open(session=session))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(open_at, crew.webs[step % 2])
+                await trio.sleep(dice.uniform(0.0, 0.3))
+                assert await subscribe(crew.webs[2], f"r://{step}", session) is None
+            await trio.sleep(2)
+            crew.stages[1].server.notify_resource_updated(f"r://{step}")
+            with trio.fail_after(5):
+                while (await opened[0].message())["params"].get("uri") != f"r://{step}":
+                    pass
+            await opened[0].aclose()
+
+
 # A store that fails.
 
 
@@ -500,25 +628,84 @@ async def test_the_end_of_a_handshake_waits_for_the_store(
         assert text_of(await stream.response()) == "done"
 
 
+@pytest.mark.parametrize(("away", "status"), [(3, 202), (10, 503)])
 async def test_an_answer_waits_for_the_store(
-    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+    away: float, status: int, autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*args: Any, **options: Any) -> Any:
         raise StoreFailed("the store is away")
 
-    async with crew_of() as crew:
+    async def come_back() -> None:
+        await trio.sleep(away)
+        patch.undo()
+
+    async with crew_of() as crew, trio.open_nursery() as nursery:
         session = await session_in(crew)
         await crew.webs[2].call("ping", session=session)
         stream = await crew.webs[1].open(plays("ask"), session=session)
         question = await stream.message()
         with monkeypatch.context() as patch:
             patch.setattr(crew.store, "append", fail)
-            assert (await crew.webs[2].post(response(question["id"], ANSWER), session=session)).status == 202
-            for number in range(100):
-                cancelled = note("notifications/cancelled", {"requestId": 1000 + number})
-                last = await crew.webs[2].post(cancelled, session=session)
-            assert last.status == 503
-            await trio.sleep(10)
+            nursery.start_soon(come_back)
+            answered = await crew.webs[2].post(response(question["id"], ANSWER), session=session)
+            assert (answered.status, answered.headers.get("Retry-After")) == (status, "1" if status == 503 else None)
+            await trio.sleep(away)
+        assert text_of(await stream.response()) == "done"  # also if its client does not send it again
+
+
+@pytest.mark.parametrize("what", ["append", "replace"])
+async def test_a_message_that_was_accepted_outlives_the_replica_that_took_it(
+    what: str, autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer needs the mail, the end of the handshake also the row."""
+
+    async def fail(*args: Any, **options: Any) -> Any:
+        raise StoreFailed("the store is away")
+
+    async with crew_of() as crew:
+        session = await session_in(crew, initialized=what == "append")
+        await crew.webs[2].call("ping", session=session)
+        if what == "append":
+            stream = await crew.webs[1].open(plays("ask"), session=session)
+            message = response((await stream.message())["id"], ANSWER)
+        else:
+            message = note("notifications/initialized")
+        with monkeypatch.context() as patch:
+            patch.setattr(crew.store, what, fail)
+            status = (await crew.webs[2].post(message, session=session)).status
+            await crew.crash(2)
+        if status != 202:
+            assert (await crew.webs[0].post(message, session=session)).status == 202
+        if what == "replace":
+            stream = await crew.webs[1].open(plays("ask"), session=session)
+            await crew.webs[0].post(response((await stream.message())["id"], ANSWER), session=session)
+        with trio.fail_after(100):
+            assert text_of(await stream.response()) == "done"
+
+
+async def test_no_answer_goes_out_before_the_store_has_what_it_says(
+    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another call of the session sends its messages meanwhile, and finds this answer."""
+
+    async def fail_late(*args: Any, **options: Any) -> Any:
+        await trio.sleep(0.5)
+        raise StoreFailed("the store is away")
+
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        stream = await crew.webs[1].open(plays("wait x", "progress", "wait y"), session=session)
+
+        async def go_on() -> None:
+            await trio.sleep(0.2)
+            crew.stages[1].go["x"].set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(go_on)
+            monkeypatch.setattr(crew.store, "get", fail_late)
+            level = request("logging/setLevel", {"level": "info"}, id=77, revision=D)
+            assert (await crew.webs[1].post(level, session=session)).status == 503
+        crew.stages[1].go["y"].set()
         assert text_of(await stream.response()) == "done"
 
 
@@ -659,11 +846,11 @@ async def test_messages_that_wait_for_the_store_are_bounded(
         monkeypatch.setattr(crew.store, "append", fail)
         batch = [note("notifications/cancelled", {"requestId": 1000 + number}) for number in range(150)]
         assert (await crew.webs[2].post(batch, session=session)).status == 503
-        assert len(copy._outbox) == 100
+        assert len(copy.mail.waiting) == 100
         for _ in range(3):
             answer = response(1 << 30, {"content": "x" * 15_000})
             assert (await crew.webs[2].post(answer, session=session)).status == 503
-        assert len(copy._outbox) == 100
+        assert len(copy.mail.waiting) == 100
 
 
 async def test_one_task_writes_the_state_of_a_session(

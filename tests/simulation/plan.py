@@ -59,9 +59,6 @@ SHARED_FAULTS = {"away": 5, "outage": 3, "pause": 6, "crash": 4, "restart": 2, "
 # A plan without a relay over one of these may get replicas.
 SHARED = frozenset({"http", "json", "websocket"})
 SHARE = 0.42  # of the worlds that may have replicas
-# Not both in one world where answers come in requests of their own: an answer that was accepted while the store is away
-# is lost with the replica that accepted it, and its question waits for ever.
-OUTAGES, ENDS = frozenset({"away", "outage"}), frozenset({"crash", "restart", "drain"})
 LAGS = (0.0, 0.0, 0.001, 0.02, 0.1)
 
 
@@ -204,15 +201,10 @@ def _share(plan: Plan, dice: random.Random) -> Plan:
     calm = dice.random() < 0.2
     kinds = _some(dice, SHARED_FAULTS, least=2)
     faults = plan.faults if calm else plan.faults + tuple(_shared_fault(dice, kinds) for _ in range(dice.randint(1, 5)))
-    if plan.transport == "http" and plan.era == LEGACY:
-        spared = ENDS if dice.random() < 0.5 else OUTAGES
-        faults = tuple(each for each in faults if each.kind not in spared)
     return attrs.evolve(
         plan,
         faults=tuple(each for each in faults if not calm or each.kind in HARMLESS),
         kept=True,
-        # With few streams for each session, the one of a legacy client for changes may find no room.
-        tight=plan.tight and not (plan.transport == "http" and plan.era == LEGACY),
         replicas=dice.choice((2, 2, 3)),
         scattered=plan.transport != "websocket" and dice.random() < 0.6,
         lag=dice.choice(LAGS),

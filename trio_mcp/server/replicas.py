@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from trio_mcp.server.run import Run
     from trio_mcp.stores.rows import Store
 
-__all__ = ["LEASE", "QUICKLY", "Replica", "SessionEnded", "text_for_clients"]
+__all__ = ["LEASE", "QUICKLY", "CannotContinue", "Replica", "text_for_clients"]
 
 _log = logging.getLogger("trio_mcp")
 T = TypeVar("T")
@@ -62,13 +62,13 @@ _TOLD: Final = 64 * 1024  # characters of changes in one message; more of them a
 _MOST: Final = 1000  # changes in one message
 
 
-class SessionEnded(StoreFailed):
-    """The session has ended in another replica.  The store works."""
+class CannotContinue(StoreFailed):
+    """A session cannot continue here, for a reason that its client may know.  The store works."""
 
 
 def text_for_clients(error: StoreFailed | StoreFull) -> str:
     """Tell a client that the store fails.  The cause is in the log alone: it may name machines and files."""
-    if isinstance(error, StoreFull | SessionEnded):
+    if isinstance(error, StoreFull | CannotContinue):
         return str(error)
     _log.error("%s", error)
     return "the store of the replicas does not work; try again later"

@@ -171,8 +171,8 @@ class StreamOwner:
     def ended(self, stream: ResponseStream) -> None:
         """It is over."""
 
-    async def settle(self) -> None:
-        """Tell other replicas of the changes that a message has made; see `shared_sessions`."""
+    async def settle(self, seconds: float = 0.0) -> None:
+        """Tell other replicas within so many seconds of what a message has changed; see `shared_sessions`."""
 
 
 _NO_OWNER = StreamOwner()

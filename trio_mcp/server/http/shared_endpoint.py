@@ -142,7 +142,7 @@ class SharedEndpoint(Endpoint):
 
     def _read_all_mail(self) -> None:
         for session in tuple(self.copies.values()):
-            session.catch_up()
+            session.mail.catch_up()
 
     # Sessions.
 
@@ -188,7 +188,7 @@ class SharedEndpoint(Endpoint):
                 self._usual.pop((request, peer), None)
             elif isinstance(session, SharedSession) and not session.ready:
                 with suppress(StoreFailed):  # the request may need nothing of it
-                    await session.hear_mail()
+                    await session.mail.read()
         return await super().admit(request, peer, prefix)
 
     async def _identify(self, request: HttpRequest, cors: Fields) -> Reply | Caller:
@@ -291,6 +291,8 @@ class SharedEndpoint(Endpoint):
         found = await self._missed(log, name, number)
         if isinstance(found, NotReplayable):
             return await refuse(cannot_resume(found.why, verdict.cors), admitted, response)
+        if self._sessions.get(verdict.session) is not session:  # it has ended meanwhile
+            return await refuse(cannot_resume(ENDED, verdict.cors), admitted, response)
         last, missed = found
         if session.streams >= self.limits.streams:
             return await refuse(self._too_many_streams(verdict.cors), admitted, response)

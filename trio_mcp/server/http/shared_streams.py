@@ -36,7 +36,7 @@ from trio_mcp.core.http.event_log import LoggedEvent, MemoryEventLog, NotReplaya
 from trio_mcp.core.http.sse import KEEP_ALIVE
 from trio_mcp.core.messages import Id
 from trio_mcp.server.http.responses import ResponseStream
-from trio_mcp.server.replicas import Replica
+from trio_mcp.server.replicas import QUICKLY, Replica
 from trio_mcp.stores.rows import StoreFailed, StoreFull, wall_time
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ class LoggedStream(ResponseStream):
         # The store must have the session first, so no other task may write: also not because a keep-alive is due.
         held = self._writing = self._response
         try:
-            await self.owner.settle()
+            await self.owner.settle(QUICKLY)
         except BaseException:
             on_disconnect()
             raise
