@@ -21,7 +21,7 @@ import attrs
 
 from trio_mcp.core import errors
 from trio_mcp.core.errors import UsageError
-from trio_mcp.core.messages import Json, JsonObject, record
+from trio_mcp.core.messages import Json, JsonObject, mutable_record, record
 
 __all__ = [
     "INSTEAD", "LATEST", "LATEST_LEGACY", "LEGACY", "LOG_LEVELS", "META_CLIENT_CAPABILITIES", "META_CLIENT_INFO",
@@ -158,7 +158,7 @@ class Revision:
     def meta_fault(self, meta: object) -> str | None:
         """Return what the `_meta` of a client's request lacks, or None if it has all that this revision requires."""
         required = self.required_meta.items()
-        if isinstance(meta, Mapping):
+        if isinstance(meta, dict):
             for name, kind in required:
                 if not isinstance(meta.get(name), kind):
                     break
@@ -505,7 +505,7 @@ LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert"
 """From the least to the most severe, as in RFC 5424."""
 
 
-@record
+@mutable_record  # one for each request over HTTP
 class Terms:
     """The terms of one message.
 

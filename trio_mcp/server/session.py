@@ -171,12 +171,20 @@ class ServerSession:
 
     detached: ClassVar[Literal[False]] = False
     """True for a `DetachedCall`, which takes the place of a session."""
+    # Class attributes, because few sessions change these values, and over HTTP each modern request has its own session.
     noticing: dict[Context, None] | None = None
     """The running handlers of notifications, in order; None if there was none."""
     listeners: dict[Id, Listener] | None = None
     """The listen requests that extensions send notifications to; None if there was none."""
     name: str | None = None
     """A name of the session that all replicas have for it; None if it has only this process."""
+    roots: Roots | None = None
+    """The client's roots, if it has been asked for them and notifies of changes."""
+    roots_changes = 0
+    _opening: ChargedMessage | None = None  # the message that opened the session, if it is long
+    _idle: trio.lowlevel.ParkingLot | None = None  # tasks that wait until no request has a place
+    _turn: trio.Event | None = None  # set at the end of the newest request of `_IN_TURN`
+    _last_yield = -math.inf  # when a reporting call last yielded to other tasks
 
     def __init__(
         self,
@@ -195,7 +203,6 @@ class ServerSession:
         self._run = run
         self.wire = wire
         self._alone = terms is not None
-        self._opening: ChargedMessage | None = None  # the message that opened the session, if it is long
         self._running = 0  # requests that have a place, also those whose answer waits for room on the wire
         self._contexts: dict[Id, Context] = {}  # of the requests that run, by their ids
         self._asked: dict[Id, PendingQuestion] = {}
@@ -203,13 +210,7 @@ class ServerSession:
         self.held_changes: dict[tuple[str, str, Id | None], Notification] = {}
         self.held_reports: dict[Id, _HeldReports] = {}  # reports that wait for room; a few for each call
         self._listening: dict[Id, Wire] = {}  # the wires of listen requests, which have no task
-        self.roots: Roots | None = None
-        """The client's roots, if it has been asked for them and notifies of changes."""
-        self.roots_changes = 0
-        self._idle = trio.lowlevel.ParkingLot()  # tasks that wait until no request has a place
         self._variables = copy_context()  # the handlers of all requests begin with copies of these
-        self._turn: trio.Event | None = None  # set at the end of the newest request of `_IN_TURN`
-        self._last_yield = -math.inf  # when a reporting call last yielded to other tasks
 
     # Incoming messages.
 
@@ -468,11 +469,13 @@ class ServerSession:
             self._run.running.held -= 1
         else:
             self._run.running.give(self.account.holder)
-        if not self._running and self._idle:
+        if not self._running and self._idle is not None:
             self._idle.unpark_all()
 
     async def quiet(self) -> None:
         """Wait until no handler of this client runs.  Parked handlers do not count."""
+        if self._idle is None:
+            self._idle = trio.lowlevel.ParkingLot()
         while self._running:
             await self._idle.park()
 

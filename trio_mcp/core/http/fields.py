@@ -285,7 +285,7 @@ def _headers(fields: RawFields) -> Headers:
     return fields if isinstance(fields, Headers) else Headers(fields)
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)  # one for each request
 class HttpRequest:
     """One HTTP request.  `target` is the path and query as received (or the absolute URI, if sent to a proxy)."""
 
