@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from trio_mcp.cli.call import read_arguments  # the command line has no other door
+from trio_mcp.cli.call import last_entry, read_arguments  # the command line has no other door
 from trio_mcp.cli.main import COMMANDS, main  # the same
 from trio_mcp.errors import UsageError
 from trio_mcp.types import Tool
@@ -182,6 +182,21 @@ def test_a_failing_tool_has_status_one() -> None:
     verbose = run("call", SERVER, "fails", "--verbose").stderr
     assert verbose.count("ValueError: a secret reason\n") == 1
     assert "trio-mcp: " not in verbose
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        ("", ""),
+        ("starting\nTraceback (most recent call last):\n  File x\nKeyError: 'Bergen'\n\n", "KeyError: 'Bergen'"),
+        ("│ box │\n  ╰──╯\n    KeyError: 'Bergen'   \n", "KeyError: 'Bergen'"),
+        ("ready\n[10:01] INFO  bad arguments  server.py:15\n        {'count': 1,\n        'a': 2}\n",
+         "[10:01] INFO bad arguments server.py:15 {'count': 1, 'a': 2}"),
+        ("\n".join(f"  {number}" for number in range(9)), "4 5 6 7 8"),
+    ],
+)  # fmt: skip
+def test_the_last_entry_of_a_log_is_whole(log: str, expected: str) -> None:
+    assert last_entry(log) == expected
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,12 @@ from trio_mcp.core.errors import UsageError, printable
 from trio_mcp.core.models import CallToolResult, Tool
 from trio_mcp.core.revisions import REVISIONS
 
-__all__ = ["add_arguments", "add_result_arguments", "read_arguments", "run", "show", "tool_arguments"]
+__all__ = ["add_arguments", "add_result_arguments", "last_entry", "read_arguments", "run", "show", "tool_arguments"]
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _LONGEST_NAME = 100  # characters of the name of a file
+_EXCEPTION = re.compile(r"\s*[A-Za-z_][\w.]*(Error|Exception)\b")
+_LINES = 5  # of one entry of a log
 _PIECES = 8  # of the log of the server that are kept, with 64 KiB or less
 
 
@@ -85,9 +87,23 @@ async def _call(arguments: argparse.Namespace) -> int:
         else:
             show(result, output, Path(arguments.save), arguments.tool)
     if result.is_error and not arguments.quiet:  # the client has been closed, so the log is complete
-        last = printable(b"".join(log).decode(errors="replace").rstrip().rpartition("\n")[2].lstrip())
+        last = printable(last_entry(b"".join(log).decode(errors="replace")))
         sys.stderr.write(f"trio-mcp: the log of the server ends with: {last}; --verbose shows it\n" if last else "")
     return 1 if result.is_error else 0
+
+
+def last_entry(log: str) -> str:
+    """The last line of a log; if it continues the lines before it, with these.
+
+    A line that names an exception is enough, also in the frames that some loggers draw around a traceback.
+    """
+    lines = [line for line in log.splitlines() if line.strip()]
+    entry = lines[-1:]
+    for line in reversed(lines[-_LINES:-1]):
+        if not entry[0].startswith((" ", "\t")) or _EXCEPTION.match(entry[0]):
+            break
+        entry.insert(0, line)
+    return " ".join(" ".join(entry).split())
 
 
 async def tool_arguments(arguments: argparse.Namespace, client: Client) -> dict[str, Any]:
