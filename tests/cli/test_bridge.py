@@ -21,7 +21,7 @@ import trustme
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from tests.cli.servers import server
-from tests.cli.test_cli import on_terminal
+from tests.cli.test_cli import on_terminal, run
 from tests.http.auth_site import auth_site, protected_by
 from tests.peers.visits import served_by_process
 from trio_mcp import open_client, serve_http
@@ -325,7 +325,15 @@ async def test_a_host_on_stdio_logs_in_once(tmp_path: Path) -> None:
         grants = [each["grant_type"] for each in site.server.of("token")]
         assert grants == ["authorization_code", "refresh_token", "refresh_token"]
         assert not [token for token in site.server.tokens if token.encode() in said]
+        assert said.count(f"trio-mcp: log in with the browser: {site.issuer}".encode()) == 1
     assert os.stat(f"{tmp_path}/.config/trio-mcp/tokens.json").st_mode & 0o777 == 0o600
+
+
+async def test_a_login_that_is_required_names_the_options() -> None:
+    async with auth_site() as site, protected_by(site) as url:
+        shown = await trio.to_thread.run_sync(run, "list", url)
+    assert (shown.returncode, shown.stdout) == (1, "")
+    assert shown.stderr.endswith("; use --oauth to log in, or --header 'Authorization: Bearer TOKEN'\n")
 
 
 @pytest.mark.full

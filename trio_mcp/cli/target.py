@@ -18,7 +18,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -199,8 +199,18 @@ def client_options(target: ServerTarget, arguments: argparse.Namespace) -> Clien
 
         local = isinstance(target.address, str) and is_loopback(target.address)
         store = FileTokenStore("~/.config/trio-mcp/tokens.json")
-        options["auth"] = OAuth("trio-mcp", store=store, http_on_loopback=local)
+        options["auth"] = OAuth("trio-mcp", store=store, http_on_loopback=local, browser=_show_page)
     return options
+
+
+async def _show_page(url: str) -> None:
+    import webbrowser
+
+    # The address as well, because there may be no browser, or one that the user does not see.
+    sys.stderr.write(f"trio-mcp: log in with the browser: {url}\n")
+    sys.stderr.flush()
+    with suppress(webbrowser.Error, OSError):
+        await trio.to_thread.run_sync(webbrowser.open, url, abandon_on_cancel=True)
 
 
 def run_command(work: Callable[[], Awaitable[int]], *, verbose: bool) -> int:
@@ -247,7 +257,16 @@ def _one_line(verbose: bool) -> Iterator[None]:
         else:
             status = 1
         prefix = "the server answered: " if isinstance(error, RequestError) else ""
-        raise _Failed(f"{prefix}{_without_traceback(str(error))}", status) from error
+        raise _Failed(f"{prefix}{_in_options(_without_traceback(str(error)))}", status) from error
+
+
+def _in_options(text: str) -> str:
+    """Name the options of the command line in an error that names those of `open_client`."""
+    if "use the option auth" not in text:  # so that most errors load no HTTP
+        return text
+    from trio_mcp.client.http import AUTH_ADVICE
+
+    return text.replace(AUTH_ADVICE, "use --oauth to log in, or --header 'Authorization: Bearer TOKEN'")
 
 
 def _without_traceback(text: str) -> str:

@@ -30,7 +30,7 @@ else:
             "connecting": "Connector SessionOptions Startup Target connector_for",
             "connection": "ClientConnection",
             "extensions": "Around CallNextRequest ClientExtension ClientExtensions ExtensionCall",
-            "http": "ACKNOWLEDGE_TIMEOUT ENDPOINT HttpLink MAX_RETRY_AFTER NeedsSse SseLink",
+            "http": "ACKNOWLEDGE_TIMEOUT AUTH_ADVICE ENDPOINT HttpLink MAX_RETRY_AFTER NeedsSse SseLink",
             "options": (
                 "ANSWERING ClientOptions RequestOptions check_client_options check_request_options copy_mapping "
                 "fields_of"

@@ -104,7 +104,7 @@ from trio_mcp.transport.http_pool import HttpPool, HttpReply, ReplyBroken
 if TYPE_CHECKING:
     from trio_mcp.oauth.client import Credentials, TokenSource
 
-__all__ = ["ACKNOWLEDGE_TIMEOUT", "ENDPOINT", "MAX_RETRY_AFTER", "HttpLink", "NeedsSse", "SseLink"]
+__all__ = ["ACKNOWLEDGE_TIMEOUT", "AUTH_ADVICE", "ENDPOINT", "MAX_RETRY_AFTER", "HttpLink", "NeedsSse", "SseLink"]
 
 MAX_RETRY_AFTER = 60.0
 """The longest Retry-After in seconds that is waited for.  If it is longer, the request fails at once, and the error has
@@ -153,7 +153,7 @@ _RESERVED = frozenset(
     each.lower() for each in ("Accept", "Content-Type", SESSION_ID, PROTOCOL_VERSION, METHOD, NAME, LAST_EVENT_ID)
 )
 _CLOSED_HERE = "the connection was closed by this side"
-_AUTH = "use the option auth to get a token by OAuth, or headers to send a token that you have"
+AUTH_ADVICE = "use the option auth to get a token by OAuth, or headers to send a token that you have"
 
 
 class NeedsSse(McpError):
@@ -622,7 +622,7 @@ class HttpLink(ClientSession):
                 self._handle_session_gone(id)
             case rules.Challenged(status, challenge):
                 # A 403 without a challenge has another reason, such as the origin, or a user without access.
-                advice = f"; {_AUTH}" if status == 401 or challenge else ""
+                advice = f"; {AUTH_ADVICE}" if status == 401 or challenge else ""
                 self._report_failure(message, self._refusal(message, verdict, advice))
             case rules.RefreshTools(answer):
                 self._report_failure(message, HeadersRefused(request_error(answer)))
