@@ -1353,6 +1353,23 @@ def test_a_kept_result_is_written_once_for_all_requests_of_a_revision() -> None:
     assert page.text is page.text
 
 
+def test_a_kept_result_may_have_members_that_are_only_written() -> None:
+    for result in ({"taskId": "t"}, {"taskId": "t", "ttlMs": 5}, {}):
+        kept = CachedResult(result, b'"result":{"a":[1]},"b":2')
+        assert kept == result
+        for revision in (E, D):
+            session = opened(D).server if revision is D else server(E)
+            for id in (1, "two"):
+                request = Request(id, "tools/list") if revision is D else modern(id, "tools/list")
+                call(session, request)
+                assert session.answer(id, kept)
+                ((answer, _),) = session.outgoing()
+                sent = json.loads(encode(answer))
+                assert sent["id"] == id
+                assert {"result": {"a": [1]}, "b": 2, **result}.items() <= sent["result"].items()
+                assert ("resultType" in sent["result"]) is (revision is E)
+
+
 def test_what_was_made_of_a_kept_result_is_kept_for_what_it_was_made_with() -> None:
     page, one, other = CachedResult({"tools": []}), object(), object()
     first = page.with_more("hints", one, lambda: {"ttlMs": 1})

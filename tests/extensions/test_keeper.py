@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from functools import partial
@@ -15,7 +17,7 @@ from trio.testing import MockClock
 
 from tests.requirements import req
 from trio_mcp import Limits, RequestError, Server
-from trio_mcp.core import CORE_TASKS, EXTENSION_TASKS, Question, TaskRecord, TaskStatus
+from trio_mcp.core import CORE_TASKS, EXTENSION_TASKS, Question, Response, TaskRecord, TaskStatus, encode
 from trio_mcp.errors import SessionClosed
 
 # The keeper is an inner part: it has no protocol around it.
@@ -103,6 +105,31 @@ async def test_the_outcome_of_a_handler_is_stored(make: Make) -> None:
         assert whole is not None
         assert whole.result == RESULT
         assert failed.error == {"code": -5, "message": "no", "data": {"x": 1}}
+
+
+async def test_a_poll_reads_no_long_part_of_a_task(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first line of a record is enough: a result is passed on as it is stored, and arguments are not needed."""
+    read: list[int] = []
+    from_text = TaskRecord.from_text
+
+    def counted(text: str) -> TaskRecord:
+        read.append(len(text))
+        return from_text(text)
+
+    rows = {"structuredContent": {"rows": list(range(5_000))}}
+    async with kept(make) as keeper:
+        await begun(keeper, "running", params={"rows": list(range(5_000))})
+        await (await begun(keeper, "ended")).finish(rows)
+        monkeypatch.setattr(TaskRecord, "from_text", counted)
+        for id, form in itertools.product(("running", "ended"), (CORE_TASKS, EXTENSION_TASKS)):
+            got = await keeper.get({"taskId": id}, "ann", form, whole=False)
+            assert "result" not in got
+            sent = json.loads(encode(Response(1, got)))["result"]
+            shown = id == "ended" and form is EXTENSION_TASKS
+            assert sent.get("result") == ({"resultType": "complete", **rows} if shown else None)
+        assert len((await keeper.list({}, "principal ann", lambda task: True))["tasks"]) == 2
+        await keeper.cancel({"taskId": "ended"}, "ann", EXTENSION_TASKS)
+        assert max(read) < 1000
 
 
 async def test_a_question_waits_for_its_answers(make: Make) -> None:
@@ -384,8 +411,8 @@ async def test_a_process_that_is_about_to_end_takes_over_no_tasks(
 async def test_a_task_that_fails_at_its_limit_of_bytes_says_so(make: Make) -> None:
     async with kept(make, limits=Limits(task_bytes=2000)) as keeper:
         task = new("t-1")
-        host = await begun(keeper, terms={"name": "x" * (1988 - len(task.text().encode()))})
-        await host.finish(RESULT)
+        host = await begun(keeper, terms={"name": "x" * (1975 - len(task.text().encode()))})
+        await host.finish({"content": [{"type": "text", "text": "x" * 200}]})
         failed = await until(keeper, TaskStatus.FAILED)
         assert "Limits.task_bytes" in str(failed.message)
 
@@ -409,7 +436,7 @@ async def test_a_task_that_was_stored_under_larger_limits_ends(
             nursery.start_soon(second.run)
             await trio.sleep(1)
             for host in hosts:
-                await host.finish(RESULT)
+                await host.finish({"content": [{"type": "text", "text": "x" * 200}]})
             failed = await until(second, TaskStatus.FAILED)
             assert ("Limits.task_bytes" in str(failed.message)) is runs
             nursery.cancel_scope.cancel()
@@ -417,7 +444,7 @@ async def test_a_task_that_was_stored_under_larger_limits_ends(
 
 async def test_a_task_at_its_limit_of_bytes_can_be_cancelled(make: Make) -> None:
     async with kept(make, limits=Limits(task_bytes=2000)) as keeper:
-        await begun(keeper, terms={"name": "x" * (1988 - len(new("t-1").text().encode()))})
+        await begun(keeper, terms={"name": "x" * (1975 - len(new("t-1").text().encode()))})
         await keeper.cancel({"taskId": "t-1"}, "ann", CORE_TASKS)
         await until(keeper, TaskStatus.CANCELLED)
 

@@ -161,6 +161,35 @@ async def test_a_call_becomes_a_task_and_its_result_is_kept(revision: str, autoj
         assert text(result) == "computed, a task"
 
 
+@req("task-35", "xtask-18")
+@BOTH
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("id", [None, "a text"])
+async def test_a_middleware_sees_the_results_of_tasks(
+    wrapped: bool, revision: str, id: str | None, autojump_clock: MockClock
+) -> None:
+    """Without one, a stored result is passed on as text."""
+    seen: list[dict[str, Any]] = []
+
+    async def look(ctx: Context, request: Any, call_next: Any) -> dict[str, Any]:
+        result: dict[str, Any] = await call_next()
+        if request.method in ("tasks/get", "tasks/result"):
+            seen.append({**result, "x": 1})
+            return seen[-1]
+        return result
+
+    async with speaking(revision, serving(middleware=[look] if wrapped else [])) as wire:
+        task = await begin(wire, "compute", {"seconds": 0})
+        await until(wire, task)
+        request = await wire.start("tasks/result" if revision == CORE else "tasks/get", {"taskId": task}, id=id)
+        sent = (await wire.response(request))["result"]
+        result = sent if revision == CORE else sent["result"]
+        assert text(result) == "computed, a task"
+        if wrapped:
+            assert text(seen[-1] if revision == CORE else seen[-1]["result"]) == "computed, a task"
+            assert sent["x"] == 1
+
+
 @req("xtask-02", "task-03")
 @BOTH
 async def test_a_client_without_tasks_gets_an_ordinary_result(revision: str, autojump_clock: MockClock) -> None:

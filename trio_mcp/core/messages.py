@@ -550,16 +550,21 @@ class Response(_Sendable):
 
 
 class CachedResult(dict[str, Any]):
-    """A result that answers many requests, and is written only once.  It must not be changed."""
+    """A result that answers many requests, and is written only once.  It must not be changed.
 
-    def __init__(self, result: JsonObject) -> None:
+    `written` are further members as JSON, such as ``"a":1,"b":2``.  They are sent, and are not in the dict.
+    """
+
+    def __init__(self, result: JsonObject, written: bytes = b"") -> None:
         super().__init__(result)
+        self._written = written
         self._more: dict[Hashable, tuple[object, CachedResult]] = {}
 
     @functools.cached_property
     def text(self) -> bytes:
         """The result as JSON."""
-        return to_text({**self})
+        text = to_text({**self})
+        return b"".join((text[:-1], b"," if self else b"", self._written, b"}")) if self._written else text
 
     @functools.cached_property
     def continued(self) -> bytes:
@@ -570,7 +575,7 @@ class CachedResult(dict[str, Any]):
         """Return the result of `make` as a `CachedResult`, cached under `key` while `given` is the same object."""
         found = self._more.get(key)
         if found is None or found[0] is not given:
-            found = self._more[key] = given, CachedResult(make())
+            found = self._more[key] = given, CachedResult(make(), self._written)
         return found[1]
 
 
@@ -1055,6 +1060,8 @@ def _write(message: Message | _Sendable, own: JsonObject | None = None, more: Ca
         ):  # fmt: skip
             head = b'{"jsonrpc":"2.0","id":%d,"method":%b,"params":' % (message.id, _method_text(message.method))
             own = message.params if own is None else own
+        elif type(message) is Response and type(message.id) is str and type(message.result) is CachedResult:
+            head, own, more = b'{"jsonrpc":"2.0","id":%b,"result":' % to_text(message.id), message.result, None
         else:
             text = to_text(_envelope(message))
             return text if len(text) > _FEW else bytes(memoryview(text))  # bytes of orjson occupy at least 4 KiB each

@@ -39,7 +39,7 @@ from trio_mcp.core.errors import (
     UsageError,
     shown,
 )
-from trio_mcp.core.messages import ABSENT, Json, JsonObject, Notification, record, to_text
+from trio_mcp.core.messages import ABSENT, CachedResult, Json, JsonObject, Notification, record, to_text
 from trio_mcp.core.revisions import NOTHING, capability_object
 from trio_mcp.core.rounds import Question, read_answers
 
@@ -63,7 +63,8 @@ MAX_MESSAGE = 1024
 
 _LONGEST = 2**53 - 1  # milliseconds; a peer may send any number, and a larger one is not exact in JSON
 _POLL_SECONDS = (0.05, 86_400.0)  # a peer may send any number; more than a day is longer than a client lives
-_LAYOUT = 2  # of a stored record
+_LAYOUT = 3  # of a stored record
+_OF_THE_MESSAGE = ("_meta", "resultType")  # members of a result that each form writes in its own way
 
 
 class TaskStatus(enum.Enum):
@@ -290,24 +291,30 @@ class TaskRecord:
     def text(self) -> str:
         """Write the record for a store.
 
-        A result has a second line of its own, because it may be long, and most readers need only the first line.
-        Raises as `to_text`, because a record that cannot be sent would fail each poll.
+        The first line is what most readers need: the state of the task.  A second line has the result or, before the
+        end, what a handler needs: params and answers.  Both may be long.  Raises as `to_text`, because a record that
+        cannot be sent would fail each poll.
         """
-        members = {field.name: getattr(self, field.name) for field in attrs.fields(TaskRecord)}
+        members = {name: getattr(self, name) for name in _FIRST_LINE}
         members |= {"layout": _LAYOUT, "status": self.status.value}
-        members |= {"answers": dict(self.answers), "asked": dict(self.asked)}
         members["questions"] = [[each.key, each.method, each.params] for each in self.questions]
         if self.result is None:
+            rest = {"params": self.params, "answers": dict(self.answers), "asked": dict(self.asked)}
+        else:
+            members["result"] = _essence(self.result)
+            rest = {name: each for name, each in self.result.items() if name not in _OF_THE_MESSAGE}
+        if self.result is None and not any(rest.values()):
             return _compact(members)
-        return f"{_compact({**members, 'result': _essence(self.result)})}\n{_compact(self.result)}"
+        return f"{_compact(members)}\n{_compact(rest)}"
 
     @classmethod
     def from_text(cls, text: str) -> TaskRecord:
         """Read a record of a store.  Raises `UsageError` if another version of this package wrote it.
 
-        `text` may be the first line alone.  Then `result` has only the parts that `TaskForm.task` needs.
+        `text` may be the first line alone.  Then `result` has only the parts that `TaskForm.task` needs, and `params`,
+        `answers` and `asked` are empty.
         """
-        head, _, result = text.partition("\n")
+        head, _, rest = text.partition("\n")
         members = json.loads(head)
         layout = members.pop("layout", None)
         if layout != _LAYOUT:
@@ -317,9 +324,15 @@ class TaskRecord:
             )
         members["status"] = TaskStatus(members["status"])
         members["questions"] = tuple(Question(*each) for each in members["questions"])
-        if result:
-            members["result"] = json.loads(result)
+        if rest and members["result"] is None:
+            members |= json.loads(rest)
+        elif rest:
+            members["result"] = {**json.loads(rest), **_of_the_message(members["result"])}
         return cls(**members)
+
+
+_SECOND_LINE = {"params", "answers", "asked"}
+_FIRST_LINE = [field.name for field in attrs.fields(TaskRecord) if field.name not in _SECOND_LINE]
 
 
 @record
@@ -335,11 +348,16 @@ def _compact(value: JsonObject) -> str:
 
 
 def _essence(result: JsonObject) -> JsonObject:
-    """The parts of a result that decide the status of its task in the older form, and the status message."""
+    """The parts of a result that differ between the forms, or decide the status and its message in the older one."""
+    kept = _of_the_message(result)
     if result.get("isError") is not True:
-        return {}
+        return kept
     text = _first_text(result)
-    return {"isError": True, "content": [] if text is None else [{"type": "text", "text": text}]}
+    return {**kept, "isError": True, "content": [] if text is None else [{"type": "text", "text": text}]}
+
+
+def _of_the_message(result: JsonObject) -> JsonObject:
+    return {name: result[name] for name in _OF_THE_MESSAGE if name in result}
 
 
 def _cut(text: str) -> str:
@@ -389,13 +407,20 @@ class TaskForm:
             result["_meta"] = {IMMEDIATE_RESPONSE: immediate}
         return result
 
-    def detailed(self, task: TaskRecord) -> JsonObject:
-        """The result of tasks/get, and the params of a status notification (xtask-16..20, xtask-48)."""
+    def detailed(self, task: TaskRecord, rest: bytes | None = None) -> JsonObject:
+        """The result of tasks/get, and the params of a status notification (xtask-16..20, xtask-48).
+
+        `rest` is the second line of the record, if `task` was read from the first line alone.  A result is then passed
+        on as this text, and not read (`CachedResult`).
+        """
         written = self.task(task)
         if self.inlined and task.status is INPUT_REQUIRED:
             written["inputRequests"] = {
                 each.key: {"method": each.method, "params": each.params} for each in task.questions
             }
+        if self.inlined and task.result is not None and rest is not None:
+            kept = {"resultType": "complete", **_of_the_message(task.result)}
+            return CachedResult(written, b'"result":' + CachedResult(kept, rest[1:-1]).text)
         if self.inlined and task.result is not None:
             written["result"] = {"resultType": "complete", **task.result}
         if self.inlined and task.error is not None:
@@ -417,17 +442,19 @@ class TaskForm:
                 INVALID_PARAMS, f"the task {shown(task.id)} is {self.status(task).value} and cannot be cancelled"
             )
 
-    def outcome(self, task: TaskRecord) -> JsonObject:
+    def outcome(self, task: TaskRecord, rest: bytes | None = None) -> JsonObject:
         """The result of tasks/result for a task that has ended.  Raises RequestError as the request would have.
 
-        task-35: the same result or the same error.  task-50: with related-task metadata.
+        task-35: the same result or the same error.  task-50: with related-task metadata.  `rest`: see `detailed`.
         """
         if task.error is not None:
             raise RequestError(task.error["code"], task.error["message"], task.error.get("data"))
         if task.result is None:
             raise RequestError(INVALID_PARAMS, f"the task {shown(task.id)} was cancelled and has no result")
-        result = {name: value for name, value in task.result.items() if name != "resultType"}
-        return {**result, "_meta": {**result.get("_meta", {}), **related(task.id)}}
+        meta = {**task.result.get("_meta", {}), **related(task.id)}
+        if rest is not None:
+            return CachedResult({"_meta": meta}, rest[1:-1])
+        return {**{name: each for name, each in task.result.items() if name != "resultType"}, "_meta": meta}
 
 
 CORE_TASKS = TaskForm(

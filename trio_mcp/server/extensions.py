@@ -32,7 +32,7 @@ from trio_mcp.core.errors import (
     shown,
 )
 from trio_mcp.core.extensions import Extension, ExtensionMethod, Extensions
-from trio_mcp.core.messages import ABSENT, Id, Json, JsonObject, Notification, Request, encode, prepare
+from trio_mcp.core.messages import ABSENT, CachedResult, Id, Json, JsonObject, Notification, Request, encode, prepare
 from trio_mcp.core.revisions import META_SUBSCRIPTION_ID, NOTHING, Role
 from trio_mcp.core.rounds import Question
 from trio_mcp.core.schema.params import MethodParams, read_result, write_object_of
@@ -297,6 +297,8 @@ class _TypedParams:
 
 
 def _method_result(entry: Entry, value: Any, key: str, revision: Revision) -> JsonObject:
+    if type(value) is CachedResult:  # it is JSON already, and may have members that are only written
+        return value
     try:
         return write_object_of(value, f"the result of {key}")
     except UsageError as error:

@@ -212,15 +212,15 @@ class Keeper:
     async def _see(self, id: str) -> None:
         """Act on the present state of a task."""
         row = await self._store.get(self._kind, id)
-        task, host = None if row is None else _head(row), self._hosts.get(id)
+        task, host = None if row is None else _read(row, whole=False), self._hosts.get(id)
         if host is not None and (row is None or task is None or (not task.terminal and row.holder != self._holder)):
             host.stop("the task has expired, or another process has taken it over")
         elif host is not None and task is not None and task.status is TaskStatus.CANCELLED:
             host.stop("the client cancelled the task")
         for event in self._watched.get(id, ()):
             event.set()
-        if row is not None and id in self.followed:
-            self.on_change(_read(row))
+        if row is not None and task is not None and id in self.followed:
+            self.on_change(_read(row) if task.terminal else task)
 
     # Tasks.
 
@@ -276,7 +276,8 @@ class Keeper:
             row = await self._store.get(self._kind, id)
             if row is None or (ours and row.holder != self._holder):
                 return None
-            step = take(_head(row))  # a task with a result takes no step
+            task = _read(row, whole=False)
+            step = take(task if task.terminal else _read(row))  # a task that has ended takes no step
             if step.deed is TaskDeed.NOTHING:
                 return step
             holder = "" if step.task.terminal else row.holder
@@ -285,28 +286,37 @@ class Keeper:
                 return step
 
     async def find(self, id: str, *, whole: bool = False) -> TaskRecord | None:
-        """Return a task, or None if it does not exist or has expired.  Its result is complete only if it is `whole`."""
+        """Return a task, or None if it does not exist or has expired.
+
+        Unless it is `whole`, it is read from the first line alone; see `TaskRecord.from_text`.
+        """
         await self._ready.wait()
         row = await self._store.get(self._kind, id)
-        task = None if row is None else (_read if whole else _head)(row)
+        task = None if row is None else _read(row, whole=whole)
         return None if task is None or task.expires <= wall_time() else task
 
     async def owned(self, id: str, principal: Any, *, whole: bool = False) -> TaskRecord:
         """As `find`.  Raises `RequestError` if this principal has no task of this id (task-59, xtask-46)."""
-        task = await self.find(id, whole=whole)
-        if task is None or task.owner != stable_name(principal):
-            raise unknown_task(id)
-        return task
+        return (await self.stored(id, principal, whole=whole))[0]
 
-    async def watch(self, id: str, done: Callable[[TaskRecord], bool]) -> TaskRecord | None:
-        """Wait until `done` says so of the task, and return it; None if it does not exist any more."""
+    async def stored(self, id: str, principal: Any, *, whole: bool) -> tuple[TaskRecord, bytes | None]:
+        """As `owned`, and the second line if the task is not `whole`: a result that is sent need not be read."""
+        await self._ready.wait()
+        row = await self._store.get(self._kind, id)
+        task = None if row is None else _read(row, whole=whole)
+        if row is None or task is None or task.expires <= wall_time() or task.owner != stable_name(principal):
+            raise unknown_task(id)
+        return task, None if whole else row.body[len(_first_line(row)) + 1 :]
+
+    async def watch(self, id: str, done: Callable[[TaskRecord], bool], *, whole: bool = False) -> TaskRecord | None:
+        """Wait until `done` says so of the task, and return it; None if it does not exist any more.  As `find`."""
         watchers = self._watched.setdefault(id, set())
         try:
             while True:
                 changed = trio.Event()
                 watchers.add(changed)
                 with suppress(StoreFailed):  # `_follow` logs it
-                    task = await self.find(id)
+                    task = await self.find(id, whole=whole)
                     if task is None or done(task):
                         return task
                 with trio.move_on_after(_PERIOD):  # a task that expires changes no row
@@ -331,13 +341,13 @@ class Keeper:
 
     # The methods of the protocol, for the side that serves them.
 
-    async def get(self, params: Mapping[str, Any], principal: Any, form: TaskForm) -> JsonObject:
-        """Serve tasks/get."""
+    async def get(self, params: Mapping[str, Any], principal: Any, form: TaskForm, *, whole: bool = True) -> JsonObject:
+        """Serve tasks/get.  Unless it is `whole`, the result of the task is in the text of this result alone."""
         with for_clients():
-            task = await self.owned(read_task_id(params), principal, whole=form.inlined)
+            task, rest = await self.stored(read_task_id(params), principal, whole=whole and form.inlined)
         if form.inlined:  # otherwise tasks/result has the outcome
             self.show(task)
-        return form.detailed(task)
+        return form.detailed(task, rest)
 
     async def update(self, params: Mapping[str, Any], principal: Any) -> JsonObject:
         """Serve tasks/update."""
@@ -389,20 +399,20 @@ class Keeper:
         return result
 
 
-def _read(row: Row) -> TaskRecord:
-    return TaskRecord.from_text(row.body.decode())
+def _read(row: Row, *, whole: bool = True) -> TaskRecord:
+    return TaskRecord.from_text((row.body if whole else _first_line(row)).decode())
 
 
-def _head(row: Row) -> TaskRecord:
-    """As `_read`, without the result, which may be long."""
-    return TaskRecord.from_text(row.body.partition(b"\n")[0].decode())
+def _first_line(row: Row) -> bytes:
+    end = row.body.find(b"\n")  # `partition` would copy the second line, which may be long
+    return row.body if end < 0 else row.body[:end]
 
 
 def _readable(rows: Sequence[Row]) -> Iterator[TaskRecord]:
     """The tasks of rows, except those that another version of this package wrote."""
     for row in rows:
         try:
-            yield _head(row)
+            yield _read(row, whole=False)
         except UsageError as error:
             _log.error("%s", error)
 
@@ -508,7 +518,9 @@ class TaskHost:
                 await trio.sleep(_AGAIN)
         try:
             task = await self._keeper.watch(
-                self.id, lambda task: not any(each.key in keys for each in task.questions) or task.terminal
+                self.id,
+                lambda task: not any(each.key in keys for each in task.questions) or task.terminal,
+                whole=True,
             )
         except trio.Cancelled:
             # The questions are closed if the handler goes on.  If the run ends, they stay open for the next process.

@@ -211,7 +211,8 @@ async def keep(extended: ExtensionRun) -> None:
 
 
 async def _get(params: dict[str, Any], ctx: Context) -> JsonObject:
-    return await tasks_in(ctx).keeper.get(params, ctx.principal, _asked_in(ctx))
+    tasks = tasks_in(ctx)
+    return await tasks.keeper.get(params, ctx.principal, _asked_in(ctx), whole=tasks.wrapped)
 
 
 async def _update(params: dict[str, Any], ctx: Context) -> JsonObject:
@@ -284,6 +285,12 @@ class RunTasks:
         """Raise `RequestError` if the access token lacks a scope of the tool, before there is a task (auth-80)."""
         if entry.scopes:
             self._run.dispatcher.check_scopes(ctx, entry)
+
+    @property
+    def wrapped(self) -> bool:
+        """Whether a middleware of the program gets the results of requests, and may read them."""
+        functions = [each for part in self._run.dispatcher.catalog.parts() for each in part.middleware]
+        return any(getattr(each, "__func__", None) is not ServerTasks._around for each in functions)
 
     @property
     def longest(self) -> float:
@@ -407,9 +414,9 @@ class RunTasks:
                     ),
                 )
             nursery.cancel_scope.cancel()
-        task = await self.keeper.owned(id, ctx.principal, whole=True)
+        task, rest = await self.keeper.stored(id, ctx.principal, whole=self.wrapped)
         self.keeper.show(task)
-        return CORE_TASKS.outcome(task)
+        return CORE_TASKS.outcome(task, rest)
 
     async def _ask(self, ctx: Context, id: str, question: Question, scope: trio.CancelScope) -> None:
         """Ask the client, and give its answer to the task.
