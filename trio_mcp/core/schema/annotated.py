@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from trio_mcp.core.errors import UsageError
 from trio_mcp.core.schema.composites import union_shape
 from trio_mcp.core.schema.hints import Member
-from trio_mcp.core.schema.shapes import Shape, Verdict
+from trio_mcp.core.schema.shapes import Check, Shape, Verdict
 
 __all__ = ["annotated_shape", "misplaced"]
 
@@ -34,15 +33,15 @@ def _for_numbers(keyword: str) -> dict[str, str]:
     return {"integer": keyword, "number": keyword}
 
 
-# Attribute -> type in the schema -> keyword; and the check of the bound, if it needs no engine.
-_BOUNDS: Mapping[str, tuple[Mapping[str, str], Callable[[Any, Any], bool] | None]] = {
-    "ge": (_for_numbers("minimum"), operator.ge),
-    "gt": (_for_numbers("exclusiveMinimum"), operator.gt),
-    "le": (_for_numbers("maximum"), operator.le),
-    "lt": (_for_numbers("exclusiveMaximum"), operator.lt),
+# Attribute -> type in the schema -> keyword; and the check with the bound after another check, if it needs no engine.
+_BOUNDS: Mapping[str, tuple[Mapping[str, str], Callable[[Check, Any], Check] | None]] = {
+    "ge": (_for_numbers("minimum"), lambda fits, bound: lambda value: fits(value) and value >= bound),
+    "gt": (_for_numbers("exclusiveMinimum"), lambda fits, bound: lambda value: fits(value) and value > bound),
+    "le": (_for_numbers("maximum"), lambda fits, bound: lambda value: fits(value) and value <= bound),
+    "lt": (_for_numbers("exclusiveMaximum"), lambda fits, bound: lambda value: fits(value) and value < bound),
     "multiple_of": (_for_numbers("multipleOf"), None),
-    "min_length": (_for_sizes("min"), lambda value, bound: len(value) >= bound),
-    "max_length": (_for_sizes("max"), lambda value, bound: len(value) <= bound),
+    "min_length": (_for_sizes("min"), lambda fits, bound: lambda value: fits(value) and len(value) >= bound),
+    "max_length": (_for_sizes("max"), lambda fits, bound: lambda value: fits(value) and len(value) <= bound),
     "pattern": ({"string": "pattern"}, None),
 }
 _ATTRIBUTES = (*_KEYWORDS, *_BOUNDS)
@@ -85,16 +84,15 @@ def _bounded(shape: Shape, name: str, bound: Any) -> Shape | None:
         # The schemas of the alternatives, which are parts of `shape.schema`, now have the bound.
         union = union_shape(new or old for new, old in zip(parts, shape.parts, strict=True))
         return union._replace(schema=shape.schema)
-    keywords, compare = _BOUNDS[name]
+    keywords, with_bound = _BOUNDS[name]
     keyword = keywords.get(str(shape.schema.get("type")))
     if keyword is None or "contentEncoding" in shape.schema:  # a bound on bytes would count base64 characters
         return None
     shape.schema[keyword] = bound
-    inner = shape.fits
-    if compare is None:
-        by_engine = Verdict(lambda: {keyword: bound})
-        return shape._replace(fits=lambda value: inner(value) and by_engine(value))
-    return shape._replace(fits=lambda value: inner(value) and compare(value, bound))
+    if with_bound is not None:
+        return shape._replace(fits=with_bound(shape.fits, bound))
+    by_engine = Verdict(lambda: {keyword: bound})
+    return shape._replace(fits=lambda value: shape.fits(value) and by_engine(value))
 
 
 def misplaced(member: Member) -> UsageError:

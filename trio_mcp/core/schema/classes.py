@@ -6,7 +6,6 @@ take are left out.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import sys
 import typing
@@ -221,23 +220,25 @@ def _members(walk: Walk, hint: Hint, kind: type, variables: Mapping[Hint, Hint],
 
         return shape._replace(write=write if any(writers.values()) else None, kind=dict)
 
-    def make(members: JsonObject) -> Any:
-        return kind(**members)
-
     read_members = shape.read or dict
+
+    def read(source: JsonObject) -> Any:
+        members = read_members(source)
+        try:
+            return kind(**members)
+        except (TypeError, ValueError) as error:  # validators and `__post_init__` raise these
+            raise _broken_rules(kind) from error
+
     attributes = [(name, attribute, writers[name]) for name, attribute in (attributes_of(kind) or {}).items()]
     return shape._replace(
-        read=lambda source: _construct(kind, make, read_members(source)),
+        read=read,
         write=lambda value: write_object(attributes, value) if isinstance(value, kind) else write_value(value),
         kind=kind,
     )
 
 
-def _construct(kind: Any, make: Callable[[Any], Any], source: Json) -> Any:
-    try:
-        return make(source)
-    except (TypeError, ValueError) as error:  # validators and `__post_init__` raise these
-        raise Unreadable(f"does not meet the rules of {kind.__name__}") from error
+def _broken_rules(kind: Any) -> Unreadable:
+    return Unreadable(f"does not meet the rules of {kind.__name__}")
 
 
 # Classes that describe themselves.
@@ -291,10 +292,16 @@ def _self_described(walk: Walk, kind: Any, where: str) -> Shape:
     def written(part: JsonObject) -> Shape:
         return Shape(_written_out(part, refer), is_anything)
 
+    def read(source: Json) -> Any:
+        try:
+            return kind.model_validate(source)
+        except (TypeError, ValueError) as error:
+            raise _broken_rules(kind) from error
+
     return Shape(
         written(schema).schema,
         Verdict(lambda: schema_of(kind, mode=walk.mode)),
-        functools.partial(_construct, kind, kind.model_validate),
+        read,
         lambda value: write_self_described(value, kind) if isinstance(value, kind) else write_value(value),
         frozenset({dict}) if schema.get("type") == "object" else JSON_TYPES,
         kind,

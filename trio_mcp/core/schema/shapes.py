@@ -48,7 +48,7 @@ import math
 import pathlib
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -254,20 +254,17 @@ _SCALARS: Mapping[Hint, Shape] = {
 # Objects.
 
 
-def _members_fit(shapes: Mapping[str, Shape], required: Sequence[str]) -> Check:
+def _members_fit(shapes: Mapping[str, Shape], required: Set[str]) -> Check:
     checks = {name: shape.fits for name, shape in shapes.items()}
 
     def fits(value: Json) -> bool:  # written as loops for speed: it runs for each call
         if type(value) is not dict:
             return False
-        for name in required:
-            if name not in value:
-                return False
         for name, item in value.items():
             check = checks.get(name)
             if check is None or not check(item):
                 return False
-        return True
+        return len(value) == len(checks) or value.keys() >= required
 
     return fits
 
@@ -364,4 +361,4 @@ class Walk:
         schema |= {**({"required": required} if required else {}), "additionalProperties": False}
         readers = {name: each.read for name, each in shapes.items() if each.read is not None}
         read = functools.partial(_read_members, readers) if readers else None
-        return Shape(schema, _members_fit(shapes, required), read, json=frozenset({dict})), shapes
+        return Shape(schema, _members_fit(shapes, frozenset(required)), read, json=frozenset({dict})), shapes
