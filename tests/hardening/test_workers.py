@@ -426,6 +426,30 @@ async def test_workers_of_a_killed_supervisor_end_and_free_the_address_at_once(t
         await service.line("<end>")
 
 
+def folders(parent: Path) -> list[Path]:
+    return [*parent.glob("trio_mcp-workers-*")]
+
+
+@pytest.mark.full
+async def test_the_folder_of_a_service_that_was_killed_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    async with running(tmp_path, workers=2) as killed:
+        await killed.opened(2)
+        (folder,) = folders(tmp_path)
+        os.utime(folder, (0, 0))
+        async with running(tmp_path, workers=2) as other:
+            await other.opened(2)
+            assert folder.is_dir()  # it is locked
+            other.process.terminate()
+            assert await other.ended() == 143
+        assert folders(tmp_path) == [folder]
+        killed.process.kill()
+        await killed.line("<end>")
+    os.utime(folder, (0, 0))
+    async with running(tmp_path, workers=2) as successor:
+        await successor.opened(2)
+        assert not folder.exists()
+
+
 @pytest.mark.full
 async def test_a_server_that_cannot_start_fails_once(tmp_path: Path) -> None:
     (tmp_path / "broken").touch()

@@ -18,10 +18,12 @@ import json
 import logging
 import multiprocessing
 import os
+import shutil
 import socket
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -62,6 +64,8 @@ _log = logging.getLogger("trio_mcp")
 
 _SUM = 1.0  # seconds for the statistics of all workers; the supervisor waits for half of it
 _LINE = 64 * 1024  # bytes of one read
+_FOLDER = "trio_mcp-workers-"
+_NEW = 60.0  # seconds in which a folder gets its lock
 
 
 def run_workers(
@@ -135,12 +139,35 @@ def _share_store(server: Server, undo: ExitStack) -> str:
         return ""
     from trio_mcp.stores.sqlite import SQLiteStore  # a server with another store needs no sqlite3
 
-    folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="trio_mcp-"))
-    server._store, server._shares_store = SQLiteStore(Path(folder) / "store.db"), True
+    server._store, server._shares_store = SQLiteStore(_folder(undo) / "store.db"), True
     return (
         f"{server._info['name']} has no store: tasks and sessions end with this service; "
         'Server(store=SQLiteStore("tasks.db")) keeps them'
     )
+
+
+def _folder(undo: ExitStack) -> Path:
+    """Make a folder for the time of this run, and remove those of runs that were killed.
+
+    A run locks its folder.  The forks inherit the lock, and the system ends it with the last of these processes.
+    """
+    import fcntl  # after the check for fork: a system has both or none
+
+    for old in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+        with suppress(OSError):  # it is of another user, at work, or has just been removed
+            descriptor = os.open(old, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                found = os.fstat(descriptor)
+                if found.st_uid == os.getuid() and found.st_mtime < time.time() - _NEW:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(old)
+            finally:
+                os.close(descriptor)
+    folder = undo.enter_context(tempfile.TemporaryDirectory(prefix=_FOLDER))
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    undo.callback(os.close, descriptor)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return Path(folder)
 
 
 def _warn_of_threads() -> None:
