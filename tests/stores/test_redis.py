@@ -6,7 +6,8 @@ import logging
 import ssl
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from math import inf
 from pathlib import Path
@@ -123,6 +124,75 @@ async def test_an_answer_that_came_while_the_loop_was_blocked_counts(server: Red
         await trio.testing.wait_all_tasks_blocked()
         server.go_on()
         time.sleep(1.5)  # noqa: ASYNC251  # as a handler that computes
+
+
+@attrs.define
+class Between:
+    """A proxy before a Redis; `spoil` is what becomes of the next answers."""
+
+    path: Path
+    spoil: Callable[[bytes], bytes] = bytes
+
+    async def run(self, task_status: trio.TaskStatus[str]) -> None:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.serve_listeners, self.serve, [listener])
+            task_status.started(f"redis://127.0.0.1:{listener.socket.getsockname()[1]}")
+
+    async def serve(self, client: trio.abc.Stream) -> None:
+        async with client, await trio.open_unix_socket(self.path) as redis, trio.open_nursery() as nursery:
+            nursery.start_soon(self.pump, client, redis, bytes)
+            await self.pump(redis, client, lambda data: self.spoil(data))
+            nursery.cancel_scope.cancel()
+
+    async def pump(self, source: trio.abc.Stream, sink: trio.abc.Stream, change: Callable[[bytes], bytes]) -> None:
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            while (data := await source.receive_some()) and (changed := change(data)):
+                await sink.send_all(changed)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(lambda data: b"", id="cut"),
+        pytest.param(lambda data: data[:3], id="half an answer"),
+        pytest.param(lambda data: b"$x\r\n", id="no RESP"),
+        pytest.param(lambda data: b">1\r\n$1\r\nx\r\n", id="pushed"),
+    ],
+)
+async def test_an_answer_that_is_spoilt_costs_one_connection(
+    server: RedisServer, spoil: Callable[[bytes], bytes]
+) -> None:
+    between = Between(server.path)
+    async with trio.open_nursery() as nursery:
+        url = await nursery.start(between.run)
+        async with RedisStore(url) as store, RedisStore(server.url) as other, store.receive(["a"]) as messages:
+            await store.add(ROW)
+            between.spoil = spoil
+            assert await fails(store)
+            await other.send("a", b"lost")  # spoils the connection of messages
+            await trio.sleep(0.1)
+            between.spoil = bytes
+            await works_again(store)
+            assert await store.get("task", "a") == ROW
+            with trio.fail_after(15):
+                while True:
+                    await other.send("a", b"again")
+                    with trio.move_on_after(0.1):
+                        if await anext(messages) == ("a", b"again"):
+                            break
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.full
+async def test_a_connection_that_is_just_being_closed_fails_its_calls(server: RedisServer) -> None:
+    async with RedisStore(server.url) as store:
+        assert store._link is not None
+        await store._link._connection._write_buffer_in.aclose()
+        store._link.tell(b"PING")
+        assert await fails(store)
+        await works_again(store)
 
 
 @pytest.mark.full
