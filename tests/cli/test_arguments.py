@@ -70,6 +70,12 @@ def test_a_command_never_begins_with_a_hyphen(words: str, own: str, command: str
     assert divided(words.split()) == (own.split(" "), command.split())
 
 
+def test_the_form_of_the_arguments_of_a_tool_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["call", "x.py", "find", "--text", "du"])
+    assert "; arguments of a tool are like KEY=VALUE; " in capsys.readouterr().err
+
+
 def test_names_may_begin_with_a_hyphen() -> None:
     called = run("call", "--revision", "2025-11-25", "--", "-f", "-x=1", "--", *HOSTILE)
     assert (called.stdout, called.stderr, called.returncode) == ("-f was called\n", "", 0)

@@ -78,9 +78,27 @@ def test_without_a_command_the_help_is_an_error(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err.startswith("usage: trio-mcp COMMAND")
 
 
-def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lsit"]) == 2
-    assert capsys.readouterr().err.startswith("trio-mcp: unknown command 'lsit'; the commands are run, demo, list")
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        (["lsit", "a b.py"], "'lsit'; write trio-mcp list 'a b.py'\n"),
+        (["weather.py"], "'weather.py'; write trio-mcp list weather.py, or trio-mcp run weather.py\n"),
+        (["https://x"], "'https://x'; write trio-mcp list https://x"),
+        (["zzz"], "'zzz'; the commands are run, demo, list"),
+    ],
+)
+def test_an_unknown_command_is_refused(words: list[str], instead: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith(f"trio-mcp: unknown command {instead}")
+
+
+def test_help_may_be_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (main(["help"]), main(["--help"])) == (0, 0)
+    shown = capsys.readouterr().out
+    assert shown[: len(shown) // 2] * 2 == shown
+    with pytest.raises(SystemExit):
+        main(["help", "list"])
+    assert capsys.readouterr().out.startswith("usage: trio-mcp list ")
 
 
 def test_help_loads_no_protocol() -> None:
@@ -132,6 +150,11 @@ def test_a_configured_name_is_a_target(tmp_path: Path) -> None:
     assert run("read", "the weather", "notes://today", cwd=tmp_path).stdout == "Buy milk\n"
     other = tmp_path / "other.json"
     other.write_text(json.dumps({"mcpServers": {}}))
+    (tmp_path / "weather.py").touch()
+    assert (
+        "no file, module:object, URL or configured name; there is weather.py"
+        in run("list", "weather", cwd=tmp_path).stderr
+    )
     refused = run("read", "the weather", "notes://today", "--config", str(other), cwd=tmp_path)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "is no file, module:object, URL or configured name" in refused.stderr
@@ -147,7 +170,7 @@ def test_call_reports_on_standard_error() -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (("forecast", "city"), 2, "an argument must be like KEY=VALUE, got 'city'"),
+        (("forecast", "city"), 2, "an argument must be like KEY=VALUE, got 'city'; forecast has city, days"),
         (("forecast", "city=Oslo", "days=x"), 2, "days must be a JSON integer, got 'x'"),
         (("forecast", "town=Oslo"), 2, "forecast has no argument 'town'; it has city, days"),
         ((), 2, "give the name of a TOOL; the server has fails, forecast, forever, order, picture"),

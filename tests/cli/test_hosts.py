@@ -271,6 +271,8 @@ def test_install_makes_paths_absolute(home: Path, capsys: pytest.CaptureFixture[
          {"PYTHONPATH": f"{home}/work"}),
         (["--name", "mine", "--", sys.executable, "weather.py", "./data", "data", "-x.py"], "mine",
          [f"{home}/work/weather.py", f"{home}/work/data", "data", "-x.py"], None),
+        (["--name", "tapped", "--", sys.executable, "-m", "trio_mcp", "tap", "-o", "talk", "weather.py"], "tapped",
+         ["-m", "trio_mcp", "tap", "-o", f"{home}/work/talk", f"{home}/work/weather.py"], None),
         (["--name", "shell", "--", "sh", "-c", "exit"], "shell", ["-c", "exit"], None),
     ]  # fmt: skip
     for given, name, expected, env in cases:

@@ -35,6 +35,8 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         message = re.sub(r"^argument (\S+): must", r"\1 must", message.replace(_PLAIN, "")).removeprefix("argument ")
         help = f"{self.prog} --help shows the options"
+        if message.startswith("unrecognized") and any(each.metavar == "KEY=VALUE" for each in self._actions):
+            help += "; arguments of a tool are like KEY=VALUE"
         if message.startswith("unrecognized"):
             help += "; the command of a server, or a name that begins with -, follows after --"
         self.exit(2, f"trio-mcp: {message}; {help}\n")

@@ -146,7 +146,8 @@ def read_arguments(texts: Sequence[str], tool: Tool) -> dict[str, Any]:
     for text in texts:
         key, sign, value = text.partition("=")
         if not sign or not key.strip(":"):
-            raise UsageError(f"an argument must be like KEY=VALUE, got {text!r}")
+            known = f"; {tool.name} has {few_names(properties)}" if properties else ""
+            raise UsageError(f"an argument must be like KEY=VALUE, got {text!r}{known}")
         name = key.removesuffix(":")
         if name not in properties and properties:
             raise UsageError(f"{tool.name} has no argument {name!r}; it has {few_names(properties)}")

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,12 @@ def _absolute(target: ServerTarget, given: str | None) -> ServerTarget:
         elif importlib.machinery.PathFinder.find_spec(file.partition(".")[0], _installed()) is None:
             env.setdefault("PYTHONPATH", str(Path.cwd()))  # the module is found from this folder only
     else:
-        arguments = [_absolute_argument(each) for each in arguments]
+        ours = Path(command).name == "trio-mcp" or arguments[:2] == ["-m", "trio_mcp"]
+        made = ("-o", "--output") if ours else ()  # before the file that `tap` makes, which may not exist yet
+        arguments = [
+            os.path.abspath(each) if before in made else _absolute_argument(each)
+            for before, each in pairwise(("", *arguments))
+        ]
     # Not resolved: the link bin/python is what makes Python use its virtual environment.
     return ServerTarget([str(Path(found).absolute()), *arguments], env, target.headers)
 

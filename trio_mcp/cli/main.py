@@ -71,6 +71,8 @@ or a name in the configuration file of a host.  A command follows after --:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, and return the exit status of the process."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["help"]:
+        given = [*given[1:2], "--help"]
     if not given or given[0] in ("-h", "--help"):
         (sys.stdout if given else sys.stderr).write(_help())
         return 0 if given else 2
@@ -79,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     name = given.pop(0)
     if name not in COMMANDS:
-        sys.stderr.write(f"trio-mcp: unknown command {name!r}; the commands are {', '.join(COMMANDS)}\n")
+        sys.stderr.write(f"trio-mcp: unknown command {name!r}; {_instead(name, given)}\n")
         return 2
     from trio_mcp.cli.arguments import CommandParser, divided  # the help of all commands needs no argparse
 
@@ -98,6 +100,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return status
+
+
+def _instead(name: str, words: Sequence[str]) -> str:
+    """What may have been meant by a command that does not exist."""
+    if name.endswith(".py") or ":" in name:
+        return f"write trio-mcp list {name}, or trio-mcp run {name}"
+    import shlex  # the help loads no regular expressions
+    from difflib import get_close_matches
+
+    if close := get_close_matches(name, COMMANDS, 1):
+        return f"write {shlex.join(['trio-mcp', *close, *words])}"
+    return f"the commands are {', '.join(COMMANDS)}"
 
 
 def _help() -> str:

@@ -119,6 +119,8 @@ def target_of(arguments: argparse.Namespace) -> ServerTarget:
         raise UsageError(f"there is no file {file}")
     if not _OBJECT.fullmatch(given) or not (file.endswith(".py") or ":" in given):
         names = f"; the configured names are {', '.join(sorted(configured))}" if configured else ""
+        if Path(f"{given}.py").is_file():
+            names = f"; there is {given}.py"
         raise UsageError(f"{given!r} is no file, module:object, URL or configured name{names}; a command goes after --")
     return ServerTarget([sys.executable, "-m", "trio_mcp", "run", given], env, headers)
 
