@@ -155,6 +155,8 @@ def test_a_configured_name_is_a_target(tmp_path: Path) -> None:
         "no file, module:object, URL or configured name; there is weather.py"
         in run("list", "weather", cwd=tmp_path).stderr
     )
+    suggested = run("list", "127.0.0.1:3000/mcp", cwd=tmp_path)
+    assert "or configured name; a URL is like http://127.0.0.1:3000/mcp; a command" in suggested.stderr
     refused = run("read", "the weather", "notes://today", "--config", str(other), cwd=tmp_path)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "is no file, module:object, URL or configured name" in refused.stderr

@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from trio_mcp.cli.output import Output
@@ -158,13 +159,15 @@ def run(arguments: argparse.Namespace) -> int:
     if output.as_json:
         output.json({"folder": str(folder.absolute()), "files": list(files)})
         return 0
+    python = f"{Path(sys.executable).name} -m"
+    install = "" if find_spec("pytest") else f"{python} pip install pytest && "
     output.line(f"{folder}/ has {', '.join(files)}.  Next:")
     output.line()
     output.table(
         [
             (f"cd {folder}", ""),
             ("trio-mcp call server.py find word=milk", "call a tool"),
-            (f"{Path(sys.executable).name} -m pytest", "run the tests"),
+            (f"{install}{python} pytest", "run the tests"),
             (f"trio-mcp install server.py --name {name} --host HOST", "add it to a host"),
         ]
     )

@@ -63,6 +63,7 @@ LIMITS = Limits(pages=1000)
 _PATIENCE = 30.0  # seconds
 _LONGEST = 4000  # characters of an error
 _URL = re.compile(r"(https?|wss?)://")
+_ADDRESS = re.compile(r"(localhost|[\w-]+(\.[\w-]+)+|\[[\da-f:]+\])(:\d+)?(/|$)")  # a URL without its scheme
 _OBJECT = re.compile(r"(.+\.py|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)(:[A-Za-z_][\w.]*)?")
 
 
@@ -121,6 +122,8 @@ def target_of(arguments: argparse.Namespace) -> ServerTarget:
         names = f"; the configured names are {', '.join(sorted(configured))}" if configured else ""
         if Path(f"{given}.py").is_file():
             names = f"; there is {given}.py"
+        elif _ADDRESS.match(given):
+            names = f"; a URL is like http://{given}"
         raise UsageError(f"{given!r} is no file, module:object, URL or configured name{names}; a command goes after --")
     return ServerTarget([sys.executable, "-m", "trio_mcp", "run", given], env, headers)
 
