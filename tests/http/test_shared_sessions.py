@@ -17,7 +17,7 @@ from tests.http.served import MemoryListener
 from tests.http.stage import TOOLS, UPDATED, B, C, D, Stage, in_sessions, methods, play, plays, text_of
 from trio_mcp.core import INTERNAL_ERROR, INVALID_PARAMS, Limits, Notification
 from trio_mcp.server.http import serve_http, serve_http_stream
-from trio_mcp.server.http.shared_sessions import key_of  # rows and streams are found by it
+from trio_mcp.server.http.shared_row import key_of  # rows and streams are found by it
 from trio_mcp.stores import MemoryStore, StoreFailed, StoreFull
 from trio_mcp.stores import rows as clock  # its clock is that of the test
 
@@ -607,6 +607,45 @@ async def test_lost_messages_cost_no_answer(
         monkeypatch.setattr(crew.store, "send", lose)
         await crew.webs[2].post(response(question["id"], ANSWER), session=session)
         assert text_of(await stream.response()) == "done"
+
+
+async def test_a_copy_that_has_lost_mail_knows_the_state_and_who_speaks(
+    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lose(*args: Any, **options: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+
+    def make(store: Any) -> Stage:
+        return Stage(store=store, state_keys=KEYS, limits=Limits(message_bytes=2_000))
+
+    async with crew_of(make=make) as crew:
+        session = await session_in(crew)
+        first = copy_in(crew, 0, session)
+        with monkeypatch.context() as patch:
+            patch.setattr(crew.store, "send", lose)
+            stream = await crew.webs[1].open(session=session)
+            for number in range(101):
+                level = "info" if number % 2 else "error"
+                await crew.webs[1].call("logging/setLevel", {"level": level}, session=session)
+        first.mail.catch_up()
+        await trio.sleep(2)
+        assert not first.speaks
+        assert first.server_session.session.terms.log_level == "error"
+        crew.stages[2].server.notify_list_changed("tools")
+        while (await stream.message())["method"] != TOOLS:
+            pass
+        second = copy_in(crew, 1, session)  # the one with a stream loses mail, too
+        with monkeypatch.context() as patch:
+            patch.setattr(crew.store, "send", lose)
+            for _ in range(101):
+                await crew.webs[2].call("logging/setLevel", {"level": level}, session=session)
+                level = "info" if level == "error" else "error"
+        second.mail.catch_up()
+        await trio.sleep(2)
+        assert second.speaks
+        crew.stages[2].server.notify_list_changed("tools")
+        while (await stream.message())["method"] != TOOLS:
+            pass
 
 
 async def test_the_end_of_a_handshake_waits_for_the_store(

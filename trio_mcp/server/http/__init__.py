@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trio_mcp.server.http.sessions import *
     from trio_mcp.server.http.shared_endpoint import *
     from trio_mcp.server.http.shared_mail import *
+    from trio_mcp.server.http.shared_row import *
     from trio_mcp.server.http.shared_sessions import *
     from trio_mcp.server.http.shared_streams import *
     from trio_mcp.server.http.websocket import *
@@ -43,7 +44,8 @@ else:
             "sessions": "HttpSession LegacyStream RegisteredSession Sessions",
             "shared_endpoint": "SharedEndpoint",
             "shared_mail": "SessionMail",
-            "shared_sessions": "SessionRecord SharedServerSession SharedSession key_of",
+            "shared_row": "SessionRecord SessionRow key_of",
+            "shared_sessions": "SharedServerSession SharedSession",
             "shared_streams": "FollowedStream LoggedStream SharedEventLog StreamItem is_standalone read_item",
             "websocket": "serve_upgrade",
         },

@@ -44,7 +44,8 @@ from trio_mcp.server.http.endpoint import (
 )
 from trio_mcp.server.http.responses import HttpResponse
 from trio_mcp.server.http.sessions import HttpSession
-from trio_mcp.server.http.shared_sessions import ENDED, SessionRecord, SharedSession, key_of
+from trio_mcp.server.http.shared_row import ENDED, SessionRecord, key_of
+from trio_mcp.server.http.shared_sessions import SharedSession
 from trio_mcp.server.http.shared_streams import (
     FollowedStream,
     LoggedStream,
@@ -52,7 +53,7 @@ from trio_mcp.server.http.shared_streams import (
     is_standalone,
     read_item,
 )
-from trio_mcp.server.replicas import LEASE, Replica, text_for_clients
+from trio_mcp.server.replicas import LEASE, CannotContinue, Replica, text_for_clients
 from trio_mcp.stores.rows import Row, StoreFailed, StoreFull, wall_time
 from trio_mcp.transport.nursery import open_nursery
 
@@ -113,6 +114,8 @@ class SharedEndpoint(Endpoint):
             for session in tuple(self.copies.values()):
                 try:
                     await session.keep()
+                except CannotContinue:  # it has ended
+                    continue
                 except StoreFull as error:  # the store has no room for this client, and perhaps for others
                     _log.error("%s", error)
                 except StoreFailed as error:
@@ -227,11 +230,14 @@ class SharedEndpoint(Endpoint):
             if not self._sessions.make_room(holder):
                 return full
             session = self._make(id, record.principal, holder)
-            if await session.join(row):
-                if not self._sessions.make_room(holder):  # others have come in the meantime
-                    session.end("there are too many sessions here (Limits.sessions)")
-                    return full
-                self._sessions.add(id, session)
+            try:
+                await session.join()
+            except CannotContinue:  # it has ended in the meantime
+                return None
+            if not self._sessions.make_room(holder):  # others have come in the meantime
+                session.end("there are too many sessions here (Limits.sessions)")
+                return full
+            self._sessions.add(id, session)
             return None
         finally:
             del self._fetching[id]

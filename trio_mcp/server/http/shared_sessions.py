@@ -26,7 +26,8 @@ to.  A copy that has no room for the subscriptions of the session does not speak
 
 - Ids of questions differ between copies: they begin with the number of the copy.
 - Before a copy has heard of `notifications/initialized`, it reads its mail before each request.
-- If mail was dropped, because too much of it waited, the questions of a copy fail: their answers may be lost.
+- If mail was dropped, because too much of it waited, the questions of a copy fail, because their answers may be lost,
+  and it asks for its place as the speaker again.
 - When a replica dies, its calls are lost.  A client that resumes the stream of such a call gets an error for each.
 - A message of a client that concerns another copy is accepted when the mail has it, because this process may end.
 - The store away: requests in a copy that needs nothing from it go on; all others get 503 within a second, and messages
@@ -36,11 +37,8 @@ to.  A copy that has no room for the subscriptions of the session does not speak
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, cast
 
 import attrs
@@ -67,6 +65,7 @@ from trio_mcp.server.context import ROOTS_CHANGED
 from trio_mcp.server.http.responses import OutgoingMessage, ResponseMode, ResponseStream
 from trio_mcp.server.http.sessions import HttpSession
 from trio_mcp.server.http.shared_mail import SessionMail
+from trio_mcp.server.http.shared_row import ENDED, SessionRecord, SessionRow, key_of
 from trio_mcp.server.http.shared_streams import (
     FollowedStream,
     LoggedStream,
@@ -74,7 +73,7 @@ from trio_mcp.server.http.shared_streams import (
 )
 from trio_mcp.server.replicas import QUICKLY, CannotContinue, text_for_clients
 from trio_mcp.server.session import ServerSession
-from trio_mcp.stores.rows import Row, StoreFailed, StoreFull, wall_time
+from trio_mcp.stores.rows import StoreFailed, StoreFull
 
 if TYPE_CHECKING:
     from trio_mcp.core.http.event_log import EventLog
@@ -84,57 +83,16 @@ if TYPE_CHECKING:
     from trio_mcp.server.http.shared_endpoint import SharedEndpoint
     from trio_mcp.server.run import Run
 
-__all__ = ["ENDED", "SessionRecord", "SharedServerSession", "SharedSession", "key_of"]
+__all__ = ["SharedServerSession", "SharedSession"]
 
 T = TypeVar("T")
 
 _OWN_IDS: Final = 24  # bits of the id of a question below the number of its copy
 _HANDOVER: Final = 1.0  # seconds for the messages that wait at a speaker to reach its successor
-_TRIES: Final = 20  # to write a row that other replicas write too
 # Seconds that a message without a reply waits for the store: some clients end their session if one is refused.
 _HELD: Final = 5.0
 _CANCELLED: Final = "notifications/cancelled"
 _SUBSCRIBE: Final = "resources/subscribe"
-_UNSUBSCRIBE: Final = "resources/unsubscribe"
-ENDED: Final = "the session has ended"
-"""The reason that clients and logs get."""
-
-
-@attrs.frozen
-class SessionRecord:
-    """The facts with which any replica can continue a session."""
-
-    revision: str
-    capabilities: JsonObject
-    identity: JsonObject | None
-    principal: str | None
-    opened: bool = False
-    level: str | None = None
-    uris: Sequence[str] = ()
-    speaks_in: str = ""
-    """The replica of the speaker; "" if no copy speaks."""
-
-    def text(self) -> bytes:
-        return json.dumps(attrs.asdict(self)).encode()
-
-    @staticmethod
-    def from_text(text: bytes) -> SessionRecord:
-        return SessionRecord(**json.loads(text))
-
-    def watching(self, method: str, uri: str, most: int) -> SessionRecord:
-        """Add or remove a subscription.  Raises `RequestError` if there are too many."""
-        others = tuple(each for each in self.uris if each != uri)
-        if method == _UNSUBSCRIBE:
-            return attrs.evolve(self, uris=others)
-        if len(others) >= most:
-            why = f"one listener may ask for {most} changes; these would be more"
-            raise RequestError(INVALID_PARAMS, why)
-        return attrs.evolve(self, uris=(*others, uri))
-
-
-def key_of(id: str) -> str:
-    """The name of a session in the store.  Its id is a secret, which a reader of the store could use."""
-    return hashlib.sha256(id.encode()).hexdigest()[:32]
 
 
 class SharedServerSession(ServerSession):
@@ -196,16 +154,14 @@ class SharedSession(HttpSession):
         self._endpoint = endpoint
         self._run = run
         self._replica = replica
-        self._store = replica.store
-        self._owner = "" if account.holder is None else str(account.holder)
+        owner = "" if account.holder is None else str(account.holder)
+        self.row = SessionRow(replica, endpoint.kind, self.key, owner, run.limits.session_idle_seconds, self._end_here)
         self.mail = SessionMail(
-            replica, self.key, endpoint.mail_of(self.key), run.limits, self._owner,
-            process=self._process, lost=self.server_session.answers_lost, ended=self._end_here,
+            replica, self.key, endpoint.mail_of(self.key), run.limits, owner,
+            process=self._process, lost=self._mail_lost, ended=self._end_here,
         )  # fmt: skip
         self._sorted: list[JsonObject] = []  # what the message in hand has for other copies
         self._shared_state: tuple[bool, str | None] | None = None  # as the row has it, or as it waits to be written
-        self._expires = inf  # of the row, when it was read last
-        self._looked = -inf  # when the row was read or written last
         self._active = True  # a request has come since the row was renewed
         self._speaking = trio.Lock()
         self._yielded = trio.Event()  # the speaker before this one has sent its messages
@@ -214,10 +170,6 @@ class SharedSession(HttpSession):
         self._over_everywhere = False
 
     # Its row.
-
-    @property
-    def _idle_seconds(self) -> float:
-        return self._run.limits.session_idle_seconds
 
     @property
     def _state(self) -> tuple[bool, str | None] | None:
@@ -257,7 +209,7 @@ class SharedSession(HttpSession):
         """Write the present state into the row, and mail it."""
         assert self._shared_state is not None  # the session is open
         opened, level = self._shared_state
-        await self._change(lambda record: attrs.evolve(record, opened=opened or record.opened, level=level))
+        await self.row.change(lambda record: attrs.evolve(record, opened=opened or record.opened, level=level))
         await self.mail.post({"opened": opened, "level": level})
 
     async def _create(self) -> None:
@@ -272,87 +224,55 @@ class SharedSession(HttpSession):
             terms.revision.name, dict(terms.capabilities), identity, self._principal,
             opened=protocol.opened, level=terms.log_level, speaks_in=self._replica.name,
         )  # fmt: skip
-        now = wall_time()
-        row = Row(self._endpoint.kind, self.key, record.text(), self._owner, now, now + self._idle_seconds)
         try:
-            await self._endpoint.add(row)
+            await self.row.create(record, self._endpoint.add)
         except (StoreFailed, StoreFull):
             self._over_everywhere = True
             with suppress(StoreFailed):  # it expires
                 await self.mail.discard()
             raise
-        self._shared_state, self._looked, self._expires = self._state, now, row.expires
+        self._shared_state = self._state
         self._endpoint.copies[self.key] = self
 
-    async def join(self, row: Row) -> bool:
-        """Become a copy of the session in this row; False if it has ended meanwhile."""
+    async def join(self) -> None:
+        """Become a copy of this session.  Raises `StoreFailed` and `StoreFull`."""
         self.speaks = False
         await self.mail.join()
-        again = await self._row()
-        if again is None:
+        try:
+            record = await self.row.read()
+        except CannotContinue:
             await self.mail.discard()
-            return False
-        record, protocol = SessionRecord.from_text(again.body), self.server_session.session
+            raise
+        protocol = self.server_session.session
         revision = REVISIONS[record.revision]
         protocol.terms = Terms(revision, record.capabilities, record.identity, record.level)
         protocol.opened = record.opened
         protocol.count_from(self.mail.number << _OWN_IDS | 1)
-        self._shared_state, self._expires = self._state, again.expires
+        self._shared_state = self._state
         self._endpoint.copies[self.key] = self
-        return True
-
-    async def _quickly(self, call: Awaitable[T]) -> T:
-        return await self._replica.quickly(call)
-
-    async def _row(self) -> Row | None:
-        return await self._quickly(self._store.get(self._endpoint.kind, self.key))
-
-    async def _change(self, change: Callable[[SessionRecord], SessionRecord]) -> SessionRecord:
-        """Write the row, and return the record before.  Raises as `change`, and `StoreFailed`."""
-        for _ in range(_TRIES):
-            row = await self._row()
-            if row is None:
-                self._end_here()
-                raise CannotContinue(ENDED)
-            before = SessionRecord.from_text(row.body)
-            row = attrs.evolve(row, body=change(before).text(), expires=wall_time() + self._idle_seconds)
-            if await self._quickly(self._store.replace(row)):
-                self._looked, self._expires = wall_time(), row.expires
-                return before
-        raise StoreFailed("too many replicas write one session at the same time; try again later")
 
     async def keep(self) -> None:
         """Renew the row, if the client is here, and read the mail, if a call would wait for a message that was lost."""
         if self.server_session.awaits_answers:
             await self.mail.read()
-        now = wall_time()
-        if now - self._looked < self._idle_seconds / 4:
+        if not self.row.due:
             return
-        self._looked = now
         if isinstance(self.log, SharedEventLog):
             self.log.refresh()
-        here = self._active or super().present
-        row = await self._row()
-        if row is None:
-            self._end_here()
-            return
-        self._expires = row.expires
-        if here:
-            row = attrs.evolve(row, expires=now + self._idle_seconds)
-            if await self._quickly(self._store.replace(row)):
-                self._expires, self._active = row.expires, False
-                await self.mail.post({"kept": True})  # the mail stays as long as the row
+        if await self.row.renew(self._active or super().present):
+            self._active = False
+            await self.mail.post({"kept": True})  # the mail stays as long as the row
 
     @property
     def present(self) -> bool:
         """As `HttpSession.present`.  While a handler runs, the client may also be present in another replica."""
-        return super().present or (self.server_session.at_work and self._expires > wall_time())
+        return super().present or (self.server_session.at_work and not self.row.expired)
 
     async def delete(self) -> None:
         """End the session in all replicas."""
-        await self._quickly(self._store.delete(self._endpoint.kind, self.key))
+        await self.row.delete()
         self._over_everywhere = True
-        await self._quickly(self._replica.send(None, "session", key=self.key, ended=True))
+        await self._replica.quickly(self._replica.send(None, "session", key=self.key, ended=True))
         await self.mail.discard()
 
     def _end_here(self) -> None:
@@ -421,6 +341,19 @@ class SharedSession(HttpSession):
                 process(self, item)
                 return
 
+    def _mail_lost(self) -> None:
+        """Items were dropped before this copy has read them: perhaps answers, the state, or a new speaker."""
+        self.server_session.answers_lost()
+        self.mail.later(self._look_again)
+
+    async def _look_again(self) -> None:
+        record = await self.row.read()
+        self._set_state(record.opened, record.level)
+        if self.speaks:
+            self._stop_speaking()
+            if self._newest is not None:
+                await self.speak()
+
     def _hear_message(self, item: JsonObject) -> None:
         self.server_session.hear(decode(item["message"].encode(), self._run.limits))
 
@@ -428,10 +361,13 @@ class SharedSession(HttpSession):
         self.server_session.hear(InvalidMessage(item["garbled"], None, item["answers"], True))
 
     def _hear_state(self, item: JsonObject) -> None:
+        self._set_state(item["opened"], item["level"])
+
+    def _set_state(self, opened: bool, level: str | None) -> None:
         protocol = self.server_session.session
         assert protocol.terms is not None  # a copy has terms
-        protocol.opened = protocol.opened or item["opened"]
-        protocol.terms = attrs.evolve(protocol.terms, log_level=item["level"])
+        protocol.opened = protocol.opened or opened
+        protocol.terms = attrs.evolve(protocol.terms, log_level=level)
         self._shared_state = self._state
 
     def _hear_speaker(self, item: JsonObject) -> None:
@@ -514,11 +450,12 @@ class SharedSession(HttpSession):
         asked = self._asked
         self._verdicts[asked], verdict = trio.open_memory_channel[Sequence[Any] | None](1)
         try:
-            before = await self._change(lambda record: record.watching(method, uri, most))
+            watches = method == _SUBSCRIBE
+            before = await self.row.change(lambda r: r.watching(uri, most) if watches else r.without(uri))
             await self.mail.post({"watch": method, "uri": uri, "asked": asked})
-            refused = await self._read_verdict(verdict, before.speaks_in) if method == _SUBSCRIBE else None
+            refused = await self._read_verdict(verdict, before.speaks_in) if watches else None
             if refused is not None:
-                await self._change(lambda record: record.watching(_UNSUBSCRIBE, uri, most))
+                await self.row.change(lambda record: record.without(uri))
                 raise refused
         except (StoreFailed, StoreFull) as error:
             raise RequestError(INTERNAL_ERROR, text_for_clients(error)) from error
@@ -533,7 +470,7 @@ class SharedSession(HttpSession):
         with trio.move_on_after(QUICKLY):
             refused = await verdict.receive()
             return None if refused is None else RequestError(*refused)
-        if await self._quickly(self._replica.alive(speaks_in)):
+        if await self._replica.quickly(self._replica.alive(speaks_in)):
             return RequestError(INTERNAL_ERROR, "the process that tells of changes is busy; try again later")
         return None
 
@@ -553,20 +490,20 @@ class SharedSession(HttpSession):
                     self.mail.put({"silent": True})  # a copy with a stream may speak
                     raise
         if resumes is not None and isinstance(self.log, SharedEventLog):
-            await self._quickly(self.log.all_written())
+            await self._replica.quickly(self.log.all_written())
 
     async def _become_speaker(self, resumes: str | None) -> None:
         """Become the speaker, unless another copy does at the same time: the mail decides, by its order."""
         self._yielded = trio.Event()
-        before = await self._change(lambda record: attrs.evolve(record, speaks_in=self._replica.name))
+        before = await self.row.change(lambda record: attrs.evolve(record, speaks_in=self._replica.name))
         await self.mail.post({"speaker": True, "resumes": resumes})
         await self.mail.read()
         if not self.speaks:
             return
-        row = await self._row()  # with all subscriptions up to now
-        if row is None or self._over:
+        record = await self.row.read()  # with all subscriptions up to now
+        if self._over:
             raise CannotContinue(ENDED)
-        for uri in SessionRecord.from_text(row.body).uris:
+        for uri in record.uris:
             if self.speaks and (refused := self._subscribe(_SUBSCRIBE, uri)) is not None:
                 raise CannotContinue(refused[1])
         if resumes is None:
@@ -581,7 +518,7 @@ class SharedSession(HttpSession):
     async def _take_over(self, before: SessionRecord) -> None:
         """Get the messages that wait at the last speaker; if it has gone, tell the client of every change."""
         elsewhere = before.speaks_in != self._replica.name
-        if elsewhere and await self._quickly(self._replica.alive(before.speaks_in)):
+        if elsewhere and await self._replica.quickly(self._replica.alive(before.speaks_in)):
             with trio.move_on_after(_HANDOVER):
                 await self._yielded.wait()
                 return
@@ -610,7 +547,7 @@ class SharedSession(HttpSession):
         """The copy that speaks has ended: a copy with a stream may speak."""
         await self.mail.post({"silent": True, "waiting": waiting})
         here = self._replica.name
-        await self._change(lambda r: attrs.evolve(r, speaks_in="") if r.speaks_in == here else r)
+        await self.row.change(lambda r: attrs.evolve(r, speaks_in="") if r.speaks_in == here else r)
 
     def _retire_standalone(self, resumes: str | None) -> None:
         """End the standalone streams that are resumed elsewhere, and those whose clients have gone."""
