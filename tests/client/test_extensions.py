@@ -13,7 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.client.everywhere import ROOT, Where, at_home, contract, visiting
 from tests.requirements import req
-from trio_mcp import Context, RequestError, Server, UsageError, open_client
+from trio_mcp import Context, Limits, RequestError, Server, UsageError, open_client
 from trio_mcp.client import CallNextRequest, ClientExtension, ExtensionCall
 from trio_mcp.core import (
     METHOD_NOT_FOUND,
@@ -183,6 +183,41 @@ async def test_notifications_without_a_handler_go_to_the_callback_for_all(
     async with open_client(server, revision=revision, on_notification=callback) as client:
         assert not (await client.call_tool("work")).is_error
     assert got == [("com.example/unheard-of", {"n": 1})]
+
+
+@pytest.mark.parametrize("revision", ["2024-11-05", "2025-11-25"])
+async def test_requests_of_extensions_are_bounded_and_take_no_place_of_a_question(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    server, ext, outcomes = Server("noting"), ClientExtension(PING), list[str]()
+    server.extension(PING)
+
+    @server.tool
+    async def flood(ctx: Context) -> str:
+        async def ask(n: int) -> None:
+            try:
+                await ctx.send_request("com.example/ask", {"n": n})
+                outcomes.append("answered")
+            except RequestError as error:
+                outcomes.append(error.message)
+
+        async with trio.open_nursery() as nursery:
+            for n in range(6):
+                nursery.start_soon(ask, n)
+            await trio.sleep(1)
+            return (await ctx.sample("Why?", max_tokens=10)).content.text  # type: ignore[union-attr]
+
+    @ext.method("com.example/ask")
+    async def ask(n: int) -> None:
+        await trio.sleep(10)
+
+    limits = Limits(calls=4, questions=1, questions_waiting=0)
+    async with open_client(
+        server, revision=revision, extensions=[ext], sampling=lambda request: ("because", "a model"), limits=limits
+    ) as client:
+        assert await client.call_tool("flood", returns=str) == "because"
+    why = "the client serves 4 requests of extensions at once (Limits.calls); try again later"
+    assert sorted(outcomes) == ["answered"] * 4 + [why] * 2
 
 
 @every_revision

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,7 +15,7 @@ from tests.client.everywhere import Where, contract, visiting
 from tests.requirements import req
 from tests.server.wire import CANCELLED, CAPABILITIES, Wire, WireError, connected, everywhere
 from trio_mcp import Context, Elicit, Limits, RequestError, Sample, Server, open_client
-from trio_mcp.core import CORE_TASKS, INVALID_PARAMS, RELATED_TASK
+from trio_mcp.core import CORE_TASKS, INTERNAL_ERROR, INVALID_PARAMS, RELATED_TASK
 from trio_mcp.errors import SessionClosed
 from trio_mcp.relay import open_relay
 from trio_mcp.types import FormElicitationRequest, SamplingRequest
@@ -85,6 +86,74 @@ async def test_one_handler_asks_in_each_revision(where: Where, autojump_clock: M
             assert await client.call_tool("both", returns=str) == "True, because"
             assert await client.call_tool("inside", returns=str) == "Accepted(value=True)"
         assert client.deviations == ()
+
+
+@pytest.mark.parametrize("by_task", [False, True])
+@pytest.mark.parametrize("seconds", [0.5, 100])
+async def test_as_many_questions_are_answered_at_once_with_tasks_as_without(
+    by_task: bool, seconds: float, autojump_clock: MockClock
+) -> None:
+    server = Server("asking")
+    outcomes: Counter[str] = Counter()
+
+    @server.tool
+    async def flood(ctx: Context) -> None:
+        async def ask() -> None:
+            try:
+                outcomes[repr(await ctx.elicit("Really?", bool, task=by_task))] += 1
+            except RequestError as error:
+                outcomes[error.message[:49]] += 1
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(50):
+                nursery.start_soon(ask)
+
+    async def user(request: FormElicitationRequest) -> dict[str, Any]:
+        await trio.sleep(seconds)
+        return {"value": True}
+
+    limits = Limits(questions=4, questions_waiting=8)
+    async with open_client(server, revision=CORE, tasks=True, elicitation=user, limits=limits) as client:
+        await client.call_tool("flood")
+        assert outcomes == {"Accepted(value=True)": 12, "the client answers 4 questions at once (Limits.qu": 38}
+        outcomes.clear()
+        await client.call_tool("flood")  # the places are free again
+        assert outcomes["Accepted(value=True)"] == 12
+
+
+async def test_the_bytes_of_questions_that_are_answered_later_are_bounded(autojump_clock: MockClock) -> None:
+    server, outcomes = Server("asking"), []
+
+    @server.tool
+    async def flood(ctx: Context) -> None:
+        async def ask() -> None:
+            try:
+                outcomes.append(repr(await ctx.elicit("?" * 10_000, bool, task=True)))
+            except RequestError as error:
+                outcomes.append(error.message)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(ask)
+
+    async def user(request: FormElicitationRequest) -> dict[str, Any]:
+        await trio.sleep(100)
+        return {"value": True}
+
+    limits = Limits(bytes_each=25_000)
+    async with open_client(server, revision=CORE, tasks=True, elicitation=user, limits=limits) as client:
+        await client.call_tool("flood")
+        why = "the questions that the client holds are too large (Limits.bytes_each); ask again later"
+        assert sorted(outcomes) == ["Accepted(value=True)"] * 2 + [why] * 3
+
+
+async def test_a_question_that_finds_no_room_leaves_its_place(autojump_clock: MockClock) -> None:
+    limits = Limits(questions=1, questions_waiting=0, tasks=0)
+    async with open_client(
+        asking(), revision=CORE, tasks=True, elicitation=lambda _: {"value": True}, limits=limits
+    ) as client:
+        for _ in range(3):
+            assert "Limits.tasks" in await client.call_tool("bravely", returns=str)
 
 
 @everywhere
@@ -256,6 +325,23 @@ async def test_a_failed_task_fails_the_question_as_its_request_would(autojump_cl
     async with keeping(status="failed") as (wire, kept):
         kept.outcome = WireError(-1, "the user has left")
         assert "the user has left" in await text_of(wire, "bravely")
+
+
+@pytest.mark.parametrize("refusals", [4, 5])
+@pytest.mark.parametrize("method", ["tasks/get", "tasks/result"])
+async def test_a_client_without_room_for_a_request_is_asked_again(
+    method: str, refusals: int, autojump_clock: MockClock
+) -> None:
+    async with keeping() as (wire, _):
+        left, answer = [refusals], wire.answers[method]
+
+        def refuse(params: dict[str, Any]) -> Any:
+            left[0] -= 1
+            return answer(params) if left[0] < 0 else WireError(INTERNAL_ERROR, "too many requests")
+
+        wire.answers[method] = refuse
+        said = await text_of(wire, "bravely")
+        assert said == "Accepted(value=True)" if refusals == 4 else "too many requests" in said
 
 
 async def test_a_state_that_cannot_be_read_is_the_fault_of_the_client(autojump_clock: MockClock) -> None:

@@ -792,7 +792,7 @@ def _extensions(options: ClientOptions) -> ClientExtensions | None:
     added = []
     if options.get("tasks"):
         declared = [method for method, names in _ANSWERED.items() if not names.isdisjoint(options)]
-        added = [importlib.import_module(_TASKS).ClientTasks(*declared)]
+        added = [importlib.import_module(_TASKS).ClientTasks(*declared, limits=options.get("limits"))]
     return ClientExtensions([] if given is None else given, *added, fallback=all_notifications)
 
 

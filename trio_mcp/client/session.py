@@ -30,7 +30,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
@@ -334,6 +334,7 @@ class ClientSession:
         self._overflowed_at = -math.inf  # the last time when there were too many to store
         self._serving: dict[Id, trio.CancelScope] = {}
         self._serving_bytes = 0  # the memory for their requests
+        self._places = Counter[bool]()  # the numbers of questions (True) and of other requests
         self._opening_done = trio.Event()  # the opening has succeeded or failed
         self._opening_failure: OpeningFailed | None = None
         self.failure: McpError | None = None
@@ -665,8 +666,13 @@ class ClientSession:
         # The handler has the same limits, for all sessions.  These here keep a flood of questions from starting a task
         # each.
         size = self.message_size
-        if len(self._serving) >= limits.questions + limits.questions_waiting:
+        # Requests of extensions, such as polls of a question that is answered later, take no place of a question.
+        asks = call.terms.revision.request(Role.SERVER, call.request.method) is not None
+        if asks and self._places[asks] >= limits.questions + limits.questions_waiting:
             self.session.refuse(id, too_many_questions(limits))
+        elif not asks and self._places[asks] >= limits.calls:
+            why = f"the client serves {limits.calls} requests of extensions at once (Limits.calls); try again later"
+            self.session.refuse(id, RequestError(INTERNAL_ERROR, why))
         elif self._serving and self._serving_bytes + size > limits.bytes_each:
             why = "the questions that the client holds are too large (Limits.bytes_each); ask again later"
             self.session.refuse(id, RequestError(INTERNAL_ERROR, why))
@@ -674,10 +680,12 @@ class ClientSession:
             for timer in self._timers:  # on a stream a question does not say which request it belongs to
                 timer.pause(True)
             self._serving_bytes += size
+            self._places[asks] += 1
             scope = self._serving[id] = trio.CancelScope()  # the server may cancel it before it starts
-            self._nursery.start_soon(self._serve, call, scope, size, name=f"the server asks: {call.request.method}")
+            name = f"the server asks: {call.request.method}"
+            self._nursery.start_soon(self._serve, call, scope, size, asks, name=name)
 
-    async def _serve(self, call: Call, scope: trio.CancelScope, size: int) -> None:
+    async def _serve(self, call: Call, scope: trio.CancelScope, size: int, asks: bool) -> None:
         id, method = call.request.id, call.request.method
         # Not sent: the request is cancelled.
         outcome: JsonObject | RequestError = RequestError(INTERNAL_ERROR, "cancelled")
@@ -693,6 +701,7 @@ class ClientSession:
         finally:
             del self._serving[id]
             self._serving_bytes -= size
+            self._places[asks] -= 1
             if not self._serving:
                 for timer in self._timers:
                     timer.pause(False)

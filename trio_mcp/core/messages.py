@@ -653,7 +653,8 @@ class Limits:
     # (stdio, a Unix socket) may take everything.
     #
     # Running handlers of one connection, and of the whole server.  Hosts with 5,000 open calls have been seen; a
-    # handler that waits costs a few KiB.  Beyond: -32603 at once, with the name of the limit.
+    # handler that waits costs a few KiB.  In a client: handlers of requests of extensions, such as `tasks/get`.
+    # Beyond: -32603 at once, with the name of the limit.
     calls: int = 5_000
     calls_in_all: int = 20_000
     # Messages that wait to be written to one transport.  A few dozen fill a packet; a longer queue only makes messages

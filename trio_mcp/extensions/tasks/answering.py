@@ -2,6 +2,9 @@
 
 The server adds `task` to a request for sampling or elicitation.  The client answers with a task at once, asks its
 callback, and keeps the result until the server fetches it.  The tasks are in memory, and end with the client.
+
+A question has its place until it is answered, as without a task.  Beyond the limits it is refused at once, because a
+task that fails later would tell the server nothing sooner.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from trio_mcp.core.messages import JsonObject, Limits
+from trio_mcp.client.session import too_many_questions
+from trio_mcp.core.errors import INTERNAL_ERROR, RequestError
+from trio_mcp.core.messages import JsonObject, Limits, to_text
 from trio_mcp.core.tasks import CORE_TASKS, TaskRecord, read_task_id, requested_ttl, unknown_task
 from trio_mcp.stores.rows import wall_time
 
@@ -27,8 +32,9 @@ __all__ = ["ClientAnswers"]
 class ClientAnswers:
     """The tasks of one client."""
 
-    def __init__(self) -> None:
-        self._limits = Limits()
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._open = self._bytes = 0  # the questions that are not answered yet
         self._keeper: Keeper | None = None
 
     async def answer(
@@ -41,13 +47,33 @@ class ClientAnswers:
             return await ask(plain)
         from trio_mcp.extensions.tasks.keeper import TaskHost  # hardly any server asks so
 
-        ttl = requested_ttl(params, self._limits.task_seconds)
+        limits, size = self._limits, len(to_text(plain))
+        ttl = requested_ttl(params, limits.task_seconds)
+        if self._open >= limits.questions + limits.questions_waiting:
+            raise too_many_questions(limits)
+        if self._open and self._bytes + size > limits.bytes_each:
+            why = "the questions that the client holds are too large (Limits.bytes_each); ask again later"
+            raise RequestError(INTERNAL_ERROR, why)
         task = TaskRecord(secrets.token_hex(16), None, wall_time(), ttl, call.request.method)
         keeper = self._started(nursery)
-        await keeper.add(task, None)
-        host = TaskHost(keeper, task)
-        nursery.start_soon(host.run, partial(ask, plain), name=f"a task: {call.request.method}")
+        self._open, self._bytes = self._open + 1, self._bytes + size
+        try:
+            await keeper.add(task, None)
+        except BaseException:
+            self._release(size)
+            raise
+
+        async def work(host: TaskHost) -> None:
+            try:
+                await host.run(partial(ask, plain))
+            finally:
+                self._release(size)
+
+        nursery.start_soon(work, TaskHost(keeper, task), name=f"a task: {call.request.method}")
         return CORE_TASKS.created(task)
+
+    def _release(self, size: int) -> None:
+        self._open, self._bytes = self._open - 1, self._bytes - size
 
     def _started(self, nursery: trio.Nursery) -> Keeper:
         if self._keeper is None:

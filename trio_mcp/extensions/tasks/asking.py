@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from trio_mcp.core.errors import McpError, RemoteProtocolError
+from trio_mcp.core.errors import INTERNAL_ERROR, McpError, RemoteProtocolError
 from trio_mcp.core.messages import JsonObject
 from trio_mcp.core.rounds import Question
 from trio_mcp.core.tasks import TaskState, TaskStatus, poll_seconds, read_created, read_task
-from trio_mcp.server.context import ClientGone
+from trio_mcp.server.context import ClientError, ClientGone
 from trio_mcp.server.parking import PendingQuestion
 from trio_mcp.transport.nursery import open_nursery
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ask_by_task"]
 
+_FAILURES: Final = 5  # refusals in a row, by a client that has no room for a request about a task
 _CANCELLING: Final = 30.0  # seconds for the client's answer to a cancellation, which no handler waits for
 
 
@@ -64,19 +65,30 @@ async def _answer(ctx: Context, session: ServerSession, question: Question) -> J
     seconds = longest if task.ttl is None else min(longest, task.ttl / 1000)  # task-29
     try:
         with trio.move_on_after(seconds):
-            await _ended(task, lambda: send("tasks/get", {"taskId": task.id}))
-            return await send("tasks/result", {"taskId": task.id})
+            return await _outcome(task, send)
         raise ClientGone(f"the client did not answer {question.method} within {seconds:g} seconds, the ttl of its task")
     except (trio.Cancelled, ClientGone, RemoteProtocolError):
         _cancel(ctx, session, task.id)
         raise
 
 
-async def _ended(task: TaskState, poll: Callable[[], Awaitable[JsonObject]]) -> None:
-    """Poll until a task has ended, or has questions, which come on the stream of tasks/result (task-14, task-27)."""
-    while not (task.terminal or task.status is TaskStatus.INPUT_REQUIRED):
-        await trio.sleep(poll_seconds(task))  # task-13
-        task = read_task(await poll())
+async def _outcome(task: TaskState, send: Callable[[str, JsonObject], Awaitable[JsonObject]]) -> JsonObject:
+    """Poll until a task has ended, or has questions, which come on the stream of tasks/result (task-14, task-27).
+
+    A client that has no room for a request refuses it with -32603, and says nothing of the task.  It is asked again.
+    """
+    params, refusals = {"taskId": task.id}, 0
+    while True:
+        try:
+            if task.terminal or task.status is TaskStatus.INPUT_REQUIRED:
+                return await send("tasks/result", params)
+            await trio.sleep(poll_seconds(task))  # task-13
+            task, refusals = read_task(await send("tasks/get", params)), 0
+        except ClientError as error:
+            refusals += 1
+            if error.code != INTERNAL_ERROR or task.status is TaskStatus.FAILED or refusals == _FAILURES:
+                raise
+            await trio.sleep(poll_seconds(task))
 
 
 def _cancel(ctx: Context, session: ServerSession, id: str) -> None:

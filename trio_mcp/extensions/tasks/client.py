@@ -35,7 +35,7 @@ from trio_mcp.core.errors import (
     UsageError,
     shown,
 )
-from trio_mcp.core.messages import Json, JsonObject
+from trio_mcp.core.messages import Json, JsonObject, Limits
 from trio_mcp.core.models import CallToolResult
 from trio_mcp.core.revisions import META_CLIENT_CAPABILITIES, Role, Terms, declares
 from trio_mcp.core.rounds import Question
@@ -115,10 +115,10 @@ def tasks_of(client: Client) -> ClientTasks:
 class ClientTasks(ClientExtension):
     """The extension of a client; `open_client(..., tasks=True)` makes one."""
 
-    def __init__(self, *answered: str) -> None:
+    def __init__(self, *answered: str, limits: Limits | None = None) -> None:
         """`answered` are the methods of the server that the client may answer with tasks of its own."""
         super().__init__(EXTENSION_FORM, core_form_of_client(*answered))
-        answers = ClientAnswers()
+        answers = ClientAnswers(limits or Limits())
         for method in answered:
             self.answering(method)(answers.answer)
         for name in ("get", "cancel", "result", "list") if answered else ():
