@@ -336,10 +336,13 @@ def tool_result(value: Any, output: OutputSchema | None, name: str, revision: Re
             result: JsonObject = {"content": [_text(_as_text(structured))]}  # tool-13
             _add_structured(result, structured, output, revision)
             return result
+        if value is None:
+            return {"content": []}
         block = model_class("ContentBlock")
-        if isinstance(value, list | tuple) and any(isinstance(each, block) for each in value):
-            return {"content": [_item(each, name, f"/{index}", revision) for index, each in enumerate(value)]}
-        return {"content": [] if value is None else [_item(value, name, "", revision)]}
+        for each in value if isinstance(value, (list, tuple)) else ():
+            if isinstance(each, block):
+                return {"content": [_item(each, name, f"/{index}", revision) for index, each in enumerate(value)]}
+        return {"content": [_item(value, name, "", revision)]}
 
 
 def _add_structured(result: JsonObject, structured: Json, output: OutputSchema | None, revision: Revision) -> None:
@@ -370,13 +373,13 @@ def _explicit_result(value: Any, output: OutputSchema | None, revision: Revision
 
 
 def _item(value: Any, name: str, index: str, revision: Revision) -> JsonObject:
+    if isinstance(value, model_class("ContentBlock")):
+        return with_type(written(value, revision))
     if isinstance(value, bytes):
         from urllib.parse import quote
 
         return {"type": "resource", "resource": blob(value, f"tool://{quote(name, safe='')}/result{index}", None)}
-    if isinstance(value, (str, model_class("ContentBlock"))):
-        return block_of(value, revision)
-    return _text(json_text(value))
+    return _text(value if isinstance(value, str) else json_text(value))
 
 
 def tool_failure(error: ToolError | str, revision: Revision) -> JsonObject:
