@@ -421,6 +421,7 @@ _STRUCTURE = b"[{,"
 _OTHER_BYTES = bytes(each for each in range(256) if each not in b'"' + _STRUCTURE)
 _FEW_MARKS = 1000  # brackets and commas; up to this number the ones inside strings are counted too
 _FAR = 4096  # bytes from string to string: the average, and the most, in a message that is nearly all strings
+_TEXT = 8 * _FAR  # the envelope alone has so many strings
 _RUN = 64  # backslashes in a row that are counted
 _QUOTES = 32 * 1024  # with more quotes than this, excluding the strings takes too long for an estimate
 
@@ -465,6 +466,8 @@ def outside_strings(data: bytes) -> bytes | None:
 
     The search goes from quote to quote.  That takes a fiftieth of the time that a look at each byte takes.
     """
+    if len(data) < _TEXT:
+        return None
     pieces: list[bytes] = []
     at, inside = 0, False
     for _ in range(2 * len(data) // _FAR):
