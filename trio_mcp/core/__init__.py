@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.shares import *
     from trio_mcp.core.subscriptions import *
     from trio_mcp.core.tasks import *
+    from trio_mcp.core.unparsed import *
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -69,9 +70,8 @@ else:
             "framing": "LineFramer",
             "messages": (
                 "ABSENT Absent Batch CachedResult EDGE Error Event Id InvalidMessage Json JsonObject KINDS "
-                "LONG_NUMBERS Limits Message MessageKind Notification PLAIN PROGRESS Request Response UnreadableNumber "
-                "beginning decode encode ending estimated_values holds_more_values mutable_record outside_strings "
-                "parse prepare prepared_progress to_readable to_text too_long writable"
+                "LONG_NUMBERS Limits Message Notification PLAIN PROGRESS Request Response UnreadableNumber decode "
+                "encode mutable_record parse prepare prepared_progress to_readable to_text writable"
             ),
             "models": (
                 "CacheableResult CallToolParams CallToolResult CompleteParams CompleteResult Completion "
@@ -116,6 +116,9 @@ else:
                 "TERMINAL TaskDeed TaskEvent TaskForm TaskRecord TaskState TaskStatus TaskStep cursor_of "
                 "missing_extension poll_seconds read_created read_cursor read_task read_task_id related requested_ttl "
                 "unknown_task"
+            ),
+            "unparsed": (
+                "MessageKind beginning ending estimated_values holds_more_values not_parsed outside_strings too_long"
             ),
         },
     )

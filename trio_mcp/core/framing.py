@@ -6,9 +6,13 @@ kept, but its id is searched for, so that the error reply can name the request.
 
 from __future__ import annotations
 
-from functools import partial
+from typing import TYPE_CHECKING
 
-from trio_mcp.core.messages import EDGE, InvalidMessage, MessageKind, beginning, ending, too_long
+import trio_mcp.core as room  # it loads `unparsed` with the first line that is too long
+from trio_mcp.core.messages import EDGE, InvalidMessage
+
+if TYPE_CHECKING:
+    from trio_mcp.core.unparsed import MessageKind
 
 __all__ = ["LineFramer"]
 
@@ -24,7 +28,6 @@ class LineFramer:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._too_long = partial(too_long, f"is longer than {limit} bytes (Limits.message_bytes)")
         # The incomplete line: its long pieces, which are joined once at its end, then the short pieces since the last
         # long one.
         self._pieces: list[bytes] = []
@@ -90,8 +93,8 @@ class LineFramer:
     def _skip(self, lines: list[bytes | InvalidMessage]) -> None:
         line = self._take_line()
         self._skipping = True
-        kind, id = beginning(line, self._limit)
-        if kind is MessageKind.UNKNOWN or id is not None:
+        kind, id = room.beginning(line, self._limit)
+        if kind is room.MessageKind.UNKNOWN or id is not None:
             lines.append(self._too_long(kind, id))
         else:
             self._skipped_kind = kind
@@ -100,10 +103,13 @@ class LineFramer:
     def _end(self, lines: list[bytes | InvalidMessage]) -> None:
         line = self._take_line()
         if self._skipped_kind is not None:
-            lines.append(self._too_long(self._skipped_kind, ending(line)))
+            lines.append(self._too_long(self._skipped_kind, room.ending(line)))
         elif line and not line.isspace():
             lines.append(line.removesuffix(b"\r"))
         self._skipping, self._skipped_kind = False, None
+
+    def _too_long(self, kind: MessageKind, id: int | str | None) -> InvalidMessage:
+        return room.too_long(f"is longer than {self._limit} bytes (Limits.message_bytes)", kind, id)
 
     def _take_line(self) -> bytes:
         """Return the bytes of the incomplete line, and clear it."""

@@ -25,7 +25,8 @@ from collections.abc import Callable, Hashable, Iterable
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from trio_mcp.core.messages import ABSENT, Json, Limits, Message, Response, estimated_values
+import trio_mcp.core as room  # it loads `unparsed` with the first message that is weighed
+from trio_mcp.core.messages import ABSENT, Json, Limits, Message, Response
 
 __all__ = [
     "FEW", "LONG", "Account", "ByteBudget", "Charge", "FairQueue", "Pace", "Shares", "holder_of", "is_principal",
@@ -326,7 +327,7 @@ def weight(data: bytes, most: float, message: Message | None = None) -> int:
     size = len(data)
     if size <= FEW:
         return size
-    values = estimated_values(data, most)
+    values = room.estimated_values(data, most)
     if size > LONG and not (values < _SEARCHED and _is_ascii(message)):
         size *= _width(data)
     return size + int(_VALUE * values)
