@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from functools import partial
@@ -670,6 +672,39 @@ async def test_handlers_go_on_when_the_store_is_back(
         await other.update({"taskId": "asking", "inputResponses": {"name": ANN}}, "ann")
         await trio.sleep(keepers.LEASE)
         assert answers == {"name": ANN}
+
+
+async def test_outcomes_that_wait_for_the_store_are_charged_to_their_clients(
+    make: Make, away: Callable[[], AbstractContextManager[None]], autojump_clock: MockClock
+) -> None:
+    """An outcome that finds no room becomes a failure, and its memory is free at once."""
+
+    class Long(dict[str, Any]):
+        """An object that can be referenced weakly."""
+
+    living: list[weakref.ref[Long]] = []
+
+    def long() -> Long:
+        result = Long(content=[{"type": "text", "text": "x" * 10_000}])
+        living.append(weakref.ref(result))
+        return result
+
+    limits = Limits(bytes_in_all=100_000)
+    async with kept(make, limits=limits) as keeper, trio.open_nursery() as nursery:
+        hosts = [await begun(keeper, f"t-{number}") for number in range(20)]
+        with away():
+            for number, host in enumerate(hosts):
+                host.holder = "principal ann" if number < 15 else "principal bob"
+                nursery.start_soon(host.finish, long() if number % 2 else RequestError(-1, "no", long()))
+            await trio.sleep(2)
+            held = keeper.bytes.shares
+            assert 10_000 < held.of("principal bob") <= held.of("principal ann") <= 75_000  # three quarters at most
+            assert held.held <= 100_000
+            gc.collect()
+            assert sum(each() is not None for each in living) == held.held // 10_000
+        await trio.sleep(5)
+        assert held.held == 0
+        assert not keeper._hosts
 
 
 async def test_clients_are_told_that_the_store_is_away(

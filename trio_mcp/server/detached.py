@@ -207,8 +207,10 @@ class DetachedCall(Wire):
     async def _finish(self) -> None:
         outcome, self._outcome = self._outcome, None
         assert outcome is not None
+        finishing = self._host.finish(outcome)
+        del outcome  # the host may have to drop it
         try:
-            await self._host.finish(outcome)
+            await finishing
         except Exception:  # noqa: BLE001  # the host is code of an extension, and the server goes on
             _log.exception("the extension could not take the result of %s", self._ctx.method)
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
@@ -29,9 +29,10 @@ import attrs
 import trio
 
 from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_PARAMS, RequestError, SessionClosed, UsageError
-from trio_mcp.core.messages import JsonObject
+from trio_mcp.core.messages import JsonObject, to_text
 from trio_mcp.core.revisions import stable_name
 from trio_mcp.core.rounds import Question
+from trio_mcp.core.shares import ByteBudget, Charge, weight
 from trio_mcp.core.tasks import (
     CORE_TASKS,
     MAX_MESSAGE,
@@ -100,6 +101,8 @@ class Keeper:
         self._holder = secrets.token_urlsafe(12)
         self._hosts: dict[str, TaskHost] = {}
         self._watched: dict[str, set[trio.Event]] = {}
+        self.bytes = ByteBudget(limits)
+        """Charged for outcomes that wait for the store."""
         self._unseen: dict[str, trio.Event] = {}  # tasks that have ended while this process is about to end
         self._ready = trio.Event()
         self._claims_from = -inf
@@ -432,6 +435,8 @@ class TaskHost:
         """True: the task has ended, or another process has taken it over."""
         self.recoverable = True
         """Whether another process can go on with the task."""
+        self.holder: Hashable | None = None
+        """The client that is charged for an outcome that waits for the store."""
         self._keeper = keeper
         self._noted = -inf
         self._left_out: str | None = None  # the message of the newest report that came too soon after another
@@ -459,7 +464,9 @@ class TaskHost:
                 _log.exception("a task failed")
                 why = "the task has failed; the log of the side that ran it says why"
                 outcome = RequestError(INTERNAL_ERROR, why)
-            await self.finish(outcome)
+            finishing = self.finish(outcome)
+            del outcome  # `finish` may have to drop it
+            await finishing
 
     async def wait_ended(self) -> None:
         """Wait until the record says that the task has ended."""
@@ -536,28 +543,41 @@ class TaskHost:
         return {key: task.answers[key] for key in keys}
 
     async def finish(self, outcome: JsonObject | RequestError) -> None:
-        """Store the outcome of the handler."""
+        """Store the outcome of the handler.  While the store is away, the outcome is charged to the client."""
         if self.over:
             return
         self.over = True
-        failure: RequestError | None = None
+        refused = False
         try:
-            while True:
-                # The run may be about to end.
-                with trio.CancelScope(deadline=trio.current_time() + _CLOSING, shield=True):
-                    try:
-                        await self._store(outcome if failure is None else failure)
-                        break
-                    except StoreFailed as error:
-                        _log.error("%s", error)
-                    except (StoreFull, RequestError, TypeError, ValueError, RecursionError) as error:
-                        if failure is None:
-                            failure = _refusal(error)
-                            continue
-                        _log.error("the failure of a task cannot be stored: %s", error)
-                await trio.sleep(_AGAIN)
+            with Charge(self._keeper.bytes.account(self.holder)) as charge:
+                while True:
+                    # The run may be about to end.
+                    with trio.CancelScope(deadline=trio.current_time() + _CLOSING, shield=True):
+                        try:
+                            if await self._stored(outcome, charge):
+                                break
+                        except (StoreFull, RequestError, TypeError, ValueError, RecursionError) as error:
+                            if not refused:
+                                refused, outcome = True, _refusal(error)
+                                continue
+                            _log.error("the failure of a task cannot be stored: %s", error)
+                    await trio.sleep(_AGAIN)
         finally:
             self._keeper.release(self)
+
+    async def _stored(self, outcome: JsonObject | RequestError, charge: Charge) -> bool:
+        """Store the outcome, or let it wait.  Raises `RequestError` and others if it can do neither."""
+        try:
+            await self._store(outcome)
+            return True
+        except StoreFailed as error:
+            _log.error("%s", str(error))  # a handler of the log may keep its arguments, and the error keeps its frames
+        if not charge.held:
+            data = to_text(outcome if isinstance(outcome, dict) else outcome.data)
+            if (limit := charge.set(weight(data, inf))) is not None:
+                why = f"the store was away when this task ended, and its outcome could not wait (Limits.{limit})"
+                raise RequestError(INTERNAL_ERROR, why)
+        return False
 
     async def _store(self, outcome: JsonObject | RequestError) -> None:
         if isinstance(outcome, RequestError):
@@ -569,7 +589,7 @@ class TaskHost:
 def _refusal(error: Exception) -> RequestError:
     """The failure of a task whose outcome cannot be stored."""
     if isinstance(error, RequestError):  # the outcome is too large
-        return error
+        return RequestError(error.code, error.message)  # `error` holds the frames that hold the outcome
     if isinstance(error, StoreFull):
         return RequestError(INTERNAL_ERROR, "the store has no room for the result of this task")
     _log.error("the outcome of a task cannot be written as JSON", exc_info=error)

@@ -260,6 +260,7 @@ class RunTasks:
         if server._store is None:
             server._store = MemoryStore()
         self.keeper = Keeper(server._store, server._info["name"], run.limits, self._recover)
+        self.keeper.bytes = run.bytes
         self.keeper.on_change = self._tell
         self.keeper.leaving = lambda: run.draining
         self._extended: ExtensionRun | None = None
@@ -329,7 +330,7 @@ class RunTasks:
         A task that is `recoverable` can go on in another run.  xtask-10: the request is answered when the store has it.
         """
         host = _ServerHost(self.keeper, task) if form is EXTENSION_TASKS else _CoreTaskHost(self.keeper, task, ctx)
-        host.recoverable = recoverable
+        host.recoverable, host.holder = recoverable, ctx._holder
         try:
             await self.keeper.add(task, ctx._holder)
             call = await ctx.detach(host, form.created(task, immediate))
@@ -358,6 +359,7 @@ class RunTasks:
         assert self._extended is not None  # the run has begun
         host = _ServerHost(self.keeper, task)
         ctx = self._extended.context(request, terms, host)
+        host.holder = ctx._holder
         self._run.nursery.start_soon(host.run, partial(work, ctx, host), name="a task whose work is elsewhere")
 
     def _session_name(self, ctx: Context) -> str:
@@ -381,10 +383,11 @@ class RunTasks:
             return False
         host = _ServerHost(self.keeper, task)
         try:
-            host.cancel = self._extended.start(request, terms, host).cancel
+            call = self._extended.start(request, terms, host)
         except RequestError:
             self.keeper.release(host)
             return None
+        host.cancel, host.holder = call.cancel, call.account.holder
         return True
 
     # The older form.
@@ -524,8 +527,9 @@ class _ServerHost(TaskHost):
 
     async def finish(self, outcome: JsonObject | RequestError) -> None:
         """As `TaskHost.finish`.  A drain waits for this, so that a client can come for the outcome."""
-        over = self.over
-        await super().finish(outcome)
+        over, finishing = self.over, super().finish(outcome)
+        del outcome  # it may have to be dropped
+        await finishing
         if not over and self._keeper.leaving():
             await self._keeper.seen(self.id)
 
