@@ -81,7 +81,7 @@ class Replica:
         store = run.server._store
         assert store is not None  # `Run.share` has checked it
         self.store: Store = store
-        self.name = secrets.token_urlsafe(9)
+        self.name: str = secrets.token_urlsafe(9)
         self.server_name: str = run.server._info["name"]
         """The part of all names in the store that keeps servers apart that share it."""
         self.hears: dict[str, list[Callable[[JsonObject], object]]] = {}
