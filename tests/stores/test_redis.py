@@ -126,6 +126,24 @@ async def test_an_answer_that_came_while_the_loop_was_blocked_counts(server: Red
         time.sleep(1.5)  # noqa: ASYNC251  # as a handler that computes
 
 
+@pytest.mark.full
+async def test_a_loop_that_is_always_late_does_not_take_redis_for_dead(server: RedisServer) -> None:
+    async with RedisStore(server.url) as store, trio.open_nursery() as nursery:
+
+        async def compute() -> None:
+            while True:
+                await trio.lowlevel.checkpoint()
+                time.sleep(0.1)  # noqa: ASYNC251  # as many tasks do on a busy machine
+
+        assert store._link is not None
+        store._link.drop()
+        nursery.start_soon(compute)
+        async with trio.open_nursery() as calls:
+            for _ in range(40):  # more than are sent at once
+                calls.start_soon(store.get, "task", "a")
+        nursery.cancel_scope.cancel()
+
+
 @attrs.define
 class Between:
     """A proxy before a Redis; `spoil` is what becomes of the next answers."""

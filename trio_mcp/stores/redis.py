@@ -46,17 +46,20 @@ from trio_mcp.stores.rows import Row, StoreFailed, StoreFull
 if TYPE_CHECKING:
     from trio_mcp.stores.redis_link import RedisLink
 
-__all__ = ["RedisStore"]
+__all__ = ["RedisSilent", "RedisStore"]
 
-_AT_ONCE: Final = 128  # calls that wait for an answer, each with one body
-_WAIT: Final = 0.95  # seconds in which one of them must have its answer, while others wait to be sent
-_PARTS: Final = (0.6, 0.35)  # of it, as for each call
+_AT_ONCE: Final = 16  # calls that wait for an answer, each with one body; more of them are no faster
+_WAIT: Final = 0.95  # seconds for a connection of messages
 _AGAIN: Final = 0.5  # seconds until the connection of messages is opened again
 _IDLE: Final = 10.0  # seconds until it is tried; a server that has gone does not say so
 _OPENING: Final = 5.0  # seconds for the first such connection
 _CLOSING: Final = 2.0
 _SCRIPT: Final = Path(__file__).with_name("redis.lua").read_bytes()
 _SHA: Final = hashlib.sha1(_SCRIPT, usedforsecurity=False).hexdigest()
+
+
+class RedisSilent(StoreFailed):
+    """Redis has not answered in time."""
 
 
 class RedisStore:
@@ -94,8 +97,10 @@ class RedisStore:
         self._opening = trio.Lock()
         self._nursery: trio.Nursery | None = None
         self._closed = trio.Event()
-        self._calls = trio.Semaphore(_AT_ONCE)
+        self._calls = 0  # under way
         self._answered = 0
+        self._silences = 0  # calls in whose time Redis has answered none
+        self._turns = trio.lowlevel.ParkingLot()
         self._link: RedisLink | None = None
         self._listener: RedisLink | None = None
         self._listening = trio.Event()
@@ -168,23 +173,37 @@ class RedisStore:
 
     # Calls.
 
-    async def _wait_for_turn(self) -> None:
-        """Wait until fewer than `_AT_ONCE` calls are under way, as long as some of them are answered."""
-        while True:
-            answered = self._answered
-            for seconds in _PARTS:
-                with trio.move_on_after(seconds):
-                    return await self._calls.acquire()
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """A block for one of `_AT_ONCE` calls.  Those that wait for theirs have no clock: there may be thousands.
+
+        Raises `StoreFailed` if Redis answers none of the calls that are under way.
+        """
+        silences, parked = self._silences, False
+        while self._calls == _AT_ONCE or (self._turns and not parked):
+            parked = True
+            await self._turns.park()
+            if self._silences != silences:
+                raise StoreFailed(f"{self!r} has not answered any of {_AT_ONCE} calls")
+        self._calls += 1
+        answered = self._answered
+        try:
+            yield
+        except RedisSilent:
             if self._answered == answered:
-                raise StoreFailed(f"{self!r} has not answered within {_WAIT} seconds; {_AT_ONCE} calls wait")
+                self._silences += 1
+                self._turns.unpark_all()
+            raise
+        finally:
+            self._calls -= 1
+            self._turns.unpark()
 
     async def _step(self, name: str, *arguments: str | bytes | float) -> Any:
         """Run a step of the script.  Raises `StoreFull` if it says so."""
         # As bytes, because coredis ends the connection of all calls at text that is no Unicode.
         texts = [each if isinstance(each, str | bytes) else repr(each) for each in arguments]
         given = [each.encode() if isinstance(each, str) else each for each in texts]
-        await self._wait_for_turn()
-        try:
+        async with self._turn():
             link = self._link
             if link is None or not link.usable:
                 link = self._renew_link()
@@ -197,9 +216,7 @@ class RedisStore:
                 if there is None or there is link:  # this is the first call that was told so
                     there = self._renew_link(link.moved_to)
                 result = await there.call(b"EVALSHA", _SHA, 1, self._prefix, name, *given)
-        finally:
-            self._calls.release()
-        self._answered += 1
+            self._answered += 1
         if isinstance(result, bytes):
             raise StoreFull(result.decode())
         return result

@@ -31,14 +31,17 @@ from coredis.exceptions import ConnectionError as RedisConnectionError
 from coredis.exceptions import MovedError, NoScriptError, ReadOnlyError, RedisError
 
 from trio_mcp.core.errors import UsageError
+from trio_mcp.stores.redis import RedisSilent
 from trio_mcp.stores.rows import StoreFailed
 
 __all__ = ["DEADLINE", "MakeLink", "RedisLink", "read_redis_url"]
 
 DEADLINE: Final = 0.95
 """Seconds for each call: its caller is told within a second that Redis is away."""
-_PARTS: Final = (0.6, 0.35)  # of it; if the event loop was blocked in the first, the answer is read in the second
-_CONNECT: Final = 5.0  # seconds for the handshake, which is several calls; those that wait for it fail earlier
+# Its parts.  The loop turns at least once in each, so a loop that is late does not take Redis for dead.  coredis needs
+# a few turns for each call, and one more for each other call that it sends together with it.
+_PARTS: Final = (0.35, *[0.02] * 30)
+_CONNECT: Final = 10.0  # seconds for the handshake, which is several calls; those that wait for it fail earlier
 _PENDING: Final = 1024  # calls without an answer; most of them were cancelled, and wait in a buffer
 _BROKEN: Final = (RedisConnectionError, NoScriptError, ReadOnlyError)  # a new connection may help
 _PORT: Final = 6379
@@ -99,7 +102,10 @@ class RedisLink:
             raise self._failed(self._error) from self._error
 
     async def call(self, command: bytes, *arguments: str | bytes | int) -> Any:
-        """Send a command, and return its answer.  Raises `StoreFailed`, after `DEADLINE` seconds at the latest."""
+        """Send a command, and return its answer.
+
+        Raises `StoreFailed`, and `RedisSilent` after `DEADLINE` seconds.
+        """
         request = None
         try:
             for seconds in _PARTS:
@@ -116,7 +122,7 @@ class RedisLink:
             raise self._failed(error) from error
         if request is not None:
             self.drop()  # what waits in its buffer must not wait until Redis is back
-        raise StoreFailed(f"{self._where} has not answered within {DEADLINE} seconds")
+        raise RedisSilent(f"{self._where} has not answered within {DEADLINE} seconds")
 
     def _failed(self, error: Exception) -> StoreFailed:
         reason: BaseException = error
@@ -163,7 +169,7 @@ def read_redis_url(url: str, ssl_context: ssl.SSLContext | None) -> tuple[MakeLi
         "username": None if parts.username is None else unquote(parts.username),
         "password": None if parts.password is None else unquote(parts.password),
         "db": int(database),
-        "connect_timeout": DEADLINE,
+        "connect_timeout": _CONNECT,
     }
     if parts.scheme == "rediss":
         options["ssl_context"] = ssl_context or ssl.create_default_context()
