@@ -9,7 +9,7 @@ A run loads this module when a client subscribes, or when a change happens while
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import trio
@@ -115,14 +115,15 @@ class Publisher:
         for change in self.listeners.changes:
             self.publish(change)
 
-    def tells(self, session: ServerSession) -> frozenset[ChangeEvent]:
-        """The changes that a legacy session listens to."""
-        return frozenset(self.listeners.changes_of(ListenerKey(session, None)))
-
-    def tell_all(self, session: ServerSession) -> None:
-        """Tell a legacy session of all changes that it listens to."""
+    def tell(self, session: ServerSession, among: Collection[ChangeEvent] | None = None) -> None:
+        """Tell a legacy session of all changes that it listens to; of these, if given."""
         for change in self.listeners.changes_of(ListenerKey(session, None)):
-            session.tell_change(change.notification(), None)
+            if among is None or change in among:
+                session.tell_change(change.notification(), None)
+
+    def tell_queued(self, session: ServerSession) -> None:
+        """Tell a legacy session of the changes that are not published yet, because it leaves."""
+        self.tell(session, {change for change, reaches in self._changes if reaches is None or reaches(session)})
 
     async def run(self) -> None:
         """Publish queued changes, until it is cancelled."""
@@ -130,8 +131,8 @@ class Publisher:
             await self._changed.wait()
             await trio.sleep(self._window)
             self._changed = trio.Event()
-            changes, self._changes = self._changes, {}
-            for change, reaches in changes:
+            for change, reaches in tuple(self._changes):
+                del self._changes[change, reaches]
                 for count, (key, notification) in enumerate(self.listeners.publish(change)):
                     if reaches is None or reaches(key.link):
                         key.link.tell_change(notification, key.id)

@@ -27,7 +27,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -59,7 +59,8 @@ _CLOSING: Final = 2.0  # seconds for the last writes of a run that ends
 _PAGE: Final = 100  # rows that are read at once
 _KEPT: Final = 24 * 3600.0  # seconds for which the row of a replica stays without a renewal
 _TOLD: Final = 64 * 1024  # characters of changes in one message; more of them are told as a gap
-_MOST: Final = 1000  # changes in one message
+_MOST: Final = 1000  # changes in one message, or that are remembered
+_RECENT: Final = 10.0  # seconds for which changes are remembered: a session is handed over in less
 
 
 class CannotContinue(StoreFailed):
@@ -93,6 +94,9 @@ class Replica:
         self._kind = f"replica {self.server_name}"
         self._to_all = f"replicas of {self.server_name}"
         self._changes: dict[ChangeEvent, None] = {}  # to be told to the others
+        self._sending: dict[ChangeEvent, None] = {}  # those that are told at the moment
+        self._recent: dict[ChangeEvent, float] = {}  # when each was told or heard of, the oldest first
+        self._forgotten = -inf  # the time of the last one that is not in there
         self._changed = trio.Event()
         self.hears["change"] = [self._hear_changes]
 
@@ -204,7 +208,7 @@ class Replica:
         for row in dead:
             await self.store.delete(self._kind, row.key)
         if dead:
-            self._run.publish_here(None)
+            self._all_changed()
             await self.send(None, "change", changes=[])
 
     async def alive(self, name: str) -> bool:
@@ -262,16 +266,41 @@ class Replica:
 
     def _gap(self) -> None:
         """Messages may have been lost."""
-        self._run.publish_here(None)
+        self._all_changed()
         for look in tuple(self.on_gap):
             look()
 
     # Changes.
 
+    def changes_since(self, time: float) -> Collection[ChangeEvent] | None:
+        """The changes that this replica has told or heard of since then, or will tell of.  None: perhaps all."""
+        if time <= self._forgotten:
+            return None
+        return {*self._changes, *self._sending, *(change for change, at in self._recent.items() if at >= time)}
+
+    def _remember(self, changes: Iterable[ChangeEvent]) -> None:
+        now = trio.current_time()
+        for change in changes:
+            self._recent.pop(change, None)
+            self._recent[change] = now
+        while self._recent:
+            oldest, at = next(iter(self._recent.items()))
+            if at >= now - _RECENT and len(self._recent) <= _MOST:
+                break
+            del self._recent[oldest]
+            self._forgotten = at
+
+    def _all_changed(self) -> None:
+        """Notify the listeners of this process of every change."""
+        self._forgotten = trio.current_time()
+        self._run.publish_here(None)
+
     def announce(self, change: ChangeEvent) -> None:
         """Tell the other replicas of a change.  The changes that happen while the store is away are told afterwards."""
-        if len(self._changes) < _MOST:  # otherwise one more is told with them as a gap
+        if len(self._changes) < _MOST:
             self._changes[change] = None
+        else:  # one more is told with them as a gap
+            self._forgotten = trio.current_time()
         self._changed.set()
 
     async def _tell_changes(self) -> None:
@@ -280,7 +309,8 @@ class Replica:
             await self._changed.wait()
             await trio.sleep(self._run.server._change_debounce)
             self._changed = trio.Event()
-            changes, self._changes = self._changes, {}
+            changes = self._sending = self._changes
+            self._changes = {}
             told = [[each.kind.name, each.item] for each in changes]
             if len(changes) >= _MOST or sum(len(item) for _, item in told) > _TOLD:
                 told = []  # all changes of the others may have happened
@@ -288,6 +318,7 @@ class Replica:
             try:
                 await self.send(None, "change", changes=told)
                 sent = True
+                self._remember(changes)
             except StoreFailed as error:
                 _log.error("%s", error)
                 self._changed.set()
@@ -295,11 +326,14 @@ class Replica:
             finally:
                 if not sent:  # also if this replica ends; then `_leave` tells of them
                     self._changes = {**changes, **self._changes}
+                self._sending = {}
 
     def _hear_changes(self, message: JsonObject) -> None:
         if message["from"] == self.name:
             return
         if not message["changes"]:
-            self._run.publish_here(None)
-        for kind, item in message["changes"]:
-            self._run.publish_here(ChangeEvent(ChangeKind[kind], item))
+            self._all_changed()
+        changes = [ChangeEvent(ChangeKind[kind], item) for kind, item in message["changes"]]
+        self._remember(changes)
+        for change in changes:
+            self._run.publish_here(change)

@@ -77,6 +77,7 @@ class SessionMail:
         self._process, self._lost, self._ended = process, lost, ended
         self._position = 0  # of the last item that was processed
         self._reading = trio.Lock()
+        self._due = False  # a task has yet to read what was told of
         self.waiting: deque[tuple[Callable[[], Awaitable[object]], int]] = deque()
         """The writes that wait, each with its size."""
         self._size = 0  # of all that waits
@@ -189,6 +190,9 @@ class SessionMail:
 
     def catch_up(self) -> None:
         """Read the mail in a task, because messages about it may have been lost."""
+        if self._due:
+            return
+        self._due = True
 
         async def read() -> None:
             try:
@@ -201,6 +205,7 @@ class SessionMail:
     async def read(self) -> None:
         """Process all mail up to now.  Raises `StoreFailed`."""
         async with self._reading:
+            self._due = False
             while not self._closed:
                 after = self._position
                 oldest, events = await self._replica.quickly(self._store.read(self._name, after, _EVENTS))

@@ -39,7 +39,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import attrs
 import trio
@@ -84,8 +84,6 @@ if TYPE_CHECKING:
     from trio_mcp.server.run import Run
 
 __all__ = ["SharedServerSession", "SharedSession"]
-
-T = TypeVar("T")
 
 _OWN_IDS: Final = 24  # bits of the id of a question below the number of its copy
 _HANDOVER: Final = 1.0  # seconds for the messages that wait at a speaker to reach its successor
@@ -166,7 +164,7 @@ class SharedSession(HttpSession):
         self._speaking = trio.Lock()
         self._yielded = trio.Event()  # the speaker before this one has sent its messages
         self._asked = 0  # subscriptions that the speaker was asked for
-        self._verdicts: dict[int, trio.MemorySendChannel[str | None]] = {}  # of those that wait for its answer
+        self._verdicts: dict[int, trio.MemorySendChannel[Sequence[Any] | None]] = {}  # those that wait
         self._over_everywhere = False
 
     # Its row.
@@ -352,7 +350,7 @@ class SharedSession(HttpSession):
         if self.speaks:
             self._stop_speaking()
             if self._newest is not None:
-                await self.speak()
+                self._later(self._speak_again, ())
 
     def _hear_message(self, item: JsonObject) -> None:
         self.server_session.hear(decode(item["message"].encode(), self._run.limits))
@@ -494,7 +492,7 @@ class SharedSession(HttpSession):
 
     async def _become_speaker(self, resumes: str | None) -> None:
         """Become the speaker, unless another copy does at the same time: the mail decides, by its order."""
-        self._yielded = trio.Event()
+        self._yielded, began = trio.Event(), trio.current_time()
         before = await self.row.change(lambda record: attrs.evolve(record, speaks_in=self._replica.name))
         await self.mail.post({"speaker": True, "resumes": resumes})
         await self.mail.read()
@@ -506,6 +504,7 @@ class SharedSession(HttpSession):
         for uri in record.uris:
             if self.speaks and (refused := self._subscribe(_SUBSCRIBE, uri)) is not None:
                 raise CannotContinue(refused[1])
+        self._run.publisher.tell(self.server_session, self._replica.changes_since(began))
         if resumes is None:
             self._later(self._take_over, before)
         else:
@@ -523,10 +522,11 @@ class SharedSession(HttpSession):
                 await self._yielded.wait()
                 return
         if self.speaks:
-            self._run.publisher.tell_all(self.server_session)
+            self._run.publisher.tell(self.server_session)
 
     def _yield(self, number: int, resumes: str | None) -> None:
         """Another copy speaks from now on."""
+        self._run.publisher.tell_queued(self.server_session)
         self._stop_speaking()
         self._retire_standalone(resumes)
         waiting = [encode(each).decode() for each in self._pending.values()]
