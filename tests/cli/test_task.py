@@ -75,8 +75,18 @@ def test_a_question_is_answered_by_its_key(url: str) -> None:
     wrong = run("task", "answer", url, id, f"{key}=1")
     assert wrong.returncode == 2
     assert "must be a JSON object with the fields of the form, accept, decline or cancel, got '1'" in wrong.stderr
+    unknown = run("task", "answer", url, id, "size=decline")
+    assert (unknown.returncode, unknown.stderr) == (2, f"trio-mcp: the task has no question size; it asks {key}\n")
     assert run("task", "answer", url, id, f'{key}={{"size": "large"}}').returncode == 0
     assert run("task", "follow", url, id).stdout.splitlines()[-1] == "large"
+
+
+@pytest.mark.full
+def test_the_older_form_has_no_answers(url: str) -> None:
+    chosen = ("--revision", "2025-11-25")
+    id = run("task", "start", url, "ask", *chosen).stdout.strip()
+    shown = run("task", "answer", url, id, "size=decline", *chosen)
+    assert (shown.returncode, shown.stderr) == (2, "trio-mcp: tasks/update does not exist in 2025-11-25\n")
 
 
 @pytest.mark.parametrize("revision", ["2026-07-28", "2025-11-25"])

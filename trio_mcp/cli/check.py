@@ -116,7 +116,7 @@ def _show(report: CheckReport, server: Mapping[str, Any], output: Output) -> Non
     for note in dict.fromkeys(report.notes):
         output.paragraph(f"Note: {note}", 0)
     counts = [sum(RULES[each.rule].level == level for each in found) for level in ("MUST", "SHOULD")]
-    words = f"{counts[0]} deviations from MUST, {counts[1]} from SHOULD"
+    words = f"{counts[0]} deviation{'' if counts[0] == 1 else 's'} from MUST, {counts[1]} from SHOULD"
     output.line(
         f"{report.checks} checks of {len(report.tested)} rules: "
         + output.painted(words, "bad" if counts[0] else "good")

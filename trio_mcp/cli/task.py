@@ -16,7 +16,7 @@ from typing import Any
 
 from trio_mcp.cli.call import add_result_arguments, show, tool_arguments
 from trio_mcp.cli.forms import Terminal
-from trio_mcp.cli.output import Output, ReportLines, compact
+from trio_mcp.cli.output import Output, ReportLines, compact, few_names
 from trio_mcp.cli.target import LIMITS, add_target_arguments, connected, run_command
 from trio_mcp.client.client import Client
 from trio_mcp.core.caching import Pager
@@ -116,7 +116,12 @@ async def _follow(arguments: argparse.Namespace, client: Client, output: Output)
 
 
 async def _answer(arguments: argparse.Namespace, client: Client, output: Output) -> int:
-    await client.open_task(arguments.id).answer(dict(map(_response, arguments.responses)))
+    task, responses = client.open_task(arguments.id), dict(map(_response, arguments.responses))
+    if not REVISIONS[client.revision].handshake:  # in others there are no answers, as the error says
+        asked = {each.key for each in (await task.status()).questions}
+        if unknown := sorted(responses.keys() - asked):  # servers ignore these
+            raise UsageError(f"the task has no question {few_names(unknown)}; it asks {few_names(asked) or 'nothing'}")
+    await task.answer(responses)
     return 0
 
 
