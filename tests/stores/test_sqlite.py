@@ -7,6 +7,8 @@ import os
 import signal
 import sqlite3
 import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from math import inf
 from pathlib import Path
 
@@ -115,6 +117,78 @@ async def test_a_write_that_is_cancelled_while_it_waits_never_happens(tmp_path: 
         assert await store.add(attrs.evolve(ROW, key="c"))
         assert await store.get("task", "a") == ROW
         assert await store.get("task", "b") is None
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """A block in which another process has a transaction that writes."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.execute("ROLLBACK")
+
+
+async def test_writes_to_a_locked_file_fail_together_and_reads_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, failed = tmp_path / "x.db", list[str]()
+    monkeypatch.setattr(sqlite, "_BUSY", inf)
+
+    async def write(key: str) -> None:
+        with pytest.raises(StoreFailed) as caught:
+            await store.add(attrs.evolve(ROW, key=key))
+        failed.append(str(caught.value))
+
+    async with SQLiteStore(path) as store:
+        await store.add(ROW)
+        with locked(path):
+            async with trio.open_nursery() as nursery:
+                for key in "bcd":  # the second and the third wait behind the first, and not once more
+                    nursery.start_soon(write, key)
+                await trio.testing.wait_all_tasks_blocked()
+                assert await store.get("task", "a") == ROW
+                assert await store.list("task", "ann", (0.0, ""), 10) == [ROW]
+                assert not failed
+                monkeypatch.setattr(sqlite, "_BUSY", 0.0)
+            await write("e")
+            assert len(failed) == 4
+            why = f"another process has locked the file of {store!r} for more than 0 seconds; end its transaction"
+            assert set(failed) == {why}
+        await trio.sleep(sqlite._TRY)
+        assert await store.add(attrs.evolve(ROW, key="b"))
+
+
+async def test_a_call_that_waits_for_a_locked_file_can_be_cancelled(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    async with SQLiteStore(path) as store, trio.open_nursery() as nursery:
+        first = trio.CancelScope()
+
+        async def write() -> None:
+            with first:
+                await store.add(ROW)
+
+        with locked(path):
+            nursery.start_soon(write)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(store.add, attrs.evolve(ROW, key="b"))
+            await trio.sleep(0.1)
+            first.cancel()
+            await trio.sleep(3 * sqlite._TRY)  # the second one goes on in its place
+        while await store.get("task", "b") is None:  # noqa: ASYNC110  # SQLite says when
+            await trio.sleep(0.01)
+        assert await store.get("task", "a") is None
+
+
+async def test_a_file_that_is_locked_when_it_is_opened_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.db"
+    monkeypatch.setattr(sqlite, "_BUSY", 0.2)
+    async with SQLiteStore(path):
+        pass
+    with locked(path), pytest.raises(StoreFailed, match=r"another process has locked the file of .*x\.db"):
+        async with SQLiteStore(path):
+            pass
+    async with SQLiteStore(path) as store:
+        assert await store.add(ROW)
 
 
 async def test_a_receiver_that_is_behind_the_messages_of_a_file_is_told(

@@ -7,10 +7,11 @@ that reads.  Writes that wait for the writer are committed together: one sync fo
 A process that has a lease also locks a file beside the database.  The kernel frees the lock when the process dies, so
 its rows can be claimed at once, before the lease has ended.
 
-Two processes wait for each other in SQLite, for at most `_BUSY` seconds.  Another process is noticed by a look at the
-number of the last change, ten times a second, while `changes` waits.  One of the receivers looks for new messages as
-often, for all of them.  Messages are a table that keeps the last `_LOG` bytes; a receiver that is further behind has
-lost some.
+Two processes wait for each other, for at most `_BUSY` seconds from the moment at which a call has found the file
+locked.  Then all calls that wait fail, and later ones fail at once until the lock is gone.  Another process is noticed
+by a look at the number of the last change, ten times a second, while `changes` waits.  One of the receivers looks for
+new messages as often, for all of them.  Messages are a table that keeps the last `_LOG` bytes; a receiver that is
+further behind has lost some.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ __all__ = ["SQLiteStore"]
 T = TypeVar("T")
 
 _LAYOUT = 2
-_BUSY = 10.0  # seconds; a commit takes milliseconds, and a hundred processes may be in the queue
+_BUSY = 5.0  # seconds; a commit takes milliseconds, and a hundred processes may be in the queue
+_TRY = 0.25  # seconds of it that SQLite waits at once; a call that is cancelled must wait for that
 _LOOK = 0.1  # seconds between two looks for changes of other processes; a person does not notice it
 _SWEPT = 500  # rows in one sweep; other writers wait for it
 _READ = 1000  # changed rows in one answer
@@ -113,6 +115,10 @@ class _Write(Generic[T]):
         self.error: BaseException | None = None
 
 
+class _Locked(StoreFailed):
+    """Another process has locked the file."""
+
+
 class SQLiteStore:
     """A store in an SQLite file: ``SQLiteStore("tasks.db")``.
 
@@ -135,6 +141,8 @@ class SQLiteStore:
         self._reader: sqlite3.Connection | None = None
         self._writer: sqlite3.Connection | None = None
         self._queue: list[_Write[Any]] = []
+        # For writes (True) and for reads: when the file was found locked, and when that was last tried.
+        self._locked: dict[bool, tuple[float, float]] = {}
         self._locks: dict[str, int] = {}  # the descriptors of the files that are locked for our leases
         self._more = trio.Event()
         self._channels = Channels()
@@ -189,6 +197,7 @@ class SQLiteStore:
             if first:
                 self._make_tables(connection)
                 self._identity = self._on_disk()
+            connection.execute(f"PRAGMA busy_timeout = {int(1000 * _TRY)}")
         except BaseException:
             connection.close()
             raise
@@ -226,6 +235,10 @@ class SQLiteStore:
     def _failing(self) -> Iterator[None]:
         try:
             yield
+        except sqlite3.OperationalError as error:
+            if not _is_locked(error):
+                raise StoreFailed(f"{self!r} does not work: {error}") from error
+            raise _Locked(self._why_locked) from error
         except (sqlite3.Error, OSError) as error:
             raise StoreFailed(f"{self!r} does not work: {error}") from error
 
@@ -233,7 +246,35 @@ class SQLiteStore:
 
     async def _read(self, job: Callable[[sqlite3.Connection], T]) -> T:
         async with self._reading:
-            return await self._in_thread(job, self._checked(self._reader))
+            return await self._unless_locked(False, job, self._checked(self._reader))
+
+    async def _unless_locked(self, writes: bool, job: Callable[..., T], *arguments: Any) -> T:
+        """Run a job in a thread, again while another process has locked the file.
+
+        The time counts from the first call that found it locked, so calls that wait for each other do not add up.
+        """
+        while True:
+            begun = trio.current_time()
+            since, last = self._locked.get(writes, (begun, -inf))
+            if begun > last + _BUSY:  # no call has tried for a while
+                since = begun
+            if since + _BUSY <= begun < last + _TRY:  # another call has just tried in vain
+                await trio.lowlevel.checkpoint()
+                raise _Locked(self._why_locked)
+            try:
+                result = await self._in_thread(job, *arguments)
+            except _Locked:
+                now = trio.current_time()
+                self._locked[writes] = since, now
+                if now >= since + _BUSY:
+                    raise
+            else:
+                self._locked.pop(writes, None)
+                return result
+
+    @property
+    def _why_locked(self) -> str:
+        return f"another process has locked the file of {self!r} for more than {_BUSY:g} seconds; end its transaction"
 
     def _checked(self, connection: sqlite3.Connection | None) -> sqlite3.Connection:
         if connection is None:
@@ -250,8 +291,15 @@ class SQLiteStore:
                 if not write.done:
                     writer = self._checked(self._writer)
                     batch, self._queue = self._queue, []
-                    with trio.CancelScope(shield=True):  # the batch has writes of other tasks
-                        await self._in_thread(self._commit, writer, batch)
+                    try:
+                        await self._unless_locked(True, self._commit, writer, batch)
+                    except StoreFailed as error:
+                        for each in batch:
+                            if not each.done:
+                                each.done, each.error = True, StoreFailed(str(error))
+                        raise
+                    finally:  # if this task was cancelled before the commit, another one commits
+                        self._queue[:0] = [each for each in batch if not each.done]
         finally:
             if write in self._queue:  # cancelled while it waited: it must not happen later
                 self._queue.remove(write)
@@ -271,9 +319,9 @@ class SQLiteStore:
         A job without room, or with text that is no Unicode, undoes its own part only: the others are of other clients.
         """
         committed = False
+        self._check_file()
+        connection.execute("BEGIN IMMEDIATE")  # raises if another process has locked the file; then no job was run
         try:
-            self._check_file()
-            connection.execute("BEGIN IMMEDIATE")
             for write in batch:
                 connection.execute("SAVEPOINT job")
                 try:
@@ -569,6 +617,10 @@ class SQLiteStore:
             self._channels.deliver(channel, body)
 
 
+def _is_locked(error: sqlite3.OperationalError) -> bool:
+    return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
 def _use_log(connection: sqlite3.Connection) -> None:
     """Choose the mode with a log (WAL).  SQLite does not wait there for another process that opens a new file, too."""
     deadline = time.monotonic() + _BUSY
@@ -577,7 +629,7 @@ def _use_log(connection: sqlite3.Connection) -> None:
             connection.execute("PRAGMA journal_mode = WAL")
             return
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+            if not _is_locked(error) or time.monotonic() > deadline:
                 raise
         time.sleep(_LOOK / 10)
 
