@@ -48,8 +48,8 @@ from trio.testing import memory_stream_pair
 
 from trio_mcp.client.client import Client, ClientOptions, open_client
 from trio_mcp.core.messages import Json
-from trio_mcp.server.run import no_threads
 from trio_mcp.server.session import serve_stream
+from trio_mcp.server.threads import no_threads
 from trio_mcp.transport.nursery import block, check_trio, open_nursery
 from trio_mcp.transport.wire import CLOSING
 

@@ -28,7 +28,7 @@ from trio_mcp.asgi import AsgiApp
 from trio_mcp.core import Role
 from trio_mcp.core.http import Headers
 from trio_mcp.server import Threads
-from trio_mcp.server.run import _ThreadPlace  # only its two methods can meet in one tick
+from trio_mcp.server.threads import _ThreadPlace  # only its two methods can meet in one tick
 
 OLD = "2025-11-25"
 LONG = b"x" * 200_000

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.shares import *
     from trio_mcp.core.subscriptions import *
     from trio_mcp.core.tasks import *
+    from trio_mcp.core.turns import *
     from trio_mcp.core.unparsed import *
 else:
     __getattr__, __dir__ = lazy_names(
@@ -104,9 +105,7 @@ else:
             ),
             "sampling": "check_sampling",
             "session": "Call Notice Offer Opened ServerProtocol SessionAgreed SessionProtocol",
-            "shares": (
-                "Account ByteBudget Charge FEW FairQueue LONG Pace Shares holder_of is_principal to_make_room weight"
-            ),
+            "shares": ("Account ByteBudget Charge FEW LONG Pace Shares holder_of is_principal weight"),
             "subscriptions": (
                 "ACKNOWLEDGED ChangeEvent ChangeKind Listeners PROMPTS_CHANGED RESOURCES_CHANGED TOOLS_CHANGED "
                 "change_of filter_items listen_params resource_updated"
@@ -117,6 +116,7 @@ else:
                 "missing_extension poll_seconds read_created read_cursor read_task read_task_id related requested_ttl "
                 "unknown_task"
             ),
+            "turns": "FairQueue to_make_room",
             "unparsed": (
                 "MessageKind beginning ending estimated_values holds_more_values not_parsed outside_strings too_long"
             ),

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from trio_mcp.server.session import *
     from trio_mcp.server.supervised import *
     from trio_mcp.server.supervisor import *
+    from trio_mcp.server.threads import *
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -61,7 +62,7 @@ else:
             "replicas": "LEASE QUICKLY Replica",
             "resources": "resource_of resource_result",
             "results": "BadResult InputRequired OutputSchema ToolError tool_failure tool_result",
-            "run": "Rates Run RunMember Statistics Threads drained no_threads",
+            "run": "Rates Run RunMember Statistics drained",
             "server": "Server check_names",
             "session": (
                 "CANCELLED_CALL ChargedMessage ServerSession UNFINISHED address_of converse serve_stream socket_of "
@@ -69,5 +70,6 @@ else:
             ),
             "supervised": "Supervised run_workers",
             "supervisor": "ConnectionCounts Roster supervise",
+            "threads": "Threads no_threads",
         },
     )

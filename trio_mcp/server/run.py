@@ -7,20 +7,21 @@ connection that asked, because the answer may come on another one.
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager, suppress
-from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import trio
 
+import trio_mcp.server as room  # it loads `threads` with the first call of a plain function
 from trio_mcp.core.errors import UsageError
 from trio_mcp.core.revisions import Role
-from trio_mcp.core.shares import ByteBudget, FairQueue, Shares
+from trio_mcp.core.shares import ByteBudget, Shares
 from trio_mcp.server.dispatch import Dispatcher
 from trio_mcp.transport.nursery import block, open_nursery
 from trio_mcp.transport.wire import CLOSING
@@ -37,15 +38,14 @@ if TYPE_CHECKING:
     from trio_mcp.server.replicas import Replica
     from trio_mcp.server.server import Server
     from trio_mcp.server.session import ServerSession
+    from trio_mcp.server.threads import Threads
 
 __all__ = [
-    "Rates", "Run", "RunMember", "Statistics", "Threads", "drained", "no_threads",
+    "Rates", "Run", "RunMember", "Statistics", "drained",
 ]  # fmt: skip
 
-T = TypeVar("T")
 _OF_CHANGES = ("listChanged", "subscribe")
 _MOST = 10_000  # clients with a token bucket; if there are more, those that have been silent longest are forgotten
-_inline = False  # see `no_threads`
 
 
 class RunMember(Protocol):
@@ -119,7 +119,6 @@ class Run:
         self.kinds = catalog.kinds
         """The capabilities that the entries need; it only grows."""
         self.make_offers()
-        self.threads = Threads(server._threads)
         self.kept: dict[str, Any] = {}
         """The state that an extension has for this run, by its identifier."""
         self.detached: dict[DetachedCall, None] = {}
@@ -146,6 +145,11 @@ class Run:
         for part in catalog.parts():
             if part.extended is not None:
                 part.extended.start(self)
+
+    @functools.cached_property
+    def threads(self) -> Threads:
+        """Runs the handlers that are plain functions."""
+        return room.Threads(self.server._threads)
 
     # Changes.  Most servers have none, and need neither listeners nor a publisher.
 
@@ -401,79 +405,3 @@ class Rates:
         if len(self._buckets) > _MOST:
             self._buckets.popitem(last=False)
         return 0.0 if allowed else (1 - held) / self._rate
-
-
-@contextmanager
-def no_threads() -> Iterator[None]:
-    """A block in which plain functions run in the event loop.
-
-    The operating system decides the order of threads, and a test that repeats a run must decide it itself.
-    """
-    global _inline
-    before, _inline = _inline, True
-    try:
-        yield
-    finally:
-        _inline = before
-
-
-class Threads:
-    """Places for `total` worker threads, in which handlers run that are plain functions.
-
-    A thread cannot be stopped: when its call is cancelled, it goes on and keeps its place.  So places are a resource
-    that clients share (see `core.shares`), and a call waits for a place in the queue of its client.  Trio's own limiter
-    has one queue for all: forty calls of one client, each cancelled at once, would make all other clients wait.
-    """
-
-    def __init__(self, total: float) -> None:
-        self._places = Shares(total)
-        self._turns: FairQueue[trio.Event] = FairQueue(self._places)
-
-    async def run(self, call: Callable[[], T], holder: Hashable | None, *, abandon_on_cancel: bool) -> T:
-        """Run `call` in a thread and return its result.
-
-        If this is cancelled, it waits for the thread, or abandons the thread with `abandon_on_cancel`.
-        """
-        place = _ThreadPlace(self._places, self._turns, holder)
-        if _inline:
-            await place.acquire_on_behalf_of(None)
-            try:
-                return copy_context().run(call)  # its context variables are a copy, as in a thread
-            finally:
-                place.release_on_behalf_of(None)
-        # Trio calls only the two methods of the limiter that `_ThreadPlace` has.
-        limiter = cast("trio.CapacityLimiter", place)
-        return await trio.to_thread.run_sync(call, abandon_on_cancel=abandon_on_cancel, limiter=limiter)
-
-
-class _ThreadPlace:
-    """A place for one thread of a client, as a `trio.CapacityLimiter`."""
-
-    __slots__ = ("_holder", "_places", "_turns")
-
-    def __init__(self, places: Shares, turns: FairQueue[trio.Event], holder: Hashable | None) -> None:
-        self._places = places
-        self._turns = turns
-        self._holder = holder
-
-    async def acquire_on_behalf_of(self, borrower: object) -> None:
-        await trio.lowlevel.checkpoint_if_cancelled()
-        # If a place is free here, no call waits for it: free places always go to waiting calls first.
-        if self._places.take(self._holder):
-            await trio.lowlevel.cancel_shielded_checkpoint()
-            return
-        turn = trio.Event()
-        self._turns.add(self._holder, turn)
-        try:
-            await turn.wait()
-        except trio.Cancelled:
-            if turn.is_set():  # its turn has come between the cancellation and this line: the next call gets the place
-                self.release_on_behalf_of(borrower)
-            else:
-                self._turns.discard(self._holder, turn)
-            raise
-
-    def release_on_behalf_of(self, borrower: object) -> None:
-        self._places.give(self._holder)
-        while (turn := self._turns.next()) is not None:
-            turn.set()

@@ -35,7 +35,8 @@ import trio
 from trio_mcp.core.errors import CannotServe, UsageError
 from trio_mcp.core.http.fields import HttpRequest
 from trio_mcp.core.options import show_options
-from trio_mcp.core.shares import Shares, holder_of, to_make_room
+from trio_mcp.core.shares import Shares, holder_of
+from trio_mcp.core.turns import to_make_room
 from trio_mcp.server.http.connection import HttpConnection, ListenerState, has_input
 from trio_mcp.server.http.endpoint import Endpoint, open_endpoint, try_later
 from trio_mcp.server.http.options import HttpOptions

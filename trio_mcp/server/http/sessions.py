@@ -35,8 +35,9 @@ from trio_mcp.core.http.server_rules import Answer, SessionFacts, session_id
 from trio_mcp.core.messages import Id, Notification, encode
 from trio_mcp.core.requests import LinkKind, charged
 from trio_mcp.core.revisions import REVISIONS, Revision
-from trio_mcp.core.shares import Account, Shares, to_make_room
+from trio_mcp.core.shares import Account, Shares
 from trio_mcp.core.subscriptions import ChangeKind, change_of
+from trio_mcp.core.turns import to_make_room
 from trio_mcp.server.http.responses import (
     EndpointStreams,
     IdleOrder,
