@@ -624,11 +624,17 @@ async def test_an_answer_of_ours_waits_as_long_as_the_server_says_and_no_longer_
         assert len(bench.talk.mistakes) == (not through)
 
 
-@pytest.mark.parametrize("status", [408, 429, 502, 503, 504])
+@pytest.mark.parametrize(
+    ("status", "fields", "times"),
+    [
+        *((status, {}, [0, 0, 1, 3]) for status in (408, 429, 502, 503, 504)),
+        (503, {"Retry-After": "1"}, [0, 1, 1, 2]),  # as of a server whose store is away
+    ],
+)
 async def test_an_answer_is_sent_again_while_a_proxy_says_that_its_server_is_away(
-    status: int, autojump_clock: MockClock
+    status: int, fields: dict[str, str], times: list[float], autojump_clock: MockClock
 ) -> None:
-    away, at, answered = reply(status), list[float](), trio.Event()
+    away, at, answered = reply(status, **fields), list[float](), trio.Event()
 
     async def play(asked: Asked, out: Out) -> None:
         if asked.what == "answer":
@@ -648,8 +654,32 @@ async def test_an_answer_is_sent_again_while_a_proxy_says_that_its_server_is_awa
     async with script(play) as server, linked(server.connect, [D]) as bench:
         with trio.fail_after(60):
             assert await bench.caller.request("tools/list") == {"tools": []}
-        assert [seconds - at[0] for seconds in at] == [0, 0, 1, 3]
+        assert [seconds - at[0] for seconds in at] == times
         assert bench.talk.mistakes == []
+
+
+@pytest.mark.parametrize("fields", [{}, {"Retry-After": "1"}])
+async def test_an_answer_that_is_always_refused_ends_the_session(
+    fields: dict[str, str], autojump_clock: MockClock
+) -> None:
+    at: list[float] = []
+
+    async def play(asked: Asked, out: Out) -> None:
+        if asked.what == "answer":
+            at.append(trio.current_time())
+            await reply(503, **fields)(asked, out)
+        elif asked.what == "tools/list":
+            await out.begin()
+            await out.event({"jsonrpc": "2.0", "id": "s", "method": "ping"})
+            await trio.sleep_forever()
+        else:
+            await legacy(unasked)(asked, out)
+
+    async with script(play) as server, linked(server.connect, [D]) as bench:
+        with trio.fail_after(100), pytest.raises(SessionLost, match="an answer did not reach the server: HTTP 503"):
+            await bench.caller.request("tools/list")
+        assert len(at) in (9, 10)
+        assert 60 <= at[-1] - at[0] <= 61
 
 
 @pytest.mark.parametrize("times", [1, 3, 4])
