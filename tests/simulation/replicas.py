@@ -37,10 +37,10 @@ from trio_mcp.stores import MemoryStore, Row, StoreFailed
 from trio_mcp.stores.channels import Receiver
 from trio_mcp.stores.rows import Message  # as above
 
-__all__ = ["Reached", "Standstill", "is_away", "leftovers", "sessions_of"]
+__all__ = ["AWAY", "Reached", "Standstill", "is_away", "leftovers", "sessions_of"]
 
 T = TypeVar("T")
-_AWAY = "the shared store is away"
+AWAY = "the shared store is away"
 _SILENT = 3.0  # seconds until a call of a store that says nothing fails
 
 
@@ -83,7 +83,7 @@ class Reached(Mounted):
     async def _fail(self) -> NoReturn:
         if self._silent:
             await trio.sleep(_SILENT)
-        raise StoreFailed(_AWAY)
+        raise StoreFailed(AWAY)
 
     async def _call(self, call: Callable[[], Awaitable[T]]) -> T:
         """A call takes `lag` seconds, and may have had its effect if it fails in the second half of them."""

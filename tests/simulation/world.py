@@ -47,7 +47,7 @@ from tests.simulation.host import (
 )
 from tests.simulation.network import Network
 from tests.simulation.plan import HARMLESS, Fault, Plan
-from tests.simulation.replicas import Reached, Standstill, leftovers, sessions_of
+from tests.simulation.replicas import AWAY, Reached, Standstill, leftovers, sessions_of
 from tests.simulation.tasks import audit
 from tests.simulation.visitor import Visitor
 from trio_mcp import McpError, OAuth, Server
@@ -140,7 +140,8 @@ class _Errors(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         about = record.args if isinstance(record.args, tuple) else ()
-        if self._book.harms and any(isinstance(each, StoreFailed) for each in about):
+        # A record that is kept for long has the text of the error only.
+        if self._book.harms and any(isinstance(each, StoreFailed) or each == AWAY for each in about):
             self._book.tell(f"the log says {record.getMessage()!r}")
         elif record.exc_info and record.exc_info[1] is not None:
             self._book.unexpected(f"the log says {record.getMessage()!r}:", record.exc_info[1])
