@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import re
+import sqlite3
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -24,7 +25,7 @@ from trio_mcp import Context, OAuth, Server, open_client, serve_http
 from trio_mcp.client import Client
 from trio_mcp.errors import StoreFailed
 from trio_mcp.oauth import Application, FileTokenStore
-from trio_mcp.stores import MemoryStore, RedisStore
+from trio_mcp.stores import MemoryStore, RedisStore, SQLiteStore
 
 PAGE = Path(__file__).parent.parent / "docs" / "errors.md"
 HEADINGS = re.findall(r"^### `(.*)`$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
@@ -342,6 +343,17 @@ async def _() -> None:
     pytest.importorskip("coredis")
     async with RedisStore(f"redis://:a%20secret@127.0.0.1:{unclaimed_port()}"):
         pass
+
+
+@said_by("another process has locked the file")
+async def _() -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trio_mcp.stores.sqlite._BUSY", 0)
+        path = Path(folder) / "tasks.db"
+        async with SQLiteStore(path) as store:
+            with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as shell:
+                shell.execute("BEGIN IMMEDIATE")
+                await store.delete("task", "a")
 
 
 @said_by("the store of the tasks does not work")
