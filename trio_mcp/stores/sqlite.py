@@ -19,6 +19,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -28,6 +29,7 @@ from math import inf
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
+import attrs
 import trio
 
 from trio_mcp.core.errors import UsageError, check_amount
@@ -49,11 +51,9 @@ _AGAIN = 1.0  # seconds until a receiver looks again into a file that does not w
 
 # The number and the bytes of rows are counted by triggers, for each kind and for each owner of a kind, because a count
 # of all rows would make each new row dearer than the last.
-_SCHEMA = """
-CREATE TABLE rows (
+_SCHEMA = """CREATE TABLE rows (
     kind TEXT NOT NULL, key TEXT NOT NULL, owner TEXT NOT NULL, created REAL NOT NULL, expires REAL NOT NULL,
-    holder TEXT NOT NULL, version INTEGER NOT NULL, changed INTEGER NOT NULL, body BLOB NOT NULL,
-    UNIQUE (kind, key)
+    holder TEXT NOT NULL, version INTEGER NOT NULL, changed INTEGER NOT NULL, body BLOB NOT NULL, UNIQUE (kind, key)
 );
 CREATE INDEX rows_by_owner ON rows (kind, owner, created, key);
 CREATE INDEX rows_by_expiry ON rows (expires);
@@ -71,8 +71,7 @@ CREATE TABLE events (stream TEXT NOT NULL, number INTEGER NOT NULL, body BLOB NO
 CREATE TABLE messages (place INTEGER PRIMARY KEY, channel TEXT NOT NULL, body BLOB NOT NULL);
 INSERT INTO messages VALUES (0, '', x'');
 CREATE TRIGGER added AFTER INSERT ON rows BEGIN
-    INSERT INTO counts
-        VALUES ('all', 1, length(new.body)), ('kind ' || new.kind, 1, 0),
+    INSERT INTO counts VALUES ('all', 1, length(new.body)), ('kind ' || new.kind, 1, 0),
             ('rows ' || new.kind || ' ' || new.owner, 1, 0), ('bytes ' || new.owner, 1, length(new.body))
         ON CONFLICT DO UPDATE SET number = number + 1, bytes = bytes + excluded.bytes;
 END;
@@ -100,19 +99,16 @@ CREATE TRIGGER discarded AFTER DELETE ON streams BEGIN
 END;
 """
 _COLUMNS = "kind, key, body, owner, created, expires, holder, version"
-_MESSAGES = "SELECT place, channel, body FROM messages WHERE place > ? ORDER BY place LIMIT ?"
 
 
+@attrs.define(eq=False)
 class _Write(Generic[T]):
     """A write that waits for the writer, and its outcome."""
 
-    __slots__ = ("done", "error", "job", "result")
-
-    def __init__(self, job: Callable[[sqlite3.Connection], T]) -> None:
-        self.job = job
-        self.done = False
-        self.result: T | None = None
-        self.error: BaseException | None = None
+    job: Callable[[sqlite3.Connection], T]
+    done: bool = False
+    result: T | None = None
+    error: BaseException | None = None
 
 
 class _Locked(StoreFailed):
@@ -179,11 +175,10 @@ class SQLiteStore:
                 if self._opened:
                     return
                 async with self._writing, self._reading:
-                    writer, self._writer = self._writer, None
-                    reader, self._reader = self._reader, None
-                    for connection in (reader, writer):
-                        if connection is not None:
-                            await self._in_thread(connection.close)
+                    both = self._reader, self._writer
+                    self._reader = self._writer = None
+                    for connection in both:
+                        await self._in_thread(self._checked(connection).close)
                     for holder in tuple(self._locks):
                         self._unlock(holder)
 
@@ -213,7 +208,7 @@ class SQLiteStore:
                     f"{self._path} is no store of this version of trio_mcp (its layout is {layout}); name another file"
                 )
             if layout == 0:
-                for statement in _statements(_SCHEMA):
+                for statement in re.split(r"\n(?=[CI])", _SCHEMA):  # `executescript` would commit first
                     connection.execute(statement)
                 connection.execute(f"PRAGMA user_version = {_LAYOUT}")
             connection.execute("COMMIT")
@@ -275,6 +270,9 @@ class SQLiteStore:
     @property
     def _why_locked(self) -> str:
         return f"another process has locked the file of {self!r} for more than {_BUSY:g} seconds; end its transaction"
+
+    async def _query(self, query: str, *values: Any) -> Sequence[Any]:
+        return await self._read(lambda connection: connection.execute(query, values).fetchall())
 
     def _checked(self, connection: sqlite3.Connection | None) -> sqlite3.Connection:
         if connection is None:
@@ -342,12 +340,10 @@ class SQLiteStore:
 
     def _check_file(self) -> None:
         """Raise `OSError` if the file has been deleted or replaced: SQLite would go on to write into the old one."""
-        try:
-            found = self._on_disk() == self._identity
-        except FileNotFoundError:
-            found = False
-        if not found:
-            raise FileNotFoundError("the file has been deleted or replaced; start the program again")
+        with suppress(FileNotFoundError):
+            if self._on_disk() == self._identity:
+                return
+        raise FileNotFoundError("the file has been deleted or replaced; start the program again")
 
     # The methods of `Store`.
 
@@ -369,20 +365,13 @@ class SQLiteStore:
         return await self._write(job)
 
     def _check_room(self, connection: sqlite3.Connection, growth: int, owner: str) -> None:
-        owned, held = (
-            ROW * number + size for number, size in (_count(connection, f"bytes {owner}"), _count(connection, "all"))
-        )
-        check_room(growth, owned, held, owner, self._max_bytes)
+        (rows, owned), (every, held) = _count(connection, f"bytes {owner}"), _count(connection, "all")
+        check_room(growth, ROW * rows + owned, ROW * every + held, owner, self._max_bytes)
 
     async def get(self, kind: str, key: str) -> Row | None:
         """See `Store`."""
-
-        def job(connection: sqlite3.Connection) -> Row | None:
-            found = connection.execute(f"SELECT {_COLUMNS} FROM rows WHERE kind = ? AND key = ?", (kind, key))
-            values = found.fetchone()
-            return None if values is None else Row(*values)
-
-        return await self._read(job)
+        found = await self._query(f"SELECT {_COLUMNS} FROM rows WHERE kind = ? AND key = ?", kind, key)
+        return Row(*found[0]) if found else None
 
     async def replace(self, row: Row) -> bool:
         """See `Store`."""
@@ -428,8 +417,7 @@ class SQLiteStore:
         removed = 0
         for table, name in ("rows", "rowid"), ("streams", "name"):
             expired = f"SELECT {name} FROM {table} WHERE expires <= ? ORDER BY expires LIMIT ?"
-            some: Sequence[Any] = await self._read(partial(_found, query=expired, values=(now, 1)))
-            if some and removed < _SWEPT:  # no write for most sweeps
+            if removed < _SWEPT and await self._query(expired, now, 1):  # no write for most sweeps
                 removed += await self._execute(
                     f"DELETE FROM {table} WHERE {name} IN ({expired})", now, _SWEPT - removed
                 )
@@ -483,41 +471,39 @@ class SQLiteStore:
 
     async def claim(self, kind: str, holder: str, now: float, limit: int) -> Sequence[Row]:
         """See `Store`."""
-        ended = (
-            "kind = ? AND holder != '' AND holder != ? AND "
-            "NOT EXISTS (SELECT 1 FROM leases WHERE leases.holder = rows.holder AND until > ?)"
+        names = (
+            "SELECT kind, key FROM rows WHERE kind = ? AND holder != '' AND holder != ? AND "
+            "NOT EXISTS (SELECT 1 FROM leases WHERE leases.holder = rows.holder AND until > ?) LIMIT ?"
         )
-        names = f"SELECT kind, key FROM rows WHERE {ended} LIMIT ?"
-        others = "SELECT holder FROM leases WHERE holder != ?"
-        for (other,) in await self._read(lambda connection: connection.execute(others, (holder,)).fetchall()):
+        claimed = (
+            "UPDATE rows SET holder = ?, version = version + 1, changed = ? WHERE kind = ? AND key = ? "
+            f"RETURNING {_COLUMNS}"
+        )
+        for (other,) in await self._query("SELECT holder FROM leases WHERE holder != ?", holder):
             with self._failing():
-                dead = self._is_dead(other)
-            if dead:
-                await self._execute("DELETE FROM leases WHERE holder = ?", other)
-        if not await self._read(lambda connection: connection.execute(names, (kind, holder, now, 1)).fetchone()):
+                if self._is_dead(other):
+                    await self._execute("DELETE FROM leases WHERE holder = ?", other)
+        if not await self._query(names, kind, holder, now, 1):
             return []
 
         def job(connection: sqlite3.Connection) -> Sequence[Row]:
-            claimed = []
+            rows = []
             for name in connection.execute(names, (kind, holder, now, limit)).fetchall():
-                connection.execute(
-                    "UPDATE rows SET holder = ?, version = version + 1, changed = ? WHERE kind = ? AND key = ?",
-                    (holder, _tick(connection), *name),
-                )
-                found = connection.execute(f"SELECT {_COLUMNS} FROM rows WHERE kind = ? AND key = ?", name)
-                claimed.append(Row(*found.fetchone()))
+                rows += connection.execute(claimed, (holder, _tick(connection), *name)).fetchall()
             connection.execute("DELETE FROM leases WHERE until <= ?", (now,))
-            return claimed
+            return [Row(*each) for each in rows]
 
         return await self._write(job)
 
     async def changes(self, after: int) -> tuple[int, Sequence[tuple[str, str]]]:
         """See `Store`."""
+        if after < 0:
+            return (await self._query("SELECT number FROM clock"))[0][0], ()
+        query = "SELECT changed, kind, key FROM rows WHERE changed > ? ORDER BY changed LIMIT ?"
         while True:
             more = self._more
-            number, new = await self._read(partial(_changes, after=after))
-            if number > after:
-                return number, new
+            if found := await self._query(query, after, _READ):
+                return found[-1][0], [(kind, key) for _, kind, key in found]
             with trio.move_on_after(_LOOK):
                 await more.wait()
 
@@ -607,7 +593,9 @@ class SQLiteStore:
     async def _look(self) -> None:
         """Deliver the messages that have been sent since the last look."""
         after = self._place
-        found = await self._read(partial(_found, query=_MESSAGES, values=(after, _READ)))
+        found = await self._query(
+            "SELECT place, channel, body FROM messages WHERE place > ? ORDER BY place LIMIT ?", after, _READ
+        )
         if after != self._place:
             return  # another look was faster
         for place, channel, body in found:
@@ -634,17 +622,6 @@ def _use_log(connection: sqlite3.Connection) -> None:
         time.sleep(_LOOK / 10)
 
 
-def _statements(script: str) -> Sequence[str]:
-    """The statements of a script; `executescript` would commit the transaction around it."""
-    statements, begun = [], ""
-    for line in script.splitlines():
-        begun += f"{line}\n"
-        if sqlite3.complete_statement(begun):
-            statements.append(begun)
-            begun = ""
-    return statements
-
-
 def _tick(connection: sqlite3.Connection) -> int:
     """The number of the next change."""
     number: int = connection.execute("UPDATE clock SET number = number + 1 RETURNING number").fetchone()[0]
@@ -653,15 +630,9 @@ def _tick(connection: sqlite3.Connection) -> int:
 
 def _count(connection: sqlite3.Connection, scope: str) -> tuple[int, int]:
     """Rows and bytes of a scope, as the triggers count them."""
-    found: tuple[int, int] | None = connection.execute(
-        "SELECT number, bytes FROM counts WHERE scope = ?", (scope,)
-    ).fetchone()
+    query = "SELECT number, bytes FROM counts WHERE scope = ?"
+    found: tuple[int, int] | None = connection.execute(query, (scope,)).fetchone()
     return found or (0, 0)
-
-
-def _found(connection: sqlite3.Connection, query: str, values: Sequence[Any]) -> Sequence[Any]:
-    """The rows that a query finds."""
-    return connection.execute(query, values).fetchall()
 
 
 def _last(connection: sqlite3.Connection) -> int:
@@ -678,11 +649,3 @@ def _send(connection: sqlite3.Connection, channel: str, body: bytes) -> None:
     place = _last(connection) + _size(channel, body)
     connection.execute("INSERT INTO messages VALUES (?, ?, ?)", (place, channel, body))
     connection.execute("DELETE FROM messages WHERE place <= ? AND place < ?", (place - _LOG, place))
-
-
-def _changes(connection: sqlite3.Connection, after: int) -> tuple[int, Sequence[tuple[str, str]]]:
-    if after < 0:
-        return connection.execute("SELECT number FROM clock").fetchone()[0], ()
-    query = "SELECT changed, kind, key FROM rows WHERE changed > ? ORDER BY changed LIMIT ?"
-    found = connection.execute(query, (after, _READ)).fetchall()
-    return (found[-1][0] if found else after), [(kind, key) for _, kind, key in found]
