@@ -21,7 +21,7 @@ TOOLS = [
     {"name": "-f", "inputSchema": PLAIN},
     {"name": "wide", "description": "x" * 1_000_000, "inputSchema": {
         **PLAIN, "properties": {"k" * 10_000: {}, **{f"a{number}": {} for number in range(300)}}}},
-    *({"name": f"many{number}", "inputSchema": PLAIN} for number in range(100)),
+    *({"name": f"many{number}", "inputSchema": PLAIN} for number in range(99)),
 ]  # fmt: skip
 CAPABILITIES = {"tools": {}, "resources": {}, "prompts": {}, "completions": {}, "tasks": {"list": {}}}
 LINK = {"uri": EVIL, "name": EVIL}
