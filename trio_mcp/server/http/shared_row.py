@@ -106,12 +106,12 @@ class SessionRow:
         self._expires = row.expires
         return SessionRecord.from_text(row.body)
 
-    async def change(self, change: Callable[[SessionRecord], SessionRecord]) -> SessionRecord:
-        """Write it, and return the record before.  Raises also as `change`."""
+    async def change(self, change: Callable[[SessionRecord], SessionRecord], *, renew: bool = True) -> SessionRecord:
+        """Write it, and return the record before.  With `renew` the client is here.  Raises also as `change`."""
         for _ in range(_TRIES):
             row = await self._get()
             before = SessionRecord.from_text(row.body)
-            if await self._replace(row, change(before).text()):
+            if await self._replace(row, change(before).text(), renew):
                 return before
         raise StoreFailed("too many replicas write one session at the same time; try again later")
 
@@ -120,7 +120,7 @@ class SessionRow:
         self._looked = wall_time()  # also if the store is away: other sessions have their turn
         row = await self._get()
         self._expires = row.expires
-        return wanted and await self._replace(row, row.body)
+        return wanted and await self._replace(row, row.body, True)
 
     async def delete(self) -> None:
         await self._replica.quickly(self._store.delete(self._kind, self._key))
@@ -132,9 +132,9 @@ class SessionRow:
             raise CannotContinue(ENDED)
         return row
 
-    async def _replace(self, row: Row, body: bytes) -> bool:
+    async def _replace(self, row: Row, body: bytes, renew: bool) -> bool:
         now = wall_time()
-        row = attrs.evolve(row, body=body, expires=now + self._seconds)
+        row = attrs.evolve(row, body=body, expires=now + self._seconds if renew else row.expires)
         if not await self._replica.quickly(self._store.replace(row)):
             return False
         self._looked, self._expires = now, row.expires

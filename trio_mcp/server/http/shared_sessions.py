@@ -547,7 +547,7 @@ class SharedSession(HttpSession):
         """The copy that speaks has ended: a copy with a stream may speak."""
         await self.mail.post({"silent": True, "waiting": waiting})
         here = self._replica.name
-        await self.row.change(lambda r: attrs.evolve(r, speaks_in="") if r.speaks_in == here else r)
+        await self.row.change(lambda r: attrs.evolve(r, speaks_in="") if r.speaks_in == here else r, renew=False)
 
     def _retire_standalone(self, resumes: str | None) -> None:
         """End the standalone streams that are resumed elsewhere, and those whose clients have gone."""
