@@ -184,6 +184,23 @@ async def test_a_call_waits_for_a_server_that_starts(weather: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("revision", ["2026-07-28", "2025-11-25"])
+async def test_a_request_that_only_reads_is_sent_again(revision: str, weather: Path) -> None:
+    slow = FIRST + '\n\n@server.resource("notes://slow")\nasync def slow() -> str:\n    {}\n    return "read"\n'
+    save(weather, slow.format("await trio.sleep_forever()"))
+    with trio.fail_after(60):
+        async with by_stdio(weather, revision, []) as client, trio.open_nursery() as nursery:
+            nursery.start_soon(edit_later, weather, slow.format("pass"), client)
+            assert (await client.read_resource("notes://slow")).contents[0].text == "read"  # type: ignore[union-attr]
+
+
+async def edit_later(path: Path, text: str, client: Client) -> None:
+    """Change the file, once the requests before have been read."""
+    await client.list_tools()
+    save(path, text)
+
+
+@pytest.mark.full
 async def test_a_module_that_is_written_later_is_noticed(weather: Path) -> None:
     with trio.fail_after(60):
         async with by_stdio(weather, "2025-11-25", []) as client, client.listen(tools=True) as changes:

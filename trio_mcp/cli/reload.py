@@ -9,7 +9,8 @@ This process has the clients, and a relay presents to them the server, which run
 
 Twice a second this process looks at the times of the files that the child reports.  After a change:
 
-1. Calls that run are cancelled at the server and answered with an error that names the file.  New ones wait.
+1. Calls that run are cancelled at the server and answered with an error that names the file.  New ones wait, and so do
+   requests that only read, which are sent again.
 2. The child ends, and a new one starts.
 3. If it starts, each client has a new session with it, and is told that all lists may have changed.
 4. If it does not, calls fail with the reason, until a file changes again.  The old program is not used any more: its
@@ -213,20 +214,26 @@ class _Reloader:
     # Requests of clients.
 
     async def _guard(self, ctx: Context, request: Request, call_next: CallNext) -> JsonObject:
-        """The middleware: lets a request wait for a server that starts, and ends it when the server ends."""
+        """The middleware: lets a request wait for a server that starts, and ends it when the server ends.
+
+        A request that only reads is then sent to the new server; a call may have done half of its work.
+        """
         if request.method not in FORWARDED and in_protocol(request.method):
             return await call_next()
-        await self._settled.wait()
-        if self._failure:
-            return _failed(request, self._failure)
-        with trio.CancelScope() as scope:
-            self._running.add(scope)
-            try:
-                return await call_next()
-            finally:
-                self._running.discard(scope)
-                if not self._running:
-                    self._idle.set()
+        cancelled = True
+        while cancelled:
+            await self._settled.wait()
+            if self._failure:
+                return _failed(request, self._failure)
+            with trio.CancelScope() as scope:
+                self._running.add(scope)
+                try:
+                    return await call_next()
+                finally:
+                    self._running.discard(scope)
+                    if not self._running:
+                        self._idle.set()
+            cancelled = request.method in FORWARDED and request.method != "tools/call"
         ended = f"the server was started again while {request.method} ran"
         return _failed(request, f"{ended}, because {self._changed} has changed; send it again")
 
