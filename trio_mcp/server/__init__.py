@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trio_mcp.server.extensions import *
     from trio_mcp.server.forwarding import *
     from trio_mcp.server.handlers import *
+    from trio_mcp.server.held_reports import *
     from trio_mcp.server.media import *
     from trio_mcp.server.parking import *
     from trio_mcp.server.process import *
@@ -48,6 +49,7 @@ else:
             ),
             "forwarding": "SharedParking",
             "handlers": "Arguments BadArguments Handler RunMode arguments_of raw typed",
+            "held_reports": "HeldReports hold_report",
             "media": "audio file image",
             "parking": "ParkedCall Parking PendingQuestion",
             "process": (

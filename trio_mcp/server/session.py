@@ -22,10 +22,8 @@ there is room for its answer.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from contextvars import Context as Variables
@@ -35,6 +33,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import trio
 
+import trio_mcp.server as room  # it loads `held_reports` for the first client that reads too slowly
 from trio_mcp.core.errors import (
     INTERNAL_ERROR,
     RequestError,
@@ -51,15 +50,12 @@ from trio_mcp.core.messages import (
     Message,
     Notification,
     Request,
-    encode,
-    prepare,
-    prepared_progress,
 )
-from trio_mcp.core.requests import LinkKind, Outcome, RequestCancelled, checked_total
+from trio_mcp.core.requests import LinkKind, Outcome, RequestCancelled
 from trio_mcp.core.revisions import NOTHING, Terms, in_protocol
 from trio_mcp.core.session import Call, Notice, ServerProtocol, SessionAgreed
 from trio_mcp.core.shares import LONG, Account, holder_of
-from trio_mcp.server.context import LOG, ROOTS_CHANGED, Context
+from trio_mcp.server.context import ROOTS_CHANGED, Context
 from trio_mcp.server.run import Run
 from trio_mcp.transport.nursery import open_nursery, sole
 from trio_mcp.transport.wire import CLOSING, Duplex, Framing, Lines, Tap, Wire, close_stream, keep_alive
@@ -68,6 +64,7 @@ from trio_mcp.transport.workers import Work, Worker, guarded, scope_of
 if TYPE_CHECKING:
     from trio_mcp.core.messages import Json
     from trio_mcp.server.extensions import Listener
+    from trio_mcp.server.held_reports import HeldReports
     from trio_mcp.server.parking import ParkedCall, PendingQuestion
     from trio_mcp.server.questions import Inquiry
     from trio_mcp.server.server import Server
@@ -89,9 +86,6 @@ _log = logging.getLogger("trio_mcp")
 _LISTEN = "subscriptions/listen"
 # Seconds in which reports are batched: a turn of the loop and a write cost ten times as much as one report.
 _BATCH_SECONDS = 0.001
-_LOGS = 16  # log messages of one call that are held for a client that reads too slowly
-# Seconds between two held reports of one call: a loop that only reports would take all of the CPU.
-_HELD_INTERVAL = 0.05
 _SHUTTING_DOWN = "the server is shutting down"
 UNFINISHED = "the server has shut down before this call had finished"
 """The error message of calls that have not finished when the time for draining is over."""
@@ -100,45 +94,6 @@ CANCELLED_CALL = RequestError(INTERNAL_ERROR, "cancelled")
 """The outcome of a call that was cancelled; it is not sent."""
 # Requests that take effect in the order of their arrival: the last one decides whether there is a subscription.
 _IN_TURN = frozenset({"resources/subscribe", "resources/unsubscribe"})
-
-
-class _HeldReports:
-    """The reports of a call whose client reads too slowly: the last progress, and the first log messages."""
-
-    __slots__ = ("_length", "ctx", "dropped", "logs", "progress", "time")
-
-    def __init__(self, ctx: Context) -> None:
-        self.ctx = ctx
-        self.time = -math.inf  # the time of the last held report
-        self.logs: deque[JsonObject] = deque()
-        self._length = 0  # of all log messages that were ever held, in bytes
-        self.dropped = 0  # the number of log messages that were dropped
-        self.progress: tuple[float, float | None, str | None] | None = None
-
-    def add_log(self, text: bytes) -> None:
-        """Hold a log message.  `text` is a copy, so later changes of the author's data do not affect it."""
-        if len(self.logs) < _LOGS and self._length + len(text) <= LONG:
-            self._length += len(text)
-            self.logs.append(json.loads(text)["params"])
-        else:
-            self.dropped += 1
-
-    def send_next(self, session: ServerProtocol) -> bool:
-        """Send the next held report; False if there is none."""
-        id = self.ctx.request.id
-        if self.logs:
-            session.notify(LOG, self.logs.popleft(), about=id)
-        elif self.dropped:
-            text = f"{self.dropped} log messages of this call were dropped: the client did not read fast enough"
-            self.dropped = 0
-            session.notify(LOG, {"level": "warning", "data": text}, about=id)
-        elif self.progress is not None:
-            report, self.progress = self.progress, None
-            session.progress(id, *report)
-        else:
-            return False
-        self.ctx._last_write = self.ctx._wire.mark
-        return True
 
 
 class ChargedMessage:
@@ -208,7 +163,7 @@ class ServerSession:
         self._asked: dict[Id, PendingQuestion] = {}
         # Change notifications that wait for room.  One stands for all of its kind, so listeners bound their number.
         self.held_changes: dict[tuple[str, str, Id | None], Notification] = {}
-        self.held_reports: dict[Id, _HeldReports] = {}  # reports that wait for room; a few for each call
+        self.held_reports: dict[Id, HeldReports] = {}  # reports that wait for room; a few for each call
         self._listening: dict[Id, Wire] = {}  # the wires of listen requests, which have no task
         self._variables = copy_context()  # the handlers of all requests begin with copies of these
 
@@ -486,7 +441,8 @@ class ServerSession:
 
         Reports may come in quick succession, so they are collected for up to a millisecond.
         """
-        if (ctx._wire.full or ctx.request.id in self.held_reports) and await self._hold(ctx, method, *report):
+        waits = ctx._wire.full or ctx.request.id in self.held_reports
+        if waits and await room.hold_report(self, ctx, method, *report):
             sent = False
         elif method == PROGRESS:
             sent = self.session.progress(ctx.request.id, *report)
@@ -503,39 +459,6 @@ class ServerSession:
         else:
             await wire.room()
             self._last_yield = trio.current_time()
-
-    async def _hold(self, ctx: Context, method: str, *report: Any) -> bool:
-        """Hold a report until there is room.  Return False if it can be sent now."""
-        ctx._wire.wake()
-        for _ in range(2):  # after two turns the writer has written, if it can, for any order of tasks
-            await trio.lowlevel.checkpoint()
-        held = self.held_reports.get(ctx.request.id)
-        if held is not None and ctx._wire.full:
-            await trio.sleep_until(held.time + _HELD_INTERVAL)
-        id = ctx.request.id
-        if self._contexts.get(id) is not ctx:
-            return True  # meanwhile the call has ended or moved to another session
-        self._send_held(id, lambda wire: not wire.full)  # in order
-        held = self.held_reports.get(id)
-        if held is None and not ctx._wire.full:
-            return False
-        if method == PROGRESS:
-            progress, total, message = report
-            total = checked_total(total, message)
-            prepare(prepared_progress(0, progress, total, message))  # raises if it cannot be written
-            held = self.held_reports.setdefault(id, _HeldReports(ctx))
-            if message is not None and len(message) > LONG:
-                message = None  # it may wait long, with those of thousands of calls
-            held.progress = progress, total, message
-        else:
-            (params,) = report
-            text = encode(prepare(Notification(method, params)))
-            if not ctx._terms.wants_log(params["level"]):
-                return True
-            held = self.held_reports.setdefault(id, _HeldReports(ctx))
-            held.add_log(text)
-        held.time = trio.current_time()
-        return True
 
     def _send_held(self, id: Id, room: Callable[[Wire], bool]) -> None:
         """Send the held reports of this request, as long as its wire has room."""
