@@ -38,6 +38,7 @@ from trio_mcp.extensions.tasks.keeper import Keeper
 from trio_mcp.server import Dispatcher, Replica
 from trio_mcp.server.entries import Entry  # as above
 from trio_mcp.server.http.shared_endpoint import SharedEndpoint  # as above
+from trio_mcp.server.http.shared_mail import SessionMail  # as above
 from trio_mcp.server.http.shared_sessions import SharedSession  # as above
 from trio_mcp.stores import MemoryStore
 
@@ -211,6 +212,16 @@ def _kept_cancellation() -> AbstractContextManager[Any]:
     return mock.patch("trio_mcp.server.http.shared_sessions._CANCELLED", "")
 
 
+def _early_acceptance() -> AbstractContextManager[Any]:
+    """A message for another replica is accepted before the store has it."""
+    return mock.patch.object(SessionMail, "written", AsyncMock(return_value=True))
+
+
+def _unheard_subscription() -> AbstractContextManager[Any]:
+    """A subscription is accepted before the replica that tells of changes has it."""
+    return mock.patch.object(SharedSession, "_read_verdict", AsyncMock(return_value=None))
+
+
 def _untold_change() -> AbstractContextManager[Any]:
     """A change is not told to the other replicas."""
     return mock.patch.object(Replica, "announce", return_value=None)
@@ -256,6 +267,8 @@ MISTAKES_OF_REPLICAS: dict[str, tuple[Callable[[], AbstractContextManager[Any]],
     "a session that another replica does not know": (_unknown_session, "has lost its session, and it is in the store"),
     "an answer that stays in a replica": (_kept_answer, "the world does not end"),
     "a cancellation that stays in a replica": (_kept_cancellation, "and its handler still runs"),
+    "an answer that is accepted too early": (_early_acceptance, "the world does not end"),
+    "a subscription that is accepted too early": (_unheard_subscription, "did not hear of the change"),
     "a change that stays in a replica": (_untold_change, "did not hear of the change"),
     "a gap that is not seen": (_unseen_gap, "did not hear of the change"),
     "a task that another replica holds": (_end_by_any, "that another one holds"),

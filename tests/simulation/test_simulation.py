@@ -89,10 +89,29 @@ _QUIZZES = _scattered(MODERN, [(Move("errand", size=41), Move("fetch", wait=1.0)
 _LATE = _scattered(
     MODERN, [(*(Move("tools"),) * 9, Move("errand", wait=1.0, size=40), *_STAY)], *_pauses(*range(640, 760, 20))
 )
+# A replica that has taken an answer ends before it reaches the store again.
+_ENDS = [
+    Plan(
+        0, "http", LEGACY, (Client((Move("ask", wait=0.3), Move("ask", wait=2.0), Move("ask"), Move("ask"))),),
+        faults=(Fault("away", at, victim, 8.0), Fault("crash", end, victim, 2.0)), kept=True, replicas=3,
+        scattered=True,
+    )
+    for at, end, victim in ((393, 549, 2), (423, 500, 0), (305, 443, 1))
+]  # fmt: skip
+# The replica that tells of changes has no room for a second subscription.
+_FULL = [
+    Plan(
+        order, "http", LEGACY, (Client((Move("listen", size=9), Move("put", wait=0.3), Move("put", wait=0.3))),),
+        tight=True, replicas=3, scattered=True,
+    )
+    for order in range(4)
+]  # fmt: skip
 _PLANS = {
     "a session that another replica does not know": _CALLS,
     "an answer that stays in a replica": _CALLS,
     "a cancellation that stays in a replica": _CALLS,
+    "an answer that is accepted too early": _ENDS,
+    "a subscription that is accepted too early": _FULL,
     "a change that stays in a replica": _CHANGES,
     "a gap that is not seen": _GAPS,
     "a task that another replica holds": _QUIZZES,
@@ -102,7 +121,7 @@ _PLANS = {
 }
 
 
-@pytest.mark.parametrize("plans", [_CALLS, _CHANGES, _GAPS, _JOBS, _QUIZZES, _LATE])
+@pytest.mark.parametrize("plans", [_CALLS, _CHANGES, _GAPS, _JOBS, _QUIZZES, _LATE, _ENDS, _FULL])
 def test_replicas_do_as_one_server(plans: list[Plan]) -> None:
     for plan in plans[::3]:
         assert not play(plan).violations
