@@ -233,6 +233,7 @@ async def test_an_http_server_over_stdio() -> None:
         (["--", sys.executable, "-c", "raise SystemExit('no licence')"], 3, "trio-mcp: "),
         (["--token-env", "NAME", SERVER], 2, "trio-mcp: --token-env needs --http HOST:PORT or --ws HOST:PORT"),
         (["--http", "127.0.0.1:0", "--token-env", "NO_SUCH", SERVER], 2, "trio-mcp: --token-env NO_SUCH: the variable"),
+        (["--http", "0", "--allowed-origin", "a", SERVER], 2, "trio-mcp: --allowed-origin: 'a' is not valid"),
         (["--http", "0.0.0.0:0", SERVER], 2, "trio-mcp: other machines can reach 0.0.0.0; name the hosts"),
     ],
 )

@@ -139,6 +139,7 @@ def statuses(url: str, context: ssl.SSLContext, hosts: Sequence[str]) -> list[in
         (("--http", "127.0.0.1:0", "--tls-cert", "absent"), "no TLS with absent: No such file or directory"),
         (("--http", "127.0.0.1:0", "--tls-cert", "locked"), "the private key is encrypted; write one without"),
         (("--http", "127.0.0.1:0", "--workers", "2", "--reload"), "--reload runs one process; leave --workers out"),
+        (("--http", "0", "--allowed-host", "a b"), "--allowed-host: 'a b' is not valid; write it like 'example.com'"),
         (("--http", "0.0.0.0:0", "--reload"), "other machines can reach 0.0.0.0; name the hosts in their URLs"),
     ],
 )

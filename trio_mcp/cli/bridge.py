@@ -28,7 +28,7 @@ from trio_mcp.cli.output import Output
 from trio_mcp.cli.target import ServerTarget, add_target_arguments, client_options, exit_status, target_of
 from trio_mcp.client.options import ClientOptions
 from trio_mcp.core.errors import UsageError
-from trio_mcp.core.http.fields import HttpRequest
+from trio_mcp.core.http.fields import AllowList, HttpRequest
 from trio_mcp.extensions.apps import APPS, PAGE_TYPE
 from trio_mcp.extensions.skills.entries import SKILLS
 from trio_mcp.relay.relay import open_relay
@@ -152,6 +152,7 @@ def _http_options(host: str, arguments: argparse.Namespace) -> tuple[ssl.SSLCont
     context, options = http_options(arguments)
     options["sse_path"], options["message_path"] = "/sse", "/messages"
     if arguments.allowed_origin:
+        AllowList("--allowed-origin", arguments.allowed_origin, schemes=True)  # an error here, before the relay opens
         options["allowed_origins"] = arguments.allowed_origin
     if arguments.token_env:
         options["authenticate"] = _authenticator(arguments.token_env)

@@ -51,8 +51,9 @@ def http_options(arguments: argparse.Namespace) -> tuple[ssl.SSLContext | None, 
         raise UsageError("--tls-key needs --tls-cert, the certificate of this key")
     options: HttpOptions = {}
     if arguments.allowed_host:
-        from trio_mcp.core.http.fields import LOOPBACK_HOSTS
+        from trio_mcp.core.http.fields import LOOPBACK_HOSTS, AllowList
 
+        AllowList("--allowed-host", arguments.allowed_host, schemes=False)  # an error here, before the server starts
         # A program of this machine may still use the names of loopback, for example to see whether the server runs.
         options["allowed_hosts"] = (*LOOPBACK_HOSTS, *arguments.allowed_host)
     if certificate is None:
