@@ -15,7 +15,7 @@ from tests.http.client import Cut, Web, note, request, response
 from tests.http.replicas import KEYS, Crew, replicas, staged
 from tests.http.served import MemoryListener
 from tests.http.stage import TOOLS, UPDATED, B, C, D, Stage, in_sessions, methods, play, plays, text_of
-from trio_mcp.core import INTERNAL_ERROR, INVALID_PARAMS, Limits, Notification
+from trio_mcp.core import INTERNAL_ERROR, INVALID_PARAMS, Limits, Notification, encode
 from trio_mcp.server.http import serve_http, serve_http_stream
 from trio_mcp.server.http.shared_row import key_of  # rows and streams are found by it
 from trio_mcp.stores import MemoryStore, StoreFailed, StoreFull
@@ -568,6 +568,45 @@ async def test_a_change_during_a_handover_is_told(autojump_clock: MockClock, cre
                 while (await stream.message())["params"].get("uri") != uri:
                     pass
             await stream.aclose()
+
+
+async def test_a_message_for_a_copy_that_speaks_no_more_is_passed_on(autojump_clock: MockClock, crew_of: Any) -> None:
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        await crew.webs[1].call("ping", session=session)
+        stream = await crew.webs[0].open(session=session)
+        told = Notification("notifications/elicitation/complete", {"elicitationId": "7"})
+        copy_in(crew, 1, session)._say([encode(told).decode()])
+        with trio.fail_after(5):
+            assert (await stream.message())["params"]["elicitationId"] == "7"
+
+
+async def test_a_copy_that_is_stopped_as_it_begins_to_speak_does_not_speak(
+    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        await subscribe(crew.webs[0], "r://1", session)
+        await crew.webs[1].call("ping", session=session)
+        copy, get, read = copy_in(crew, 1, session), crew.store.get, 0
+
+        async def stop(*args: Any) -> Any:
+            nonlocal read
+            read += 1
+            if read == 2:  # the row with the subscriptions
+                await trio.sleep_forever()
+            return await get(*args)
+
+        with monkeypatch.context() as patch, trio.move_on_after(0.5):
+            patch.setattr(crew.store, "get", stop)
+            await copy.speak()
+        assert (read, copy.speaks) == (2, False)
+        stream = await crew.webs[1].open(session=session)
+        await trio.sleep(5)
+        crew.stages[0].server.notify_resource_updated("r://1")
+        with trio.fail_after(5):
+            while (await stream.message()).get("params") != {"uri": "r://1"}:
+                pass
 
 
 # A store that fails.

@@ -421,11 +421,11 @@ class SharedSession(HttpSession):
         return 0
 
     def _say(self, texts: Sequence[str]) -> None:
-        """Queue messages of another copy."""
+        """Queue messages of another copy, or mail them on, if this one does not speak any more."""
         for text in texts:
             message = decode(text.encode(), self._run.limits)
             if isinstance(message, Request | Notification):
-                super()._queue(message, 0)
+                self._queue(message, 0)
         self.pull()
 
     def _subscribe(self, method: str, uri: str) -> tuple[int, str] | None:
@@ -483,7 +483,7 @@ class SharedSession(HttpSession):
             if not self.speaks:
                 try:
                     await self._become_speaker(resumes)
-                except (StoreFailed, StoreFull):
+                except BaseException:  # without all subscriptions it must not speak, also if this request is cancelled
                     self._stop_speaking()
                     self.mail.put({"silent": True})  # a copy with a stream may speak
                     raise
