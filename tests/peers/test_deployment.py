@@ -19,7 +19,7 @@ import trio
 
 from tests.hardening.test_process_life import ENVIRONMENT
 from tests.hardening.test_workers import PROGRAM, Client, Load, Service, get, request, running
-from tests.peers.installed import needs, tool
+from tests.peers.installed import needs, python_of, tool
 from tests.ports import unclaimed_port
 from trio_mcp import open_client
 
@@ -43,10 +43,17 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     assert (done.returncode, [line for line in done.stderr.splitlines() if "weather" in line]) == (0, [])
 
 
-@pytest.mark.parametrize("name", ["compose.yaml", "kubernetes.yaml"])
-def test_the_yaml_is_yaml(name: str) -> None:
-    yaml = pytest.importorskip("yaml")
-    assert all(isinstance(each, dict) for each in yaml.safe_load_all(said(name)))
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("compose.yaml", ["check_jsonschema", "--builtin-schema", "vendor.compose-spec"]),
+        ("kubernetes.yaml", ["kubernetes_validate", "--strict"]),
+    ],
+)
+def test_the_yaml_follows_its_schema(name: str, command: list[str]) -> None:
+    packages = ("check-jsonschema==0.39.0", "kubernetes-validate==1.37.0")
+    python = needs("the schemas", lambda: python_of("deployment-schemas", packages))
+    subprocess.run([str(python), "-m", *command, str(FILES / name)], check=True, capture_output=True)
 
 
 @pytest.mark.parametrize("name", ["compose.yaml", "kubernetes.yaml"])
@@ -101,7 +108,7 @@ class Proxy:
 def nginx(folder: Path, port: int, first: int, second: int) -> list[str]:
     program = needs("nginx", lambda: tool("nginx"))
     text = said("nginx.conf").replace("listen 8080", f"listen 127.0.0.1:{port}")
-    text = text.replace("127.0.0.1:3000", f"127.0.0.1:{first}").replace("127.0.0.1:3001", f"127.0.0.1:{second}")
+    text = re.sub(r"(?<=127\.0\.0\.1:)300[01]\b", lambda found: str({"3000": first, "3001": second}[found[0]]), text)
     kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     own = "".join(f"    {kind}_temp_path {folder}/{kind};\n" for kind in kinds) + "    access_log off;\n"
     (folder / "nginx.conf").write_text(text.replace("http {\n", f"http {{\n{own}"))
@@ -114,7 +121,7 @@ def nginx(folder: Path, port: int, first: int, second: int) -> list[str]:
 def caddy(folder: Path, port: int, first: int, second: int) -> list[str]:
     program = needs("caddy", lambda: tool("caddy"))
     text = said("Caddyfile").replace("mcp.example.com {", f"http://mcp.example.com:{port} {{")
-    text = text.replace("127.0.0.1:3000", f"127.0.0.1:{first}").replace("127.0.0.1:3001", f"127.0.0.1:{second}")
+    text = re.sub(r"(?<=127\.0\.0\.1:)300[01]\b", lambda found: str({"3000": first, "3001": second}[found[0]]), text)
     (folder / "Caddyfile").write_text("{\n\tadmin off\n\tauto_https off\n}\n" + text)
     command = [program, "run", "--config", str(folder / "Caddyfile"), "--adapter", "caddyfile"]
     subprocess.run([program, "validate", *command[2:]], check=True, capture_output=True)
@@ -219,7 +226,7 @@ async def test_no_request_fails_while_servers_are_restarted(tmp_path: Path) -> N
                 assert await service.ended() == 143
                 await load.more(100)
                 process = await nursery.start(stand_in, tmp_path, port)
-                while not load.answers[process.pid]:  # it gets no request for a second after it has refused one
+                while not load.answers[process.pid]:
                     await load.more(50)
         nursery.cancel_scope.cancel()
 
