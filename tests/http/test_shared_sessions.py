@@ -628,7 +628,8 @@ async def test_a_store_that_fails_costs_an_error_and_no_session(
             refused = await crew.webs[2].post(request("ping", revision=D), session=session)
             assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
             level = request("logging/setLevel", {"level": "info"}, revision=D)
-            assert (await crew.webs[1].post(level, session=session)).status == 503
+            for _ in range(2):
+                assert (await crew.webs[1].post(level, session=session)).status == 503
             assert text_of((await crew.webs[1].call("tools/call", play(), session=session)).message) == "done"
             assert (await crew.webs[1].end(session)).status == 503
             params = {"protocolVersion": D, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
@@ -777,7 +778,8 @@ async def test_a_message_that_was_accepted_outlives_the_replica_that_took_it(
             message = note("notifications/initialized")
         with monkeypatch.context() as patch:
             patch.setattr(crew.store, what, fail)
-            status = (await crew.webs[2].post(message, session=session)).status
+            for _ in range(2):  # also if it is sent again
+                status = (await crew.webs[2].post(message, session=session)).status
             await crew.crash(2)
         if status != 202:
             assert (await crew.webs[0].post(message, session=session)).status == 202

@@ -91,6 +91,7 @@ _HANDOVER: Final = 1.0  # seconds for the messages that wait at a speaker to rea
 _HELD: Final = 5.0
 _CANCELLED: Final = "notifications/cancelled"
 _SUBSCRIBE: Final = "resources/subscribe"
+_OF_STATE: Final = frozenset({"notifications/initialized", "logging/setLevel"})
 
 
 class SharedServerSession(ServerSession):
@@ -159,7 +160,7 @@ class SharedSession(HttpSession):
             process=self._process, lost=self._mail_lost, ended=self._end_here,
         )  # fmt: skip
         self._sorted: list[JsonObject] = []  # what the message in hand has for other copies
-        self._shared_state: tuple[bool, str | None] | None = None  # as the row has it, or as it waits to be written
+        self._sets_state = False  # the message in hand may change the state
         self._active = True  # a request has come since the row was renewed
         self._speaking = trio.Lock()
         self._yielded = trio.Event()  # the speaker before this one has sent its messages
@@ -168,11 +169,6 @@ class SharedSession(HttpSession):
         self._over_everywhere = False
 
     # Its row.
-
-    @property
-    def _state(self) -> tuple[bool, str | None] | None:
-        protocol = self.server_session.session
-        return None if protocol.terms is None else (protocol.opened, protocol.terms.log_level)
 
     @property
     def ready(self) -> bool:
@@ -186,16 +182,12 @@ class SharedSession(HttpSession):
         still written later, and the client may send the message again.
         """
         items, self._sorted = self._sorted, []
-        state = self._state
-        if state is not None and not self.mail.number:
+        sets_state, self._sets_state = self._sets_state, False
+        if self.server_session.session.terms is not None and not self.mail.number:
             await self._create()
-        changed = state != self._shared_state
-        if not (items or changed):
+        if not (items or sets_state):
             return
-        fits = all(self.mail.put(item) for item in items)
-        if changed:
-            self._shared_state = state
-            fits = self.mail.later(self._write_state) and fits
+        fits = all(self.mail.put(item) for item in items) and (not sets_state or self.mail.later(self._write_state))
         if not fits:
             raise StoreFailed("too many messages of one session wait for the store of the replicas")
         if not await self.mail.written(seconds):
@@ -205,8 +197,9 @@ class SharedSession(HttpSession):
 
     async def _write_state(self) -> None:
         """Write the present state into the row, and mail it."""
-        assert self._shared_state is not None  # the session is open
-        opened, level = self._shared_state
+        protocol = self.server_session.session
+        assert protocol.terms is not None  # the session is open
+        opened, level = protocol.opened, protocol.terms.log_level
         await self.row.change(lambda record: attrs.evolve(record, opened=opened or record.opened, level=level))
         await self.mail.post({"opened": opened, "level": level})
 
@@ -229,7 +222,6 @@ class SharedSession(HttpSession):
             with suppress(StoreFailed):  # it expires
                 await self.mail.discard()
             raise
-        self._shared_state = self._state
         self._endpoint.copies[self.key] = self
 
     async def join(self) -> None:
@@ -246,7 +238,6 @@ class SharedSession(HttpSession):
         protocol.terms = Terms(revision, record.capabilities, record.identity, record.level)
         protocol.opened = record.opened
         protocol.count_from(self.mail.number << _OWN_IDS | 1)
-        self._shared_state = self._state
         self._endpoint.copies[self.key] = self
 
     async def keep(self) -> None:
@@ -310,6 +301,8 @@ class SharedSession(HttpSession):
         """Set aside the parts of a message from the client that concern other copies; `settle` mails them."""
         self._active = True
         for each in message.items if isinstance(message, Batch) else (message,):
+            if isinstance(each, Request | Notification) and each.method in _OF_STATE:
+                self._sets_state = True
             if not self._concerns_others(each):
                 continue
             if isinstance(each, InvalidMessage):
@@ -366,7 +359,6 @@ class SharedSession(HttpSession):
         assert protocol.terms is not None  # a copy has terms
         protocol.opened = protocol.opened or opened
         protocol.terms = attrs.evolve(protocol.terms, log_level=level)
-        self._shared_state = self._state
 
     def _hear_speaker(self, item: JsonObject) -> None:
         if item["from"] != self.mail.number:
