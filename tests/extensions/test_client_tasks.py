@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from trio.testing import MockClock
 
 from tests.client.everywhere import Where, contract, visiting
 from tests.extensions.test_server_tasks import CORE, EXTENSION, Name, serving
 from tests.requirements import req
-from trio_mcp import Client, Context, Elicit, RequestError, Server, TextContent, UsageError, open_client
+from trio_mcp import Client, Context, Elicit, RequestError, Server, TextContent, UsageError, open_client, serve_stream
 from trio_mcp.client import CallNextRequest, ClientExtension, ExtensionCall
 from trio_mcp.core import INTERNAL_ERROR, INVALID_PARAMS, RELATED_TASK, JsonObject, Question, Request
 from trio_mcp.errors import ConnectionFailed, InputUnavailable, NoResponse, RemoteProtocolError
@@ -77,6 +78,56 @@ async def test_call_tool_waits_for_a_task(where: Where, autojump_clock: MockCloc
         assert user.asked == ["Who?"]
         task = await client.start_task("two")
         assert text(await task.result()) == "First? and Second?"
+
+
+class Late(trio.abc.ReceiveStream):
+    """Data that arrives half a second late."""
+
+    def __init__(self, stream: trio.abc.ReceiveStream) -> None:
+        self._stream = stream
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        data = await self._stream.receive_some(max_bytes)
+        await trio.sleep(0.5)
+        return data
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+@req("cancel-09", "xtask-34")
+@BOTH
+@pytest.mark.parametrize("handle", [False, True])
+async def test_a_call_that_is_cancelled_as_its_task_begins_leaves_no_task(
+    revision: str, handle: bool, autojump_clock: MockClock
+) -> None:
+    """The client does not know of the task yet; it hears of it when the late answer comes."""
+    ended: list[str] = []
+    server = Server("tasks")
+
+    @server.tool(task="required")
+    async def endless() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.append("stopped")
+
+    @server.tool
+    def plain() -> None: ...
+
+    ours, theirs = trio.testing.memory_stream_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_stream, server, theirs)
+        async with open_client(trio.StapledStream(ours, Late(ours)), revision=revision, tasks=True) as client:
+            await client.list_tools()
+            call: Any = client.start_task if handle else client.call_tool
+            for tool in ("endless", "plain"):
+                with trio.move_on_after(0.2) as scope:
+                    await call(tool)
+                assert scope.cancelled_caught
+                await trio.sleep(2)
+                assert ended == ["stopped"]
+            assert client.deviations == ()
 
 
 @req("xtask-25", "xtask-26", "xtask-27", "task-27")

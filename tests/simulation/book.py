@@ -26,6 +26,7 @@ import contextlib
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -63,6 +64,8 @@ REPEATED = ("prompt", "wizard", "quiz")
 # Of a handler that is told to stop: it hears of it within a round trip of the slowest line, and one that waits for an
 # answer of its client is parked for `Limits.parked_seconds`.
 STOPS, PARKED = 30.0, 150.0
+# Seconds in which the answer to a call that was cancelled is still read, on the slowest line.
+LATE_ANSWER = 5.0
 
 
 class ToolSaysNo(Exception):
@@ -140,6 +143,10 @@ class Book:
         """Whether there are replicas."""
         self.relayed = False
         """Whether clients call a relay."""
+        self.left: dict[str, float] = {}
+        """When a client was closed, or its process was killed, for the last time."""
+        self.exchanges = False
+        """Whether each request has a response of its own, which ends with it."""
         self.sessions: Callable[[str], set[str]] = lambda client: set()
         """The sessions of this client in the store of replicas."""
         self._numbers: Counter[str] = Counter()
@@ -270,14 +277,16 @@ class Book:
 
     async def watch(self, call: Call) -> None:
         """For a call that was given up: its handler ends soon, unless something harmful happens meanwhile."""
-        # A client may give up before it knows that its call is a task, which then goes on (cancel-09): on a slow line,
-        # through a relay, or in the moment in which the handler begins.
-        over, task = self._now(), call.kind in AS_TASKS
-        if self.harms or (task and (self.slow or self.relayed)):
+        # A client may give up before it knows that its call is a task, which then goes on (cancel-09).  It cancels the
+        # task when the late answer comes.  A response that it has closed brings none, nor does the end of the client.
+        if self.harms or (call.kind in AS_TASKS and self.exchanges):
             return
+        over = self._now()
         # A relay may ask in the course of any call, which it then parks.
         await trio.sleep(PARKED if call.kind in ASKING or not self.asks else STOPS)
-        running = [run for run in self.runs[call.token] if not run.ended and not (task and run.since == over)]
+        running = [run for run in self.runs[call.token] if not run.ended]
+        if call.kind in AS_TASKS and over <= self.left.get(call.client, -inf) <= over + LATE_ANSWER:
+            return
         if self.shared:  # a replica that has to look for the session serves a request after its cancellation has come
             running = [run for run in running if run.since <= over]
         self.check(self.harms or not running, f"{call.token} was {call.outcome}, and its handler still runs")

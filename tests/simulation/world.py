@@ -46,7 +46,7 @@ from tests.simulation.host import (
     url_of,
 )
 from tests.simulation.network import Network
-from tests.simulation.plan import HARMLESS, Fault, Plan
+from tests.simulation.plan import HARMLESS, MODERN, Fault, Plan
 from tests.simulation.replicas import AWAY, Reached, Standstill, leftovers, sessions_of
 from tests.simulation.tasks import audit
 from tests.simulation.visitor import Visitor
@@ -304,6 +304,7 @@ class _World:
         if plan.transport != "stream":
             book.fronts = lambda client: client
         book.relayed = plan.behind is not None
+        book.exchanges = plan.era == MODERN and plan.transport not in ("stream", "websocket")
         # JSON has no streams; and in a legacy session a relay cannot know to which of several calls a question belongs.
         book.asks = plan.transport != "json" and plan.behind is None
         book.tells = "json" not in (plan.transport, plan.behind)

@@ -20,6 +20,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -68,6 +69,7 @@ _DEVIATION_LENGTH = 1000  # characters of one deviation
 # Seconds that a new session waits for the answer to `logging/setLevel`, because over HTTP a call could overtake it.
 # After that the session is used with any answer.
 _LOG_LEVEL_WAIT = 1.0
+_CANCELLING = 30.0  # seconds for the cancellation of a task that no caller waits for
 _CLOSE_TIMEOUT = 30.0  # limit for closing in seconds, in addition to the limits of its parts
 
 # Seconds before each attempt to open a new session without a call.  Usually a server that has forgotten its sessions
@@ -399,6 +401,16 @@ class ClientConnection:
         self._log_level_set.set()
         if not isinstance(outcome, Answered) and self.current.failure is None:
             self.mistake(f"it declares logging, but refused the log level: {failure_of(outcome, failure)}")
+
+    def answered_late(self, method: str, result: JsonObject) -> None:
+        if method == "tools/call" and self._extensions is not None and self._extensions.tasks is not None:
+            id = self._extensions.tasks.left_task(result)
+            if id is not None:
+                self._nursery.start_soon(self._cancel_task, id, name="cancel the task of a cancelled call")
+
+    async def _cancel_task(self, id: str) -> None:
+        with trio.move_on_after(_CANCELLING), suppress(McpError):  # the server has gone, or cannot cancel tasks
+            await self.request("tasks/cancel", {"taskId": id})
 
     def missed(self, *, for_good: bool) -> None:
         if not for_good:

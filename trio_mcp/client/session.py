@@ -199,6 +199,9 @@ class ServerMessageHandler(Protocol):
     def notice(self, notice: Notice) -> None:
         """Handle a notification that belongs to no request."""
 
+    def answered_late(self, method: str, result: JsonObject) -> None:
+        """Handle the result of a request that was cancelled: it is of no use, but the server may go on for it."""
+
     def missed(self, *, for_good: bool) -> None:
         """Handle a gap: notifications were not received.  `for_good`: no more will come in this session."""
 
@@ -330,7 +333,8 @@ class ClientSession:
         self._pending: dict[Id, _PendingRequest] = {}
         self._begun: dict[Id, OnEnd] = {}  # requests without a task that waits
         self._timers: set[Timer] = set()  # timers of the pending requests
-        self._cancelled: dict[Id, float] = {}  # cancelled requests without an answer, and their time of cancellation
+        # Cancelled requests without an answer: the time of the cancellation, and the method.
+        self._cancelled: dict[Id, tuple[float, str]] = {}
         self._overflowed_at = -math.inf  # the last time when there were too many to store
         self._serving: dict[Id, trio.CancelScope] = {}
         self._serving_bytes = 0  # the memory for their requests
@@ -393,7 +397,9 @@ class ClientSession:
         if self._cancelled:
             for each in message.items if isinstance(message, Batch) else (message,):
                 if isinstance(each, Response | Error):
-                    self._cancelled.pop(each.id, None)  # type: ignore[arg-type]  # None is never an id of a request
+                    late = self._cancelled.pop(each.id, None)  # type: ignore[arg-type]  # None is no id of a request
+                    if late is not None and isinstance(each, Response):
+                        self._handler.answered_late(late[1], each.result)
         for event in self.session.receive(message, now, about=about):
             if type(event) is Answered:
                 self._finish(event, None)
@@ -573,7 +579,7 @@ class ClientSession:
                 self._timers.discard(timer)
             if pending.outcome is None:
                 del self._pending[id]
-                self._remember_cancelled(id)
+                self._remember_cancelled(id, method)
                 self.cancel(id)
         if type(pending.outcome) is Answered:
             return pending.outcome.result
@@ -628,7 +634,7 @@ class ClientSession:
                 _log.warning("%s: the connection is closed", why)
                 self.abort(why)
 
-    def _remember_cancelled(self, id: Id) -> None:
+    def _remember_cancelled(self, id: Id, method: str) -> None:
         """Store a cancelled request that the server may continue to work on.
 
         It cannot if the cancellation closes the response stream.
@@ -636,7 +642,7 @@ class ClientSession:
         terms = self.session.terms
         if terms is None or not (terms.revision.handshake or self.session.link is LinkKind.DUPLEX):
             return
-        self._cancelled[id] = trio.current_time()
+        self._cancelled[id] = trio.current_time(), method
         if len(self._cancelled) > self.session.limits.requests:
             del self._cancelled[next(iter(self._cancelled))]
             self._overflowed_at = trio.current_time()
@@ -644,7 +650,8 @@ class ClientSession:
     @property
     def ignored(self) -> bool:
         """True if the server may still work on a recently cancelled request, because it has not answered it."""
-        return trio.current_time() < max((self._overflowed_at, *self._cancelled.values())) + _CANCELLED_SECONDS
+        latest = max([self._overflowed_at, *(at for at, _ in self._cancelled.values())])
+        return trio.current_time() < latest + _CANCELLED_SECONDS
 
     def cancel(self, id: Id) -> None:
         """Cancel a request: its outcome is of no use any more."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, contextmanager
+from contextlib import AsyncExitStack, aclosing, contextmanager, suppress
 from contextvars import ContextVar
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
@@ -156,6 +156,16 @@ class ClientTasks(ClientExtension):
             self._early.setdefault(id, deque(maxlen=_REPORTS)).append(report)
             if len(self._early) > _EARLY:
                 del self._early[next(iter(self._early))]
+
+    def left_task(self, result: JsonObject) -> str | None:
+        """The task that a call has left on the server, because it was cancelled before the client knew of the task.
+
+        cancel-09: `notifications/cancelled` ends the call alone.  The result comes too late for it, and is dropped.
+        """
+        with suppress(RemoteProtocolError):
+            created = read_created(result)
+            return None if created is None else created.id
+        return None
 
     async def _around_list(self, call: ExtensionCall, call_next: CallNextRequest) -> JsonObject:
         """Remember which tools run as tasks (task-05, task-08)."""
