@@ -325,8 +325,8 @@ def test_a_slow_line_has_time_for_the_end_of_a_session() -> None:
     assert played.violations == ()
 
 
-def test_a_call_that_is_cancelled_as_it_becomes_a_task_may_leave_the_task() -> None:
-    """Its client does not know yet that there is a task."""
+def test_a_client_that_ends_as_its_call_becomes_a_task_may_leave_the_task() -> None:
+    """It does not know yet that there is a task."""
     faults = (
         Fault("cancel", at=89, victim=8, seconds=19.987, back=True),
         Fault("leave", at=24, seconds=0.085, back=True),
@@ -488,3 +488,15 @@ def test_a_stream_that_is_resumed_as_its_session_ends_here_keeps_no_event() -> N
     played = play(plan)
     assert set(played.fired) == {"crash", "pause"}
     assert played.violations == ()
+
+
+def test_a_forwarded_answer_that_cannot_be_sent_gives_back_its_bytes() -> None:
+    """The store was away when the question of a handler was to go back to another replica."""
+    moves = (
+        Move("errand", 0.01, 50), Move("errand", size=3), Move("follow", size=3), Move("follow", size=2),
+        Move("task", 20.0, patience=4.568), Move("answer", 0.01), Move("put", 0.3),
+        Move("put", 0.3, patience=8.316, by_option=True), Move("wizard"), Move("wizard", 0.01),
+    )  # fmt: skip
+    faults = Fault("away", 308, 9, 2.566, back=True), Fault("away", 535, 9, 7.119, back=True)
+    plan = Plan(7000045, "http", E, (Program(moves),), faults=faults, pings=7.0, replicas=2, scattered=True)
+    assert not play(plan).violations

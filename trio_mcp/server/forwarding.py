@@ -325,9 +325,10 @@ class _TakenRetry(Wire):
         while not self._over:
             self._woken = trio.Event()
             outgoing, charged = session.outgoing(), session.take_charge()
-            for message, _ in outgoing:
-                yield encode(message)
-            if charged:
+            try:
+                for message, _ in outgoing:
+                    yield encode(message)
+            finally:  # also if they cannot be sent
                 self.session.account.give(charged)
             self._room.unpark_all()
             if self.session.held_reports:
