@@ -674,6 +674,48 @@ async def test_handlers_go_on_when_the_store_is_back(
         assert answers == {"name": ANN}
 
 
+@pytest.mark.parametrize("fault", ["claim", "get"])
+async def test_a_task_is_recovered_when_the_answer_to_its_claim_was_lost(
+    fault: str, make: Make, autojump_clock: MockClock, inline: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store has given the tasks to this process, which hears of them only later."""
+    recovered: list[str] = []
+    store = type(make())
+
+    async def lost(self: Any, *args: Any, **how: Any) -> Any:
+        if not claimed:
+            claimed.append(await claim(self, *args, **how))
+            raise StoreFailed("the connection has ended")
+        return await claim(self, *args, **how)
+
+    async def lose_next(self: Any, *args: Any, **how: Any) -> Any:
+        rows = await claim(self, *args, **how)
+        if rows and not claimed:
+            claimed.append(rows)
+            patch.setattr(store, "get", broken)
+        return rows
+
+    def recover(task: TaskRecord) -> bool:
+        recovered.append(task.id)
+        TaskHost(keeper, task)
+        return True
+
+    claim, claimed = store.claim, list[Any]()
+    async with kept(make) as gone:
+        for id in ("a", "b"):
+            await begun(gone, id)
+    async with kept(make, recover=recover) as keeper:
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "claim", lost if fault == "claim" else lose_next)
+            for _ in range(20):
+                await trio.sleep(keepers.LEASE / 10)
+                if claimed and fault == "get":
+                    break
+        await begun(keeper, "own")
+        await trio.sleep(3 * keepers.LEASE)
+        assert sorted(recovered) == ["a", "b"]
+
+
 async def test_outcomes_that_wait_for_the_store_are_charged_to_their_clients(
     make: Make, away: Callable[[], AbstractContextManager[None]], autojump_clock: MockClock
 ) -> None:

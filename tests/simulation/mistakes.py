@@ -136,8 +136,9 @@ def _seen_by_all() -> AbstractContextManager[Any]:
 def _task_of_the_dead() -> AbstractContextManager[Any]:
     """A task whose process has ended is deleted."""
 
-    async def forget(self: Keeper, task: TaskRecord) -> None:
-        await self.drop(task.id)
+    async def forget(self: Keeper, id: str) -> bool:
+        await self.drop(id)
+        return True
 
     return mock.patch.object(Keeper, "_take_over", forget)
 

@@ -15,7 +15,7 @@ The other rules of `book` and `tasks` hold here as well, whichever replica serve
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from math import inf
@@ -147,8 +147,10 @@ class Reached(Mounted):
         self._names.add(holder)
         await self._call(partial(self.store.lease, holder, until))
 
-    async def claim(self, kind: str, holder: str, now: float, limit: int) -> Sequence[Row]:
-        return await self._call(partial(self.store.claim, kind, holder, now, limit))
+    async def claim(
+        self, kind: str, holder: str, now: float, limit: int, **how: Collection[str] | None
+    ) -> Sequence[Row]:
+        return await self._call(partial(self.store.claim, kind, holder, now, limit, **how))
 
     async def changes(self, after: int) -> tuple[int, Sequence[tuple[str, str]]]:
         return await self._call(partial(self.store.changes, after))

@@ -83,8 +83,8 @@ class Mounted:
     async def lease(self, holder: str, until: float) -> None:
         await (await self._alive()).lease(holder, until)
 
-    async def claim(self, kind: str, holder: str, now: float, limit: int) -> Sequence[Row]:
-        return await (await self._alive()).claim(kind, holder, now, limit)
+    async def claim(self, kind: str, holder: str, now: float, limit: int, **how: Any) -> Sequence[Row]:
+        return await (await self._alive()).claim(kind, holder, now, limit, **how)
 
     async def changes(self, after: int) -> tuple[int, Sequence[tuple[str, str]]]:
         return await (await self._alive()).changes(after)

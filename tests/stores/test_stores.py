@@ -196,6 +196,27 @@ async def test_rows_of_a_process_that_has_gone_are_claimed_once(make: Make) -> N
         assert await second.get("task", taken[0].key) == taken[0]
 
 
+async def test_rows_of_its_own_that_a_process_does_not_know_are_claimed(make: Make) -> None:
+    async with opened(make, 2) as (store, other):
+        await store.lease("me", 1060.0)
+        await other.lease("you", 1060.0)
+        for key in ("a", "b", "c", "d\n", "é"):
+            await store.add(attrs.evolve(ROW, key=key, holder="me"))
+        await store.add(attrs.evolve(ROW, key="idle"))
+        await store.add(attrs.evolve(ROW, kind="notice", holder="me"))
+        await other.add(attrs.evolve(ROW, key="yours", holder="you"))
+        await other.add(attrs.evolve(ROW, key="theirs", holder="gone"))
+        assert [row.key for row in await store.claim("task", "me", 1000.0, 9)] == ["theirs"]
+        rows = await store.claim("task", "me", 1000.0, 9, known="abcd")
+        assert sorted(row.key for row in rows) == ["d\n", "theirs", "é"]
+        assert len(await store.claim("task", "me", 1000.0, 2, known=())) == 2
+        known = ["a", "b", "d\n", "é", "theirs"]
+        (row,) = await store.claim("task", "me", 1000.0, 9, known=known)
+        assert (row.key, row.holder) == ("c", "me")
+        assert await store.get("task", "c") == row
+        assert not await store.claim("task", "me", 1000.0, 9, known=[*known, "c"])
+
+
 async def test_a_lease_can_be_renewed_and_ended(make: Make) -> None:
     async with opened(make) as (store,):
         await store.add(attrs.evolve(ROW, holder="me"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from itertools import chain, islice
 from math import inf
@@ -169,14 +169,18 @@ class MemoryStore:
         await trio.lowlevel.checkpoint()
         self._leases[holder] = until
 
-    async def claim(self, kind: str, holder: str, now: float, limit: int) -> Sequence[Row]:
+    async def claim(
+        self, kind: str, holder: str, now: float, limit: int, *, known: Collection[str] | None = None
+    ) -> Sequence[Row]:
         """See `Store`."""
         await trio.lowlevel.checkpoint()
-        ended = (
-            row
-            for row in list(self._rows.values())
-            if row.kind == kind and row.holder and row.holder != holder and self._leases.get(row.holder, -inf) <= now
-        )
+
+        def free(row: Row) -> bool:
+            if row.holder == holder:
+                return known is not None and row.key not in known
+            return row.holder != "" and self._leases.get(row.holder, -inf) <= now
+
+        ended = (row for row in list(self._rows.values()) if row.kind == kind and free(row))
         claimed = [attrs.evolve(row, holder=holder, version=row.version + 1) for row in islice(ended, limit)]
         for row in claimed:
             self._put(row, 0)

@@ -204,20 +204,38 @@ function steps.lease(holder, expires)
   return 1
 end
 
-function steps.claim(kind, holder, now, limit)
+-- The ids of some rows of this holder that are not among the known ones, a text of JSON.
+local function unknown(kind, holder, known, most)
+  local ids, kept = {}, {}
+  for _, id in ipairs(cjson.decode(known)) do
+    kept[id] = true
+  end
+  for _, id in ipairs(redis.call('SMEMBERS', key('held', #kind, kind, holder))) do
+    if not kept[id] and #ids < most then
+      ids[#ids + 1] = id
+    end
+  end
+  return ids
+end
+
+function steps.claim(kind, holder, now, limit, known)
   local claimed = {}
   redis.call('ZREMRANGEBYSCORE', key('leases'), '-inf', now)
   for _, other in ipairs(redis.call('SMEMBERS', key('holders', kind))) do
-    if other ~= holder and not redis.call('ZSCORE', key('leases'), other) and #claimed < tonumber(limit) then
-      for _, id in ipairs(redis.call('SRANDMEMBER', key('held', #kind, kind, other), limit - #claimed)) do
-        local name = name_of(kind, id)
-        redis.call('HSET', key('row', name), 'holder', holder)
-        redis.call('HINCRBY', key('row', name), 'version', 1)
-        let_go(kind, id, other)
-        hold(kind, id, holder)
-        touch(name)
-        claimed[#claimed + 1] = read(kind, id) or nil
-      end
+    local most, ids = limit - #claimed, {}
+    if other == holder and known ~= '' then
+      ids = unknown(kind, holder, known, most)
+    elseif other ~= holder and not redis.call('ZSCORE', key('leases'), other) and most > 0 then
+      ids = redis.call('SRANDMEMBER', key('held', #kind, kind, other), most)
+    end
+    for _, id in ipairs(ids) do
+      local name = name_of(kind, id)
+      redis.call('HSET', key('row', name), 'holder', holder)
+      redis.call('HINCRBY', key('row', name), 'version', 1)
+      let_go(kind, id, other)
+      hold(kind, id, holder)
+      touch(name)
+      claimed[#claimed + 1] = read(kind, id) or nil
     end
   end
   return claimed

@@ -29,8 +29,9 @@ again when it breaks, and then the receivers get a `Resync`.
 from __future__ import annotations
 
 import hashlib
+import json
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from math import inf
 from pathlib import Path
@@ -252,9 +253,12 @@ class RedisStore:
         """See `Store`."""
         await self._step("lease", holder, until)
 
-    async def claim(self, kind: str, holder: str, now: float, limit: int) -> Sequence[Row]:
+    async def claim(
+        self, kind: str, holder: str, now: float, limit: int, *, known: Collection[str] | None = None
+    ) -> Sequence[Row]:
         """See `Store`."""
-        return [_row(each) for each in await self._step("claim", kind, holder, now, limit)]
+        keys = "" if known is None else json.dumps([*known])
+        return [_row(each) for each in await self._step("claim", kind, holder, now, limit, keys)]
 
     async def changes(self, after: int) -> tuple[int, Sequence[tuple[str, str]]]:
         """See `Store`."""

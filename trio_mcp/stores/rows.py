@@ -25,7 +25,7 @@ Methods are safe to cancel: a write happens as a whole or not at all.  A cancell
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from math import inf
 from types import TracebackType
@@ -132,8 +132,14 @@ class Store(Protocol):
     async def lease(self, holder: str, until: float) -> None:
         """This process is at work under the name `holder` until then.  A time in the past ends the lease."""
 
-    async def claim(self, kind: str, holder: str, now: float, limit: int) -> Sequence[Row]:
-        """Take the rows of holders whose lease has ended, and return them with their new holder."""
+    async def claim(
+        self, kind: str, holder: str, now: float, limit: int, *, known: Collection[str] | None = None
+    ) -> Sequence[Row]:
+        """Take the rows of holders whose lease has ended, and return them with their new holder.
+
+        With `known`, also return the rows of `holder` itself, except those with these keys: a call that failed may have
+        had its effect.
+        """
 
     async def changes(self, after: int) -> tuple[int, Sequence[tuple[str, str]]]:
         """Wait until rows have been written since the change `after`.

@@ -22,7 +22,7 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from functools import partial
 from math import inf
@@ -469,7 +469,9 @@ class SQLiteStore:
         finally:
             os.close(descriptor)
 
-    async def claim(self, kind: str, holder: str, now: float, limit: int) -> Sequence[Row]:
+    async def claim(
+        self, kind: str, holder: str, now: float, limit: int, *, known: Collection[str] | None = None
+    ) -> Sequence[Row]:
         """See `Store`."""
         names = (
             "SELECT kind, key FROM rows WHERE kind = ? AND holder != '' AND holder != ? AND "
@@ -483,12 +485,15 @@ class SQLiteStore:
             with self._failing():
                 if self._is_dead(other):
                     await self._execute("DELETE FROM leases WHERE holder = ?", other)
-        if not await self._query(names, kind, holder, now, 1):
+        if known is None and not await self._query(names, kind, holder, now, 1):
             return []
 
         def job(connection: sqlite3.Connection) -> Sequence[Row]:
-            rows = []
-            for name in connection.execute(names, (kind, holder, now, limit)).fetchall():
+            rows, free = [], connection.execute(names, (kind, holder, now, limit)).fetchall()
+            if known is not None:
+                own = connection.execute("SELECT kind, key FROM rows WHERE kind = ? AND holder = ?", (kind, holder))
+                free += [name for name in own if name[1] not in known]
+            for name in free[:limit]:
                 rows += connection.execute(claimed, (holder, _tick(connection), *name)).fetchall()
             connection.execute("DELETE FROM leases WHERE until <= ?", (now,))
             return [Row(*each) for each in rows]

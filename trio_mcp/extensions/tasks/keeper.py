@@ -100,6 +100,8 @@ class Keeper:
         self._recover = recover
         self._holder = secrets.token_urlsafe(12)
         self._hosts: dict[str, TaskHost] = {}
+        self._adding: set[str] = set()  # tasks that are being stored
+        self._unsure = False  # whether it may hold tasks without a host, because a call that failed had its effect
         self._watched: dict[str, set[trio.Event]] = {}
         self.bytes = ByteBudget(limits)
         """Charged for outcomes that wait for the store."""
@@ -154,14 +156,27 @@ class Keeper:
             while await self._store.sweep(now):
                 pass
             room = trio.current_time() >= self._claims_from and not self.leaving()
-            while room and (rows := await self._store.claim(self._kind, self._holder, now, _CLAIMED)):
-                for row in rows:
-                    room = await self._take_over(row.key) and room
+            if room:
+                await self._recover_all(now)
         except StoreFailed as error:
             _log.error("%s", error)
+            self._unsure = True
             self._claims_from = trio.current_time() + _PERIOD
             return False
         return True
+
+    async def _recover_all(self, now: float) -> None:
+        """Take over the tasks that no process runs, as long as there is room."""
+        unsure, self._unsure, room = self._unsure, False, True
+        while room:
+            known = (*self._hosts, *self._adding) if unsure else None
+            rows = await self._store.claim(self._kind, self._holder, now, _CLAIMED, known=known)
+            if not rows:
+                return
+            for row in rows:
+                if row.key not in self._hosts and row.key not in self._adding:
+                    room = await self._take_over(row.key) and room
+        self._unsure = self._unsure or unsure
 
     async def _take_over(self, id: str) -> bool:
         """Run a task again that another process ran, or fail it.
@@ -236,18 +251,25 @@ class Keeper:
         owner, each = ("", inf) if holder is None else (str(holder), self._limits.tasks_each)
         runs_in = "" if task.terminal else self._holder
         row = Row(self._kind, task.id, self._body(task), owner, task.created, task.expires, runs_in)
+        self._adding.add(task.id)
         with for_clients():
             try:
                 await self._store.add(row, each=each, total=self._limits.tasks)
+            except (StoreFailed, trio.Cancelled):
+                self._unsure = True
+                raise
             except StoreFull as error:
                 limit = {"each": "Limits.tasks_each", "total": "Limits.tasks"}.get(
                     error.limit, "max_bytes of the store"
                 )
                 why = f"there is no room for more tasks ({limit}); try again later"
                 raise RequestError(INTERNAL_ERROR, why) from None
+            finally:
+                self._adding.discard(task.id)
 
     async def drop(self, id: str) -> None:
         """Delete a task of which no client knows."""
+        self._unsure = True  # if it cannot be deleted, this process still holds it
         with trio.CancelScope(deadline=trio.current_time() + _CLOSING, shield=True), suppress(StoreFailed):
             await self._store.delete(self._kind, id)
 
