@@ -366,7 +366,7 @@ def test_a_lost_task_says_what_to_do() -> None:
 
 def test_a_status_message_is_a_short_text() -> None:
     assert NEW.note("x" * MAX_MESSAGE, 1001).task.message == "x" * MAX_MESSAGE
-    for message in ("x" * (MAX_MESSAGE + 1), None, 3):
+    for message in ("x" * (MAX_MESSAGE + 1), None, 3, "half a pair: \ud800"):
         with pytest.raises(UsageError, match="a status message is a text of at most 1024 characters"):
             NEW.note(message, 1001)  # type: ignore[arg-type]
     assert len(NEW.fail(RequestError(-1, "x" * 5000), 1001).task.message or "") == MAX_MESSAGE

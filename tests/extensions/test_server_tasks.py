@@ -827,6 +827,27 @@ def test_options_of_a_tool_are_checked() -> None:
         async def never() -> None: ...
 
 
+@BOTH
+async def test_a_task_that_is_started_twice_at_once_is_one_task(revision: str, autojump_clock: MockClock) -> None:
+    store, started = MemoryStore(), list[bool]()
+    server = Server("tasks", store=store)
+
+    @server.tool(task="optional", asks_first=True)
+    async def eager(ctx: Context) -> None:
+        async def start() -> None:
+            started.append(await ctx.task.start())
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(start)
+
+    async with speaking(revision, server) as wire:
+        id = await begin(wire, "eager")
+        assert (await until(wire, id))["status"] == "completed"
+        assert started == [True] * 3
+        assert [key for _, key in store._rows] == [id]
+
+
 @pytest.mark.parametrize("taken", ["extension", "filter", "tasks/get", "tasks/list"])
 async def test_what_tasks_need_must_be_free(taken: str, autojump_clock: MockClock) -> None:
     server = Server("tasks")

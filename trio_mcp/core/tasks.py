@@ -39,7 +39,7 @@ from trio_mcp.core.errors import (
     UsageError,
     shown,
 )
-from trio_mcp.core.messages import ABSENT, CachedResult, Json, JsonObject, Notification, record, to_text
+from trio_mcp.core.messages import ABSENT, CachedResult, Json, JsonObject, Notification, record, to_text, writable
 from trio_mcp.core.revisions import NOTHING, capability_object
 from trio_mcp.core.rounds import Question, read_answers
 
@@ -242,7 +242,7 @@ class TaskRecord:
 
     def note(self, message: str, now: float) -> TaskStep:
         """Set the status message.  Raises `UsageError` if it is no text, or too long."""
-        if not isinstance(message, str) or len(message) > MAX_MESSAGE:
+        if not isinstance(message, str) or len(message) > MAX_MESSAGE or not writable(message):
             raise UsageError(f"a status message is a text of at most {MAX_MESSAGE} characters, got {shown(message)}")
         return self._step(TaskEvent.NOTED, now, message=message)
 

@@ -141,11 +141,12 @@ class ToolTask:
     A tool with `task=` has one in each of its calls.  `id` is None as long as the call is an ordinary one.
     """
 
-    __slots__ = ("_ctx", "_entry", "_host")
+    __slots__ = ("_ctx", "_entry", "_host", "_starting")
 
     def __init__(self, ctx: Context, entry: Entry) -> None:
         self._ctx = ctx
         self._entry = entry
+        self._starting = trio.Lock()  # a handler may start it from several of its tasks
         host = getattr(ctx._link, "host", None)
         self._host = host if isinstance(host, TaskHost) else None
 
@@ -160,18 +161,18 @@ class ToolTask:
         The request of the client is answered, and the handler goes on.  Does nothing if the call is a task already.
         Raises `RequestError` if the tool must run as a task and the client cannot have one, or if there is no room.
         """
-        if self._host is None:
-            form = form_asked(self._ctx)
-            if form is None:
-                if self._entry.task == "required":
-                    raise refusal_of_plain_call(self._ctx)
-                await trio.lowlevel.checkpoint()
-                return False
-            tasks = tasks_in(self._ctx)
-            replay = self._entry.replay
-            record = tasks.record(self._ctx, form, replay=replay)
-            self._host = await tasks.begin(self._ctx, form, record, recoverable=replay)
-        return True
+        async with self._starting:
+            if self._host is None:
+                form = form_asked(self._ctx)
+                if form is None:
+                    if self._entry.task == "required":
+                        raise refusal_of_plain_call(self._ctx)
+                    return False
+                tasks = tasks_in(self._ctx)
+                replay = self._entry.replay
+                record = tasks.record(self._ctx, form, replay=replay)
+                self._host = await tasks.begin(self._ctx, form, record, recoverable=replay)
+            return True
 
     async def status(self, message: str) -> None:
         """Set the status message, which the client shows while the task runs; at most 1,024 characters.
