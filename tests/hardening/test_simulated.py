@@ -500,3 +500,19 @@ def test_a_forwarded_answer_that_cannot_be_sent_gives_back_its_bytes() -> None:
     faults = Fault("away", 308, 9, 2.566, back=True), Fault("away", 535, 9, 7.119, back=True)
     plan = Plan(7000045, "http", E, (Program(moves),), faults=faults, pings=7.0, replicas=2, scattered=True)
     assert not play(plan).violations
+
+
+def test_a_session_that_no_replica_speaks_for_has_room_for_what_it_subscribes_to() -> None:
+    """Its subscriptions were accepted when no copy spoke, and then no replica had room for all of them."""
+    moves = (
+        Move("hold", size=16, patience=3.362), Move("hold", size=34), Move("listen", 2.0, 53), Move("fetch", 0.01),
+        Move("follow"), Move("put", 2.0), Move("errand", 0.01, 13), Move("wizard", 2.0), Move("ask"), Move("ask"),
+        Move("listen", 2.0),
+    )  # fmt: skip
+    faults = Fault("drain", 879, 7, 1.998), Fault("pause", 108, 10, 44.716, back=True)
+    line = Line(chunk=1, window=819, delay=0.05, splits=True)
+    clients = Program((Move("put", 2.0, patience=2.746),)), Program(moves)
+    plan = Plan(53, "http", D, clients, line, faults, tight=True, pings=7.0, replicas=2)
+    played = play(plan)
+    assert set(played.fired) == {"drain", "pause"}
+    assert played.violations == ()

@@ -469,7 +469,7 @@ async def test_a_copy_without_room_for_the_subscriptions_does_not_speak(
         headers = {"Accept": "text/event-stream", "Mcp-Session-Id": session}
         for _ in range(2):
             refused = await crew.webs[1].send("GET", "/mcp", headers)
-            assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
+            assert (refused.status, refused.headers["Retry-After"]) == (503, "30")
             assert b"Limits.subscriptions" in refused.body
             await trio.sleep(3)
             crew.stages[2].server.notify_resource_updated("r://9")
@@ -495,6 +495,23 @@ async def test_a_subscription_waits_for_a_session_that_listens_nowhere(autojump_
             while True:
                 told.append(await stream.message())
         assert [each["params"]["uri"] for each in told if each["method"] == UPDATED] == ["r://2"]
+
+
+async def test_a_subscription_has_a_place_also_if_the_session_listens_nowhere(
+    autojump_clock: MockClock, crew_of: Any
+) -> None:
+    async with crew_of(make=with_room_for(6)) as crew:
+        session = await session_in(crew)
+        await crew.webs[1].call("ping", session=session)
+        await crew.crash(0)
+        await trio.sleep(20)
+        codes = [await subscribe(crew.webs[1 + number % 2], f"r://{number}", session) for number in range(6)]
+        assert codes == [None, None, None, None, None, INTERNAL_ERROR]
+        stream = await crew.webs[2].open(session=session)
+        crew.stages[1].server.notify_resource_updated("r://4")
+        with trio.fail_after(5):
+            while (await stream.message()).get("params") != {"uri": "r://4"}:
+                pass
 
 
 async def test_a_replica_that_stops_leaves_no_subscription_without_an_answer(

@@ -64,7 +64,14 @@ _RECENT: Final = 10.0  # seconds for which changes are remembered: a session is 
 
 
 class CannotContinue(StoreFailed):
-    """A session cannot continue here, for a reason that its client may know.  The store works."""
+    """A session cannot continue here, for a reason that its client may know.  The store works.
+
+    Its client may try again after `seconds`.
+    """
+
+    def __init__(self, why: str, *, seconds: int = 1) -> None:
+        super().__init__(why)
+        self.seconds = seconds
 
 
 def text_for_clients(error: StoreFailed | StoreFull) -> str:

@@ -202,7 +202,7 @@ class SharedEndpoint(Endpoint):
         try:
             refused = await self._fetch(id, cors)
         except (StoreFailed, StoreFull) as error:
-            refused = try_later(503, text_for_clients(error), cors, 1)
+            refused = _refusal_for(error, cors)
         return caller if refused is None else refused
 
     def _session_of(self, request: HttpRequest) -> str | None:
@@ -253,7 +253,7 @@ class SharedEndpoint(Endpoint):
                     return await refuse(refused, admitted, response)
             return await super().serve(admitted, request, response)
         except (StoreFailed, StoreFull) as error:
-            return await refuse(try_later(503, text_for_clients(error), cors, 1), admitted, response)
+            return await refuse(_refusal_for(error, cors), admitted, response)
 
     async def _end_session(self, id: str) -> None:
         if isinstance(session := self._sessions.get(id), SharedSession):
@@ -421,3 +421,8 @@ class SharedEndpoint(Endpoint):
                     failed = True
                 with trio.move_on_after(_ASK):
                     await anext(news)
+
+
+def _refusal_for(error: StoreFailed | StoreFull, cors: Fields) -> Reply:
+    seconds = error.seconds if isinstance(error, CannotContinue) else 1
+    return try_later(503, text_for_clients(error), cors, seconds)

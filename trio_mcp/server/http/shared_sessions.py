@@ -456,12 +456,21 @@ class SharedSession(HttpSession):
     async def _read_verdict(
         self, verdict: trio.MemoryReceiveChannel[Sequence[Any] | None], speaks_in: str
     ) -> RequestError | None:
-        """Wait until the speaker has subscribed, and return its refusal.  If it has gone, the next one subscribes."""
+        """Wait until the speaker has subscribed, and return its refusal.  If it has gone, this copy takes its place.
+
+        So each subscription has had a place somewhere before it is accepted.
+        """
         with trio.move_on_after(QUICKLY):
             refused = await verdict.receive()
             return None if refused is None else RequestError(*refused)
         if await self._replica.quickly(self._replica.alive(speaks_in)):
             return RequestError(INTERNAL_ERROR, "the process that tells of changes is busy; try again later")
+        try:
+            await self.speak()
+        except CannotContinue as error:
+            return RequestError(INTERNAL_ERROR, str(error))
+        if self._newest is None:
+            self.mail.put({"silent": True})
         return None
 
     async def speak(self, resumes: str | None = None) -> None:
@@ -495,7 +504,7 @@ class SharedSession(HttpSession):
             raise CannotContinue(ENDED)
         for uri in record.uris:
             if self.speaks and (refused := self._subscribe(_SUBSCRIBE, uri)) is not None:
-                raise CannotContinue(refused[1])
+                raise CannotContinue(refused[1], seconds=30)
         self._run.publisher.tell(self.server_session, self._replica.changes_since(began))
         if resumes is None:
             self._later(self._take_over, before)
