@@ -197,7 +197,7 @@ def large() -> Plan:
 
 
 def test_a_world_is_made_smaller(large: Plan) -> None:
-    with MISTAKES["a leaked task"]():
+    with MISTAKES["a leaked task"][0]():
         small = shrink(large)
         assert rule_of(play(small).violations[0]) == rule_of(play(large).violations[0])
     assert (small.faults, small.line) == ((), Line())
@@ -209,7 +209,7 @@ def test_what_is_printed_can_be_pasted(large: Plan) -> None:
     exec(as_test(7, large), names)
     names["test_found_by_seed_7"]()
     assert eval(written(large), names) == large
-    with MISTAKES["a leaked task"](), pytest.raises(AssertionError):
+    with MISTAKES["a leaked task"][0](), pytest.raises(AssertionError):
         names["test_found_by_seed_7"]()
 
 
