@@ -88,6 +88,46 @@ async def test_changes_wait_for_the_store(autojump_clock: MockClock, monkeypatch
         assert (await stream.message())["method"] == TOOLS
 
 
+async def test_a_replica_knows_the_changes_of_the_last_seconds(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a session that is handed over to it."""
+
+    async def fail(*args: Any, **options: Any) -> Any:
+        raise StoreFailed("the store is away")
+
+    def uris(number: int, since: float) -> set[str] | None:
+        (run,) = crew.stages[number].server._runs
+        assert run.replica is not None
+        changes = run.replica.changes_since(since)
+        return None if changes is None else {change.item for change in changes}
+
+    async with replicas(monkeypatch=monkeypatch) as crew:
+        await trio.sleep(1)
+        start = trio.current_time()
+        crew.stages[0].server.notify_resource_updated("r://1")
+        assert [uris(number, start) for number in range(3)] == [{"r://1"}, set(), set()]  # not told of yet
+        await trio.sleep(1)
+        later = trio.current_time()
+        assert [uris(number, start) for number in range(3)] == [{"r://1"}] * 3
+        with monkeypatch.context() as patch:
+            patch.setattr(crew.store, "send", fail)
+            crew.stages[1].server.notify_resource_updated("r://2")
+            await trio.sleep(5)
+            assert [uris(number, later + 4) for number in range(3)] == [set(), {"r://2"}, set()]
+        await trio.sleep(15)
+        for number in (7, 8, 9):
+            crew.stages[0].server.notify_resource_updated(f"r://{number}")
+        await trio.sleep(1)
+        assert [uris(number, start) for number in range(3)] == [None] * 3  # some are forgotten
+        assert uris(2, trio.current_time() - 2) == {"r://7", "r://8", "r://9"}
+        now = trio.current_time()
+        for number in range(1500):
+            crew.stages[0].server.notify_resource_updated(f"r://{number}")
+        await trio.sleep(1)
+        assert [uris(number, now) for number in range(3)] == [None] * 3
+
+
 async def test_after_the_death_of_a_replica_every_change_is_told(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
