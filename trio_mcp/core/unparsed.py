@@ -104,7 +104,7 @@ def _marks(data: bytes, few: int, quotes: int, all_quotes: float) -> int:
     The ones inside strings count too if there are only `few` in all, or more than `quotes` quotes: then the strings
     cost too much to exclude.  `all_quotes` is the same limit, with the escaped quotes.
     """
-    outside = outside_strings(data)
+    outside = outside_strings(data) if len(data) >= _TEXT else None
     if outside is None:
         count = _structure(data)  # strings included: most messages have few brackets and commas
         if count <= few or data.count(b'"') > all_quotes:
@@ -118,12 +118,10 @@ def _marks(data: bytes, few: int, quotes: int, all_quotes: float) -> int:
 
 
 def outside_strings(data: bytes) -> bytes | None:
-    """Return the bytes outside strings of a large message that is nearly all strings; None for any other message.
+    """Return the bytes outside strings of a large message; None unless it is nearly all strings.
 
     The search goes from quote to quote.  That takes a fiftieth of the time that a look at each byte takes.
     """
-    if len(data) < _TEXT:
-        return None
     pieces: list[bytes] = []
     at, inside = 0, False
     for _ in range(2 * len(data) // _FAR):
