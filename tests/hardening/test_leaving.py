@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
-from tests.hardening.test_workers import client_of, running
+from tests.hardening.test_workers import client_of, request, running
 from trio_mcp import Server, serve_http
 from trio_mcp.server.http.listener import leave_to_others  # the process calls it at SIGTERM
 from trio_mcp.stores import MemoryStore
@@ -44,6 +45,44 @@ async def test_a_socket_that_was_given_goes_on_to_take_connections(given: bool) 
             opened.register(client, select.POLLOUT)
             assert bool(opened.poll(0)) == given
         nursery.cancel_scope.cancel()
+
+
+class SlowListener(trio.abc.Listener[trio.abc.Stream]):
+    """A listener whose accept takes a moment after the system has given it a connection, and cannot be cancelled."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self.came = trio.Event()
+        self._streams = [stream]
+
+    async def accept(self) -> trio.abc.Stream:
+        await self.came.wait()
+        if not self._streams:
+            await trio.sleep_forever()
+        with trio.CancelScope(shield=True):
+            await trio.sleep(0.01)
+        return self._streams.pop()
+
+    async def aclose(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+async def test_a_connection_that_was_accepted_last_is_served(autojump_clock: MockClock) -> None:
+    server, (client, theirs) = Server("crew", store=MemoryStore()), trio.testing.memory_stream_pair()
+    listener = SlowListener(theirs)
+    server.tool(name="pid")(os.getpid)
+
+    async def leave() -> None:
+        await leave_to_others(server, 5.0)
+        async with server.draining(5.0):
+            pass
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(partial(serve_http, server, listeners=[listener]))
+        nursery.start_soon(leave)
+        await trio.sleep(0.015)  # shortly before the process stops listening
+        listener.came.set()
+        await client.send_all(request("pid"))
+        assert (await client.receive_some()).startswith(b"HTTP/1.1 200 ")
 
 
 @on_linux

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RedisSilent", "RedisStore"]
 
-_AT_ONCE: Final = 16  # calls that wait for an answer, each with one body; more of them are no faster
+_AT_ONCE: Final = 32  # calls that wait for an answer, each with one body; more of them are no faster
 _WAIT: Final = 0.95  # seconds for a connection of messages
 _AGAIN: Final = 0.5  # seconds until the connection of messages is opened again
 _IDLE: Final = 10.0  # seconds until it is tried; a server that has gone does not say so

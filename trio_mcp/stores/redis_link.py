@@ -40,7 +40,7 @@ DEADLINE: Final = 0.95
 """Seconds for each call: its caller is told within a second that Redis is away."""
 # Its parts.  The loop turns at least once in each, so a loop that is late does not take Redis for dead.  coredis needs
 # a few turns for each call, and one more for each other call that it sends together with it.
-_PARTS: Final = (0.35, *[0.02] * 30)
+_PARTS: Final = (0.35, *[0.01] * 60)
 _CONNECT: Final = 10.0  # seconds for the handshake, which is several calls; those that wait for it fail earlier
 _PENDING: Final = 1024  # calls without an answer; most of them were cancelled, and wait in a buffer
 _BROKEN: Final = (RedisConnectionError, NoScriptError, ReadOnlyError)  # a new connection may help

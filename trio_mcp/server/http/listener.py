@@ -356,6 +356,8 @@ class HttpService(ListenerState):
         for listening in sockets:
             listening.close()
         self._stop_listening()
+        while self._accepting:  # one of them may have a connection that is not yet among ours
+            await self._changed.park()
         settled = trio.current_time() + _SETTLE
         with trio.move_on_after(seconds):
             while self._is_busy() or (self._connections and trio.current_time() < settled):
@@ -363,9 +365,9 @@ class HttpService(ListenerState):
                 while (idle := self.idle.expired(self.limits.idle_seconds - _SETTLE)) is not None:
                     if not idle.owes_response:
                         idle.expire()
+        self._stop_accepting()  # in the step that finds nothing to do: a later request would be refused
         await self.endpoint.cut_subscriptions()
         self._leaving = False
-        self._stop_accepting()
         self._changed.unpark_all()
 
     def _is_busy(self) -> bool:
