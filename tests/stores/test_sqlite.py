@@ -72,6 +72,10 @@ async def test_a_file_that_cannot_be_used_is_no_mistake_of_the_program(tmp_path:
         async with SQLiteStore(tmp_path):
             pass
     assert isinstance(caught.value.__cause__, sqlite3.Error)
+    with pytest.raises(StoreFailed) as caught:
+        async with SQLiteStore("/dev/null"):
+            pass
+    assert "rollback" not in str(caught.value)  # of which SQLite has no need
     (tmp_path / "text").write_text("Dear diary, " * 1000)
     with pytest.raises(StoreFailed, match="not a database"):
         async with SQLiteStore(tmp_path / "text"):

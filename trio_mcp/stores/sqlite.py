@@ -212,9 +212,9 @@ class SQLiteStore:
                     connection.execute(statement)
                 connection.execute(f"PRAGMA user_version = {_LAYOUT}")
             connection.execute("COMMIT")
-        except BaseException:
-            connection.execute("ROLLBACK")
-            raise
+        finally:
+            if connection.in_transaction:  # SQLite itself has ended it after some errors
+                connection.execute("ROLLBACK")
 
     def _on_disk(self) -> tuple[int, int]:
         """Tells the file from another one with its name."""
