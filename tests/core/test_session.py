@@ -68,6 +68,7 @@ from trio_mcp.core import (
     decode,
     encode,
     errors,
+    prepare,
 )
 
 A, B, C, D, E = REVISIONS.values()
@@ -1368,6 +1369,18 @@ def test_a_kept_result_may_have_members_that_are_only_written() -> None:
                 assert sent["id"] == id
                 assert {"result": {"a": [1]}, "b": 2, **result}.items() <= sent["result"].items()
                 assert ("resultType" in sent["result"]) is (revision is E)
+
+
+def test_params_of_a_notification_may_have_members_that_are_only_written() -> None:
+    params = CachedResult({"taskId": "t"}, b'"result":{"a":[1]}').with_members({"_meta": {"b": 2}})
+    assert params == {"taskId": "t", "_meta": {"b": 2}}
+    note = Notification("com.example/changed", params)
+    for each in (note, prepare(note)):
+        assert json.loads(encode(each)) == {
+            "jsonrpc": "2.0",
+            "method": "com.example/changed",
+            "params": {"taskId": "t", "_meta": {"b": 2}, "result": {"a": [1]}},
+        }
 
 
 def test_what_was_made_of_a_kept_result_is_kept_for_what_it_was_made_with() -> None:

@@ -789,10 +789,15 @@ async def broken(*_: object, **options: object) -> None:
 
 async def test_listeners_hear_of_each_change(make: Make) -> None:
     heard: list[str] = []
+
+    async def hear(task: TaskRecord, rest: bytes) -> None:
+        heard.append(task.status.value)
+        assert (b"content" in rest) == (task.status is TaskStatus.COMPLETED)
+
     async with kept(make) as keeper, kept(make) as other:
         for each in (keeper, other):
             each.followed = {"t-1"}
-            each.on_change = lambda task: heard.append(task.status.value)
+            each.on_change = hear
         await other.find("x")  # both are ready
         host = await begun(keeper)
         await host.finish(RESULT)

@@ -1058,6 +1058,39 @@ async def test_the_tasks_that_listeners_follow_are_bounded(revision: str, autoju
         ] * 2
 
 
+@req("xtask-48")
+@NEWER
+async def test_many_listeners_of_a_long_result_do_not_hold_up_the_server(
+    revision: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, go, read = Server("tasks"), trio.Event(), list[int]()
+    rows = [{"row": number} for number in range(2000)]
+    from_text = TaskRecord.from_text
+
+    @server.tool(task="required")
+    async def long() -> list[dict[str, int]]:
+        await go.wait()
+        return rows
+
+    def counted(text: str) -> TaskRecord:
+        read.append(len(text))
+        return from_text(text)
+
+    async with speaking(revision, server) as wire:
+        id = await begin(wire, "long")
+        for _ in range(20):
+            await wire.start("subscriptions/listen", {"notifications": {"taskIds": [id]}})
+        await trio.sleep(1)
+        monkeypatch.setattr(TaskRecord, "from_text", counted)
+        go.set()
+        await trio.sleep(1)
+        told = wire.noted("notifications/tasks")
+        assert len(told) == 20
+        assert all(note["result"]["structuredContent"] == rows for note in told)
+        assert len({note["_meta"]["io.modelcontextprotocol/subscriptionId"] for note in told}) == 20
+        assert max(read) < 1000  # the result is passed on as it is stored
+
+
 @NEWER
 async def test_a_listener_whose_request_fails_is_forgotten(
     revision: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch

@@ -415,7 +415,7 @@ class Response(_Sendable):
 
 
 class CachedResult(dict[str, Any]):
-    """A result that answers many requests, and is written only once.  It must not be changed.
+    """A result that answers many requests, or params of a notification, written only once.  It must not be changed.
 
     `written` are further members as JSON, such as ``"a":1,"b":2``.  They are sent, and are not in the dict.
     """
@@ -435,6 +435,10 @@ class CachedResult(dict[str, Any]):
     def continued(self) -> bytes:
         """The members as JSON, to be appended to an object that has other members before them."""
         return b"," + self.text[1:]
+
+    def with_members(self, members: JsonObject) -> CachedResult:
+        """Return a copy with these members, too."""
+        return CachedResult({**self, **members}, self._written)
 
     def with_more(self, key: Hashable, given: object, make: Callable[[], JsonObject]) -> CachedResult:
         """Return the result of `make` as a `CachedResult`, cached under `key` while `given` is the same object."""
@@ -915,8 +919,8 @@ def _write(message: Message | _Sendable, own: JsonObject | None = None, more: Ca
         ):  # fmt: skip
             head = b'{"jsonrpc":"2.0","id":%d,"method":%b,"params":' % (message.id, _method_text(message.method))
             own = message.params if own is None else own
-        elif type(message) is Response and type(message.id) is str and type(message.result) is CachedResult:
-            head, own, more = b'{"jsonrpc":"2.0","id":%b,"result":' % to_text(message.id), message.result, None
+        elif (kept := _written_once(message)) is not None:
+            (head, own), more = kept, None
         else:
             text = to_text(_envelope(message))
             return text if len(text) > _FEW else bytes(memoryview(text))  # bytes of orjson occupy at least 4 KiB each
@@ -940,6 +944,15 @@ def _write(message: Message | _Sendable, own: JsonObject | None = None, more: Ca
         why = f"an object in it raised {type(error).__name__}"
         raise UsageError(f"this {type(message).__name__} cannot be written as JSON: {why}") from error
     raise UsageError(f"this {type(message).__name__} cannot be written as JSON: {why}")
+
+
+def _written_once(message: Message | _Sendable) -> tuple[bytes, CachedResult] | None:
+    """Return the head and the members of a notification, or of a response with a text as id, with a `CachedResult`."""
+    if type(message) is Response and type(message.id) is str and type(message.result) is CachedResult:
+        return b'{"jsonrpc":"2.0","id":%b,"result":' % to_text(message.id), message.result
+    if type(message) is Notification and type(message.params) is CachedResult:
+        return b'{"jsonrpc":"2.0","method":%b,"params":' % _method_text(message.method), message.params
+    return None
 
 
 _method_text = functools.lru_cache(64)(to_text)  # the protocol has a few dozen methods

@@ -431,9 +431,9 @@ class TaskForm:
         """The result of tasks/cancel; in the extension it says nothing of the task (xtask-29)."""
         return {} if self.inlined else self.task(task)
 
-    def notification(self, task: TaskRecord) -> Notification:
-        """The notification of the status.  task-39: without related-task metadata."""
-        return Notification(self.status_notification, self.detailed(task))
+    def notification(self, task: TaskRecord, rest: bytes | None = None) -> Notification:
+        """The notification of the status.  task-39: without related-task metadata.  `rest`: see `detailed`."""
+        return Notification(self.status_notification, self.detailed(task, rest))
 
     def refuse_cancel(self, task: TaskRecord) -> None:
         """Raise RequestError if this form refuses to cancel the task (task-44)."""

@@ -78,7 +78,9 @@ class Listener:
         one is dropped.
         """
         if not self.ended.is_set():
-            note = Notification(method, {**params, "_meta": {**_meta(params), META_SUBSCRIPTION_ID: self._id}})
+            more = {"_meta": {**_meta(params), META_SUBSCRIPTION_ID: self._id}}
+            whole = params.with_members(more) if isinstance(params, CachedResult) else {**params, **more}
+            note = Notification(method, whole)
             wire = self._session._listening.get(self._id)
             if wire is not None and not (wire.full and len(encode(prepare(note))) > LONG):
                 self._session.tell_change(note, self._id, key)

@@ -111,8 +111,9 @@ class Keeper:
         self._leased = inf  # the end of the lease
         self.followed: Container[str] = ()
         """The tasks of which `on_change` is to hear."""
-        self.on_change: Callable[[TaskRecord], object] = lambda task: None
-        """Called with a task of `followed` that has changed, in this process or in another one."""
+        self.on_change: Callable[[TaskRecord, bytes], Awaitable[object]] = _no_listener
+        """Awaited with a task of `followed` that has changed, in this process or in another one: the first line of its
+        record, and the second one."""
         self.on_sweep: Callable[[float], object] = lambda now: None
         """Called from time to time with the time of the clock of records."""
         self.leaving: Callable[[], bool] = lambda: False
@@ -238,7 +239,7 @@ class Keeper:
         for event in self._watched.get(id, ()):
             event.set()
         if row is not None and task is not None and id in self.followed:
-            self.on_change(_read(row) if task.terminal else task)
+            await self.on_change(task, _second_line(row))
 
     # Tasks.
 
@@ -331,7 +332,7 @@ class Keeper:
         task = None if row is None else _read(row, whole=whole)
         if row is None or task is None or task.expires <= wall_time() or task.owner != stable_name(principal):
             raise unknown_task(id)
-        return task, None if whole else row.body[len(_first_line(row)) + 1 :]
+        return task, None if whole else _second_line(row)
 
     async def watch(self, id: str, done: Callable[[TaskRecord], bool], *, whole: bool = False) -> TaskRecord | None:
         """Wait until `done` says so of the task, and return it; None if it does not exist any more.  As `find`."""
@@ -431,6 +432,14 @@ def _read(row: Row, *, whole: bool = True) -> TaskRecord:
 def _first_line(row: Row) -> bytes:
     end = row.body.find(b"\n")  # `partition` would copy the second line, which may be long
     return row.body if end < 0 else row.body[:end]
+
+
+def _second_line(row: Row) -> bytes:
+    return row.body[len(_first_line(row)) + 1 :]
+
+
+async def _no_listener(task: TaskRecord, rest: bytes) -> None:
+    pass
 
 
 def _readable(rows: Sequence[Row]) -> Iterator[TaskRecord]:

@@ -503,12 +503,13 @@ class RunTasks:
             if not self._listeners[id]:
                 del self._listeners[id]
 
-    def _tell(self, task: TaskRecord) -> None:
+    async def _tell(self, task: TaskRecord, rest: bytes) -> None:
         """Tell clients of the present state of a task (xtask-48, task-15)."""
-        note = EXTENSION_TASKS.notification(task)
-        for listener in self._listeners.get(task.id, ()):
+        note = EXTENSION_TASKS.notification(task, rest)
+        for listener in tuple(self._listeners.get(task.id, ())):
             listener.notify(note.method, note.params, task.id)
             self.keeper.show(task)
+            await trio.lowlevel.checkpoint()  # there may be thousands, and a result may be long
         if task.id in self._callers:
             note = CORE_TASKS.notification(task)
             self._callers[task.id][0].notify(note.method, note.params)
