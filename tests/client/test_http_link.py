@@ -867,6 +867,19 @@ async def test_a_stream_that_cannot_be_taken_up_ends_its_call(
         assert len(gets) == 1
 
 
+@pytest.mark.parametrize(("fields", "seconds"), [({"Retry-After": "1"}, 31), ({}, 31)])
+async def test_a_stream_whose_server_is_busy_for_long_ends_its_call(
+    fields: dict[str, str], seconds: float, autojump_clock: MockClock
+) -> None:
+    play, gets = breaking(stream(with_id("e1", REPORT)), *[reply(503, **fields)] * 9)
+    async with script(legacy(play)) as server, linked(server.connect, [D]) as bench:
+        start = trio.current_time()
+        failed = await failing(bench)
+        assert isinstance(failed, NoResponse)
+        assert (failed.status, failed.request_may_have_run) == (503, True)
+        assert (len(gets), trio.current_time() - start) == (5, seconds)
+
+
 @req("http-37")
 async def test_the_stream_for_what_belongs_to_no_request_is_opened_again(autojump_clock: MockClock) -> None:
     note = {"jsonrpc": "2.0", "method": TOOLS}

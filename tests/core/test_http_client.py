@@ -889,6 +889,14 @@ def test_a_stream_may_be_silent_for_three_intervals_of_its_keep_alives(
     assert keep_alives.timeout == patience
 
 
+def test_a_server_that_is_always_busy_has_half_a_minute() -> None:
+    resumption = StreamResumption(D)
+    feed(resumption, priming_event("7-0", 500))
+    plans = [resumption.refused(RetryAfter(1)) for _ in range(6)]
+    assert plans[:5] == [Reconnect(seconds, "7-0") for seconds in (1, 2, 4, 8, 16)]
+    assert isinstance(plans[5], ReplyLost)
+
+
 def test_a_refused_reconnection_is_final_unless_it_is_about_the_moment() -> None:
     resumption = StreamResumption(D, attempts=3)
     feed(resumption, priming_event("7-0"))

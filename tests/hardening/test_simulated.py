@@ -516,3 +516,20 @@ def test_a_session_that_no_replica_speaks_for_has_room_for_what_it_subscribes_to
     played = play(plan)
     assert set(played.fired) == {"drain", "pause"}
     assert played.violations == ()
+
+
+def test_a_server_that_is_too_busy_to_resume_a_stream_breaks_no_rule() -> None:
+    """The store of its replicas was away for half a minute.  The call has no answer, and may have run."""
+    moves = (
+        Move("listen", 2.0, 18), Move("ask", 0.01), Move("wizard"), Move("quiz", 0.01), Move("away", 45.0),
+        Move("count", size=3),
+    )  # fmt: skip
+    others = (
+        Move("wizard"), Move("put", patience=0.116, by_option=True), Move("ask", patience=0.633, by_option=True),
+        Move("listen", 0.3),
+    )  # fmt: skip
+    faults = Fault("restart", 115, 0, 0.104), Fault("away", 1007, 7, 30.841), Fault("pause", 646, 6, 22.144, back=True)
+    plan = Plan(0, "http", D, (Program(moves), Program(others)), faults=faults, tight=True, replicas=2)
+    played = play(plan)
+    assert set(played.fired) == {"restart", "away", "pause"}
+    assert played.violations == ()

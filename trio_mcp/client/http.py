@@ -774,6 +774,9 @@ class HttpLink(ClientSession):
                 return verdict
             else:
                 plan = stream.resumption.refused(verdict)
+                busy = reply.status >= 400 and not isinstance(verdict, rules.NoStream)
+                if busy and isinstance(plan, rules.ReplyLost):  # this was the last attempt
+                    plan = attrs.evolve(plan, status=reply.status)
         return plan
 
     async def _read_connection(self, stream: _ResumedStream, reply: HttpReply) -> None:

@@ -616,8 +616,9 @@ class StreamResumption:
         ):
             return self.ended()
         if isinstance(verdict, RetryAfter):
+            # Half a minute in all: a server may say one second each time while its store is away.
+            seconds = min(max(verdict.seconds, self._delay * 2**self._tried), _LONGEST_WAIT)
             again = self.ended()
-            seconds = min(verdict.seconds, _LONGEST_WAIT)
             return attrs.evolve(again, seconds=seconds) if isinstance(again, Reconnect) else again
         # A server may forget events; this is no breach of the protocol.
         status = verdict.status if isinstance(verdict, ReplyLost) else None
