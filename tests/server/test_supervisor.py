@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from trio_mcp import Server, UsageError
-from trio_mcp.server import Roster
+from trio_mcp.server import ConnectionCounts, Roster
 from trio_mcp.stores import MemoryStore
 
 
@@ -286,3 +287,20 @@ def test_a_system_without_fork_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.delattr(os, "fork")
     with pytest.raises(SystemExit, match="wrong: workers need fork, which this system does not have"):
         Server("wrong").run(http="127.0.0.1:0", workers=2)
+
+
+@pytest.mark.parametrize(("leaves", "waited"), [(False, 0.001), (True, 0.0)])
+async def test_a_worker_that_leaves_lets_no_other_one_wait(
+    leaves: bool, waited: float, autojump_clock: MockClock
+) -> None:
+    counts = ConnectionCounts(2)
+    counts.join(0)
+    counts.join(1)
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with listener, await trio.open_tcp_stream(*listener.socket.getsockname()):
+        if leaves:
+            counts.leave(0)
+        await counts.turn(0, listener.socket, lambda: 0)  # it accepts this one still
+        begun = trio.current_time()
+        await counts.turn(1, listener.socket, lambda: 5)
+        assert trio.current_time() - begun == pytest.approx(waited)

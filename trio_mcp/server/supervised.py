@@ -2,7 +2,7 @@
 
 | The supervisor says | The worker |
 |---|---|
-| `leave` | stops accepting at once, serves requests on open connections until no call runs, and then drains |
+| `leave` | accepts those that wait, serves requests on open connections until no call runs, and then drains |
 | nothing any more: it has ended | leaves |
 | `count` | answers with its statistics |
 

@@ -210,14 +210,18 @@ class ConnectionCounts:
         """The worker with this slot accepts no connections."""
         self._numbers[slot] = self._NOT_ACCEPTING
 
+    def _note(self, slot: int, connections: int) -> None:
+        if self._numbers[slot] != self._NOT_ACCEPTING:  # one that leaves accepts those that wait, and no others
+            self._numbers[slot] = connections
+
     async def turn(self, slot: int, listening: trio.socket.SocketType, connections: Callable[[], int]) -> None:
         """Return when a connection waits that this worker may accept.  Another one may be quicker."""
         room = select.poll()
         room.register(listening.fileno(), select.POLLIN)
         while True:
-            self._numbers[slot] = connections()
+            self._note(slot, connections())
             await trio.lowlevel.wait_readable(listening)
-            self._numbers[slot] = mine = connections()
+            self._note(slot, mine := connections())
             if mine <= min(self._numbers):
                 return
             await trio.sleep(_TURN)
