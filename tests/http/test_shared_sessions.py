@@ -954,6 +954,34 @@ async def test_a_client_without_room_in_the_store_costs_others_no_session(
         assert (await crew.store.get(row.kind, row.key)).expires > row.expires
 
 
+async def test_a_message_waits_only_for_those_before_it(
+    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others follow it without an end."""
+    told = encode(Notification("notifications/elicitation/complete", {"elicitationId": "7"})).decode()
+    async with crew_of() as crew, trio.open_nursery() as nursery:
+        session = await session_in(crew)
+        await crew.webs[1].call("ping", session=session)
+        append, mail = crew.store.append, copy_in(crew, 1, session).mail
+
+        async def slow(*args: Any, **options: Any) -> Any:
+            await trio.sleep(0.05)
+            return await append(*args, **options)
+
+        async def talk() -> None:
+            while True:
+                mail.put({"say": told})
+                await trio.sleep(0.04)
+
+        monkeypatch.setattr(crew.store, "append", slow)
+        nursery.start_soon(talk)
+        await trio.sleep(1)
+        cancelled = note("notifications/cancelled", {"requestId": 7})
+        with trio.fail_after(2):
+            assert (await crew.webs[1].post(cancelled, session=session)).status == 202
+        nursery.cancel_scope.cancel()
+
+
 async def test_messages_that_wait_for_the_store_are_bounded(
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

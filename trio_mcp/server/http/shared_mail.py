@@ -9,8 +9,8 @@ it is lost, the copy reads the stream.
 | `post` | when the item is in the store | raises |
 | `put`, `later` | at once; a task writes what waits, in order | the task tries again each second |
 
-`written` waits until nothing waits any more.  So a message of a client is in the mail before its client is told that it
-was accepted, and outlives this process.
+`written` waits for what was put so far.  So a message of a client is in the mail before its client is told that it was
+accepted, and outlives this process.
 
 What waits is bounded in number and in bytes.  An item that is written twice, because the store had it although it
 failed, is processed twice: items must allow that.
@@ -81,7 +81,9 @@ class SessionMail:
         self.waiting: deque[tuple[Callable[[], Awaitable[object]], int]] = deque()
         """The writes that wait, each with its size."""
         self._size = 0  # of all that waits
-        self._written: trio.Event | None = None  # while a task writes; set when nothing waits
+        self._done = 0  # writes that have waited, and are done
+        self._writing = False  # a task writes what waits
+        self._written = trio.lowlevel.ParkingLot()  # tasks that wait for a write
         self._closed = False
 
     # Writing.
@@ -112,20 +114,21 @@ class SessionMail:
         """
         if self.waiting and (len(self.waiting) >= _WAITING or self._size + size > self._bytes):
             return False
-        if self._written is None:
+        if not self._writing:
             if self._closed or not self._replica.start_soon(self._write, name="the mail of a session"):
                 return False
-            self._written = trio.Event()
+            self._writing = True
         self.waiting.append((write, size))
         self._size += size
         return True
 
     async def written(self, seconds: float) -> bool:
-        """Wait until nothing waits.  False if that takes longer, or the mail is closed."""
+        """Wait until all that waits now is written.  False if that takes longer, or the mail is closed."""
+        last = self._done + len(self.waiting)
         with trio.move_on_after(seconds):
-            while self._written is not None:
-                await self._written.wait()
-        return not self.waiting
+            while self._done < last and self._writing:
+                await self._written.park()
+        return self._done >= last
 
     def close(self) -> None:
         """The copy has ended: give up what waits, but for a write that has begun."""
@@ -147,10 +150,11 @@ class SessionMail:
                 failed = False
                 self.waiting.popleft()
                 self._size -= size
+                self._done += 1
+                self._written.unpark_all()
         finally:
-            assert self._written is not None
-            self._written.set()
-            self._written = None
+            self._writing = False
+            self._written.unpark_all()
 
     async def _append(self, item: JsonObject) -> int:
         return await self._replica.quickly(
