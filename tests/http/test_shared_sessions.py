@@ -954,6 +954,25 @@ async def test_a_client_without_room_in_the_store_costs_others_no_session(
         assert (await crew.store.get(row.kind, row.key)).expires > row.expires
 
 
+@pytest.mark.parametrize("at", [0, 1])
+async def test_requests_that_find_the_store_silent_do_not_wait_for_each_other(
+    at: int, autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither where the session has a copy that does not know of the end of the handshake, nor where it has none."""
+
+    async def wait(*args: Any, **options: Any) -> Any:
+        await trio.sleep_forever()
+
+    async with crew_of() as crew:
+        session = await session_in(crew, initialized=False)
+        for name in ("get", "read", "append"):
+            monkeypatch.setattr(crew.store, name, wait)
+        with trio.fail_after(1.5):
+            async with trio.open_nursery() as nursery:
+                for _ in range(5):
+                    nursery.start_soon(partial(crew.webs[at].post, request("ping", revision=D), session=session))
+
+
 async def test_a_message_waits_only_for_those_before_it(
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

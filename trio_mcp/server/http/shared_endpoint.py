@@ -18,6 +18,7 @@ from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING, Final, Unpack, cast
 
+import attrs
 import trio
 
 from trio_mcp.core.errors import INTERNAL_ERROR
@@ -80,6 +81,15 @@ _VERSION: Final = "mcp-protocol-version"
 _DIED: Final = "the process that ran this call has ended before it was answered; call again"
 
 
+@attrs.define(eq=False)
+class _Fetch:
+    """A copy of a session that is being made.  Requests of the session that come meanwhile wait for it."""
+
+    ended: trio.Event = attrs.field(factory=trio.Event)
+    failure: str | None = None
+    """Why the store has failed: the requests that wait fail with it, because one more try each would add up."""
+
+
 class SharedEndpoint(Endpoint):
     """The HTTP endpoint of a replica."""
 
@@ -90,7 +100,7 @@ class SharedEndpoint(Endpoint):
         """The kind of the rows of sessions."""
         self.copies: dict[str, SharedSession] = {}
         """The sessions that have a copy here, by their names in the store."""
-        self._fetching: dict[str, trio.Event] = {}
+        self._fetching: dict[str, _Fetch] = {}
 
     async def run(self) -> None:
         hears, on_gap = self.replica.hears, self.replica.on_gap
@@ -191,7 +201,7 @@ class SharedEndpoint(Endpoint):
                 self._usual.pop((request, peer), None)
             elif isinstance(session, SharedSession) and not session.ready:
                 with suppress(StoreFailed):  # the request may need nothing of it
-                    await session.mail.read()
+                    await self.replica.quickly(session.mail.read())  # others may read it, too
         return await super().admit(request, peer, prefix)
 
     async def _identify(self, request: HttpRequest, cors: Fields) -> Reply | Caller:
@@ -214,11 +224,13 @@ class SharedEndpoint(Endpoint):
 
     async def _fetch(self, id: str, cors: Fields) -> Reply | None:
         """Make a copy of a session of other replicas, if there is one.  Return the refusal, if there is no room."""
-        while self._sessions.get(id) is None and (made := self._fetching.get(id)) is not None:
-            await made.wait()
+        while self._sessions.get(id) is None and (fetch := self._fetching.get(id)) is not None:
+            await fetch.ended.wait()
+            if fetch.failure is not None:
+                raise StoreFailed(fetch.failure)
         if self._sessions.get(id) is not None:
             return None
-        self._fetching[id] = made = trio.Event()
+        self._fetching[id] = fetch = _Fetch()
         try:
             row = await self.replica.quickly(self.replica.store.get(self.kind, key_of(id)))
             if row is None or row.expires <= wall_time():
@@ -239,9 +251,12 @@ class SharedEndpoint(Endpoint):
                 return full
             self._sessions.add(id, session)
             return None
+        except StoreFailed as error:
+            fetch.failure = str(error)
+            raise
         finally:
             del self._fetching[id]
-            made.set()
+            fetch.ended.set()
 
     async def serve(self, admitted: AdmittedRequest, request: HttpRequest, response: HttpResponse) -> OnDisconnect:
         id, cors = self._session_of(request), admitted.head.cors
