@@ -626,6 +626,91 @@ async def test_a_copy_that_is_stopped_as_it_begins_to_speak_does_not_speak(
                 pass
 
 
+async def test_copies_without_room_try_to_speak_again_after_a_while(
+    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They do not ask each other without a pause, and a message that waits at one of them is not lost."""
+    told = encode(Notification("notifications/elicitation/complete", {"elicitationId": "7"})).decode()
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        assert await subscribe(crew.webs[0], "r://1", session) is None
+        streams = [await crew.webs[number].open(session=session) for number in range(3)]
+        await trio.sleep(3)
+        append, items = crew.store.append, 0
+
+        async def counted(*args: Any, **options: Any) -> Any:
+            nonlocal items
+            items += 1
+            assert items < 100
+            return await append(*args, **options)
+
+        monkeypatch.setattr(crew.store, "append", counted)
+        with monkeypatch.context() as patch:
+            for number in (0, 1):
+                patch.setattr(
+                    copy_in(crew, number, session), "_subscribe", lambda method, uri: (INTERNAL_ERROR, "full")
+                )
+            copy_in(crew, 2, session).end("for the test")
+            await trio.sleep(200)
+        await trio.sleep(50)
+        crew.stages[2].server.notify_resource_updated("r://1")
+        copy_in(crew, 0, session)._say([told])
+        found: set[str] = set()
+
+        async def read(stream: Any) -> None:
+            while len(found) < 2:
+                found.update((await stream.message())["params"])
+
+        with trio.move_on_after(5):
+            async with trio.open_nursery() as nursery:
+                for stream in streams[:2]:
+                    nursery.start_soon(read, stream)
+        assert found == {"uri", "elicitationId"}
+
+
+async def test_a_copy_that_cannot_speak_passes_on_the_messages_that_it_has_got(
+    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = encode(Notification("notifications/elicitation/complete", {"elicitationId": "7"})).decode()
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        assert await subscribe(crew.webs[0], "r://1", session) is None
+        await crew.webs[1].call("ping", session=session)
+        stream = await crew.webs[0].open(session=session)
+        await trio.sleep(3)
+        copy = copy_in(crew, 1, session)
+
+        def refuse(method: str, uri: str) -> Any:
+            copy._say([told])  # it comes to the speaker of the moment
+            return INTERNAL_ERROR, "full"
+
+        monkeypatch.setattr(copy, "_subscribe", refuse)
+        with pytest.raises(StoreFailed, match="full"):
+            await copy.speak()
+        with trio.fail_after(5):
+            while "elicitationId" not in (await stream.message()).get("params", {}):
+                pass
+
+
+async def test_a_copy_that_ends_while_the_store_is_away_resigns_afterwards(
+    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*args: Any, **options: Any) -> Any:
+        raise StoreFailed("the store is away")
+
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        await crew.webs[1].call("ping", session=session)
+        with monkeypatch.context() as patch:
+            for name in ("get", "replace", "append"):
+                patch.setattr(crew.store, name, fail)
+            copy = copy_in(crew, 0, session)
+            copy._sessions.end(session, "for the test")
+            await trio.sleep(20)
+        await trio.sleep(2)
+        assert await subscribe(crew.webs[1], "r://1", session) is None
+
+
 # A store that fails.
 
 

@@ -198,12 +198,12 @@ def _unknown_session() -> AbstractContextManager[Any]:
 
 def _kept_answer() -> AbstractContextManager[Any]:
     """An answer to a question of another replica is not passed on."""
-    return mock.patch.object(SharedSession, "_asked_here", return_value=True)
+    return mock.patch.object(SessionMail, "_asked_here", return_value=True)
 
 
 def _kept_cancellation() -> AbstractContextManager[Any]:
     """A cancellation of a call that another replica serves is not passed on."""
-    return mock.patch("trio_mcp.server.http.shared_sessions._CANCELLED", "")
+    return mock.patch("trio_mcp.server.http.shared_mail._CANCELLED", "")
 
 
 def _early_acceptance() -> AbstractContextManager[Any]:

@@ -23,21 +23,24 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import trio
 
-from trio_mcp.core.messages import JsonObject
+from trio_mcp.core.messages import Error, Id, InvalidMessage, JsonObject, Notification, Response, encode
+from trio_mcp.server.context import ROOTS_CHANGED
 from trio_mcp.stores.rows import StoreFailed, StoreFull, wall_time
 
 if TYPE_CHECKING:
-    from trio_mcp.core.messages import Limits
+    from trio_mcp.core.messages import Limits, Message
     from trio_mcp.server.replicas import Replica
 
 __all__ = ["SessionMail"]
 
 _log = logging.getLogger("trio_mcp")
 
+_OWN_IDS: Final = 24  # bits of the id of a question below the number of its copy
+_CANCELLED: Final = "notifications/cancelled"
 _WAITING: Final = 100  # writes that wait for the store
 _EVENTS: Final = 50  # items that are read at once
 _SHORT: Final = 16 * 1024  # bytes of an item that is sent to all replicas; a longer one they read
@@ -85,6 +88,36 @@ class SessionMail:
         self._writing = False  # a task writes what waits
         self._written = trio.lowlevel.ParkingLot()  # tasks that wait for a write
         self._closed = False
+
+    # Items.
+
+    @property
+    def first_id(self) -> int:
+        """The first id of a question of this copy."""
+        return self.number << _OWN_IDS | 1
+
+    def item_of(self, message: Message, serves: Callable[[Id], bool]) -> JsonObject | None:
+        """The item for a message of the client that concerns other copies; None if it concerns this one alone.
+
+        `serves` says whether this copy serves the request with an id.
+        """
+        if isinstance(message, InvalidMessage):
+            asked_elsewhere = message.answers is not None and not self._asked_here(message.answers)
+            return {"garbled": message.why, "answers": message.answers} if asked_elsewhere else None
+        if isinstance(message, Notification):
+            id = message.params.get("requestId")
+            elsewhere = type(id) in (int, str) and not serves(cast(Id, id))
+            concerns = message.method == ROOTS_CHANGED or (message.method == _CANCELLED and elsewhere)
+        elif isinstance(message, Response | Error):
+            concerns = message.id is not None and not self._asked_here(message.id)
+        else:
+            return None
+        return {"message": encode(message).decode()} if concerns else None
+
+    def _asked_here(self, id: Id) -> bool:
+        if isinstance(id, str):  # some clients send the id back as a string
+            id = int(id) if id.isascii() and id.isdecimal() and len(id) < 20 else 0
+        return id >> _OWN_IDS == self.number
 
     # Writing.
 

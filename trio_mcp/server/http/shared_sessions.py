@@ -22,7 +22,8 @@ One copy is the *speaker*: at first the one that was initialized, and then the o
 mail names.  It alone listens to changes for the session, so each message goes out once (http-39).  Messages of other
 copies that belong to no request are mailed to the speaker.  A speaker that hears of another one sends it the messages
 that still wait, and stops.  If it has died, the new speaker tells its client of every change that the session listens
-to.  A copy that has no room for the subscriptions of the session does not speak, and its client is told so.
+to.  A copy that has no room for the subscriptions of the session does not speak, and its client is told so.  If no copy
+speaks, those with a stream try to; each tries again a while after it has failed.
 
 - Ids of questions differ between copies: they begin with the number of the copy.
 - Before a copy has heard of `notifications/initialized`, it reads its mail before each request.
@@ -39,7 +40,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from math import inf
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import attrs
 import trio
@@ -48,20 +50,16 @@ from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_PARAMS, RequestError
 from trio_mcp.core.http.server_rules import Answer
 from trio_mcp.core.messages import (
     Batch,
-    Error,
-    Id,
     InvalidMessage,
     JsonObject,
     Message,
     Notification,
     Request,
-    Response,
     decode,
     encode,
 )
 from trio_mcp.core.requests import charged
 from trio_mcp.core.revisions import REVISIONS, Terms
-from trio_mcp.server.context import ROOTS_CHANGED
 from trio_mcp.server.http.responses import OutgoingMessage, ResponseMode, ResponseStream
 from trio_mcp.server.http.sessions import HttpSession
 from trio_mcp.server.http.shared_mail import SessionMail
@@ -85,11 +83,10 @@ if TYPE_CHECKING:
 
 __all__ = ["SharedServerSession", "SharedSession"]
 
-_OWN_IDS: Final = 24  # bits of the id of a question below the number of its copy
 _HANDOVER: Final = 1.0  # seconds for the messages that wait at a speaker to reach its successor
 # Seconds that a message without a reply waits for the store: some clients end their session if one is refused.
 _HELD: Final = 5.0
-_CANCELLED: Final = "notifications/cancelled"
+_AGAIN: Final = 1.0  # seconds until a store that failed is tried again
 _SUBSCRIBE: Final = "resources/subscribe"
 _OF_STATE: Final = frozenset({"notifications/initialized", "logging/setLevel"})
 
@@ -163,6 +160,9 @@ class SharedSession(HttpSession):
         self._sets_state = False  # the message in hand may change the state
         self._active = True  # a request has come since the row was renewed
         self._speaking = trio.Lock()
+        self._silent = False  # no copy speaks, as far as this one knows
+        self._speaks_from = -inf  # a time before which this copy does not try again to speak
+        self._to_say: list[str] | None = None  # while a task waits to speak: messages of copies that have stopped
         self._yielded = trio.Event()  # the speaker before this one has sent its messages
         self._asked = 0  # subscriptions that the speaker was asked for
         self._verdicts: dict[int, trio.MemorySendChannel[Sequence[Any] | None]] = {}  # those that wait
@@ -188,12 +188,13 @@ class SharedSession(HttpSession):
         if not (items or sets_state):
             return
         fits = all(self.mail.put(item) for item in items) and (not sets_state or self.mail.later(self._write_state))
+        if fits and await self.mail.written(seconds):
+            return
+        if self._over:
+            raise CannotContinue(ENDED if self._over_everywhere else "the session has ended in this process; try again")
         if not fits:
             raise StoreFailed("too many messages of one session wait for the store of the replicas")
-        if not await self.mail.written(seconds):
-            if self._over:
-                raise CannotContinue(ENDED if self._over_everywhere else "this process ends; try again in another one")
-            raise StoreFailed(f"the store of the replicas has not taken a message for {seconds:g} s")
+        raise StoreFailed(f"the store of the replicas has not taken a message for {seconds:g} s")
 
     async def _write_state(self) -> None:
         """Write the present state into the row, and mail it."""
@@ -209,7 +210,7 @@ class SharedSession(HttpSession):
         terms = protocol.terms
         assert terms is not None  # `initialize` was served
         await self.mail.join()
-        protocol.count_from(self.mail.number << _OWN_IDS | 1)
+        protocol.count_from(self.mail.first_id)
         identity = None if terms.identity is None else dict(terms.identity)
         record = SessionRecord(
             terms.revision.name, dict(terms.capabilities), identity, self._principal,
@@ -237,7 +238,7 @@ class SharedSession(HttpSession):
         revision = REVISIONS[record.revision]
         protocol.terms = Terms(revision, record.capabilities, record.identity, record.level)
         protocol.opened = record.opened
-        protocol.count_from(self.mail.number << _OWN_IDS | 1)
+        protocol.count_from(self.mail.first_id)
         self._endpoint.copies[self.key] = self
 
     async def keep(self) -> None:
@@ -303,26 +304,8 @@ class SharedSession(HttpSession):
         for each in message.items if isinstance(message, Batch) else (message,):
             if isinstance(each, Request | Notification) and each.method in _OF_STATE:
                 self._sets_state = True
-            if not self._concerns_others(each):
-                continue
-            if isinstance(each, InvalidMessage):
-                self._sorted.append({"garbled": each.why, "answers": each.answers})
-            elif isinstance(each, Request | Notification | Response | Error):
-                self._sorted.append({"message": encode(each).decode()})
-
-    def _concerns_others(self, message: Message) -> bool:
-        if isinstance(message, Notification):
-            id = message.params.get("requestId")
-            elsewhere = type(id) in (int, str) and not self.server_session.session.serves(cast(Id, id))
-            return message.method == ROOTS_CHANGED or (message.method == _CANCELLED and elsewhere)
-        if isinstance(message, InvalidMessage):
-            return message.answers is not None and not self._asked_here(message.answers)
-        return isinstance(message, Response | Error) and message.id is not None and not self._asked_here(message.id)
-
-    def _asked_here(self, id: Id) -> bool:
-        if isinstance(id, str):  # some clients send the id back as a string
-            id = int(id) if id.isascii() and id.isdecimal() and len(id) < 20 else 0
-        return id >> _OWN_IDS == self.mail.number
+            if (item := self.mail.item_of(each, self.server_session.session.serves)) is not None:
+                self._sorted.append(item)
 
     def _process(self, item: JsonObject) -> None:
         """Process an item.  One of a later version may be unknown here."""
@@ -342,8 +325,7 @@ class SharedSession(HttpSession):
         self._set_state(record.opened, record.level)
         if self.speaks:
             self._stop_speaking()
-            if self._newest is not None:
-                self._later(self._speak_again, ())
+            self._hear_silence({})
 
     def _hear_message(self, item: JsonObject) -> None:
         self.server_session.hear(decode(item["message"].encode(), self._run.limits))
@@ -361,6 +343,7 @@ class SharedSession(HttpSession):
         protocol.terms = attrs.evolve(protocol.terms, log_level=level)
 
     def _hear_speaker(self, item: JsonObject) -> None:
+        self._silent = False
         if item["from"] != self.mail.number:
             if self.speaks:
                 self._yield(item["from"], item["resumes"])
@@ -378,8 +361,14 @@ class SharedSession(HttpSession):
             self._say([item["say"]])
 
     def _hear_silence(self, item: JsonObject) -> None:
-        if self._newest is not None and not self.speaks:
-            self._later(self._speak_again, item.get("waiting", ()))
+        """No copy speaks."""
+        self._silent = not self.speaks
+        if self._newest is None or self.speaks or self._over:
+            return
+        if self._to_say is None:
+            self._to_say = []
+            self._later(self._speak_again)
+        self._to_say += item.get("waiting", ())
 
     def _hear_watch(self, item: JsonObject) -> None:
         if not self.speaks:
@@ -484,9 +473,13 @@ class SharedSession(HttpSession):
             if not self.speaks:
                 try:
                     await self._become_speaker(resumes)
-                except BaseException:  # without all subscriptions it must not speak, also if this request is cancelled
+                except BaseException as error:
+                    # Without all subscriptions it must not speak, also if this request is cancelled.  A copy with a
+                    # stream may speak.
                     self._stop_speaking()
-                    self.mail.put({"silent": True})  # a copy with a stream may speak
+                    pause = error.seconds if isinstance(error, CannotContinue) else _AGAIN
+                    self._speaks_from = trio.current_time() + pause
+                    self.mail.put({"silent": True, "waiting": self._take_pending()})
                     raise
         if resumes is not None and isinstance(self.log, SharedEventLog):
             await self._replica.quickly(self.log.all_written())
@@ -511,9 +504,18 @@ class SharedSession(HttpSession):
         else:
             await self._take_over(before)
 
-    async def _speak_again(self, waiting: Sequence[str]) -> None:
-        await self.speak()
-        self._say(waiting)
+    async def _speak_again(self) -> None:
+        """Speak, because this copy has a stream and none speaks.
+
+        A copy that has just failed waits first: two copies without room would ask each other without a pause.
+        """
+        await trio.sleep_until(self._speaks_from)
+        waiting, self._to_say = self._to_say or (), None
+        try:
+            if self._silent:
+                await self.speak()
+        finally:
+            self._say(waiting)
 
     async def _take_over(self, before: SessionRecord) -> None:
         """Get the messages that wait at the last speaker; if it has gone, tell the client of every change."""
@@ -530,10 +532,14 @@ class SharedSession(HttpSession):
         self._run.publisher.tell_queued(self.server_session)
         self._stop_speaking()
         self._retire_standalone(resumes)
+        self._later(self._hand_over, number, self._take_pending())
+
+    def _take_pending(self) -> Sequence[str]:
+        """Remove the messages that wait for a stream, and return them for another copy."""
         waiting = [encode(each).decode() for each in self._pending.values()]
         self.server_session.account.give(sum(map(charged, self._pending.values())))
         self._pending.clear()
-        self._later(self._hand_over, number, waiting)
+        return waiting
 
     async def _hand_over(self, number: int, waiting: Sequence[str]) -> None:
         if isinstance(self.log, SharedEventLog):
@@ -545,10 +551,20 @@ class SharedSession(HttpSession):
         self._run.leave(self.server_session)
 
     async def _resign(self, waiting: Sequence[str]) -> None:
-        """The copy that speaks has ended: a copy with a stream may speak."""
-        await self.mail.post({"silent": True, "waiting": waiting})
+        """The copy that speaks has ended: a copy with a stream may speak.
+
+        As long as the row names this replica, no other copy takes its place for a subscription.
+        """
         here = self._replica.name
-        await self.row.change(lambda r: attrs.evolve(r, speaks_in="") if r.speaks_in == here else r, renew=False)
+        with trio.move_on_after(self._run.limits.session_idle_seconds):  # then the row has expired
+            while not self._over_everywhere:
+                with suppress(StoreFailed, StoreFull):  # `Replica` logs that the store is away
+                    await self.mail.post({"silent": True, "waiting": waiting})
+                    await self.row.change(
+                        lambda r: attrs.evolve(r, speaks_in="") if r.speaks_in == here else r, renew=False
+                    )
+                    return
+                await trio.sleep(_AGAIN)
 
     def _retire_standalone(self, resumes: str | None) -> None:
         """End the standalone streams that are resumed elsewhere, and those whose clients have gone."""
@@ -578,5 +594,5 @@ _PROCESSES: Mapping[str, tuple[Callable[[SharedSession, JsonObject], None], bool
     "speaker": (SharedSession._hear_speaker, True),
     "yielded": (SharedSession._hear_yielded, False),
     "say": (SharedSession._hear_say, False),
-    "silent": (SharedSession._hear_silence, False),
+    "silent": (SharedSession._hear_silence, True),
 }
