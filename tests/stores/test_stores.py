@@ -215,6 +215,10 @@ async def test_rows_of_its_own_that_a_process_does_not_know_are_claimed(make: Ma
         assert (row.key, row.holder) == ("c", "me")
         assert await store.get("task", "c") == row
         assert not await store.claim("task", "me", 1000.0, 9, known=[*known, "c"])
+        for number in range(20):  # of several holders: a store may look at its own ones before or after them
+            await other.add(attrs.evolve(ROW, key=f"their {number}", holder=f"gone {number}"))
+        rows = await store.claim("task", "me", 1000.0, 99, known=known)
+        assert sorted(row.key for row in rows) == sorted(["c", *(f"their {number}" for number in range(20))])
 
 
 async def test_a_lease_can_be_renewed_and_ended(make: Make) -> None:

@@ -220,14 +220,7 @@ end
 
 function steps.claim(kind, holder, now, limit, known)
   local claimed = {}
-  redis.call('ZREMRANGEBYSCORE', key('leases'), '-inf', now)
-  for _, other in ipairs(redis.call('SMEMBERS', key('holders', kind))) do
-    local most, ids = limit - #claimed, {}
-    if other == holder and known ~= '' then
-      ids = unknown(kind, holder, known, most)
-    elseif other ~= holder and not redis.call('ZSCORE', key('leases'), other) and most > 0 then
-      ids = redis.call('SRANDMEMBER', key('held', #kind, kind, other), most)
-    end
+  local function take(other, ids)
     for _, id in ipairs(ids) do
       local name = name_of(kind, id)
       redis.call('HSET', key('row', name), 'holder', holder)
@@ -236,6 +229,16 @@ function steps.claim(kind, holder, now, limit, known)
       hold(kind, id, holder)
       touch(name)
       claimed[#claimed + 1] = read(kind, id) or nil
+    end
+  end
+  redis.call('ZREMRANGEBYSCORE', key('leases'), '-inf', now)
+  if known ~= '' then  -- first, because the rows of others become its own
+    take(holder, unknown(kind, holder, known, tonumber(limit)))
+  end
+  for _, other in ipairs(redis.call('SMEMBERS', key('holders', kind))) do
+    local most = limit - #claimed
+    if other ~= holder and most > 0 and not redis.call('ZSCORE', key('leases'), other) then
+      take(other, redis.call('SRANDMEMBER', key('held', #kind, kind, other), most))
     end
   end
   return claimed
