@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import attrs
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.requirements import req
 from trio_mcp import Limits, RequestError, Server
@@ -714,6 +714,23 @@ async def test_a_task_is_recovered_when_the_answer_to_its_claim_was_lost(
         await begun(keeper, "own")
         await trio.sleep(3 * keepers.LEASE)
         assert sorted(recovered) == ["a", "b"]
+
+
+async def test_many_tasks_are_known_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store looks for each of them among all."""
+    looked, claim = list[Any](), MemoryStore.claim
+
+    async def look(self: Any, *args: Any, known: Any = None, **how: Any) -> Any:
+        looked.append(known)
+        return await claim(self, *args, known=known, **how)
+
+    monkeypatch.setattr(MemoryStore, "claim", look)
+    async with kept(MemoryStore) as keeper:
+        await begun(keeper, "a")
+        await wait_all_tasks_blocked()
+        await keeper.drop("b")  # perhaps it was not deleted
+        assert await keeper._keep_up()
+        assert looked[-1] == {"a"}
 
 
 async def test_outcomes_that_wait_for_the_store_are_charged_to_their_clients(

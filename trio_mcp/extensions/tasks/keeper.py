@@ -170,7 +170,7 @@ class Keeper:
         """Take over the tasks that no process runs, as long as there is room."""
         unsure, self._unsure, room = self._unsure, False, True
         while room:
-            known = (*self._hosts, *self._adding) if unsure else None
+            known = {*self._hosts, *self._adding} if unsure else None  # the store looks up each task that we hold
             rows = await self._store.claim(self._kind, self._holder, now, _CLAIMED, known=known)
             if not rows:
                 return
