@@ -444,6 +444,20 @@ async def test_a_subscription_that_finds_no_room_where_the_session_listens_is_re
         assert told == {f"r://{number}" for number in range(5)}
 
 
+async def test_a_subscription_stays_when_the_same_request_is_refused_later(
+    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        assert await subscribe(crew.webs[1], "r://1", session) is None
+        with monkeypatch.context() as patch:
+            patch.setattr(copy_in(crew, 0, session), "_subscribe", lambda method, uri: (INTERNAL_ERROR, "full"))
+            for uri in ("r://1", "r://2"):
+                assert await subscribe(crew.webs[1], uri, session) == INTERNAL_ERROR
+        (row,) = [row for row in crew.store._rows.values() if row.key == key_of(session)]
+        assert json.loads(row.body)["uris"] == ["r://1"]
+
+
 @pytest.mark.parametrize("uri", [7, "r://" + "x" * 9000])
 async def test_a_wrong_subscription_is_refused_everywhere(uri: Any, autojump_clock: MockClock, crew_of: Any) -> None:
     async with crew_of() as crew:

@@ -434,7 +434,8 @@ class SharedSession(HttpSession):
             await self.mail.post({"watch": method, "uri": uri, "asked": asked})
             refused = await self._read_verdict(verdict, before.speaks_in) if watches else None
             if refused is not None:
-                await self.row.change(lambda record: record.without(uri))
+                if uri not in before.uris:  # else an earlier request was accepted
+                    await self.row.change(lambda record: record.without(uri))
                 raise refused
         except (StoreFailed, StoreFull) as error:
             raise RequestError(INTERNAL_ERROR, text_for_clients(error)) from error
