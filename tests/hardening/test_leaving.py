@@ -1,6 +1,6 @@
 """A process that leaves, as those notice it that connect or ask at this moment.
 
-The system resets the connections that nobody has accepted when the last process closes their socket.  A proxy that has
+The system resets the connections that wait to be accepted when the last process closes their socket.  A proxy that has
 sent a POST on one of them may not send it again.
 """
 

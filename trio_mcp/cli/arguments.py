@@ -1,4 +1,4 @@
-"""The words of one command: what they mean, and one line for a mistake.
+"""The words of one command: their meaning, and one line for a mistake.
 
 Words after `--` are the command of a server.  A command has no program whose name begins with a hyphen, so `--` before
 such a word has its usual meaning instead, and the words up to the next `--` are no options:
@@ -65,8 +65,8 @@ def above_zero(kind: type[int] | type[float]) -> Callable[[str], float]:
         except ValueError:
             value = 0
         if not value > 0:  # also if it is no number at all, as "nan" says
-            what = "a whole number" if kind is int else "a number"
-            raise argparse.ArgumentTypeError(f"must be {what} above 0, got {text!r}")
+            expected = "a whole number" if kind is int else "a number"
+            raise argparse.ArgumentTypeError(f"must be {expected} above 0, got {text!r}")
         return value
 
     return read

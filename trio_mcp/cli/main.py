@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _instead(name: str, words: Sequence[str]) -> str:
-    """What may have been meant by a command that does not exist."""
+    """The commands to write in place of one that does not exist."""
     if name.endswith(".py") or ":" in name:
         return f"write trio-mcp list {name}, or trio-mcp run {name}"
     import shlex  # the help loads no regular expressions

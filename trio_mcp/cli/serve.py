@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class Events:
-    """What happens to a server that runs, for people or as JSON lines.
+    """The events of a server that runs, for people or as JSON lines.
 
     On stdio, standard output is the wire, so all lines go to standard error.
     """
@@ -105,7 +105,7 @@ class Events:
         self._as_json = as_json
 
     def tell(self, event: str, words: str | None = None, **members: object) -> None:
-        """Write the event with its members as JSON, or `words` for people, who are not told without."""
+        """Write the event with its members as JSON, or `words` for people; without words, people are told nothing."""
         line = json.dumps({"event": event, **members}) if self._as_json else words and f"trio-mcp: {words}"
         if line:
             with suppress(OSError):  # the reader has gone

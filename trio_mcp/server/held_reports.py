@@ -1,4 +1,4 @@
-"""Reports that wait for room: what a call tells a client that reads too slowly.
+"""Reports that wait for room: the progress and log messages of a call whose client reads too slowly.
 
 A server loads this for the first client of this kind.
 """

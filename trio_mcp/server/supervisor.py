@@ -478,7 +478,7 @@ class _Supervisor:
         self._status = status
         self._roster.stop()
         for each in self._sockets:
-            if message:  # the workers serve those who wait to be accepted
+            if message:  # the workers serve the connections that wait to be accepted
                 ignore_new(each)
             each.close()  # connections are refused when the workers have closed theirs
         for process in self._processes.values():

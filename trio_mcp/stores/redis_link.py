@@ -114,7 +114,7 @@ class RedisLink:
                     if request is None:
                         request = self._connection.create_request(command, *arguments)
                     return await request
-        except Exception as error:  # what ends the reader of coredis reaches each call: any exception
+        except Exception as error:  # the exception that ends the reader of coredis reaches each call, and may be any
             if isinstance(error, MovedError):
                 self.moved_to = error.node_addr
             elif isinstance(error, _BROKEN) or not isinstance(error, RedisError):

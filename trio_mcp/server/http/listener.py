@@ -122,7 +122,9 @@ async def serve_http(
     given = [listeners is not None, unix is not None, (host, port) != ("127.0.0.1", 0)]
     if sum(given) > 1:
         raise UsageError("give only one of host and port, unix, and listeners")
-    if not any(given[:2]):  # before the lifespan starts and replicas are joined; what a name means is checked below
+    if not any(
+        given[:2]
+    ):  # before the lifespan starts and replicas are joined; the addresses of a name are checked below
         check_exposure([(host, port)], options, server)
     async with server._joined() as run:
         await run.share()
@@ -343,7 +345,7 @@ class HttpService(ListenerState):
         that waits for a request is closed after `_SETTLE` seconds: a request may be on its way, and would be lost.
         """
         self.draining = self.endpoint.leaving = self._leaving = True
-        # The system resets connections that nobody has accepted when the last process closes their listener.
+        # The system resets connections that wait to be accepted when the last process closes their listener.
         sockets = [found for each in self._listening if (found := _socket_of(each)) is not None]
         if self._alone:
             for listening in sockets:
@@ -528,7 +530,8 @@ def _secure(listener: Listener, context: ssl.SSLContext) -> Listener:
 def ignore_new(listening: socket.socket | trio.socket.SocketType) -> None:
     """Open no more connections to this socket, and keep those that wait; then all of them can be accepted.
 
-    Only Linux can do that.  Who connects meanwhile asks again after a second, and is refused when the socket is closed.
+    Only Linux can do that.  A client that connects meanwhile tries again after a second, and is refused when the socket
+    is closed.
     No process can accept from the socket afterwards, so a socket that this program was given is left as it is.
     """
     if sys.platform == "linux" and listening.family != socket.AF_UNIX:

@@ -172,7 +172,7 @@ class StreamOwner:
         """It is over."""
 
     async def settle(self, seconds: float = 0.0) -> None:
-        """Tell other replicas within so many seconds of what a message has changed; see `shared_sessions`."""
+        """Tell other replicas within so many seconds of the changes of a message; see `shared_sessions`."""
 
 
 _NO_OWNER = StreamOwner()

@@ -1,4 +1,4 @@
-"""The mail of a session: what one of its copies tells the others, in an order that is the same for all.
+"""The mail of a session: the items that its copies tell each other, in an order that is the same for all.
 
 The mail is a stream of the store.  Each copy of the session processes its items in order, from the one by which the
 copy joined; the number of that one is the number of the copy.  A message to all replicas brings each item at once.  If
@@ -7,13 +7,13 @@ it is lost, the copy reads the stream.
 | Call | Returns | If the store fails |
 |---|---|---|
 | `post` | when the item is in the store | raises |
-| `put`, `later` | at once; a task writes what waits, in order | the task tries again each second |
+| `put`, `later` | at once; a task writes all that waits, in order | the task tries again each second |
 
-`written` waits for what was put so far.  So a message of a client is in the mail before its client is told that it was
-accepted, and outlives this process.
+`written` waits for all items that were put so far.  So a message of a client is in the mail before its client is told
+that it was accepted, and outlives this process.
 
-What waits is bounded in number and in bytes.  An item that is written twice, because the store had it although it
-failed, is processed twice: items must allow that.
+The items that wait are bounded in number and in bytes.  An item that is written twice, because the store had it
+although it failed, is processed twice: items must allow that.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ class SessionMail:
         self._process, self._lost, self._ended = process, lost, ended
         self._position = 0  # of the last item that was processed
         self._reading = trio.Lock()
-        self._due = False  # a task has yet to read what was told of
+        self._due = False  # a task is about to read it
         self.waiting: deque[tuple[Callable[[], Awaitable[object]], int]] = deque()
         """The writes that wait, each with its size."""
         self._size = 0  # of all that waits
         self._done = 0  # writes that have waited, and are done
-        self._writing = False  # a task writes what waits
+        self._writing = False  # a task writes all that waits
         self._written = trio.lowlevel.ParkingLot()  # tasks that wait for a write
         self._closed = False
 
@@ -164,7 +164,7 @@ class SessionMail:
         return self._done >= last
 
     def close(self) -> None:
-        """The copy has ended: give up what waits, but for a write that has begun."""
+        """The copy has ended: give up all that waits, but for a write that has begun."""
         self._closed = True
 
     async def _write(self) -> None:

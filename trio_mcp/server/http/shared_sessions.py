@@ -156,7 +156,7 @@ class SharedSession(HttpSession):
             replica, self.key, endpoint.mail_of(self.key), run.limits, owner,
             process=self._process, lost=self._mail_lost, ended=self._end_here,
         )  # fmt: skip
-        self._sorted: list[JsonObject] = []  # what the message in hand has for other copies
+        self._sorted: list[JsonObject] = []  # the items of the message in hand for other copies
         self._sets_state = False  # the message in hand may change the state
         self._active = True  # a request has come since the row was renewed
         self._speaking = trio.Lock()
