@@ -248,6 +248,47 @@ async def test_the_stream_of_a_call_is_resumed_anywhere(
         assert text_of(await again.response()) == "done"
 
 
+@pytest.mark.parametrize("standalone", [False, True])
+async def test_events_that_the_store_has_twice_are_sent_once(
+    standalone: bool, autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store had them although it failed, so they were written again."""
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        append, failed = crew.store.append, 0
+
+        async def fail_late(stream: str, *args: Any, **options: Any) -> Any:
+            nonlocal failed
+            number = await append(stream, *args, **options)
+            if stream.startswith("events of") and failed < 2:
+                failed += 1
+                raise StoreFailed("the answer was lost")
+            return number
+
+        if standalone:
+            await subscribe(crew.webs[0], "r://1", session)
+            stream = await crew.webs[1].open(session=session)
+        else:
+            stream = await crew.webs[1].open(
+                plays("progress", "wait x", "progress", "sleep 3", "progress"), session=session
+            )
+        await stream.event()
+        await trio.sleep(1)
+        monkeypatch.setattr(crew.store, "append", fail_late)
+        crew.stages[1].go["x"].set()
+        crew.stages[2].server.notify_resource_updated("r://1")
+        await trio.sleep(2)
+        await stream.aclose()
+        assert failed == 2
+        web, ids = crew.webs[2], list[str | None]()
+        web.expect(plays(), session)
+        resumed = await web.open(session=session, after=stream.last_event_id)
+        with trio.move_on_after(5):
+            async for event in resumed:
+                ids.append(event.id)
+        assert len(ids) == len(set(ids)) > 1
+
+
 async def test_a_question_that_was_not_read_is_asked_elsewhere(autojump_clock: MockClock, crew_of: Any) -> None:
     async with crew_of() as crew:
         session = await session_in(crew)

@@ -337,7 +337,7 @@ class SharedEndpoint(Endpoint):
         quickly, store = self.replica.quickly, self.replica.store
         missed: list[bytes] = []
         for _ in range(_LINKS):
-            position, next, first = 0, None, None
+            position, next, first, last = 0, None, None, number
             while True:
                 oldest, items = await quickly(store.read(log.in_store(name), position, _EVENTS))
                 if position and oldest > position + 1:
@@ -349,7 +349,8 @@ class SharedEndpoint(Endpoint):
                     item = read_item(text)
                     next = item.next or next
                     first = item.begins if first is None else first
-                    missed += [encode_message(event.data, event.id) for event in item.after(name, number)]
+                    missed += [encode_message(event.data, event.id) for event in item.after(name, last)]
+                    last = max(last, item.last)
             if number >= 0 and (first is None or first > number + 1):
                 return NotReplayable("this event is not known, or those that followed are no longer kept")
             if sum(map(len, missed)) > 2 * self.limits.replay_bytes:
@@ -416,6 +417,7 @@ class SharedEndpoint(Endpoint):
                             return
                         ids = item.ids or ids
                         stream.send_events([encode_message(each.data, each.id) for each in item.after(name, number)])
+                        number = max(number, item.last)
                     if items:
                         position = items[-1][0]
                         await stream.room()

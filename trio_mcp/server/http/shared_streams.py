@@ -14,6 +14,8 @@ number of a standalone stream.  One item in the store is one line of JSON and th
 | `next` | instead of events: the standalone stream goes on as this one, perhaps in another replica |
 | `end` | instead of events: no event follows |
 
+An item may be there twice, because the store had it although it failed; a reader skips events that it has had.
+
 A client that resumes a stream elsewhere gets a `FollowedStream`: it sends the events in the store, then those that are
 appended.
 If the store is slow or away, items wait, up to the bytes that a session keeps for replay (`Limits.replay_bytes`).  With
@@ -65,6 +67,11 @@ class StreamItem:
     def begins(self) -> int | None:
         """The number of its first event, or of the next one; None if it has no events."""
         return None if self.end or self.next is not None else self.first
+
+    @property
+    def last(self) -> int:
+        """The number of its last event, or of the one before it if it has no events."""
+        return self.first + len(self.data) - 1
 
     def text(self) -> bytes:
         if self.next is not None or self.end:
