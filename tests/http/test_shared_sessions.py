@@ -289,6 +289,33 @@ async def test_events_that_the_store_has_twice_are_sent_once(
         assert len(ids) == len(set(ids)) > 1
 
 
+@pytest.mark.parametrize("seconds", [1.05, 30.0])
+async def test_a_stream_is_resumed_elsewhere_after_the_store_was_away(
+    seconds: float, autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first events come to the store later, and no process is taken for dead because of its old lease."""
+
+    async def fail(*args: Any, **options: Any) -> Any:
+        raise StoreFailed("the store is away")
+
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        for web in crew.webs:
+            await web.call("ping", session=session)
+        with monkeypatch.context() as patch:
+            for name in ("get", "add", "replace", "append", "read", "send", "delete", "lease", "claim", "sweep"):
+                patch.setattr(crew.store, name, fail)
+            stream = await crew.webs[1].open(plays("progress", "wait x"), session=session)
+            await stream.message()
+            await stream.aclose()
+            await trio.sleep(seconds)
+        crew.webs[2].expect(plays(), session)
+        resumed = await crew.webs[2].open(session=session, after=stream.last_event_id)
+        await trio.sleep(20)
+        crew.stages[1].go["x"].set()
+        assert text_of(await resumed.response()) == "done"
+
+
 async def test_a_question_that_was_not_read_is_asked_elsewhere(autojump_clock: MockClock, crew_of: Any) -> None:
     async with crew_of() as crew:
         session = await session_in(crew)

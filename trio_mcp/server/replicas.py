@@ -97,6 +97,8 @@ class Replica:
         self.on_gap: list[Callable[[], object]] = []
         """Called when messages may have been lost."""
         self._nursery: trio.Nursery | None = None  # while it runs
+        self._leased = inf  # the end of the lease
+        self._buries_from = -inf  # until then others may not have renewed their leases, after the store was away
         self._run = run
         self._kind = f"replica {self.server_name}"
         self._to_all = f"replicas of {self.server_name}"
@@ -130,7 +132,7 @@ class Replica:
     async def _join(self) -> None:
         """Become a replica.  Raises `CannotServe` if another one has keys that do not fit ours."""
         now, known = wall_time(), set[str]()
-        await self.store.lease(self.name, now + LEASE)
+        await self._renew_lease(now)
         await self._wait_for_fitting_keys(known)  # first, so that a wrong replica disturbs no other one
         body = json.dumps({"keys": self._fingerprints}).encode()
         await self.store.add(Row(self._kind, self.name, body, created=now, expires=now + _KEPT, holder=self.name))
@@ -148,7 +150,13 @@ class Replica:
                 _log.warning("%s; waiting for %g s, because it may have died", self._wrong(theirs), LEASE)
             waits = True
             await trio.sleep(_AGAIN)
-            await self.store.lease(self.name, wall_time() + LEASE)
+            await self._renew_lease(wall_time())
+
+    async def _renew_lease(self, now: float) -> None:
+        if now >= self._leased:  # this process slept, or the clock was set
+            self._buries_from = trio.current_time() + _PERIOD
+        await self.store.lease(self.name, now + LEASE)
+        self._leased = now + LEASE
 
     async def _leave(self) -> None:
         try:
@@ -191,11 +199,12 @@ class Replica:
 
     async def _keep_up(self) -> None:
         """Renew the lease, sweep, and bury the dead, until this is cancelled."""
+        works = True
         while True:
-            await trio.sleep(_PERIOD)
+            await trio.sleep(_PERIOD if works else _AGAIN)
             try:
                 now = wall_time()
-                await self.store.lease(self.name, now + LEASE)
+                await self._renew_lease(now)
                 await self._bury()
                 while await self.store.sweep(now):
                     pass
@@ -206,11 +215,20 @@ class Replica:
                     self._gap()
                 elif row.expires < now + _KEPT / 2:
                     await self.store.replace(attrs.evolve(row, expires=now + _KEPT))
+                works = True
             except (StoreFailed, StoreFull, CannotServe) as error:
-                _log.error("%s", error)
+                if works:  # once for each time that it is away
+                    _log.error("%s", error)
+                works = False
+                self._buries_from = trio.current_time() + _PERIOD
 
     async def _bury(self) -> None:
-        """Delete the rows of replicas whose leases have ended, and tell all changes: their last ones may be lost."""
+        """Delete the rows of replicas whose leases have ended, and tell all changes: their last ones may be lost.
+
+        While the store is away no replica renews its lease.  So each has some time to renew it first, when it is back.
+        """
+        if trio.current_time() < self._buries_from:
+            return
         dead = await self.store.claim(self._kind, self.name, wall_time(), _PAGE)
         for row in dead:
             await self.store.delete(self._kind, row.key)

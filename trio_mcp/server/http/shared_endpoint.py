@@ -69,7 +69,8 @@ __all__ = ["SharedEndpoint"]
 _log = logging.getLogger("trio_mcp")
 
 _LOOK: Final = 5.0  # seconds between two looks at the row and the mail
-_HANDOVER: Final = 1.0  # seconds for the messages that wait at a speaker to reach its successor
+_ARRIVAL: Final = 3.0  # seconds for the first events of a stream to reach the store, which may refuse one write
+_GLANCE: Final = 0.25  # seconds between two looks for them
 _ALIVE: Final = LEASE / 3  # seconds between two looks whether the replica of a followed stream lives
 _ASK: Final = 1.0  # seconds until a followed stream is read again, if no message has come about it
 _EVENTS: Final = 50  # items that are read at once
@@ -372,14 +373,14 @@ class SharedEndpoint(Endpoint):
         """Resume the stream of a call that runs in another replica, or has ended."""
         log, origin = cast(SharedEventLog, session.log), name.partition(".")[0]
         in_store, quickly = log.in_store(name), self.replica.quickly
-        tries = 4  # the first events may be on their way to the store
+        tries = round(_ARRIVAL / _GLANCE)
         while True:
             await quickly(self.replica.send(origin, "follow", key=session.key, stream=name))
             _, items = await quickly(self.replica.store.read(in_store, 0, _EVENTS))
             tries -= 1
             if items or not tries or not await quickly(self.replica.alive(origin)):
                 break
-            await trio.sleep(_HANDOVER / 4)
+            await trio.sleep(_GLANCE)
         first = read_item(items[0][1]).begins if items else None
         if first is None or first > number + 1:
             why = "no event with this id is known in this session, or those that followed are no longer kept"
