@@ -217,7 +217,7 @@ class Replica:
                     await self.store.replace(attrs.evolve(row, expires=now + _KEPT))
                 works = True
             except (StoreFailed, StoreFull, CannotServe) as error:
-                if works:  # once for each time that it is away
+                if works or isinstance(error, CannotServe):  # a store that is away is told of once
                     _log.error("%s", error)
                 works = False
                 self._buries_from = trio.current_time() + _PERIOD
