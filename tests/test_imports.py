@@ -47,7 +47,7 @@ SELDOM = {
     *("trio_mcp.server.supervised", "trio_mcp.stores.sqlite"),
     *("trio_mcp.client.extensions", "trio_mcp.core.schema.params", "trio_mcp.oauth.client", "trio_mcp.transport.paths"),
     *("trio_mcp.relay.tasks", "trio_mcp.stores.redis_link"),
-    *("trio_mcp.extensions.tasks.keeper", "trio_mcp.stores.memory"),
+    *("trio_mcp.extensions.tasks.host", "trio_mcp.extensions.tasks.keeper", "trio_mcp.stores.memory"),
 }
 LATER = MODELS | SCHEMAS | TRANSPORTS | SELDOM
 

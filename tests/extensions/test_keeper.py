@@ -24,7 +24,8 @@ from trio_mcp.errors import SessionClosed
 
 # The keeper is an inner part: it has no protocol around it.
 from trio_mcp.extensions.tasks import keeper as keepers
-from trio_mcp.extensions.tasks.keeper import Keeper, TaskHost  # the same
+from trio_mcp.extensions.tasks.host import TaskHost  # the same
+from trio_mcp.extensions.tasks.keeper import Keeper  # the same
 from trio_mcp.stores import MemoryStore, Row, SQLiteStore, Store, StoreFailed, StoreFull
 from trio_mcp.stores import rows as clock  # the time of the test
 

@@ -65,7 +65,7 @@ from trio_mcp.core.tasks import (
 )
 from trio_mcp.extensions.tasks.client import ClientTask, OnState, TaskCancelled, ordinary_call, tasks_of
 from trio_mcp.extensions.tasks.forms import CORE_FORM, EXTENSION_FORM
-from trio_mcp.extensions.tasks.keeper import TaskHost
+from trio_mcp.extensions.tasks.host import TaskHost
 from trio_mcp.extensions.tasks.server import (
     METHODS,
     RunTasks,

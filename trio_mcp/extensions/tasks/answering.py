@@ -45,7 +45,7 @@ class ClientAnswers:
         plain = {name: each for name, each in params.items() if name != "task"}
         if "task" not in params or call.terms.revision.name != CORE_TASKS.name:
             return await ask(plain)
-        from trio_mcp.extensions.tasks.keeper import TaskHost  # hardly any server asks so
+        from trio_mcp.extensions.tasks.host import TaskHost  # hardly any server asks so
 
         limits, size = self._limits, len(to_text(plain))
         ttl = requested_ttl(params, limits.task_seconds)

@@ -35,7 +35,8 @@ from trio_mcp.core.tasks import (
 )
 from trio_mcp.extensions.tasks.asking import ask_by_task
 from trio_mcp.extensions.tasks.forms import CORE_FORM, EXTENSION_FORM
-from trio_mcp.extensions.tasks.keeper import Keeper, TaskHost, for_clients
+from trio_mcp.extensions.tasks.host import TaskHost
+from trio_mcp.extensions.tasks.keeper import Keeper, for_clients
 from trio_mcp.server.context import ClientGone
 from trio_mcp.server.handlers import BadArguments
 from trio_mcp.stores.memory import MemoryStore
