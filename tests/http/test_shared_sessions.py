@@ -918,6 +918,29 @@ async def test_the_end_of_a_handshake_waits_for_the_store(
         assert text_of(await stream.response()) == "done"
 
 
+async def test_a_copy_that_has_lost_mail_speaks_again_without_a_stream(
+    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lose(*args: Any, **options: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+
+    def make(store: Any) -> Stage:
+        return Stage(store=store, state_keys=KEYS, limits=Limits(message_bytes=2_000))
+
+    async with crew_of(make=make) as crew:
+        session = await session_in(crew)
+        await crew.webs[1].call("ping", session=session)
+        with monkeypatch.context() as patch:
+            patch.setattr(crew.store, "send", lose)
+            for number in range(101):
+                level = "info" if number % 2 else "error"
+                await crew.webs[1].call("logging/setLevel", {"level": level}, session=session)
+        copy_in(crew, 0, session).mail.catch_up()
+        await trio.sleep(2)
+        for web in crew.webs:
+            assert await subscribe(web, "r://1", session) is None
+
+
 @pytest.mark.parametrize(("away", "status"), [(3, 202), (10, 503)])
 async def test_an_answer_waits_for_the_store(
     away: float, status: int, autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch

@@ -64,11 +64,7 @@ from trio_mcp.server.http.responses import OutgoingMessage, ResponseMode, Respon
 from trio_mcp.server.http.sessions import HttpSession
 from trio_mcp.server.http.shared_mail import SessionMail
 from trio_mcp.server.http.shared_row import ENDED, SessionRecord, SessionRow, key_of
-from trio_mcp.server.http.shared_streams import (
-    FollowedStream,
-    LoggedStream,
-    SharedEventLog,
-)
+from trio_mcp.server.http.shared_streams import FollowedStream, LoggedStream, SharedEventLog
 from trio_mcp.server.replicas import QUICKLY, CannotContinue, text_for_clients
 from trio_mcp.server.session import ServerSession
 from trio_mcp.stores.rows import StoreFailed, StoreFull
@@ -325,7 +321,10 @@ class SharedSession(HttpSession):
         self._set_state(record.opened, record.level)
         if self.speaks:
             self._stop_speaking()
-            self._hear_silence({})
+            self._silent = True
+            # Without a stream it speaks again if the row names this replica, because no other copy would do.
+            if self._newest is not None or record.speaks_in == self._replica.name:
+                self._seek_to_speak()
 
     def _hear_message(self, item: JsonObject) -> None:
         self.server_session.hear(decode(item["message"].encode(), self._run.limits))
@@ -363,12 +362,14 @@ class SharedSession(HttpSession):
     def _hear_silence(self, item: JsonObject) -> None:
         """No copy speaks."""
         self._silent = not self.speaks
-        if self._newest is None or self.speaks or self._over:
-            return
+        if self._newest is not None and not self.speaks and not self._over:
+            self._seek_to_speak(item.get("waiting", ()))
+
+    def _seek_to_speak(self, waiting: Sequence[str] = ()) -> None:
         if self._to_say is None:
             self._to_say = []
             self._later(self._speak_again)
-        self._to_say += item.get("waiting", ())
+        self._to_say += waiting
 
     def _hear_watch(self, item: JsonObject) -> None:
         if not self.speaks:
@@ -506,11 +507,8 @@ class SharedSession(HttpSession):
             await self._take_over(before)
 
     async def _speak_again(self) -> None:
-        """Speak, because this copy has a stream and none speaks.
-
-        A copy that has just failed waits first: two copies without room would ask each other without a pause.
-        """
-        await trio.sleep_until(self._speaks_from)
+        """Speak, because no copy does."""
+        await trio.sleep_until(self._speaks_from)  # two copies without room would ask each other without a pause
         waiting, self._to_say = self._to_say or (), None
         try:
             if self._silent:
