@@ -562,6 +562,23 @@ async def test_a_copy_without_room_for_the_subscriptions_does_not_speak(
         assert [each for run in crew.stages[1].server._runs for each in run._sessions] == []
 
 
+async def test_a_subscription_finds_a_place_after_a_copy_had_no_room(autojump_clock: MockClock, crew_of: Any) -> None:
+    """The copy that spoke before has no stream, and does not speak by itself."""
+    room = iter((100, 8, 100))
+
+    def make(store: Any) -> Stage:
+        return with_room_for(next(room))(store)  # type: ignore[no-any-return]
+
+    async with crew_of(make=make) as crew:
+        session = await session_in(crew)
+        for number in range(10):
+            assert await subscribe(crew.webs[0], f"r://{number}", session) is None
+        headers = {"Accept": "text/event-stream", "Mcp-Session-Id": session}
+        assert (await crew.webs[1].send("GET", "/mcp", headers)).status == 503
+        await trio.sleep(3)
+        assert await subscribe(crew.webs[2], "r://10", session) is None
+
+
 async def test_a_subscription_waits_for_a_session_that_listens_nowhere(autojump_clock: MockClock, crew_of: Any) -> None:
     """The replica that listened has died, and no stream is open."""
     async with crew_of() as crew:

@@ -481,7 +481,7 @@ class SharedSession(HttpSession):
                     self._stop_speaking()
                     pause = error.seconds if isinstance(error, CannotContinue) else _AGAIN
                     self._speaks_from = trio.current_time() + pause
-                    self.mail.put({"silent": True, "waiting": self._take_pending()})
+                    self._later(self._resign, self._take_pending())
                     raise
         if resumes is not None and isinstance(self.log, SharedEventLog):
             await self._replica.quickly(self.log.all_written())
@@ -550,7 +550,7 @@ class SharedSession(HttpSession):
         self._run.leave(self.server_session)
 
     async def _resign(self, waiting: Sequence[str]) -> None:
-        """The copy that speaks has ended: a copy with a stream may speak.
+        """This copy does not speak any more: one with a stream may speak.
 
         As long as the row names this replica, no other copy takes its place for a subscription.
         """
