@@ -8,7 +8,7 @@ A mark named after a speed, on a module, a test or a case, decides.  That of a t
 of the module, as `iter_markers` has them.  Without a mark, two rules do:
 
 1. A case that needs the official schemas, which a user's checkout does not have, is `full`.
-2. Cases that differ in their revision only are one behaviour.  Those of the two newest revisions are `default`, the
+2. Cases that differ in their revisions only are one behaviour.  Those of the two newest revisions are `default`, the
    others `full`; where neither of the two is among them, the newest one is `default`.
 
 A case of an exchange that is cut (`tests/cuts.py`) runs at each speed, with other cuts.
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 
@@ -33,14 +33,14 @@ NEWEST = REVISION_NAMES[-2:]
 
 def speeds(items: Iterable[pytest.Item]) -> dict[pytest.Item, frozenset[str]]:
     """The speeds at which each case runs: one, or all of them for a case with cuts."""
-    newest: defaultdict[str, str] = defaultdict(str)  # the newest revision in which a behaviour is tried
+    newest: defaultdict[str, Sequence[str]] = defaultdict(list)  # the newest revisions in which a behaviour is tried
     for item in items:
-        newest[_behaviour(item)] = max(newest[_behaviour(item)], _revision(item))
+        newest[_behaviour(item)] = max(newest[_behaviour(item)], _revisions(item))
     found = {}
     for item in items:
-        revision = _revision(item)
+        revisions = _revisions(item)
         fixtures = getattr(item, "fixturenames", ())
-        fast = revision in NEWEST or revision == newest[_behaviour(item)]
+        fast = all(each in NEWEST for each in revisions) or revisions == newest[_behaviour(item)]
         rule = DEFAULT if fast and "shared_schemas" not in fixtures else FULL
         marked = next((mark.name for mark in item.iter_markers() if mark.name in SPEEDS), rule)
         found[item] = frozenset(SPEEDS[SPEEDS.index(marked) :] if "cuts" in fixtures else [marked])
@@ -52,16 +52,18 @@ def part_of(item: pytest.Item, parts: int) -> int:
     return zlib.crc32(item.nodeid.encode()) % parts + 1
 
 
-def _revision(item: pytest.Item) -> str:
-    """The revision that a case is about, or "" for none."""
+def _revisions(item: pytest.Item) -> Sequence[str]:
+    """The revisions that a case is about: several, if it has a relay between two of them."""
     callspec = getattr(item, "callspec", None)
     params = {} if callspec is None else callspec.params
-    where = params.get("where", params.get("revision"))
-    name = str(getattr(where, "revision", where))
-    return name if name in REVISION_NAMES else ""
+    said = [getattr(each, "revision", each) for each in params.values()]
+    names = [getattr(each, "name", each) for each in said]
+    return [name for name in names if isinstance(name, str) and name in REVISION_NAMES]
 
 
 def _behaviour(item: pytest.Item) -> str:
-    """The name of a case without its revision."""
-    revision = _revision(item)
-    return item.nodeid.replace(revision, "*") if revision else item.nodeid
+    """The name of a case without its revisions."""
+    name = item.nodeid
+    for revision in _revisions(item):
+        name = name.replace(revision, "*")
+    return name

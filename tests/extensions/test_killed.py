@@ -188,7 +188,12 @@ async def all_end(world: World) -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("rounds", "processes"),
-    [(4, 1), (3, 2), pytest.param(200, 1, marks=pytest.mark.long), pytest.param(100, 2, marks=pytest.mark.long)],
+    [
+        pytest.param(4, 1, marks=pytest.mark.full),
+        (3, 2),
+        pytest.param(200, 1, marks=pytest.mark.long),
+        pytest.param(100, 2, marks=pytest.mark.long),
+    ],
 )
 async def test_a_server_that_is_killed_loses_no_task(rounds: int, processes: int, tmp_path: Path) -> None:
     world = World(tmp_path, random.Random(rounds))

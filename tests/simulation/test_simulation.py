@@ -26,7 +26,7 @@ from trio_mcp import Context, Server
 from trio_mcp.relay.tasks import RelayTasks
 
 ROOT = Path(__file__).parents[2]
-PART, PARTS = 80, 2  # worlds of the default suite
+PART, PARTS = 50, 2  # worlds of the default suite
 
 
 @pytest.mark.parametrize("part", range(PARTS))
