@@ -958,6 +958,32 @@ async def test_a_copy_that_has_lost_mail_speaks_again_without_a_stream(
             assert await subscribe(web, "r://1", session) is None
 
 
+async def test_a_copy_that_has_lost_mail_looks_again_when_there_is_room(
+    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had too many items that waited for the store."""
+
+    async def fail(*args: Any, **options: Any) -> Any:
+        raise StoreFailed("the store is away")
+
+    async def look() -> None:
+        looked.append(trio.current_time())
+
+    looked: list[float] = []
+    async with crew_of() as crew:
+        copy = copy_in(crew, 0, await session_in(crew))
+        monkeypatch.setattr(copy, "_look_again", look)
+        with monkeypatch.context() as patch:
+            patch.setattr(crew.store, "append", fail)
+            while copy.mail.put({"kept": True}):
+                pass
+            copy._mail_lost()
+            await trio.sleep(20)
+        assert looked == []
+        await trio.sleep(10)
+        assert len(looked) == 1
+
+
 @pytest.mark.parametrize(("away", "status"), [(3, 202), (10, 503)])
 async def test_an_answer_waits_for_the_store(
     away: float, status: int, autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch

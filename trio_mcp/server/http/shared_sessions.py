@@ -154,6 +154,7 @@ class SharedSession(HttpSession):
         )  # fmt: skip
         self._sorted: list[JsonObject] = []  # the items of the message in hand for other copies
         self._sets_state = False  # the message in hand may change the state
+        self._lost = False  # mail was lost, and too much waits to look again
         self._active = True  # a request has come since the row was renewed
         self._speaking = trio.Lock()
         self._silent = False  # no copy speaks, as far as this one knows
@@ -239,6 +240,8 @@ class SharedSession(HttpSession):
 
     async def keep(self) -> None:
         """Renew the row, if the client is here, and read the mail, if a call would wait for a message that was lost."""
+        if self._lost:
+            self._lost = not self.mail.later(self._look_again)
         if self.server_session.awaits_answers:
             await self.mail.read()
         if not self.row.due:
@@ -314,7 +317,7 @@ class SharedSession(HttpSession):
     def _mail_lost(self) -> None:
         """Items were dropped before this copy has read them: perhaps answers, the state, or a new speaker."""
         self.server_session.answers_lost()
-        self.mail.later(self._look_again)
+        self._lost = not self.mail.later(self._look_again)
 
     async def _look_again(self) -> None:
         record = await self.row.read()
