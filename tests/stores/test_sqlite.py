@@ -183,6 +183,27 @@ async def test_a_call_that_waits_for_a_locked_file_can_be_cancelled(tmp_path: Pa
         assert await store.get("task", "a") is None
 
 
+async def test_a_write_that_is_cancelled_behind_another_one_does_not_happen_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one would commit it together with its own, when the lock is gone."""
+    path = tmp_path / "x.db"
+    monkeypatch.setattr(sqlite, "_TRY", 0.05)
+    async with SQLiteStore(path) as store, trio.open_nursery() as nursery:
+        with locked(path):
+            nursery.start_soon(store.add, ROW)
+            with trio.move_on_after(sqlite._TRY / 2):
+                async with trio.open_nursery() as others:
+                    for key in "bc":
+                        others.start_soon(store.add, attrs.evolve(ROW, key=key))
+                    await trio.sleep_forever()
+            nursery.start_soon(store.add, attrs.evolve(ROW, key="d"))
+            await trio.sleep(3 * sqlite._TRY)
+        while await store.get("task", "d") is None:  # noqa: ASYNC110  # SQLite says when
+            await trio.sleep(0.01)
+        assert [await store.get("task", key) is None for key in "abc"] == [False, True, True]
+
+
 async def test_a_file_that_is_locked_when_it_is_opened_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.db"
     monkeypatch.setattr(sqlite, "_BUSY", 0.2)

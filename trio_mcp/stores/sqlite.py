@@ -106,6 +106,7 @@ class _Write(Generic[T]):
     """A write that waits for the writer, and its outcome."""
 
     job: Callable[[sqlite3.Connection], T]
+    given_up: bool = False  # cancelled while another task waits to commit it
     done: bool = False
     result: T | None = None
     error: BaseException | None = None
@@ -297,9 +298,10 @@ class SQLiteStore:
                                 each.done, each.error = True, StoreFailed(str(error))
                         raise
                     finally:  # if this task was cancelled before the commit, another one commits
-                        self._queue[:0] = [each for each in batch if not each.done]
+                        self._queue[:0] = [each for each in batch if not (each.done or each.given_up)]
         finally:
-            if write in self._queue:  # cancelled while it waited: it must not happen later
+            write.given_up = not write.done  # cancelled while it waited: it must not happen later
+            if write in self._queue:
                 self._queue.remove(write)
         if write.error is not None:
             raise write.error
@@ -321,6 +323,8 @@ class SQLiteStore:
         connection.execute("BEGIN IMMEDIATE")  # raises if another process has locked the file; then no job was run
         try:
             for write in batch:
+                if write.given_up:
+                    continue
                 connection.execute("SAVEPOINT job")
                 try:
                     write.result = write.job(connection)
