@@ -810,6 +810,34 @@ async def test_a_copy_that_ends_while_the_store_is_away_resigns_afterwards(
         assert await subscribe(crew.webs[1], "r://1", session) is None
 
 
+async def test_a_copy_that_often_fails_to_speak_while_the_store_is_away_says_so_once(
+    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*args: Any, **options: Any) -> Any:
+        raise StoreFailed("the store is away")
+
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        await crew.webs[1].call("ping", session=session)
+        copy, append, items = copy_in(crew, 1, session), crew.store.append, 0
+
+        async def counted(*args: Any, **options: Any) -> Any:
+            nonlocal items
+            items += 1
+            return await append(*args, **options)
+
+        with monkeypatch.context() as patch:
+            for name in ("get", "replace", "append"):
+                patch.setattr(crew.store, name, fail)
+            for _ in range(100):
+                with pytest.raises(StoreFailed):
+                    await copy.speak()
+        monkeypatch.setattr(crew.store, "append", counted)
+        await trio.sleep(10)
+        assert items == 1
+        assert copy._silences == []
+
+
 # A store that fails.
 
 

@@ -122,6 +122,11 @@ class SessionRow:
         self._expires = row.expires
         return wanted and await self._replace(row, row.body, True)
 
+    async def name_no_speaker(self) -> None:
+        """If it names this replica as that of the speaker, name none, so that another copy takes its place."""
+        here = self._replica.name
+        await self.change(lambda r: attrs.evolve(r, speaks_in="") if r.speaks_in == here else r, renew=False)
+
     async def delete(self) -> None:
         await self._replica.quickly(self._store.delete(self._kind, self._key))
 

@@ -48,16 +48,7 @@ import trio
 
 from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_PARAMS, RequestError
 from trio_mcp.core.http.server_rules import Answer
-from trio_mcp.core.messages import (
-    Batch,
-    InvalidMessage,
-    JsonObject,
-    Message,
-    Notification,
-    Request,
-    decode,
-    encode,
-)
+from trio_mcp.core.messages import Batch, InvalidMessage, JsonObject, Message, Notification, Request, decode, encode
 from trio_mcp.core.requests import charged
 from trio_mcp.core.revisions import REVISIONS, Terms
 from trio_mcp.server.http.responses import OutgoingMessage, ResponseMode, ResponseStream
@@ -159,6 +150,9 @@ class SharedSession(HttpSession):
         self._speaking = trio.Lock()
         self._silent = False  # no copy speaks, as far as this one knows
         self._speaks_from = -inf  # a time before which this copy does not try again to speak
+        self._silences: list[
+            Sequence[str]
+        ] = []  # while a task gives up the place of the speaker: the messages that waited, each time
         self._to_say: list[str] | None = None  # while a task waits to speak: messages of copies that have stopped
         self._yielded = trio.Event()  # the speaker before this one has sent its messages
         self._asked = 0  # subscriptions that the speaker was asked for
@@ -274,7 +268,7 @@ class SharedSession(HttpSession):
             del self._endpoint.copies[self.key]
         self.mail.close()
         if self.speaks and self.mail.number and not self._over_everywhere:
-            self._later(self._resign, [encode(each).decode() for each in self._pending.values()])
+            self._give_up_place([encode(each).decode() for each in self._pending.values()])
         super()._finish(end)
 
     def _later(self, function: Callable[..., Awaitable[object]], *args: Any) -> None:
@@ -484,7 +478,7 @@ class SharedSession(HttpSession):
                     self._stop_speaking()
                     pause = error.seconds if isinstance(error, CannotContinue) else _AGAIN
                     self._speaks_from = trio.current_time() + pause
-                    self._later(self._resign, self._take_pending())
+                    self._give_up_place(self._take_pending())
                     raise
         if resumes is not None and isinstance(self.log, SharedEventLog):
             await self._replica.quickly(self.log.all_written())
@@ -552,20 +546,21 @@ class SharedSession(HttpSession):
         self.speaks = False
         self._run.leave(self.server_session)
 
-    async def _resign(self, waiting: Sequence[str]) -> None:
-        """This copy does not speak any more: one with a stream may speak.
+    def _give_up_place(self, waiting: Sequence[str]) -> None:
+        """This copy does not speak any more: one with a stream may speak, and gets the messages that wait here."""
+        if not self._silences:
+            self._later(self._resign)
+        self._silences.append(waiting)
 
-        As long as the row names this replica, no other copy takes its place for a subscription.
-        """
-        here = self._replica.name
+    async def _resign(self) -> None:
         with trio.move_on_after(self._run.limits.session_idle_seconds):  # then the row has expired
-            while not self._over_everywhere:
+            while self._silences and not self._over_everywhere:
                 with suppress(StoreFailed, StoreFull):  # `Replica` logs that the store is away
-                    await self.mail.post({"silent": True, "waiting": waiting})
-                    await self.row.change(
-                        lambda r: attrs.evolve(r, speaks_in="") if r.speaks_in == here else r, renew=False
-                    )
-                    return
+                    await self.row.name_no_speaker()
+                    silences = tuple(self._silences)
+                    await self.mail.post({"silent": True, "waiting": [text for each in silences for text in each]})
+                    del self._silences[: len(silences)]
+                    continue
                 await trio.sleep(_AGAIN)
 
     def _retire_standalone(self, resumes: str | None) -> None:
