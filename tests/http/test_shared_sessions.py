@@ -38,6 +38,14 @@ async def session_in(crew: Crew, revision: str = D, **how: Any) -> str:
     return session
 
 
+async def fail(*args: Any, **options: Any) -> Any:
+    raise StoreFailed("the store is away")
+
+
+async def lose(*args: Any, **options: Any) -> Any:
+    await trio.lowlevel.checkpoint()
+
+
 @in_sessions
 async def test_every_request_may_go_to_another_replica(revision: str, autojump_clock: MockClock, crew_of: Any) -> None:
     async with crew_of() as crew:
@@ -294,9 +302,6 @@ async def test_a_stream_is_resumed_elsewhere_after_the_store_was_away(
     seconds: float, autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its first events come to the store later, and no process is taken for dead because of its old lease."""
-
-    async def fail(*args: Any, **options: Any) -> Any:
-        raise StoreFailed("the store is away")
 
     async with crew_of() as crew:
         session = await session_in(crew)
@@ -794,9 +799,6 @@ async def test_a_copy_that_cannot_speak_passes_on_the_messages_that_it_has_got(
 async def test_a_copy_that_ends_while_the_store_is_away_resigns_afterwards(
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(*args: Any, **options: Any) -> Any:
-        raise StoreFailed("the store is away")
-
     async with crew_of() as crew:
         session = await session_in(crew)
         await crew.webs[1].call("ping", session=session)
@@ -813,9 +815,6 @@ async def test_a_copy_that_ends_while_the_store_is_away_resigns_afterwards(
 async def test_a_copy_that_often_fails_to_speak_while_the_store_is_away_says_so_once(
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(*args: Any, **options: Any) -> Any:
-        raise StoreFailed("the store is away")
-
     async with crew_of() as crew:
         session = await session_in(crew)
         await crew.webs[1].call("ping", session=session)
@@ -844,9 +843,6 @@ async def test_a_copy_that_often_fails_to_speak_while_the_store_is_away_says_so_
 async def test_a_store_that_fails_costs_an_error_and_no_session(
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(*args: Any, **options: Any) -> Any:
-        raise StoreFailed("the store is away")
-
     async with crew_of() as crew:
         session = await session_in(crew)
         await crew.webs[1].call("ping", session=session)
@@ -893,9 +889,6 @@ async def test_no_session_is_told_before_it_is_stored(
 async def test_lost_messages_cost_no_answer(
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def lose(*args: Any, **options: Any) -> Any:
-        await trio.lowlevel.checkpoint()
-
     async with crew_of() as crew:
         session = await session_in(crew)
         stream = await crew.webs[1].open(plays("ask"), session=session)
@@ -908,9 +901,6 @@ async def test_lost_messages_cost_no_answer(
 async def test_a_copy_that_has_lost_mail_knows_the_state_and_who_speaks(
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def lose(*args: Any, **options: Any) -> Any:
-        await trio.lowlevel.checkpoint()
-
     def make(store: Any) -> Stage:
         return Stage(store=store, state_keys=KEYS, limits=Limits(message_bytes=2_000))
 
@@ -947,9 +937,6 @@ async def test_a_copy_that_has_lost_mail_knows_the_state_and_who_speaks(
 async def test_the_end_of_a_handshake_waits_for_the_store(
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(*args: Any, **options: Any) -> Any:
-        raise StoreFailed("the store is away")
-
     async with crew_of() as crew:
         session = await session_in(crew, initialized=False)
         with monkeypatch.context() as patch:
@@ -966,9 +953,6 @@ async def test_the_end_of_a_handshake_waits_for_the_store(
 async def test_a_copy_that_has_lost_mail_speaks_again_without_a_stream(
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def lose(*args: Any, **options: Any) -> Any:
-        await trio.lowlevel.checkpoint()
-
     def make(store: Any) -> Stage:
         return Stage(store=store, state_keys=KEYS, limits=Limits(message_bytes=2_000))
 
@@ -990,9 +974,6 @@ async def test_a_copy_that_has_lost_mail_looks_again_when_there_is_room(
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It had too many items that waited for the store."""
-
-    async def fail(*args: Any, **options: Any) -> Any:
-        raise StoreFailed("the store is away")
 
     async def look() -> None:
         looked.append(trio.current_time())
@@ -1016,9 +997,6 @@ async def test_a_copy_that_has_lost_mail_looks_again_when_there_is_room(
 async def test_an_answer_waits_for_the_store(
     away: float, status: int, autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(*args: Any, **options: Any) -> Any:
-        raise StoreFailed("the store is away")
-
     async def come_back() -> None:
         await trio.sleep(away)
         patch.undo()
@@ -1042,9 +1020,6 @@ async def test_a_message_that_was_accepted_outlives_the_replica_that_took_it(
     what: str, autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer needs the mail, the end of the handshake also the row."""
-
-    async def fail(*args: Any, **options: Any) -> Any:
-        raise StoreFailed("the store is away")
 
     async with crew_of() as crew:
         session = await session_in(crew, initialized=what == "append")
@@ -1265,9 +1240,6 @@ async def test_a_message_waits_only_for_those_before_it(
 async def test_messages_that_wait_for_the_store_are_bounded(
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(*args: Any, **options: Any) -> Any:
-        raise StoreFailed("the store is away")
-
     def make(store: Any) -> Stage:
         return Stage(store=store, state_keys=KEYS, limits=Limits(message_bytes=40_000))
 
