@@ -122,9 +122,8 @@ async def serve_http(
     given = [listeners is not None, unix is not None, (host, port) != ("127.0.0.1", 0)]
     if sum(given) > 1:
         raise UsageError("give only one of host and port, unix, and listeners")
-    if not any(
-        given[:2]
-    ):  # before the lifespan starts and replicas are joined; the addresses of a name are checked below
+    if not any(given[:2]):
+        # Before the lifespan starts and replicas are joined.  The addresses of a name are checked when it is resolved.
         check_exposure([(host, port)], options, server)
     async with server._joined() as run:
         await run.share()
@@ -531,8 +530,8 @@ def ignore_new(listening: socket.socket | trio.socket.SocketType) -> None:
     """Open no more connections to this socket, and keep those that wait; then all of them can be accepted.
 
     Only Linux can do that.  A client that connects meanwhile tries again after a second, and is refused when the socket
-    is closed.
-    No process can accept from the socket afterwards, so a socket that this program was given is left as it is.
+    is closed.  No process can accept from the socket afterwards, so a socket that was given to this program is left
+    alone.
     """
     if sys.platform == "linux" and listening.family != socket.AF_UNIX:
         filter = array("B", b"".join(struct.pack("HBBI", *each) for each in _NO_SYN))
