@@ -38,7 +38,7 @@ else:
             "session": (
                 "ClientSession DroppingQueue HandshakeError HeadersRefused NoResponse OnProgress Progress "
                 "ServerMessageHandler SessionLost StreamLink Timer Unauthorized failure_of request_error "
-                "too_many_questions"
+                "too_large_questions too_many_questions"
             ),
             "subscriptions": "Subscription SubscriptionManager SubscriptionUnsupported",
             "tools": "KnownTools ReturnType ToolFailed",

@@ -79,6 +79,7 @@ __all__ = [
     "Unauthorized",
     "failure_of",
     "request_error",
+    "too_large_questions",
     "too_many_questions",
 ]
 
@@ -188,6 +189,12 @@ def too_many_questions(limits: Limits) -> RequestError:
         f"the client answers {limits.questions} questions at once (Limits.questions), and "
         f"{limits.questions_waiting} more wait already (Limits.questions_waiting); ask again later",
     )
+
+
+def too_large_questions() -> RequestError:
+    """Return the error for a question of the server if those that wait already use the client's memory for them."""
+    why = "the questions that the client holds are too large (Limits.bytes_each); ask again later"
+    return RequestError(INTERNAL_ERROR, why)
 
 
 class ServerMessageHandler(Protocol):
@@ -681,8 +688,7 @@ class ClientSession:
             why = f"the client serves {limits.calls} requests of extensions at once (Limits.calls); try again later"
             self.session.refuse(id, RequestError(INTERNAL_ERROR, why))
         elif self._serving and self._serving_bytes + size > limits.bytes_each:
-            why = "the questions that the client holds are too large (Limits.bytes_each); ask again later"
-            self.session.refuse(id, RequestError(INTERNAL_ERROR, why))
+            self.session.refuse(id, too_large_questions())
         else:
             for timer in self._timers:  # on a stream a question does not say which request it belongs to
                 timer.pause(True)

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from trio_mcp.client.session import too_many_questions
-from trio_mcp.core.errors import INTERNAL_ERROR, RequestError
+from trio_mcp.client.session import too_large_questions, too_many_questions
 from trio_mcp.core.messages import JsonObject, Limits, to_text
 from trio_mcp.core.tasks import CORE_TASKS, TaskRecord, read_task_id, requested_ttl, unknown_task
 from trio_mcp.stores.rows import wall_time
@@ -52,8 +51,7 @@ class ClientAnswers:
         if self._open >= limits.questions + limits.questions_waiting:
             raise too_many_questions(limits)
         if self._open and self._bytes + size > limits.bytes_each:
-            why = "the questions that the client holds are too large (Limits.bytes_each); ask again later"
-            raise RequestError(INTERNAL_ERROR, why)
+            raise too_large_questions()
         task = TaskRecord(secrets.token_hex(16), None, wall_time(), ttl, call.request.method)
         keeper = self._started(nursery)
         self._open, self._bytes = self._open + 1, self._bytes + size
