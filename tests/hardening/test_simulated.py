@@ -533,3 +533,24 @@ def test_a_server_that_is_too_busy_to_resume_a_stream_breaks_no_rule() -> None:
     played = play(plan)
     assert set(played.fired) == {"restart", "away", "pause"}
     assert played.violations == ()
+
+
+def test_a_client_may_close_a_response_before_it_knows_of_a_task() -> None:
+    """The call is cancelled in the step in which its handler begins; the client of a relay closes the response."""
+    moves = Move("hold", 0.3, 8), Move("follow", size=4, patience=1.697, by_option=True), Move("quiz")
+    faults = Fault("hostile", 74, 8, 0.014, back=True), Fault("cancel", 102, 5, 0.045)
+    played = play(Plan(1, "json", D, (Program(moves),), faults=faults, probe=True))
+    assert set(played.fired) == {"hostile", "cancel"}
+    assert played.violations == ()
+    moves = Move("away", 0.01, patience=0.178, by_option=True), Move("quiz", patience=0.137), Move("listen", 0.01, 11)
+    line = Line(chunk=2, window=819, delay=0.05, splits=True)
+    assert play(Plan(8101389, "websocket", E, (Program(moves),), line, behind="json")).violations == ()
+
+
+def test_a_change_waits_behind_a_large_answer_on_a_slow_line() -> None:
+    """The answer of 186 KB takes 12 seconds."""
+    moves = Move("listen", 0.3, 2), Move("big", 2.0, 93266), Move("put", 0.01)
+    line = Line(chunk=2, window=24576, delay=1.5, splits=True)
+    played = play(Plan(8097327, "stream", E, (Program(moves),), line))
+    assert played.outcomes == ("answered",) * 3
+    assert played.violations == ()

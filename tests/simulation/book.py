@@ -64,8 +64,8 @@ REPEATED = ("prompt", "wizard", "quiz")
 # Of a handler that is told to stop: it hears of it within a round trip of the slowest line, and one that waits for an
 # answer of its client is parked for `Limits.parked_seconds`.
 STOPS, PARKED = 30.0, 150.0
-# Seconds in which the answer to a call that was cancelled is still read, on the slowest line.
-LATE_ANSWER = 5.0
+# Seconds until a client knows of the task that its call has become, on the slowest line.
+KNOWN = 15.0
 
 
 class ToolSaysNo(Exception):
@@ -79,6 +79,7 @@ class Call:
     kind: str
     fails: bool  # its tool fails on purpose
     patience: float | None
+    since: float
     outcome: str = ""
     error: BaseException | None = None
     progress: float = -1.0
@@ -133,8 +134,6 @@ class Book:
         self.tick = 0
         self.asks = self.tells = True
         """Whether there is a way for questions, and for changes, to every client."""
-        self.slow = False
-        """Whether messages may cross on the line."""
         self.principals: Callable[[str], str | None] = lambda client: None
         """The principal that handlers must see for calls of this client."""
         self.fronts: Callable[[str], str | None] = lambda client: None
@@ -146,7 +145,7 @@ class Book:
         self.left: dict[str, float] = {}
         """When a client was closed, or its process was killed, for the last time."""
         self.exchanges = False
-        """Whether each request has a response of its own, which ends with it."""
+        """Whether a request has a response of its own, which its client may close before it begins."""
         self.sessions: Callable[[str], set[str]] = lambda client: set()
         """The sessions of this client in the store of replicas."""
         self._numbers: Counter[str] = Counter()
@@ -169,7 +168,7 @@ class Book:
     def begin(self, client: str, kind: str, patience: float | None) -> Call:
         self._numbers[client] += 1
         token = f"{client}-{self._numbers[client]}-{kind}"
-        call = self.calls[token] = Call(token, client, kind, kind == "fail", patience)
+        call = self.calls[token] = Call(token, client, kind, kind == "fail", patience, self._now())
         call.sessions = self.sessions(client)
         self.tell(f"{token} begins")
         return call
@@ -279,13 +278,14 @@ class Book:
         """For a call that was given up: its handler ends soon, unless something harmful happens meanwhile."""
         # A client may give up before it knows that its call is a task, which then goes on (cancel-09).  It cancels the
         # task when the late answer comes.  A response that it has closed brings none, nor does the end of the client.
-        if self.harms or (call.kind in AS_TASKS and self.exchanges):
-            return
         over = self._now()
+        unknown = call.kind in AS_TASKS and over <= call.since + KNOWN
+        if self.harms or (unknown and self.exchanges):
+            return
         # A relay may ask in the course of any call, which it then parks.
         await trio.sleep(PARKED if call.kind in ASKING or not self.asks else STOPS)
         running = [run for run in self.runs[call.token] if not run.ended]
-        if call.kind in AS_TASKS and over <= self.left.get(call.client, -inf) <= over + LATE_ANSWER:
+        if unknown and over <= self.left.get(call.client, -inf) <= over + KNOWN:
             return
         if self.shared:  # a replica that has to look for the session serves a request after its cancellation has come
             running = [run for run in running if run.since <= over]

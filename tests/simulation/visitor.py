@@ -37,7 +37,7 @@ class Surroundings(Protocol):
     @property
     def tells(self) -> bool: ...
     @property
-    def opening(self) -> float: ...
+    def crossing(self) -> float: ...
 
     async def target(self) -> Any: ...
 
@@ -232,7 +232,7 @@ class Visitor:
             told = tuple(sorted(set(KEYS) - {change.item for change in changes.missing}))
             self._book.tell(f"{call.token} listens to {', '.join(told)}")
             block = Listened(self.name, told, self._book.tick)
-            prompt = PROMPT + self._world.opening
+            prompt = PROMPT + self._world.crossing
             with trio.move_on_after(move.size + prompt) as scope:
                 await self._hear(changes, block)
             if self._book.harms and scope.cancelled_caught:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import math
 import os
 import random
 import time
@@ -46,7 +47,7 @@ from tests.simulation.host import (
     url_of,
 )
 from tests.simulation.network import Network
-from tests.simulation.plan import HARMLESS, MODERN, Fault, Plan
+from tests.simulation.plan import HARMLESS, Fault, Plan
 from tests.simulation.replicas import AWAY, Reached, Standstill, leftovers, sessions_of
 from tests.simulation.tasks import audit
 from tests.simulation.visitor import Visitor
@@ -226,9 +227,15 @@ class _World:
         return self.plan.behind != "json"
 
     @property
-    def opening(self) -> float:
-        """Seconds that a relay may need until it listens to the upstream server."""
-        return 0.0 if self.plan.behind is None else CROSSED * self.plan.line.delay
+    def crossing(self) -> float:
+        """Seconds that a relay may need until it listens to the upstream server, and large answers for the line.
+
+        A change waits behind large answers of the same connection, which have their text twice.
+        """
+        plan = self.plan
+        large = sum(move.size for client in plan.clients for move in client.moves if move.kind == "big")
+        windows = math.ceil(2 * large / plan.line.window)
+        return plan.line.delay * (windows if plan.behind is None else 2 * windows + CROSSED)
 
     @property
     def _authenticates(self) -> bool:
@@ -304,11 +311,10 @@ class _World:
         if plan.transport != "stream":
             book.fronts = lambda client: client
         book.relayed = plan.behind is not None
-        book.exchanges = plan.era == MODERN and plan.transport not in ("stream", "websocket")
+        book.exchanges = not {plan.transport, plan.behind} <= {"stream", "websocket", "sse", None}
         # JSON has no streams; and in a legacy session a relay cannot know to which of several calls a question belongs.
         book.asks = plan.transport != "json" and plan.behind is None
         book.tells = "json" not in (plan.transport, plan.behind)
-        book.slow = plan.line.delay > 0
         book.harms = int(plan.tight)  # requests beyond its limits are refused
         front = self._relay if plan.behind is not None else self._server
         if plan.behind is not None:
@@ -316,7 +322,6 @@ class _World:
         if plan.replicas > 1:
             book.sessions = lambda client: sessions_of(book.store, client, time.time())
             book.shared = True
-            book.slow = book.slow or plan.lag > 0
             ports = range(REPLICAS, REPLICAS + plan.replicas)
             self._network.balance(SERVER, ports)
             places = [(f"replica {place}", port, partial(self._replica, place)) for place, port in enumerate(ports)]
