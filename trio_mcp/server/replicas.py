@@ -37,6 +37,7 @@ import trio
 from trio_mcp.core.errors import CannotServe
 from trio_mcp.core.messages import JsonObject
 from trio_mcp.core.subscriptions import ChangeEvent, ChangeKind
+from trio_mcp.stores.leases import Lease
 from trio_mcp.stores.rows import Resync, Row, StoreFailed, StoreFull, wall_time
 from trio_mcp.transport.nursery import open_nursery
 
@@ -97,8 +98,7 @@ class Replica:
         self.on_gap: list[Callable[[], object]] = []
         """Called when messages may have been lost."""
         self._nursery: trio.Nursery | None = None  # while it runs
-        self._leased = inf  # the end of the lease
-        self._buries_from = -inf  # until then others may not have renewed their leases, after the store was away
+        self._lease = Lease(store, self.name, LEASE)
         self._run = run
         self._kind = f"replica {self.server_name}"
         self._to_all = f"replicas of {self.server_name}"
@@ -132,7 +132,7 @@ class Replica:
     async def _join(self) -> None:
         """Become a replica.  Raises `CannotServe` if another one has keys that do not fit ours."""
         now, known = wall_time(), set[str]()
-        await self._renew_lease(now)
+        await self._lease.renew(now)
         await self._wait_for_fitting_keys(known)  # first, so that a wrong replica disturbs no other one
         body = json.dumps({"keys": self._fingerprints}).encode()
         await self.store.add(Row(self._kind, self.name, body, created=now, expires=now + _KEPT, holder=self.name))
@@ -150,20 +150,14 @@ class Replica:
                 _log.warning("%s; waiting for %g s, because it may have died", self._wrong(theirs), LEASE)
             waits = True
             await trio.sleep(_AGAIN)
-            await self._renew_lease(wall_time())
-
-    async def _renew_lease(self, now: float) -> None:
-        if now >= self._leased:  # this process slept, or the clock was set
-            self._buries_from = trio.current_time() + _PERIOD
-        await self.store.lease(self.name, now + LEASE)
-        self._leased = now + LEASE
+            await self._lease.renew(wall_time())
 
     async def _leave(self) -> None:
         try:
             if self._changes:  # of the last moment
                 await self.send(None, "change", changes=[])
             await self.store.delete(self._kind, self.name)
-            await self.store.lease(self.name, -inf)
+            await self._lease.end()
         except StoreFailed as error:
             _log.error("%s", error)
 
@@ -204,7 +198,7 @@ class Replica:
             await trio.sleep(_PERIOD if works else _AGAIN)
             try:
                 now = wall_time()
-                await self._renew_lease(now)
+                await self._lease.renew(now)
                 await self._bury()
                 while await self.store.sweep(now):
                     pass
@@ -220,14 +214,11 @@ class Replica:
                 if works or isinstance(error, CannotServe):  # a store that is away is told of once
                     _log.error("%s", error)
                 works = False
-                self._buries_from = trio.current_time() + _PERIOD
+                self._lease.spare_others()
 
     async def _bury(self) -> None:
-        """Delete the rows of replicas whose leases have ended, and tell all changes: their last ones may be lost.
-
-        While the store is away no replica renews its lease.  So each has some time to renew it first, when it is back.
-        """
-        if trio.current_time() < self._buries_from:
+        """Delete the rows of replicas whose leases have ended, and tell all changes: their last ones may be lost."""
+        if not self._lease.may_claim:
             return
         dead = await self.store.claim(self._kind, self.name, wall_time(), _PAGE)
         for row in dead:

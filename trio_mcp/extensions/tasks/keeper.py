@@ -45,6 +45,7 @@ from trio_mcp.core.tasks import (
     read_task_id,
     unknown_task,
 )
+from trio_mcp.stores.leases import Lease
 from trio_mcp.stores.rows import Row, StoreFailed, StoreFull, wall_time
 from trio_mcp.transport.nursery import open_nursery
 
@@ -98,6 +99,7 @@ class Keeper:
         self._limits = limits
         self._recover = recover
         self._holder = secrets.token_urlsafe(12)
+        self._lease = Lease(store, self._holder, LEASE)
         self._hosts: dict[str, TaskHost] = {}
         self._adding: set[str] = set()  # tasks that are being stored
         self._unsure = False  # whether it may hold tasks without a host, because a call that failed had its effect
@@ -106,8 +108,6 @@ class Keeper:
         """Charged for outcomes that wait for the store."""
         self._unseen: dict[str, trio.Event] = {}  # tasks that have ended while this process is about to end
         self._ready = trio.Event()
-        self._claims_from = -inf
-        self._leased = inf  # the end of the lease
         self.followed: Container[str] = ()
         """The tasks of which `on_change` is to hear."""
         self.on_change: Callable[[TaskRecord, bytes], Awaitable[object]] = _no_listener
@@ -127,7 +127,7 @@ class Keeper:
         """
         async with self._store:
             try:
-                await self._store.lease(self._holder, wall_time() + LEASE)
+                await self._lease.renew(wall_time())
                 number, _ = await self._store.changes(-1)
                 self._ready.set()
                 async with open_nursery() as nursery:  # a store with a fault of its own ends the run with this error
@@ -149,19 +149,15 @@ class Keeper:
                 if host.expires <= now:
                     host.stop("the ttl of the task has passed")
             self.on_sweep(now)
-            if now >= self._leased:  # the machine slept, or the clock was set; others need time to renew their leases
-                self._claims_from = trio.current_time() + _PERIOD
-            await self._store.lease(self._holder, now + LEASE)
-            self._leased = now + LEASE
+            await self._lease.renew(now)
             while await self._store.sweep(now):
                 pass
-            room = trio.current_time() >= self._claims_from and not self.leaving()
-            if room:
+            if self._lease.may_claim and not self.leaving():
                 await self._recover_all(now)
         except StoreFailed as error:
             _log.error("%s", error)
             self._unsure = True
-            self._claims_from = trio.current_time() + _PERIOD
+            self._lease.spare_others()
             return False
         return True
 
@@ -207,7 +203,7 @@ class Keeper:
                 if not host.recoverable:
                     with suppress(UsageError):  # another version of this package wrote it
                         await self.step(host.id, lambda task: task.lose(wall_time()), ours=True)
-            await self._store.lease(self._holder, -inf)
+            await self._lease.end()
         except StoreFailed as error:
             _log.error("%s", error)
 
