@@ -156,33 +156,29 @@ async def test_a_name_with_several_addresses_has_one_port() -> None:
 
 
 async def test_a_free_port_is_one_that_is_free_at_all_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = trio.open_tcp_listeners
+    bind, taken = socket.socket.bind, 2
     ports: list[int] = []
 
-    async def open_tcp_listeners(port: int, *, host: str) -> list[trio.SocketListener]:
-        """A name with two addresses, of which the second has its port taken, the first two times."""
-        ports.append(port)
-        if port == 0:
-            return [*await opened(0, host="127.0.0.1"), *await opened(0, host="127.0.0.1")]
-        if len(ports) < 6:
-            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
-        return [*await opened(port, host="127.0.0.1"), *await opened(port, host="127.0.0.2")]
+    async def two_addresses(host: str, port: int, **options: Any) -> list[Any]:
+        return [*socket.getaddrinfo("127.0.0.1", port, **options), *socket.getaddrinfo("127.0.0.2", port, **options)]
 
-    monkeypatch.setattr(trio, "open_tcp_listeners", open_tcp_listeners)
+    def bind_to_a_free_port(self: socket.socket, address: tuple[str, int]) -> None:
+        """The port is taken at the second address, the first times."""
+        ports.append(address[1])
+        if address[0] == "127.0.0.2" and ports.count(0) <= taken:
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+        bind(self, address)
+
+    monkeypatch.setattr(trio.socket, "getaddrinfo", two_addresses)
+    monkeypatch.setattr(socket.socket, "bind", bind_to_a_free_port)
     async with trio.open_nursery() as nursery:
         address = await start(nursery, Stage().server, "two.addresses")
         assert address.url == f"http://two.addresses:{ports[-1]}/mcp"
         assert len(address.listeners) == 2
         nursery.cancel_scope.cancel()
     assert [port == 0 for port in ports] == [True, False] * 3
-    monkeypatch.setattr(
-        trio, "open_tcp_listeners", lambda port, *, host: _taken(port) if port else open_tcp_listeners(port, host=host)
-    )
+    taken = 1000
     assert "another program listens there" in await failure(host="two.addresses")
-
-
-async def _taken(_port: int) -> list[trio.SocketListener]:
-    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
 
 def has_ipv6() -> bool:

@@ -35,17 +35,9 @@ import attrs
 import trio
 
 from trio_mcp.core.errors import CannotServe, UsageError
-from trio_mcp.server.http.listener import (
-    HttpAddress,
-    Listener,
-    check_exposure,
-    leave_to_others,
-    listener_of,
-    serve_http,
-    tcp_sockets,
-    unix_socket,
-)
+from trio_mcp.server.http.listener import HttpAddress, leave_to_others, serve_http
 from trio_mcp.server.http.monitoring import Tally
+from trio_mcp.server.http.sockets import Listener, check_exposure, listener_of, socket_under, tcp_sockets, unix_socket
 from trio_mcp.server.process import ProcessLife, announce, check_process, live, show_operator
 from trio_mcp.server.supervisor import ConnectionCounts, supervise
 from trio_mcp.stores.memory import MemoryStore
@@ -268,9 +260,9 @@ class Supervised:
 
     async def turn(self, listener: Listener, connections: Callable[[], int]) -> None:
         """Return when this worker may accept a connection; `connections` tells how many it has."""
-        inner = listener.transport_listener if isinstance(listener, trio.SSLListener) else listener
-        assert isinstance(inner, trio.SocketListener)  # `_work` has made it
-        await self._connections.turn(self._slot, inner.socket, connections)
+        listening = socket_under(listener)
+        assert listening is not None  # `_work` has made it
+        await self._connections.turn(self._slot, listening, connections)
 
     async def gather(self) -> Tally | None:
         """Return the statistics of all workers; None if the supervisor does not answer in time."""

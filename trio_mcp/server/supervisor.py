@@ -53,7 +53,7 @@ from typing import Any, NoReturn, TypeAlias
 import attrs
 import trio
 
-from trio_mcp.server.http.listener import ignore_new
+from trio_mcp.server.http.sockets import ignore_new
 from trio_mcp.server.process import LAST, unbuffer
 from trio_mcp.transport.stdio import unhindered_stderr
 

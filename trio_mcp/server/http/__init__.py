@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trio_mcp.server.http.shared_row import *
     from trio_mcp.server.http.shared_sessions import *
     from trio_mcp.server.http.shared_streams import *
+    from trio_mcp.server.http.sockets import *
     from trio_mcp.server.http.websocket import *
 else:
     __getattr__, __dir__ = lazy_names(
@@ -31,10 +32,7 @@ else:
                 "AdmittedRequest Caller Endpoint OnDisconnect cannot_resume ignore_disconnect log_refusal "
                 "open_endpoint over_limit refuse seconds_left send_reply try_later"
             ),
-            "listener": (
-                "HttpAddress HttpService check_exposure listener_of serve_http serve_http_stream tcp_sockets "
-                "unix_socket"
-            ),
+            "listener": "HttpAddress HttpService serve_http serve_http_stream",
             "monitoring": "Monitoring Tally",
             "options": "HttpOptions keep_alive_of policy_of public_url_of",
             "responses": (
@@ -47,6 +45,10 @@ else:
             "shared_row": "SessionRecord SessionRow key_of",
             "shared_sessions": "SharedServerSession SharedSession",
             "shared_streams": "FollowedStream LoggedStream SharedEventLog StreamItem is_standalone read_item",
+            "sockets": (
+                "Listener bracketed check_exposure ignore_new listener_of socket_name socket_under tcp_listeners "
+                "tcp_sockets unix_socket"
+            ),
             "websocket": "serve_upgrade",
         },
     )

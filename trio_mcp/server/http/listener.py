@@ -1,38 +1,28 @@
-"""A server over HTTP: binding listeners, accepting connections up to the limit, and shutting down.
+"""A server over HTTP: accepting connections up to the limit, and shutting down.
 
     address = await nursery.start(serve_http, server)
     print(address.url)  # http://127.0.0.1:49152/mcp
 
-`serve_http` makes one `Endpoint`, and for each client an `HttpConnection` with its own task.  A failure of a connection
-does not affect the others.  A failure to listen is raised at the start.  Later failures to accept are retried, because
-a process without free file descriptors gets one when a client disconnects.
-
-A server that other machines can reach must declare its host names.  Otherwise a web page whose host name resolves to
-this address could send requests to the server (DNS rebinding).  So a non-loopback address without `allowed_hosts` or
-`public_url` is an error at the start; the alternative, to refuse each request, would puzzle the first client.
+`sockets` opens the listeners.  `serve_http` makes one `Endpoint`, and for each client an `HttpConnection` with its own
+task.  A failure of a connection does not affect the others.  A failure to listen is raised at the start.  Later
+failures to accept are retried, because a process without free file descriptors gets one when a client disconnects.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import ipaddress
 import itertools
 import logging
 import os
-import socket
 import ssl
-import stat
-import struct
-import sys
-from array import array
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import attrs
 import trio
 
-from trio_mcp.core.errors import CannotServe, UsageError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.http.fields import HttpRequest
 from trio_mcp.core.options import show_options
 from trio_mcp.core.shares import Shares, holder_of
@@ -40,6 +30,17 @@ from trio_mcp.core.turns import to_make_room
 from trio_mcp.server.http.connection import HttpConnection, ListenerState, has_input
 from trio_mcp.server.http.endpoint import Endpoint, open_endpoint, try_later
 from trio_mcp.server.http.options import HttpOptions
+from trio_mcp.server.http.sockets import (
+    Listener,
+    bracketed,
+    check_exposure,
+    ignore_new,
+    listener_of,
+    socket_name,
+    socket_under,
+    tcp_listeners,
+    unix_socket,
+)
 from trio_mcp.server.run import Run
 from trio_mcp.server.session import address_of
 from trio_mcp.transport.nursery import block, open_nursery
@@ -48,14 +49,9 @@ from trio_mcp.transport.wire import Tap, keep_alive
 if TYPE_CHECKING:
     from trio_mcp.server.server import Server
 
-__all__ = [
-    "HttpAddress", "HttpService", "Listener", "check_exposure", "ignore_new", "leave_to_others", "listener_of",
-    "serve_http", "serve_http_stream", "tcp_sockets", "unix_socket",
-]  # fmt: skip
+__all__ = ["HttpAddress", "HttpService", "leave_to_others", "serve_http", "serve_http_stream"]
 
 _log = logging.getLogger("trio_mcp")
-
-Listener: TypeAlias = trio.abc.Listener[trio.abc.Stream]
 
 # The errors of accept when the system is out of resources, and the pause before the next try, as in
 # `trio.serve_listeners`.
@@ -67,11 +63,6 @@ _LOOKED_AT = 1000  # idle connections to look at for one to close
 # Connections beyond `Limits.connections` that get a 503 reply at the same time.  Further ones are closed without a
 # reply; otherwise refused connections could use more memory than accepted ones.
 _MAX_REFUSING = 100
-_BACKLOG = 0xFFFF  # connections that wait to be accepted; the system has a lower limit
-# A filter of Linux for packets, by its instructions: drop those that ask for a connection, SYN without ACK.
-_SO_ATTACH_FILTER = 26
-_NO_SYN = ((0x30, 0, 0, 13), (0x54, 0, 0, 0x12), (0x15, 0, 1, 0x02), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFFFFFF))
-_PORT_TRIES = 10  # tries to find a port that is free for all addresses of one name
 
 
 @attrs.frozen
@@ -134,18 +125,21 @@ async def serve_http(
             elif unix is not None:
                 bound = [listener_of(undo.enter_context(unix_socket(os.fspath(unix))))]
             else:
-                bound = await _tcp_listeners(host, port)
+                bound = await tcp_listeners(host, port)
             accepting = bound
             try:
-                check_exposure([_socket_name(each) for each in bound], options, server)
+                check_exposure([socket_name(each) for each in bound], options, server)
                 for each in bound:
                     keep_alive(each)  # accepted sockets inherit it
                 if ssl_context is not None:
-                    accepting = [_secure(each, ssl_context) for each in bound]
+                    # https_compatible, because browsers and most other clients close without a TLS close_notify.
+                    accepting = [trio.SSLListener(each, ssl_context, https_compatible=True) for each in bound]
                 address = _address(http_server.endpoint, accepting, None if listeners is not None else host)
                 await http_server.serve(accepting, lambda: task_status.started(address), alone=listeners is None)
             finally:
-                await _close(accepting)
+                with trio.CancelScope(shield=True):  # closes all of them, and takes no time
+                    for each in accepting:
+                        await trio.aclose_forcefully(each)
 
 
 async def serve_http_stream(
@@ -345,7 +339,7 @@ class HttpService(ListenerState):
         """
         self.draining = self.endpoint.leaving = self._leaving = True
         # The system resets connections that wait to be accepted when the last process closes their listener.
-        sockets = [found for each in self._listening if (found := _socket_of(each)) is not None]
+        sockets = [found for each in self._listening if (found := socket_under(each)) is not None]
         if self._alone:
             for listening in sockets:
                 ignore_new(listening)
@@ -397,189 +391,11 @@ class HttpService(ListenerState):
             await self._changed.park()
 
 
-# Listening.
-
-
-async def _tcp_listeners(host: str, port: int) -> list[Listener]:
-    if not isinstance(host, str) or not host or host.count(":") == 1:  # IPv6 addresses have several colons
-        raise UsageError(f"host must be a name or an address of this machine, without a port, got {host!r}")
-    if type(port) is not int or not 0 <= port < 2**16:
-        raise UsageError(f"port must be between 0 and 65535 (0: any free port), got {port!r}")
-    tries = _PORT_TRIES if port == 0 else 1
-    while True:
-        tries -= 1
-        try:
-            bound = await trio.open_tcp_listeners(port, host=host)
-            if port == 0 and len(bound) > 1:
-                # A name with several addresses.  Each has got a different free port; use the first port for all.
-                same: int = bound[0].socket.getsockname()[1]
-                await _close(bound)
-                bound = await trio.open_tcp_listeners(same, host=host)
-            return list(bound)
-        except OSError as error:
-            if not tries or error.errno != errno.EADDRINUSE:
-                raise _cannot_listen(f"{_bracketed(host)}:{port}", error) from error
-
-
-async def _close(listeners: Sequence[Listener]) -> None:
-    with trio.CancelScope(shield=True):  # closes all of them, and takes no time
-        for each in listeners:
-            await trio.aclose_forcefully(each)
-
-
-_ADVICE = {
-    errno.EADDRINUSE: "another program listens there; stop it, or choose another port (0: any free port)",
-    errno.EACCES: "the system does not allow it; choose a port from 1024 on, or a directory that you may write to",
-    errno.EADDRNOTAVAIL: "this machine does not have that address; choose one of its addresses, such as 127.0.0.1",
-}
-
-
-def _cannot_listen(where: str, error: OSError) -> CannotServe:
-    advice = _ADVICE.get(error.errno or 0, "choose another address")
-    if isinstance(error, socket.gaierror):  # its numbers are not those of errno
-        advice = "the name is unknown; choose a name of this machine, or an address such as 127.0.0.1"
-    return CannotServe(f"cannot listen at {where}: {error.strerror or error}; {advice}")
-
-
-def tcp_sockets(host: str, port: int) -> list[socket.socket]:
-    """Listen at all addresses of a host, outside of Trio.  Raises `CannotServe`."""
-    tries = _PORT_TRIES if port == 0 else 1
-    while True:
-        tries -= 1
-        try:
-            return _listening_sockets(host, port)
-        except OSError as error:
-            if not tries or error.errno != errno.EADDRINUSE:
-                raise _cannot_listen(f"{_bracketed(host)}:{port}", error) from error
-
-
-def _listening_sockets(host: str, port: int) -> list[socket.socket]:
-    """As `trio.open_tcp_listeners` does it.  With port 0 all addresses get the same port."""
-    found, unsupported = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE), None
-    with contextlib.ExitStack() as undo:
-        sockets: list[socket.socket] = []
-        for family, kind, protocol, _, address in found:
-            try:
-                each = undo.enter_context(socket.socket(family, kind, protocol))
-            except OSError as error:
-                if error.errno != errno.EAFNOSUPPORT:  # a system without IPv6 still knows IPv6 addresses
-                    raise
-                unsupported = error
-                continue
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            each.bind((address[0], port or (sockets[0].getsockname()[1] if sockets else 0), *address[2:]))
-            each.listen(_BACKLOG)
-            sockets.append(each)
-        if not sockets and unsupported is not None:
-            raise unsupported
-        undo.pop_all()
-    return sockets
-
-
-def listener_of(listening: socket.socket) -> Listener:
-    return trio.SocketListener(trio.socket.from_stdlib_socket(listening))
-
-
-@contextlib.contextmanager
-def unix_socket(path: str) -> Iterator[socket.socket]:
-    """Listen at a socket file that exists for the duration of the block, with the permissions of the umask."""
-    if not hasattr(socket, "AF_UNIX"):
-        raise UsageError("this system has no Unix sockets; listen at a host and port")
-    server_socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with server_socket:
-        try:
-            _remove_stale_socket(path)
-            server_socket.bind(path)
-            made = os.lstat(path)
-            server_socket.listen(128)
-        except OSError as error:
-            raise _cannot_listen(path, error) from error
-        try:
-            yield server_socket
-        finally:
-            with contextlib.suppress(OSError):  # it may have been removed already
-                if os.path.samestat(os.lstat(path), made):
-                    os.unlink(path)
-
-
-def _remove_stale_socket(path: str) -> None:
-    """Remove the socket file of a server that has crashed."""
-    try:
-        if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise CannotServe(f"cannot listen at {path}: it exists and is not a socket; choose another path")
-    except FileNotFoundError:
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
-            os.unlink(path)
-        except BlockingIOError:
-            pass  # a server listens and is busy; `bind` raises
-
-
-def _secure(listener: Listener, context: ssl.SSLContext) -> Listener:
-    # https_compatible, because browsers and most other clients close without a TLS close_notify.
-    return trio.SSLListener(listener, context, https_compatible=True)
-
-
-def ignore_new(listening: socket.socket | trio.socket.SocketType) -> None:
-    """Open no more connections to this socket, and keep those that wait; then all of them can be accepted.
-
-    Only Linux can do that.  A client that connects meanwhile tries again after a second, and is refused when the socket
-    is closed.  No process can accept from the socket afterwards, so a socket that was given to this program is left
-    alone.
-    """
-    if sys.platform == "linux" and listening.family != socket.AF_UNIX:
-        filter = array("B", b"".join(struct.pack("HBBI", *each) for each in _NO_SYN))
-        with contextlib.suppress(OSError):  # of a system that only looks like Linux
-            program = struct.pack("HP", len(_NO_SYN), filter.buffer_info()[0])
-            listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
-
-
-# Addresses.
-
-
-def _socket_of(listener: Listener) -> trio.socket.SocketType | None:
-    inner = listener.transport_listener if isinstance(listener, trio.SSLListener) else listener
-    return inner.socket if isinstance(inner, trio.SocketListener) else None
-
-
-def _socket_name(listener: Listener) -> Any:
-    """The address of the socket of a listener; None if it has no socket."""
-    sock = _socket_of(listener)
-    return None if sock is None else sock.getsockname()
-
-
-def check_exposure(names: Sequence[Any], options: HttpOptions, server: Server) -> None:
-    """Raise `UsageError` if other machines can reach one of these socket names, and no host name is allowed."""
-    named = server._catalog.protection is not None and server._catalog.protection.host is not None
-    if named or "allowed_hosts" in options or "public_url" in options:
-        return
-    for name in names:
-        if isinstance(name, tuple) and _is_public(name[0]):
-            raise UsageError(
-                f"other machines can reach {name[0]}; give the host names that they use as allowed_hosts, such as "
-                "['mcp.example.com'], or give public_url"
-            )
-
-
-def _is_public(host: object) -> bool:
-    """Whether this is an address of a network; False for a name."""
-    try:
-        return not ipaddress.ip_address(str(host).partition("%")[0]).is_loopback
-    except ValueError:
-        return False
-
-
 def _address(endpoint: Endpoint, accepting: Sequence[Listener], host: str | None) -> HttpAddress:
     policy = endpoint.policy
-    name = _socket_name(accepting[0]) if accepting else None
+    name = socket_name(accepting[0]) if accepting else None
     scheme = "https" if accepting and isinstance(accepting[0], trio.SSLListener) else "http"
-    at = f"{_bracketed(host or name[0])}:{name[1]}" if isinstance(name, tuple) else "localhost"
+    at = f"{bracketed(host or name[0])}:{name[1]}" if isinstance(name, tuple) else "localhost"
     local = f"{scheme}://{at}"
     base = local if endpoint.public_url is None else endpoint.public_url
     path = policy.path or "/"
@@ -590,7 +406,3 @@ def _address(endpoint: Endpoint, accepting: Sequence[Listener], host: str | None
         local + path,
         tuple(each.transport_listener if isinstance(each, trio.SSLListener) else each for each in accepting),
     )
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
