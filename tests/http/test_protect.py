@@ -508,7 +508,7 @@ async def test_requests_are_counted_for_each_principal(autojump_clock: MockClock
 async def test_a_websocket_ends_with_its_token(
     front: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trio_mcp.server.http.endpoint.time.time", lambda: 1000.0)
+    monkeypatch.setattr("trio_mcp.server.http.authentication.time.time", lambda: 1000.0)
     server = protected(verify=lambda token: Principal("ada", ["read"], expires=1060.0))
     began = trio.current_time()
     if front == "http":
@@ -543,7 +543,7 @@ async def test_a_websocket_ends_with_its_token(
 async def test_a_stream_that_stands_ends_with_its_token(
     revision: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trio_mcp.server.http.endpoint.time.time", lambda: 1000.0)
+    monkeypatch.setattr("trio_mcp.server.http.authentication.time.time", lambda: 1000.0)
     lives = {"short": 1060.0, "long": 1600.0, "ever": None}
     server = protected(verify=lambda token: Principal("ada", ["read"], expires=lives[token]))
     async with served(server, **_OLD) as web:
@@ -578,7 +578,7 @@ async def standing(web: Web, revision: str, headers: Any) -> Stream:
 async def test_a_call_may_take_longer_than_its_token_and_a_stream_goes_on_with_another(
     revision: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trio_mcp.server.http.endpoint.time.time", lambda: 1000.0)
+    monkeypatch.setattr("trio_mcp.server.http.authentication.time.time", lambda: 1000.0)
     server = protected(verify=lambda token: Principal("ada", ["read"], expires=1000 + float(token)))
 
     @server.tool

@@ -8,6 +8,7 @@ from trio_mcp._lazy import lazy_names
 
 if TYPE_CHECKING:
     from trio_mcp.server.http.asgi import *
+    from trio_mcp.server.http.authentication import *
     from trio_mcp.server.http.connection import *
     from trio_mcp.server.http.endpoint import *
     from trio_mcp.server.http.listener import *
@@ -27,10 +28,11 @@ else:
         __name__,
         {
             "asgi": "AsgiApp",
+            "authentication": "Authenticator Caller seconds_left",
             "connection": "HttpConnection ListenerState UpgradedConnection",
             "endpoint": (
-                "AdmittedRequest Caller Endpoint OnDisconnect cannot_resume ignore_disconnect log_refusal "
-                "open_endpoint over_limit refuse seconds_left send_reply try_later"
+                "AdmittedRequest Endpoint OnDisconnect cannot_resume ignore_disconnect log_refusal "
+                "open_endpoint over_limit refuse send_reply try_later"
             ),
             "listener": "HttpAddress HttpService serve_http serve_http_stream",
             "monitoring": "Monitoring Tally",

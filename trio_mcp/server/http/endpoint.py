@@ -1,9 +1,9 @@
-"""The HTTP endpoint of one server in one run: authenticates requests, checks them by the rules of `core.http`, and
-carries them out.
+"""The HTTP endpoint of one server in one run: checks requests by the rules of `core.http`, and carries them out.
 
 The endpoint uses no sockets.  For each request, the owner of the connection (`connection` or `asgi`) calls
 
-1. `admit` with its head, which checks host, origin, path, type and size, the request rate, and authentication;
+1. `admit` with its head, which checks host, origin, path, type and size, and the request rate, and finds the caller
+   (`authentication`);
 2. `serve` with its body and an `HttpResponse`.  From then on, each task that produces a message for this response
    writes it there itself.  The handler is the only task that is started for a request.
 
@@ -12,15 +12,6 @@ The endpoint uses no sockets.  For each request, the owner of the connection (`c
 | a modern request, or a legacy request on a server without sessions | a `ServerSession` for this request alone |
 | `initialize` | a new `HttpSession` |
 | any other request in a session | that session |
-
-There are two ways to authenticate a request, and a server uses one of them:
-
-| | Result | Configured |
-|---|---|---|
-| `authenticate` | a name, by any method that the author chooses | as an HTTP option |
-| `Server.protect` | a principal with scopes, from its access token | on the server, because its tools have scopes too |
-
-With neither, every request is anonymous and has no scopes.
 
 A request outside a session, a single request, ends with its response.  If the client closes the response earlier, a
 modern request is cancelled (cancel-14).  A legacy request continues for `Limits.session_idle_seconds`, like a session
@@ -34,20 +25,17 @@ from __future__ import annotations
 
 import logging
 import math
-import re
-import time
-import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, cast
 from weakref import WeakKeyDictionary
 
 import attrs
 import trio
 
-from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST, UsageError, redacted, shown
+from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST, UsageError, shown
 from trio_mcp.core.http.event_log import EventLog, MemoryEventLog, NotReplayable
-from trio_mcp.core.http.fields import CREDENTIALS, Fields, Headers, HttpRequest, Reply, refusal, reply_headers
+from trio_mcp.core.http.fields import Fields, Headers, HttpRequest, Reply, refusal, reply_headers
 from trio_mcp.core.http.h1 import RequestHead
 from trio_mcp.core.http.server_rules import (
     Deliver,
@@ -64,10 +52,10 @@ from trio_mcp.core.http.server_rules import (
 )
 from trio_mcp.core.http.sse import SseEvent, encode_event, encode_message
 from trio_mcp.core.messages import Batch, Error, Id, Message, Notification, Request
-from trio_mcp.core.oauth.resource import CannotVerify, ResourceServer
-from trio_mcp.core.principals import Principal, has_scopes, name_of_principal
-from trio_mcp.core.revisions import stable_name
+from trio_mcp.core.oauth.resource import ResourceServer
+from trio_mcp.core.principals import has_scopes, name_of_principal
 from trio_mcp.core.shares import FEW, LONG, Account, holder_of, weight
+from trio_mcp.server.http.authentication import Authenticator, Caller, seconds_left
 from trio_mcp.server.http.options import HttpOptions, keep_alive_of, policy_of, public_url_of
 from trio_mcp.server.http.responses import (
     EndpointStreams,
@@ -81,21 +69,19 @@ from trio_mcp.server.run import Rates, Run
 from trio_mcp.server.session import UNFINISHED, ServerSession, converse
 from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.transport.wire import Framing, Tap
-from trio_mcp.transport.workers import RunStopped, called
+from trio_mcp.transport.workers import called
 
 if TYPE_CHECKING:
     from trio_mcp.server.http.monitoring import Monitoring
 
 __all__ = [
-    "SHUTTING_DOWN", "AdmittedRequest", "Caller", "Endpoint", "OnDisconnect", "cannot_resume", "ignore_disconnect",
-    "log_refusal", "open_endpoint", "over_limit", "refuse", "seconds_left", "send_reply", "try_later",
+    "SHUTTING_DOWN", "AdmittedRequest", "Endpoint", "OnDisconnect", "cannot_resume", "ignore_disconnect",
+    "log_refusal", "open_endpoint", "over_limit", "refuse", "send_reply", "try_later",
 ]  # fmt: skip
 
 _log = logging.getLogger("trio_mcp")
 _refusals = logging.getLogger("trio_mcp.http")
 
-T = TypeVar("T")
-Caller: TypeAlias = Principal | str | None
 OnDisconnect = Callable[[], None]
 _Accepted: TypeAlias = Serve | Deliver | OpenStream | OpenLegacyStream | EndSession
 
@@ -105,7 +91,6 @@ _RETRY = 1.0  # seconds that clients should wait before they reconnect, when the
 _TOKEN_CHECK_INTERVAL = 10.0  # seconds by which a stream may outlive its access token
 _REMEMBERED = 256  # admitted requests
 SHUTTING_DOWN = "the server is shutting down"
-_LATER = (("Retry-After", "5"),)  # an authorization server is often back within seconds
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -128,47 +113,6 @@ class AdmittedRequest:
 
 async def send_reply(response: HttpResponse, reply: Reply) -> None:
     await response.begin(reply.status, reply.headers, reply.body, more=False)
-
-
-def seconds_left(caller: Caller) -> float:
-    """Seconds until the caller's access token expires."""
-    expires = caller.expires if isinstance(caller, Principal) else None
-    return math.inf if expires is None else expires - time.time()
-
-
-class _AuthenticateTimeout(Exception):
-    """A function of the author did not return in time."""
-
-
-async def _authenticated(authenticate: Callable[[HttpRequest], Awaitable[Any]], request: HttpRequest) -> Any:
-    found: object = called(authenticate, request)
-    if not isinstance(found, Awaitable):
-        raise UsageError(f"authenticate must be an async function, but it returned {type(found).__name__}")
-    return await found
-
-
-async def _awaited(found: Awaitable[T]) -> T:
-    return await found
-
-
-def _not_authenticated(request: HttpRequest, cors: Fields) -> Reply:
-    why = "not authenticated; send credentials in the Authorization header"
-    if "Authorization" in request.headers:
-        why = "the credentials in the Authorization header are not accepted; send others"
-    return refusal(401, Error(None, INVALID_REQUEST, why), cors, (("WWW-Authenticate", "Bearer"),))
-
-
-_SEPARATOR = re.compile(r"[\s;,=\"]+")
-_SCHEMES = ("Basic", "Bearer", "Digest")
-
-
-def _without_credentials(text: str, headers: Headers) -> str:
-    """auth-22: an author's exception may quote what the client has sent, and that must not get into the log."""
-    values = [value for name, value in headers.items() if CREDENTIALS.search(name)]
-    # The author may have taken a value apart: into a scheme and a token, or into the pairs of a cookie.
-    parts = {part for value in values for part in (value, *_SEPARATOR.split(value, 32)) if part not in _SCHEMES}
-    longest_first: list[str] = sorted(parts, key=len, reverse=True)
-    return redacted(text, longest_first)
 
 
 class _GuardedLog:
@@ -195,13 +139,16 @@ class Endpoint:
         self.keep_alive = keep_alive_of(options)
         self.paths = frozenset(self.policy.paths)
         """All paths that are served, each without a slash at its end."""
-        self._authenticate = options.get("authenticate")
+        authenticate = options.get("authenticate")
         self._resource: ResourceServer | None = None
         if (protection := run.dispatcher.protection()) is not None:
-            if self._authenticate is not None:
+            if authenticate is not None:
                 raise UsageError("authenticate cannot be used together with Server.protect; remove one of them")
             self._resource = ResourceServer(protection, path=self.policy.path, public_url=self.public_url)
             self.paths |= self._resource.paths
+        method = self._resource or authenticate
+        self._authenticator = None if method is None else Authenticator(run, method)
+        """None: every request is anonymous and has no scopes."""
         self._event_log = options.get("event_log")
         self._monitoring: Monitoring | None = None
         if self.policy.monitoring:
@@ -213,7 +160,7 @@ class Endpoint:
         self._rates = Rates(run.limits.request_rate)
         # The admitted requests of usual heads by head and client, if nothing else decides.
         self._usual: dict[tuple[HttpRequest, str | None], AdmittedRequest] = {}
-        self._remembers = self._resource is None and self._authenticate is None and not self._rates.limited
+        self._remembers = self._authenticator is None and not self._rates.limited
         self._sessions = Sessions(run.limits.sessions, run.limits.session_idle_seconds)
         self._single_requests: set[ServerSession] = set()
         # These flags are for this endpoint alone.  The run has its own, because it may outlive the endpoint.
@@ -286,6 +233,10 @@ class Endpoint:
             self._usual[request, peer] = admitted
         return admitted
 
+    async def _identify(self, request: HttpRequest, cors: Fields) -> Reply | Caller:
+        """Return the caller, or the reply that refuses the request."""
+        return None if self._authenticator is None else await self._authenticator.identify(request, cors)
+
     async def _admit(self, request: HttpRequest, peer: str | None, prefix: str) -> Reply | AdmittedRequest:
         resource = self._resource
         if resource is not None and (document := resource.document(request)) is not None:
@@ -322,51 +273,6 @@ class Endpoint:
         # auth-50: handlers do not see the token, so that they cannot send it elsewhere.
         headers = request.headers if resource is None else request.headers.without("Authorization")
         return AdmittedRequest(head, caller, name, holder, peer, headers, request, prefix)
-
-    async def _identify(self, request: HttpRequest, cors: Fields) -> Reply | Caller:
-        """Authenticate the request, before any other work for it (auth-19, auth-47).
-
-        Returns the caller, or the reply that refuses the request.
-        """
-        resource, authenticate = self._resource, self._authenticate
-        if resource is None and authenticate is None:
-            return None
-        token = "" if resource is None else resource.token(request, cors)
-        if isinstance(token, Reply):
-            return token
-        try:
-            if authenticate is not None:
-                name = stable_name(await self._ask("authenticate", partial(_authenticated, authenticate, request)))
-                if name is None:
-                    return _not_authenticated(request, cors)
-                return Principal(name).name  # raises for a name that no store can keep
-            assert resource is not None
-            found = called(resource.protection.verify, token)
-            principal = await self._ask("verify", partial(_awaited, found)) if isinstance(found, Awaitable) else found
-            if not isinstance(principal, Principal | None):
-                raise UsageError(f"verify must return a Principal or None, got {type(principal).__name__}")
-        except (CannotVerify, _AuthenticateTimeout, RunStopped) as error:
-            why = "authentication is not available; try again later"
-            if isinstance(error, CannotVerify):
-                _log.warning("access tokens cannot be verified: %s", _without_credentials(str(error), request.headers))
-                why = "the access token cannot be verified now; try again later"
-            return refusal(503, Error(None, INTERNAL_ERROR, why), cors, _LATER)
-        except Exception as error:  # noqa: BLE001  # an author's function may raise any exception; only this request fails
-            trace = _without_credentials("".join(traceback.format_exception(error)), request.headers)
-            _log.error("%s has failed\n%s", "authenticate" if resource is None else "verify", trace)
-            return refusal(500, Error(None, INTERNAL_ERROR, "internal error"), cors)
-        # auth-21.  The expiry is checked here, so that a `verify` that caches its results need not check it.
-        if principal is None or seconds_left(principal) <= 0:
-            return resource.unauthorized(cors)
-        return resource.protection.granted(principal)
-
-    async def _ask(self, name: str, function: Callable[[], Awaitable[T]]) -> T:
-        # The worker calls the function: a coroutine that is made here would never run if the run has stopped.
-        with trio.move_on_after(self.limits.authenticate_seconds):
-            return await self._run.workers.call(function, name)
-        seconds = self.limits.authenticate_seconds
-        _log.warning("%s took longer than %g seconds (Limits.authenticate_seconds)", name, seconds)
-        raise _AuthenticateTimeout
 
     def _too_often(self, wait: float, cors: Fields) -> Reply:
         why = f"more than {self.limits.request_rate:g} requests a second (Limits.request_rate)"

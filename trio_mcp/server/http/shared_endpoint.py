@@ -33,10 +33,10 @@ from trio_mcp.core.messages import (
     encode,
 )
 from trio_mcp.core.shares import LONG
+from trio_mcp.server.http.authentication import Caller
 from trio_mcp.server.http.endpoint import (
     SHUTTING_DOWN,
     AdmittedRequest,
-    Caller,
     Endpoint,
     OnDisconnect,
     cannot_resume,
