@@ -35,7 +35,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 import json
 import logging
 import math
@@ -43,7 +42,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeAlias, TypeGuard, TypeVar
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeGuard
 from urllib.parse import SplitResult, urlsplit
 
 import attrs
@@ -89,8 +88,6 @@ __all__ = [
 ]
 
 _log = logging.getLogger("trio_mcp")
-
-T = TypeVar("T")
 
 _REJECTED = -1  # samp-05, samp-06: "User rejected sampling request"
 
@@ -351,7 +348,7 @@ class Answering:
             if request.max_tokens < 1:
                 raise UsageError("max_tokens must be at least 1")
         assert self._sampling is not None  # its capability was declared
-        answer = await _call(self._sampling, SamplingRequest(request, _server_info(terms)))
+        answer = await contained(name_of(self._sampling), self._sampling, SamplingRequest(request, _server_info(terms)))
         if isinstance(answer, Declined | Dismissed):
             raise RequestError(_REJECTED, "the user rejected the sampling request")
         result = answer
@@ -377,7 +374,7 @@ class Answering:
             form = _form(text) if len(text) <= _FORM_LENGTH else _form.__wrapped__(text)
         assert self._elicitation is not None  # its capability was declared
         asked = FormElicitationRequest(request, _server_info(terms), dict(form.defaults))
-        answer = await _call(self._elicitation, asked)
+        answer = await contained(name_of(self._elicitation), self._elicitation, asked)
         if answer is None or isinstance(answer, Dismissed):
             return forms.ElicitResult("cancel")
         if isinstance(answer, Declined):
@@ -401,7 +398,7 @@ class Answering:
                 del self._pages[next(iter(self._pages))]
         agreed = False
         try:
-            answer = await _call(self._elicitation_url, page)
+            answer = await contained(name_of(self._elicitation_url), self._elicitation_url, page)
             agreed = answer is True or isinstance(answer, Accepted)
         finally:
             if not agreed and self._pages.get(id) is page:
@@ -419,7 +416,7 @@ class Answering:
         roots = self._roots
         assert roots is not None  # its capability was declared
         if callable(roots):  # root-07: the callback is called each time
-            roots = _check_roots(await _call(roots))
+            roots = _check_roots(await contained(name_of(roots), roots))
         return models.ListRootsResult(roots)
 
     _HANDLERS: ClassVar[Mapping[str, Callable[[Any, JsonObject, Terms], Awaitable[Model]]]] = {
@@ -427,14 +424,6 @@ class Answering:
         "elicitation/create": _elicit,
         "roots/list": _list_roots,
     }
-
-
-async def _call(callback: Callable[..., T | Awaitable[T]], *args: Any) -> T:
-    async def call() -> T:
-        answer = callback(*args)
-        return await answer if inspect.isawaitable(answer) else answer
-
-    return await contained(call, name_of(callback))
 
 
 def _describe(answer: object) -> str:

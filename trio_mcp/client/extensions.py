@@ -229,11 +229,8 @@ class _MessageHandler:
         except RemoteProtocolError as error:
             raise RequestError(INVALID_PARAMS, f"{self.row.name}: {error}") from None
 
-        async def call() -> Any:
-            value = self._function(**given)
-            return await value if inspect.isawaitable(value) else value
-
-        return write_object_of(await contained(call, name_of(self._function)), f"the result of {self.row.name}")
+        value = await contained(name_of(self._function), self._function, **given)
+        return write_object_of(value, f"the result of {self.row.name}")
 
     def hear(self, params: JsonObject) -> None:
         """Call the function.  Raises `RemoteProtocolError` for params that do not fit."""

@@ -519,13 +519,8 @@ class FlowRun:
     async def _call(self, name: str, callback: Callable[..., Any] | None, *args: object) -> Any:
         """Call a callback of the program and return its result."""
         assert callback is not None
-
-        async def answer() -> Any:
-            result = callback(*args)
-            return await result if inspect.isawaitable(result) else result
-
         try:
-            return await contained(answer, name)
+            return await contained(name, callback, *args)
         except Exception as error:  # noqa: BLE001  # the program raised it
             cause = error.__cause__ if isinstance(error, HandlerEscape) else error
             raise _CallbackFailed(f"the callback {name} failed ({type(cause).__name__})") from cause

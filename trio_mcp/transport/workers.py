@@ -25,6 +25,7 @@ An exception that a handler raises is the failure of its call.  `Worker.judged` 
 from __future__ import annotations
 
 import gc
+import inspect
 import logging
 import math
 import sys
@@ -425,12 +426,17 @@ def called(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         raise _as_failure(error) from error
 
 
-async def contained(function: Callable[[], Awaitable[T]], name: str) -> T:
-    """Like `WorkerPool.call`, for a task without a pool.  If cancelled, wait until the function has ended."""
+async def contained(name: str, function: Callable[P, T | Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Like `WorkerPool.call`, for a task without a pool, and also for a `def`.  If cancelled, wait for its end."""
+
+    async def call() -> T:
+        result = function(*args, **kwargs)
+        return await result if inspect.isawaitable(result) else result
+
     async with open_nursery() as nursery:
         pool = WorkerPool(nursery)
         pool.end()
-        return await pool.call(function, name, joins=True)
+        return await pool.call(call, name, joins=True)
     raise AssertionError  # the nursery is not cancelled before the function has ended
 
 
