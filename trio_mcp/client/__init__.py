@@ -36,8 +36,8 @@ else:
                 "fields_of"
             ),
             "session": (
-                "ClientSession DroppingQueue HandshakeError HeadersRefused NoResponse OnProgress Progress "
-                "ServerMessageHandler SessionLost StreamLink Timer Unauthorized failure_of request_error "
+                "ClientSession DroppingQueue HandshakeError HeadersRefused NoResponse OnProgress PAUSES Progress "
+                "STABLE ServerMessageHandler SessionLost StreamLink Timer Unauthorized failure_of request_error "
                 "too_large_questions too_many_questions"
             ),
             "subscriptions": "Subscription SubscriptionManager SubscriptionUnsupported",

@@ -29,7 +29,7 @@ import trio
 
 from trio_mcp.client.callbacks import Answering
 from trio_mcp.client.connecting import Connector, SessionOptions
-from trio_mcp.client.session import ClientSession, OnProgress, SessionLost, Timer, failure_of
+from trio_mcp.client.session import PAUSES, STABLE, ClientSession, OnProgress, SessionLost, Timer, failure_of
 from trio_mcp.client.subscriptions import SubscriptionManager
 from trio_mcp.core.caching import ResponseCache
 from trio_mcp.core.codec import from_json
@@ -71,13 +71,6 @@ _DEVIATION_LENGTH = 1000  # characters of one deviation
 _LOG_LEVEL_WAIT = 1.0
 _CANCELLING = 30.0  # seconds for the cancellation of a task that no caller waits for
 _CLOSE_TIMEOUT = 30.0  # limit for closing in seconds, in addition to the limits of its parts
-
-# Seconds before each attempt to open a new session without a call.  Usually a server that has forgotten its sessions
-# responds at once.  A server that restarts has a quarter of a minute.
-_PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0)
-# Seconds after which a session counts as stable.  As long as the longest pause, because otherwise the client would
-# reopen forever if the server loses each session at once.
-_STABLE = 8.0
 
 # The options that declare a capability and its members.  The key "" stands for the capability itself.
 _DECLARED_BY = {
@@ -205,10 +198,10 @@ class ClientConnection:
                 failure, pause = self.current.failure, math.inf
                 if not isinstance(failure, SessionLost):
                     await trio.sleep_forever()
-                elif refused or self._attempts == len(_PAUSES):
+                elif refused or self._attempts == len(PAUSES):
                     self.subscriptions.connection_lost(self._open_error or failure)
                 else:
-                    pause = _PAUSES[self._attempts]
+                    pause = PAUSES[self._attempts]
                 with trio.move_on_after(pause) as waiting:
                     await self._wanted.wait()
                 self._attempts += waiting.cancelled_caught
@@ -434,7 +427,7 @@ class ClientConnection:
             self.subscriptions.closed(failure)
             return
         self.subscriptions.connection_lost()
-        if trio.current_time() >= self._opened_at + _STABLE:
+        if trio.current_time() >= self._opened_at + STABLE:
             self._attempts = 0
 
 

@@ -65,6 +65,8 @@ from trio_mcp.core.session import Call, Notice, Opened
 from trio_mcp.transport.wire import Duplex, Framing, Tap
 
 __all__ = [
+    "PAUSES",
+    "STABLE",
     "ClientSession",
     "DroppingQueue",
     "HandshakeError",
@@ -93,6 +95,14 @@ OnProgress: TypeAlias = Callable[[float, float | None, str | None], object]
 
 OnEnd: TypeAlias = Callable[[Outcome, McpError | None], object]
 """Called with the outcome of a request, and the error of the transport if the request ended by it."""
+
+PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0)
+"""Seconds before each attempt to open a new session without a call, or to subscribe again in the same session.  The
+first has no pause: a server that has forgotten its sessions responds at once, and so does one behind a proxy that cuts
+idle streams.  A server that restarts has a quarter of a minute."""
+STABLE = 8.0
+"""Seconds after which a session or a subscription counts as stable, and its attempts are counted from zero.  As long as
+the longest pause, because otherwise the client would ask forever if the server ends each one at once."""
 
 _PING = "ping"
 _CHECK_INTERVAL = 0.5  # seconds between two checks if the server has begun to read

@@ -40,7 +40,7 @@ from functools import partial
 import trio
 
 from trio_mcp.client.options import copy_mapping
-from trio_mcp.client.session import ClientSession, Unauthorized, failure_of
+from trio_mcp.client.session import PAUSES, STABLE, ClientSession, Unauthorized, failure_of
 from trio_mcp.core.client_subscriptions import (
     OpenSubscription,
     SubscriptionAcknowledged,
@@ -76,14 +76,6 @@ __all__ = ["Subscription", "SubscriptionManager", "SubscriptionUnsupported"]
 
 _LISTEN, _SUBSCRIBE, _UNSUBSCRIBE = "subscriptions/listen", "resources/subscribe", "resources/unsubscribe"
 _ABOUT_CHANGES = frozenset({ACKNOWLEDGED, *(kind.method for kind in ChangeKind)})
-
-# Seconds before each attempt to subscribe again on the same session.  There is no pause before the first, because a
-# proxy that cuts idle streams costs nothing.  A server that restarts has a quarter of a minute.  After the last attempt
-# the block raises.
-_PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0)
-# Seconds after which a subscription counts as stable, and its attempts are counted from zero.  As long as the longest
-# pause, because otherwise the client would ask forever if the server ends each stream at once.
-_STABLE = 8.0
 
 # Errors that a new attempt does not fix.  They are raised at once, because the program has to act.
 _FINAL = (Unauthorized, UsageError)
@@ -250,18 +242,18 @@ class Subscription:
             self._close(failure)
             return
         now = trio.current_time()
-        if self._open and self._opened_at is not None and now >= self._opened_at + _STABLE:
+        if self._open and self._opened_at is not None and now >= self._opened_at + STABLE:
             self._breaks = 0
-        if self._breaks == len(_PAUSES):
+        if self._breaks == len(PAUSES):
             error = failure
             if not isinstance(failure, RemoteProtocolError):  # which says which rule the server breaks at each attempt
-                why = f"{method} ended without a result {len(_PAUSES) + 1} times in a row"
+                why = f"{method} ended without a result {len(PAUSES) + 1} times in a row"
                 error = SessionClosed(f"{why}; last error: {failure}")
                 error.__cause__ = failure
             self._close(error)
             return
         self._open = False
-        self._retry_at = now + _PAUSES[self._breaks]
+        self._retry_at = now + PAUSES[self._breaks]
         self._breaks += 1
         self._changed.set()
 
