@@ -806,12 +806,12 @@ def test_no_pause_that_a_server_asks_for_is_longer_than_an_hour() -> None:
 
 
 def test_attempts_count_from_the_last_sign_of_life_and_wait_longer_each_time() -> None:
-    resumption = StreamResumption(D, attempts=4, delay=1, longest=3)
+    resumption = StreamResumption(D, attempts=6)
     feed(resumption, priming_event("7-0"))
     for _ in range(2):
-        waits = [resumption.ended() for _ in range(5)]
-        assert waits[:4] == [Reconnect(wait, "7-0") for wait in (1, 2, 3, 3)]
-        assert isinstance(waits[4], ReplyLost)
+        waits = [resumption.ended() for _ in range(7)]
+        assert waits[:6] == [Reconnect(wait, "7-0") for wait in (1, 2, 4, 8, 16, 30)]
+        assert isinstance(waits[6], ReplyLost)
         feed(resumption, encode_message(b"1"))
 
 
@@ -848,7 +848,7 @@ def test_a_connection_that_has_held_is_a_sign_of_life(standalone: bool) -> None:
 
 @pytest.mark.parametrize(("sign", "held"), [(encode_message(b"1"), 0), (b"", 60), (b"retry: 0\n\n", 0)])
 def test_a_standalone_stream_that_was_of_use_is_tried_again_after_the_longest_pause(sign: bytes, held: float) -> None:
-    resumption = StreamResumption(D, standalone=True, attempts=3, longest=20)
+    resumption = StreamResumption(D, standalone=True, attempts=3)
     feed(resumption, sign)
     waits = [
         step.seconds
@@ -856,7 +856,7 @@ def test_a_standalone_stream_that_was_of_use_is_tried_again_after_the_longest_pa
         if isinstance(step, Reconnect)
     ]
     assert len(waits) == 2001
-    assert set(waits[3:]) == {20}
+    assert set(waits[3:]) == {30}
     unproven = StreamResumption(D, standalone=True, attempts=3)
     feed(unproven, b": ping\n\n")
     assert [type(unproven.ended(1)) for _ in range(4)] == [Reconnect] * 3 + [ReplyLost]

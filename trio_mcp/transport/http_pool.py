@@ -33,7 +33,7 @@ from typing import NamedTuple
 import trio
 
 from trio_mcp.core.errors import ConnectionFailed, McpError, RemoteProtocolError, UsageError, shown
-from trio_mcp.core.http.fields import Fields, Headers
+from trio_mcp.core.http.fields import TOKEN, Fields, Headers
 from trio_mcp.core.http.h1 import ReplyHead, ReplyReader
 from trio_mcp.core.messages import Limits
 from trio_mcp.transport.dial import CONNECTING, Connect, Origin, Proxies, Proxy, dial, locate
@@ -62,9 +62,8 @@ _RESERVED = frozenset(
         *("expect", "accept-encoding", "proxy-authorization", "proxy-connection"),
     }
 )
-_TOKEN = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
-_METHOD = re.compile(_TOKEN)
-_FIELD = re.compile(rf"({_TOKEN}): [\t\x20-\x7e\x80-\xff]*")
+_METHOD = re.compile(TOKEN)
+_FIELD = re.compile(rf"({TOKEN}): [\t\x20-\x7e\x80-\xff]*")
 
 
 class ReplyBroken(McpError):

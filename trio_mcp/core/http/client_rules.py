@@ -494,6 +494,7 @@ def read_endpoint(url: str, event: SseEvent | Oversized) -> str | ReplyLost:
 # Seconds.  A server that closes at once and says "retry: 0" would be polled as fast as the network allows.  No server
 # means more than an hour, and a longer wait is as good as none.
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.1, 3600
+_LONGEST_PAUSE = 30  # seconds, if the server does not say how long to wait: the pauses are 1, 2, 4 ... seconds
 # Seconds after which a connection counts as stable.  A server that closes every connection at once is still given up.
 _STABLE = 8.0
 
@@ -553,21 +554,11 @@ class StreamResumption:
     is not given up, but retried after the longest pause: no caller would reopen it.
     """
 
-    def __init__(
-        self,
-        revision: Revision,
-        *,
-        standalone: bool = False,
-        attempts: int = 5,
-        delay: float = 1.0,
-        longest: float = 30,
-    ) -> None:
+    def __init__(self, revision: Revision, *, standalone: bool = False, attempts: int = 5) -> None:
         self.last_event_id = ""
         self._resumable = revision.handshake  # http-114
         self._standalone = standalone
         self._attempts = attempts
-        self._delay = delay
-        self._longest = longest
         self._retry: int | None = None
         self._tried = 0
         self._proven = False  # True once a connection delivered an event or was stable
@@ -595,12 +586,13 @@ class StreamResumption:
         exhausted = self._tried >= self._attempts
         if exhausted and not (self._standalone and self._proven):
             return ReplyLost(f"the stream could not be resumed in {self._attempts} attempts")
+        wait: float
         # http-50: "The client MUST respect the retry field".  Without it, double the wait each time.
         if self._retry is None:
-            wait = min(self._delay * 2**self._tried, self._longest)
+            wait = min(2**self._tried, _LONGEST_PAUSE)
         else:
             wait = min(max(self._retry / 1000, 0 if self._productive else _SHORTEST_WAIT), _LONGEST_WAIT)
-        wait = max(wait, self._longest) if exhausted else wait
+        wait = max(wait, _LONGEST_PAUSE) if exhausted else wait
         self._tried = min(self._tried + 1, self._attempts)
         self._productive = False
         return Reconnect(wait, self.last_event_id)
@@ -617,7 +609,7 @@ class StreamResumption:
             return self.ended()
         if isinstance(verdict, RetryAfter):
             # Half a minute in all: a server may say one second each time while its store is away.
-            seconds = min(max(verdict.seconds, self._delay * 2**self._tried), _LONGEST_WAIT)
+            seconds = min(max(verdict.seconds, 2**self._tried), _LONGEST_WAIT)
             again = self.ended()
             return attrs.evolve(again, seconds=seconds) if isinstance(again, Reconnect) else again
         # A server may forget events; this is no breach of the protocol.
