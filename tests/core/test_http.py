@@ -570,7 +570,7 @@ def test_who_asks_for_a_websocket_elsewhere_is_told_where_they_are(policy: HttpP
 )
 def test_who_misses_the_endpoint_is_told_where_it_is_mounted(method: str, path: str) -> None:
     asked = HttpRequest(method, path, {**BASE, "Accept": "*/*"})
-    verdict = judge(HttpPolicy(**SSE, **WEBSOCKETS), asked, prefix="/tools")
+    verdict = judge(HttpPolicy(**SSE, **WEBSOCKETS), attrs.evolve(asked, prefix="/tools"))
     assert isinstance(verdict, Reply)
     assert b"the MCP endpoint is /tools/mcp" in verdict.body
 

@@ -195,7 +195,7 @@ class Door:
         kept = Headers([(name, value) for name, value in fields.items() if value is not None])
         body = b"" if message is None else json.dumps(message).encode()
         response = response or Recorder()
-        admitted = await self.endpoint.admit(HttpRequest(method, path, kept), peer, prefix)
+        admitted = await self.endpoint.admit(HttpRequest(method, path, kept, prefix=prefix), peer)
         if isinstance(admitted, Reply):
             await send_reply(response, admitted)
             return Visit(response, _nothing)

@@ -293,6 +293,8 @@ class HttpRequest:
     target: str = attrs.field(repr=False)  # contains the session id of an HTTP+SSE client
     headers: Headers = attrs.field(converter=_headers)  # from pairs or a mapping, of bytes or strings
     body: bytes = attrs.field(default=b"", repr=False)
+    prefix: str = ""
+    """The path under which the endpoint is mounted.  The path in `target` is below it."""
 
 
 @record

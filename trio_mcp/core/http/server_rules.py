@@ -347,13 +347,13 @@ class _RuleBroken(Exception):
         super().__init__(message)
         self.status, self.code, self.message, self.data, self.extra = status, code, message, data, extra
 
-    def reply(self, policy: HttpPolicy, request: HttpRequest, cors: Fields, prefix: str, id: Id | None = None) -> Reply:
+    def reply(self, policy: HttpPolicy, request: HttpRequest, cors: Fields, id: Id | None = None) -> Reply:
         message, headers = self.message, request.headers
         if request.method == "GET":  # the request was perhaps sent to the wrong URL
             path_kind = policy.paths.get(split_target(request.target)[1].rstrip("/"))
             browsing = SESSION_ID not in headers and "text/html" in headers.get("Accept", "").lower()
             if path_kind is not _WEBSOCKET and "websocket" in headers.get("Upgrade", "").lower():
-                message = f"{message}; {websocket_hint(policy, prefix)}"
+                message = f"{message}; {websocket_hint(policy, request.prefix)}"
             elif path_kind is _ENDPOINT and browsing:
                 message = f"this is an MCP endpoint, not a web page: give its URL to an MCP client ({message})"
         reply = refusal(self.status, Error(id, self.code, message, self.data), cors, self.extra)
@@ -363,19 +363,16 @@ class _RuleBroken(Exception):
 # Step one: the head.
 
 
-def screen(policy: HttpPolicy, request: HttpRequest, prefix: str = "") -> Reply | Screened:
-    """Check the head of a request.  A returned `Reply` is final: send it.
-
-    `prefix` is the path under which the endpoint is mounted.
-    """
+def screen(policy: HttpPolicy, request: HttpRequest) -> Reply | Screened:
+    """Check the head of a request.  A returned `Reply` is final: send it."""
     cors: Fields = ()
     try:
         cors, path = _check_sites(policy, request)
         path_kind = policy.paths.get(path.rstrip("/")) if path.startswith("/") else None
         if path_kind is None:
-            raise _RuleBroken(404, f"nothing is served at {shown(path)}; {_endpoint_hint(policy, prefix)} (path)")
+            raise _RuleBroken(404, f"nothing is served at {shown(path)}; {_endpoint_hint(policy, request)} (path)")
         if request.method != "POST" or path_kind is not _ENDPOINT:  # a POST to the endpoint is always served
-            allowed, why = _methods(policy, path_kind, request.headers.get(PROTOCOL_VERSION), prefix)
+            allowed, why = _methods(policy, path_kind, request)
             if request.method == "OPTIONS":
                 asked = request.headers.get("Access-Control-Request-Headers", "")
                 return empty(204, (("Allow", allowed), *cors, *(preflight_headers(asked, allowed) if cors else ())))
@@ -388,11 +385,11 @@ def screen(policy: HttpPolicy, request: HttpRequest, prefix: str = "") -> Reply 
             _check_content(policy, request.headers.by_name)
         return Screened(path_kind, _acceptable(policy, path_kind, request), cors, path_kind is _WEBSOCKET)
     except _RuleBroken as refused:
-        return refused.reply(policy, request, cors, prefix)
+        return refused.reply(policy, request, cors)
 
 
-def _endpoint_hint(policy: HttpPolicy, prefix: str) -> str:
-    return f"the MCP endpoint is {prefix + policy.path or '/'}"
+def _endpoint_hint(policy: HttpPolicy, request: HttpRequest) -> str:
+    return f"the MCP endpoint is {request.prefix + policy.path or '/'}"
 
 
 _OTHER_SITES = frozenset({"cross-site", "same-site"})  # same-site: another port or subdomain
@@ -437,18 +434,18 @@ def _may_monitor(policy: HttpPolicy, path: str, host: str) -> bool:
     return True
 
 
-def _methods(policy: HttpPolicy, path_kind: PathKind, version: str | None, prefix: str) -> tuple[str, str]:
+def _methods(policy: HttpPolicy, path_kind: PathKind, request: HttpRequest) -> tuple[str, str]:
     """Return the methods of this path, as the Allow header lists them, and the reason if some are disabled."""
     if path_kind is not _ENDPOINT:
         allowed = {_MESSAGES: "POST, OPTIONS", _MONITORING: "GET, HEAD, OPTIONS"}.get(path_kind, "GET, OPTIONS")
-        return allowed, _endpoint_hint(policy, prefix)
+        return allowed, _endpoint_hint(policy, request)
     # GET streams and DELETE need a session, and only legacy revisions have sessions (http-117).  So these methods are
     # not allowed if the version header names a modern revision.
     if not policy.sessions:
         return "POST, OPTIONS", "sessions=False"
     if not policy.legacy:
         return "POST, OPTIONS", "the served revisions have no sessions"
-    if _is_modern(version):
+    if _is_modern(version := request.headers.get(PROTOCOL_VERSION)):
         return "POST, OPTIONS", f"{version} has no sessions"
     return ("POST, DELETE, OPTIONS", "json_only=True") if policy.json_only else ("GET, POST, DELETE, OPTIONS", "")
 
@@ -526,10 +523,9 @@ class _RequestFacts:
     request: HttpRequest
     head: Screened
     find_session: Callable[[str], SessionFacts | None]
-    find_mirrors: Callable[[str], Sequence[Mirror] | None]
     principal: Any
-    prefix: str
     version: str | None
+    find_mirrors: Callable[[str], Sequence[Mirror] | None] = lambda tool: None
     mcp_names: Mapping[str, str] = NO_NAMES
     session: tuple[str, SessionFacts] | None = None  # the session that the head names
     id: Id | None = None  # of the request in the body, once it could be read
@@ -542,7 +538,6 @@ def check_session(
     *,
     find_session: Callable[[str], SessionFacts | None],
     principal: Any = None,
-    prefix: str = "",
 ) -> Reply | None:
     """Check the session that the head names.
 
@@ -550,12 +545,11 @@ def check_session(
     """
     if _SESSION not in request.headers.by_name and screened.path_kind is not _MESSAGES:
         return None
-    version = request.headers.by_name.get(_VERSION)
-    case = _RequestFacts(policy, request, screened, find_session, lambda tool: None, principal, prefix, version)
+    case = _RequestFacts(policy, request, screened, find_session, principal, request.headers.by_name.get(_VERSION))
     try:
         _check_session(case)
     except _RuleBroken as refused:
-        return refused.reply(policy, request, screened.cors, prefix)
+        return refused.reply(policy, request, screened.cors)
     return None
 
 
@@ -567,27 +561,25 @@ def judge(
     find_mirrors: Callable[[str], Sequence[Mirror] | None] = lambda tool: None,
     principal: Any = None,
     screened: Screened | None = None,
-    prefix: str = "",
     mcp_names: Mapping[str, str] = NO_NAMES,
 ) -> Verdict:
     """Return the verdict on a request.  This function is pure: it remembers nothing and starts nothing.
 
     `find_session` looks up a session by its id, and `find_mirrors` the header rules of a tool by its name.  Each may be
     the `get` of a dict.  Without them there are no sessions and no header rules.  `screened` is the result of `screen`
-    for this request, if `screen` was called before.  `prefix` is the path under which the endpoint is mounted.
-    `mcp_names` are those of the extensions (`Offer.mcp_names`).  The docstring of each verdict says how to carry it
-    out.  Send a `Reply` unchanged, including its Content-Length.
+    for this request, if `screen` was called before.  `mcp_names` are those of the extensions (`Offer.mcp_names`).  The
+    docstring of each verdict says how to carry it out.  Send a `Reply` unchanged, including its Content-Length.
     """
-    head = screened or screen(policy, request, prefix)
+    head = screened or screen(policy, request)
     if isinstance(head, Reply):
         return head
     version = request.headers.by_name.get(_VERSION)
-    case = _RequestFacts(policy, request, head, find_session, find_mirrors, principal, prefix, version, mcp_names)
+    case = _RequestFacts(policy, request, head, find_session, principal, version, find_mirrors, mcp_names)
     try:
         _check_session(case)
         return _ROUTES[head.path_kind, request.method](case)
     except _RuleBroken as refused:
-        return refused.reply(policy, request, head.cors, prefix, case.id)
+        return refused.reply(policy, request, head.cors, case.id)
 
 
 def _check_session(case: _RequestFacts) -> None:
@@ -815,8 +807,8 @@ def _legacy_post(case: _RequestFacts) -> Verdict:
 def _no_upgrade(case: _RequestFacts) -> Verdict:
     # RFC 9110, 15.5.22: a 426 must have the field Upgrade, which must also be listed in Connection.
     extra = (("Upgrade", "websocket"), ("Connection", "Upgrade"))
-    here = case.prefix + (case.policy.websocket_path or "") or "/"
-    why = f"{here} accepts WebSockets only; {_endpoint_hint(case.policy, case.prefix)}"
+    here = case.request.prefix + (case.policy.websocket_path or "") or "/"
+    why = f"{here} accepts WebSockets only; {_endpoint_hint(case.policy, case.request)}"
     raise _RuleBroken(426, why, extra=extra)
 
 

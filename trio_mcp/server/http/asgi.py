@@ -222,11 +222,14 @@ class AsgiApp:
 
 
 async def _admit(endpoint: Endpoint, scope: Event) -> tuple[HttpRequest, Reply | AdmittedRequest]:
-    request = HttpRequest(scope.get("method", "GET"), _target(scope, endpoint.paths), scope["headers"])
+    root = scope.get("root_path", "").rstrip("/")
+    request = HttpRequest(
+        scope.get("method", "GET"), _target(scope, root, endpoint.paths), scope["headers"], prefix=quote(root)
+    )
     if scope["type"] == "websocket" and "Upgrade" not in request.headers:  # HTTP/2 has no Upgrade
         request = attrs.evolve(request, headers=[*scope["headers"], (b"upgrade", b"websocket")])
     client = scope.get("client")
-    return request, await endpoint.admit(request, None if client is None else client[0], _prefix(scope))
+    return request, await endpoint.admit(request, None if client is None else client[0])
 
 
 @block
@@ -271,16 +274,10 @@ _NOT_RUNNING = refusal(503, Error(None, INTERNAL_ERROR, _NOT_RUNNING_TEXT))
 # Reading requests.
 
 
-def _prefix(scope: Event) -> str:
-    """The path under which the application is mounted."""
-    root: str = scope.get("root_path", "")
-    return quote(root.rstrip("/"))
-
-
-def _target(scope: Event, paths: Container[str]) -> str:
-    """The path below the prefix, with the query, as in a request line."""
+def _target(scope: Event, root: str, paths: Container[str]) -> str:
+    """The path below the root, with the query, as in a request line."""
     path: str = scope["path"]
-    below = path.removeprefix(scope.get("root_path", "").rstrip("/"))
+    below = path.removeprefix(root)
     # Newer servers include the prefix in `path`; older ones do not, and some proxies remove it.
     if below.rstrip("/") in paths:
         path = below or "/"
@@ -448,7 +445,7 @@ def _websocket_refusal(scope: Event, admitted: AdmittedRequest, endpoint: Endpoi
     why = None
     offered = scope.get("subprotocols") or ()
     if not admitted.head.websocket:
-        why = websocket_hint(endpoint.policy, _prefix(scope))
+        why = websocket_hint(endpoint.policy, admitted.request.prefix)
     elif offered and _SUBPROTOCOL not in offered:
         why = f"the subprotocols {shown(', '.join(offered))} are not supported; offer {_SUBPROTOCOL}, or none"
     return None if why is None else refusal(400, Error(None, INVALID_REQUEST, why))

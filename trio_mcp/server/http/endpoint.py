@@ -108,7 +108,6 @@ class AdmittedRequest:
     """The headers of the request, without those that handlers must not see."""
     request: HttpRequest
     """The request, without its body."""
-    prefix: str
 
 
 async def send_reply(response: HttpResponse, reply: Reply) -> None:
@@ -216,15 +215,15 @@ class Endpoint:
 
     # The head.
 
-    async def admit(self, request: HttpRequest, peer: str | None = None, prefix: str = "") -> Reply | AdmittedRequest:
+    async def admit(self, request: HttpRequest, peer: str | None = None) -> Reply | AdmittedRequest:
         """Check the head of a request.  Return the refusal, or the admitted request.
 
-        `peer` is the client's address, or None.  `prefix` is the path under which the application is mounted.
+        `peer` is the client's address, or None.
         """
         known = self._usual.get((request, peer))
         if known is not None:
             return known
-        admitted = await self._admit(request, peer, prefix)
+        admitted = await self._admit(request, peer)
         if isinstance(admitted, Reply):
             log_refusal(admitted, request, peer)
         elif self._remembers and isinstance(request, RequestHead) and request.usual:
@@ -237,11 +236,11 @@ class Endpoint:
         """Return the caller, or the reply that refuses the request."""
         return None if self._authenticator is None else await self._authenticator.identify(request, cors)
 
-    async def _admit(self, request: HttpRequest, peer: str | None, prefix: str) -> Reply | AdmittedRequest:
+    async def _admit(self, request: HttpRequest, peer: str | None) -> Reply | AdmittedRequest:
         resource = self._resource
         if resource is not None and (document := resource.document(request)) is not None:
             return document
-        head = screen(self.policy, request, prefix)
+        head = screen(self.policy, request)
         if isinstance(head, Reply):
             return head
         if self._monitoring is not None and head.path_kind is PathKind.MONITORING:
@@ -263,16 +262,14 @@ class Endpoint:
                 self._rates.give_back(address)
                 if wait := self._rates.wait(holder):
                     return self._too_often(wait, head.cors)
-        unknown = check_session(
-            self.policy, request, head, find_session=self._sessions.facts, principal=name, prefix=prefix
-        )
+        unknown = check_session(self.policy, request, head, find_session=self._sessions.facts, principal=name)
         if unknown is not None:
             return unknown
         if head.websocket and (refused := self._without_scopes(caller, self._run.dispatcher.scopes, head.cors)):
             return refused
         # auth-50: handlers do not see the token, so that they cannot send it elsewhere.
         headers = request.headers if resource is None else request.headers.without("Authorization")
-        return AdmittedRequest(head, caller, name, holder, peer, headers, request, prefix)
+        return AdmittedRequest(head, caller, name, holder, peer, headers, request)
 
     def _too_often(self, wait: float, cors: Fields) -> Reply:
         why = f"more than {self.limits.request_rate:g} requests a second (Limits.request_rate)"
@@ -314,8 +311,7 @@ class Endpoint:
         verdict = judge(
             self.policy, request,
             find_session=self._sessions.facts, find_mirrors=self._run.dispatcher.catalog.mirrors,
-            principal=admitted.principal, screened=admitted.head, prefix=admitted.prefix,
-            mcp_names=self._run.offer.mcp_names,
+            principal=admitted.principal, screened=admitted.head, mcp_names=self._run.offer.mcp_names,
         )  # fmt: skip
         if isinstance(verdict, Reply):
             return await refuse(verdict, admitted, response)
@@ -500,7 +496,7 @@ class Endpoint:
         self, verdict: OpenLegacyStream, admitted: AdmittedRequest, response: HttpResponse
     ) -> OnDisconnect:
         id = self._sessions.new_id()
-        uri = endpoint_uri(self.policy, id, admitted.prefix if self.public_url is None else self.public_url)
+        uri = endpoint_uri(self.policy, id, admitted.request.prefix if self.public_url is None else self.public_url)
         opening = encode_event(SseEvent(uri.encode(), event="endpoint"))  # sse-05
         account = self.account(admitted.holder)
         legacy = LegacyStream(

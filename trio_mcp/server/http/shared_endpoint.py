@@ -194,7 +194,7 @@ class SharedEndpoint(Endpoint):
             self.replica, f"events of {self.kind} {key_of(id)}", self.limits, self.account(holder), prefix
         )
 
-    async def admit(self, request: HttpRequest, peer: str | None = None, prefix: str = "") -> Reply | AdmittedRequest:
+    async def admit(self, request: HttpRequest, peer: str | None = None) -> Reply | AdmittedRequest:
         id = request.headers.by_name.get(_SESSION)
         if id is not None:
             session = self._sessions.get(id)
@@ -203,7 +203,7 @@ class SharedEndpoint(Endpoint):
             elif isinstance(session, SharedSession) and not session.ready:
                 with suppress(StoreFailed):  # the request may need nothing of it
                     await self.replica.quickly(session.mail.read())  # others may read it, too
-        return await super().admit(request, peer, prefix)
+        return await super().admit(request, peer)
 
     async def _identify(self, request: HttpRequest, cors: Fields) -> Reply | Caller:
         """As `Endpoint._identify`.  Also makes a copy of the session of the request, if it has none here."""
