@@ -37,7 +37,7 @@ else:
             ),
             "session": (
                 "ClientSession DroppingQueue HandshakeError HeadersRefused NoResponse OnProgress PAUSES Progress "
-                "STABLE ServerMessageHandler SessionLost StreamLink Timer Unauthorized failure_of request_error "
+                "STABLE ServerMessageHandler SessionLost StreamLink Timer Unauthorized failure_of "
                 "too_large_questions too_many_questions"
             ),
             "subscriptions": "Subscription SubscriptionManager SubscriptionUnsupported",

@@ -59,7 +59,6 @@ from trio_mcp.client.session import (
     ServerMessageHandler,
     SessionLost,
     Unauthorized,
-    request_error,
 )
 from trio_mcp.core.errors import (
     ConnectionFailed,
@@ -625,7 +624,7 @@ class HttpLink(ClientSession):
                 advice = f"; {AUTH_ADVICE}" if status == 401 or challenge else ""
                 self._report_failure(message, self._refusal(message, verdict, advice))
             case rules.RefreshTools(answer):
-                self._report_failure(message, HeadersRefused(request_error(answer)))
+                self._report_failure(message, HeadersRefused(answer.exception))
             case rules.TrySse(why):
                 why = f"{_name_of(message)} was refused with {why}; the server may use HTTP+SSE"
                 self._report_failure(message, NeedsSse(why))

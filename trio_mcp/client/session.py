@@ -46,7 +46,7 @@ from trio_mcp.core.errors import (
     repeated,
 )
 from trio_mcp.core.http.fields import Fields
-from trio_mcp.core.messages import ABSENT, Batch, Error, Event, Id, JsonObject, Limits, Message, Response
+from trio_mcp.core.messages import Batch, Error, Event, Id, JsonObject, Limits, Message, Response
 from trio_mcp.core.opening import ClientProtocol, Negotiation, OpeningFailed
 from trio_mcp.core.requests import (
     Answered,
@@ -80,7 +80,6 @@ __all__ = [
     "Timer",
     "Unauthorized",
     "failure_of",
-    "request_error",
     "too_large_questions",
     "too_many_questions",
 ]
@@ -175,15 +174,10 @@ class Unauthorized(McpError):
         self.challenge = challenge
 
 
-def request_error(error: Error) -> RequestError:
-    """Return an error of the server as an exception."""
-    return RequestError(error.code, error.message, None if error.data is ABSENT else error.data)
-
-
 def failure_of(outcome: Outcome, failure: McpError | None) -> McpError:
     """Return the error for a request without a result.  `failure` is the error of the transport, if it has one."""
     if isinstance(outcome, Refused):
-        return request_error(outcome.error)
+        return outcome.error.exception
     if isinstance(outcome, InvalidAnswer):
         return RemoteProtocolError(f"the server's answer to {outcome.method} is invalid: {outcome.why}")
     if failure is not None:

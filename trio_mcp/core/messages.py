@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, TypeVar
 import attrs
 
 import trio_mcp.core as room  # it loads `unparsed` with the first message that needs it
-from trio_mcp.core.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, UsageError, shown
+from trio_mcp.core.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, RequestError, UsageError, shown
 
 __all__ = [
     "ABSENT", "EDGE", "KINDS", "LONG_NUMBERS", "PLAIN", "PROGRESS", "Absent", "Batch", "CachedResult", "Error", "Event",
@@ -456,6 +456,11 @@ class Error(_Sendable):
     code: int
     message: str
     data: Json | Absent = ABSENT
+
+    @property
+    def exception(self) -> RequestError:
+        """The exception for the call that this error answers."""
+        return RequestError(self.code, self.message, None if self.data is ABSENT else self.data)
 
 
 @record

@@ -35,7 +35,6 @@ from trio_mcp.core.errors import (
     shown,
 )
 from trio_mcp.core.messages import (
-    ABSENT,
     CachedResult,
     Error,
     Event,
@@ -351,9 +350,7 @@ class ClientProtocol(SessionProtocol):
         """Return the step for the answer to the probe."""
         match outcome:
             # rtype-03: only a complete result is an answer to the probe.
-            case Answered(result={"supportedVersions": [*versions]} as result) if (
-                result.get("resultType", "complete") == "complete"
-            ):
+            case Answered(result={"supportedVersions": [*versions]} as result) if is_complete(result):
                 step = self._compare(versions, f"the server supports {_listed(versions)}")
                 modern = step.revision is not None and not step.revision.handshake
                 return attrs.evolve(step, result=result) if modern else step
@@ -390,16 +387,16 @@ class ClientProtocol(SessionProtocol):
     def _read_refusal(self, error: Error) -> _Step:
         """Return the step for an error that answers the probe or `initialize`."""
         why, versions = _describe_error(error), _versions_in(error)
-        raised = RequestError(error.code, error.message, None if error.data is ABSENT else error.data)
         if versions is None:
-            return _Step(why, error=raised)
+            return _Step(why, error=error.exception)
         # ver-02: the list may have the version that was just refused, for example while the servers behind one name are
         # being replaced.  That version is tried a second time, but not a third.
         if str(self._trying) in versions and self._trying not in self._denied:
             self._denied.add(self._trying)
         else:
             self._refused.add(self._trying)
-        return attrs.evolve(self._compare(versions, f"{why}; the server supports {_listed(versions)}"), error=raised)
+        step = self._compare(versions, f"{why}; the server supports {_listed(versions)}")
+        return attrs.evolve(step, error=error.exception)
 
     def _compare(self, versions: list[Any], why: str) -> _Step:
         """Choose the newest version that both sides support."""

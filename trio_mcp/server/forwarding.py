@@ -37,7 +37,7 @@ import trio
 
 from trio_mcp.core.errors import INTERNAL_ERROR, RequestError
 from trio_mcp.core.http.fields import CREDENTIALS
-from trio_mcp.core.messages import ABSENT, PROGRESS, Error, JsonObject, Request, Response, decode, encode
+from trio_mcp.core.messages import PROGRESS, Error, JsonObject, Request, Response, decode, encode
 from trio_mcp.core.principals import Principal
 from trio_mcp.core.requests import LinkKind
 from trio_mcp.core.rounds import SealedState, StateRefusal
@@ -363,7 +363,7 @@ class _HolderGone(Exception):
 def _result(answer: Response | Error) -> JsonObject:
     if isinstance(answer, Response):
         return answer.result
-    raise RequestError(answer.code, answer.message, None if answer.data is ABSENT else answer.data)
+    raise answer.exception
 
 
 async def _report(ctx: Context, message: Any) -> None:
