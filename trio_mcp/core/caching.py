@@ -100,22 +100,14 @@ class ResponseCache:
         self._max_entries = max_entries
         self._max_bytes = max_bytes
         self._entries: OrderedDict[_Key, _CacheEntry] = OrderedDict()  # least recently used first
-        self._size = 0
-        self._changes = 0
+        self.size = 0
+        """The number of cached bytes: the results, and the params in their keys."""
+        self.changes = 0
+        """The number of known changes.  Read it before a request is sent, and pass it to `store`."""
         self._changed: dict[str, int] = {}  # method -> `changes` after its results were last dropped
 
     def __len__(self) -> int:
         return len(self._entries)
-
-    @property
-    def size(self) -> int:
-        """The number of cached bytes: the results, and the params in their keys."""
-        return self._size
-
-    @property
-    def changes(self) -> int:
-        """The number of known changes.  Read it before a request is sent, and pass it to `store`."""
-        return self._changes
 
     def get(self, method: str, params: Mapping[str, Any], *, now: float, principal: str | None) -> JsonObject | None:
         """Return a copy of the fresh result for this request and principal, or None if there is none."""
@@ -137,7 +129,7 @@ class ResponseCache:
 
     def key(self, method: str, params: Mapping[str, Any], *, principal: str | None) -> Hashable:
         """Return a key that is equal for requests that can share one response while it is on its way."""
-        return method, _params_key(params), stable_name(principal), self._changes
+        return method, _params_key(params), stable_name(principal), self.changes
 
     def store(
         self,
@@ -172,10 +164,10 @@ class ResponseCache:
         key, size = (method, text, owner), len(body) + len(text)
         if size > self._max_bytes:  # it would displace all other entries, and then itself
             return False
-        while self._entries and (len(self._entries) >= self._max_entries or self._size + size > self._max_bytes):
+        while self._entries and (len(self._entries) >= self._max_entries or self.size + size > self._max_bytes):
             self._drop(next(iter(self._entries)))
         self._entries[key] = _CacheEntry(body, stale_at, params.get("uri", ""))
-        self._size += size
+        self.size += size
         return True
 
     def changed(self, notification: str, params: Mapping[str, Any]) -> None:
@@ -195,8 +187,8 @@ class ResponseCache:
 
         For a list this drops all of its pages, as a client does when the server no longer knows a cursor (cache-22).
         """
-        self._changes += 1
-        self._changed[method] = self._changes
+        self.changes += 1
+        self._changed[method] = self.changes
         for key, entry in list(self._entries.items()):
             if key[0] == method and (uri is None or _concerns(uri, entry.uri)):
                 self._drop(key)
@@ -208,7 +200,7 @@ class ResponseCache:
     def _drop(self, key: _Key) -> None:
         entry = self._entries.pop(key, None)
         if entry is not None:
-            self._size -= len(entry.body) + len(key[1])
+            self.size -= len(entry.body) + len(key[1])
 
 
 def _params_key(params: Mapping[str, Any]) -> str:
