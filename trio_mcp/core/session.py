@@ -306,12 +306,9 @@ class SessionProtocol(Peer):
         """
         revision, extensions = terms.revision, self.offer.extensions
         row = None if extensions is None else extensions.find(self.role, revision, method, notification=notification)
-        if row is None:
-            known = in_protocol(method) or (extensions is not None and method in extensions)
-            passes_on = undeclared or (extensions is not None and extensions.fallback)
-            elsewhere = known or (is_like_protocol(method) and not passes_on)
-        else:
-            elsewhere = False
+        known = in_protocol(method) or (extensions is not None and method in extensions)
+        passes_on = undeclared or (extensions is not None and extensions.fallback)
+        elsewhere = row is None and (known or (is_like_protocol(method) and not passes_on))
         if elsewhere or (self.role is Role.SERVER and not (revision.handshake or notification)):
             raise NotInThisRevision(method, revision.name, revision.instead_of(method))
         if row is not None and extensions is not None and not undeclared:
