@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.errors import UsageError as UsageError
     from trio_mcp.core.oauth.errors import AuthorizationFailed as AuthorizationFailed
     from trio_mcp.core.oauth.resource import CannotVerify as CannotVerify
-    from trio_mcp.core.schema.validation import InvalidSchema as InvalidSchema
+    from trio_mcp.core.schema.cost import InvalidSchema as InvalidSchema
     from trio_mcp.extensions.tasks.client import TaskCancelled as TaskCancelled
     from trio_mcp.server.context import ClientError as ClientError
     from trio_mcp.server.questions import UrlElicitationRequired as UrlElicitationRequired
@@ -55,7 +55,7 @@ else:
             ),
             "core.oauth.errors": "AuthorizationFailed",
             "core.oauth.resource": "CannotVerify",
-            "core.schema.validation": "InvalidSchema",
+            "core.schema.cost": "InvalidSchema",
             "extensions.tasks.client": "TaskCancelled",
             "server.context": "ClientError",
             "server.questions": "UrlElicitationRequired",

@@ -25,7 +25,7 @@ from trio_mcp.core.schema import (
 )
 
 # The number of states decides about a refusal, and is not shown.
-from trio_mcp.core.schema.validation import _states
+from trio_mcp.core.schema.cost import _states
 
 D4, D6, D7, D2019, D2020 = DIALECTS
 TREE = {

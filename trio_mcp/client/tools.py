@@ -33,9 +33,10 @@ from trio_mcp.core.errors import McpError, RemoteProtocolError, RequestError, Se
 from trio_mcp.core.http.fields import Mirror, find_mirrors
 from trio_mcp.core.messages import ABSENT, Absent, Json, JsonObject, Limits, UnreadableNumber, parse
 from trio_mcp.core.models import CallToolResult, Tool
+from trio_mcp.core.schema.cost import InvalidSchema
 from trio_mcp.core.schema.hints import alternatives_of
 from trio_mcp.core.schema.shapes import Unreadable, shape_of
-from trio_mcp.core.schema.validation import CompiledSchema, InvalidSchema, Problem, compile_schema
+from trio_mcp.core.schema.validation import CompiledSchema, Problem, compile_schema
 from trio_mcp.core.unparsed import holds_more_values
 
 __all__ = ["KnownTools", "ReturnType", "ToolFailed"]

@@ -17,8 +17,9 @@ from typing import Any
 
 from trio_mcp.core import models
 from trio_mcp.core.errors import UsageError
+from trio_mcp.core.schema.cost import InvalidSchema
 from trio_mcp.core.schema.shapes import shape_of
-from trio_mcp.core.schema.validation import InvalidSchema, check_input_schema, compile_schema
+from trio_mcp.core.schema.validation import check_input_schema, compile_schema
 from trio_mcp.server.entries import (
     KINDS,
     Entry,

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.schema.annotated import *
     from trio_mcp.core.schema.classes import *
     from trio_mcp.core.schema.composites import *
+    from trio_mcp.core.schema.cost import *
     from trio_mcp.core.schema.hints import *
     from trio_mcp.core.schema.params import *
     from trio_mcp.core.schema.shapes import *
@@ -23,6 +24,7 @@ else:
             "annotated": "annotated_shape misplaced",
             "classes": "attributes_of class_shape describes_itself members_of",
             "composites": "choice_shape container_shape union_shape",
+            "cost": "DEFAULT_DIALECT DIALECTS InvalidSchema",
             "hints": (
                 "Description Field Hint Member alternatives_of describe full_name hint_of parameters_of resolved "
                 "resolved_alone substituted unsupported wrapper_of"
@@ -30,9 +32,7 @@ else:
             "params": "MethodParams read_result write_object_of",
             "shapes": "Mode Shape Unreadable arguments_shape schema_of shape_of",
             "templates": "Matcher Template Value in_ascii",
-            "validation": (
-                "CompiledSchema DEFAULT_DIALECT DIALECTS InvalidSchema Problem check_input_schema compile_schema"
-            ),
+            "validation": "CompiledSchema Problem check_input_schema compile_schema",
             "writing": ("to_json_value write_guarded write_mapping write_object write_self_described write_value"),
         },
     )
