@@ -38,12 +38,10 @@ import trio
 from trio_mcp.core.errors import McpError, UsageError, check_seconds, repeated, shown
 from trio_mcp.core.http.fields import Fields, RawFields
 from trio_mcp.core.messages import Limits
-from trio_mcp.core.oauth.discovery import UrlRules, check_redirect_uri, is_loopback, network_at, url_fault
-from trio_mcp.core.oauth.flow import (
+from trio_mcp.core.oauth.actions import (
     AskAssertion,
     Asserted,
     BrowserReturned,
-    Flow,
     FlowAbandoned,
     FlowAction,
     FlowEvent,
@@ -58,6 +56,8 @@ from trio_mcp.core.oauth.flow import (
     ReturnIgnored,
     SendRequest,
 )
+from trio_mcp.core.oauth.discovery import UrlRules, check_redirect_uri, is_loopback, network_at, url_fault
+from trio_mcp.core.oauth.flow import Flow
 from trio_mcp.core.oauth.messages import Application, IdentityAssertion, WorkloadIdentity
 from trio_mcp.core.oauth.records import ServerRecord, as_json, read_record
 from trio_mcp.core.oauth.tokens import Authorized, Authorizer, StartFlow, Verdict

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from trio_mcp._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from trio_mcp.core.oauth.actions import *
     from trio_mcp.core.oauth.discovery import *
     from trio_mcp.core.oauth.errors import *
     from trio_mcp.core.oauth.flow import *
@@ -18,6 +19,11 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "actions": (
+                "AskAssertion Asserted BrowserReturned FlowAbandoned FlowAction FlowDone FlowEvent FlowFailed "
+                "ForbiddenAddress OpenBrowser OpenReceiver Persist ReceiverReady Replied RequestFailed "
+                "ReturnIgnored SendRequest"
+            ),
             "discovery": (
                 "AuthChallenge BEARER Challenge DPOP Network PUBLIC ResourceDocument ServerDocument UrlRules "
                 "check_redirect_uri client_id_fault covers default_server is_loopback issuer_fault network_at "
@@ -25,11 +31,7 @@ else:
                 "resource_metadata_urls resource_of scopes_of server_metadata_urls union url_fault"
             ),
             "errors": "AuthorizationFailed Blame",
-            "flow": (
-                "AskAssertion Asserted BrowserReturned Flow FlowAbandoned FlowAction FlowDone FlowEvent FlowFailed "
-                "ForbiddenAddress OpenBrowser OpenReceiver Persist ReceiverReady Replied RequestFailed "
-                "ReturnIgnored SendRequest"
-            ),
+            "flow": "Flow",
             "messages": (
                 "Application AuthorizationCode ClientCredentials Entropy Grant IdentityAssertion JWT_BEARER Key "
                 "Nonces PendingAuthorization WorkloadIdentity authenticated authorization_url censored check_pkce "

@@ -30,6 +30,7 @@ import attrs
 from trio_mcp.core.errors import UsageError, shown
 from trio_mcp.core.http.fields import Fields, Headers, RawFields
 from trio_mcp.core.messages import record
+from trio_mcp.core.oauth.actions import FlowFailed
 from trio_mcp.core.oauth.discovery import (
     DPOP,
     AuthChallenge,
@@ -40,7 +41,7 @@ from trio_mcp.core.oauth.discovery import (
     url_fault,
 )
 from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame
-from trio_mcp.core.oauth.flow import Flow, FlowFailed
+from trio_mcp.core.oauth.flow import Flow
 from trio_mcp.core.oauth.messages import Application, Entropy, IdentityAssertion, Key, Nonces, dpop_proof
 from trio_mcp.core.oauth.records import ServerRecord, Tokens
 
