@@ -37,12 +37,12 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
             parser.add_argument("-o", "--output", metavar="FILE", help="write the content to a file")
         case "prompt":
             parser.add_argument("prompt", metavar="PROMPT")
-            parser.add_argument("arguments", nargs="*", default=[], metavar="NAME=VALUE")
+            parser.add_argument("pairs", nargs="*", default=[], metavar="NAME=VALUE")
         case "complete":
             parser.add_argument("entry", metavar="ENTRY", help="the name of a prompt, or a resource template")
             parser.add_argument("argument", metavar="ARGUMENT")
             parser.add_argument("value", nargs="?", default="", metavar="VALUE", help="the start of the value")
-            parser.add_argument("--with", dest="context", action="append", default=[], metavar="NAME=VALUE")
+            parser.add_argument("--with", dest="pairs", action="append", default=[], metavar="NAME=VALUE")
         case "listen":
             parser.add_argument("uris", nargs="*", default=[], metavar="URI", help="resources; without any: all lists")
         case "ping":
@@ -52,49 +52,63 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    work: Callable[[argparse.Namespace, Output], Awaitable[int]] = _WORKS[arguments.name]
-    output = Output(arguments.json)
-    return run_command(lambda: work(arguments, output), verbose=arguments.verbose)
+    return run_command(lambda: _connected(arguments), verbose=arguments.verbose)
 
 
-async def _list(arguments: argparse.Namespace, output: Output) -> int:
+async def _connected(arguments: argparse.Namespace) -> int:
+    if "pairs" in arguments:
+        arguments.pairs = _pairs(arguments.pairs)
     async with connected(arguments) as client:
-        found = await _everything(client)
-        revision = REVISIONS[client.revision]
-        if output.as_json:
-            listed = {kind: [to_json(each, revision) for each in entries] for kind, entries in found.items()}
-            output.json({"server": client.server, "revision": client.revision, **listed})
-            return 0
-        output.title(_headline(client))
-        if client.instructions:
-            output.paragraph(client.instructions, 2, "dim")
-        if tools := found["tools"]:
-            output.line()
-            output.title("Tools")
-            for tool in tools:
-                _show_tool(tool, output, arguments.schemas)
-        rows = {
-            "Resources": [(each.uri, each.mime_type or "", _words(each)) for each in found["resources"]],
-            "Resource templates": [
-                (each.uri_template, each.mime_type or "", _words(each)) for each in found["resourceTemplates"]
-            ],
-            "Prompts": [
-                (
-                    each.name,
-                    " ".join(a.name if a.required else f"[{a.name}]" for a in each.arguments or ()),
-                    _words(each),
-                )
-                for each in found["prompts"]
-            ],
-        }
-        for title, lines in rows.items():
-            if lines:
-                output.line()
-                output.title(title)
-                output.table(lines)
-        if not any(found.values()):
-            output.line("The server has no tools, resources or prompts.")
+        await _WORKS[arguments.name](arguments, client, Output(arguments.json))
     return 0
+
+
+def _pairs(texts: Sequence[str]) -> dict[str, str]:
+    pairs = {}
+    for text in texts:
+        name, found, value = text.partition("=")
+        if not found:
+            raise UsageError(f"an argument must be like NAME=VALUE, got {text!r}")
+        pairs[name] = value
+    return pairs
+
+
+async def _list(arguments: argparse.Namespace, client: Client, output: Output) -> None:
+    found = await _everything(client)
+    revision = REVISIONS[client.revision]
+    if output.as_json:
+        listed = {kind: [to_json(each, revision) for each in entries] for kind, entries in found.items()}
+        output.json({"server": client.server, "revision": client.revision, **listed})
+        return
+    output.title(_headline(client))
+    if client.instructions:
+        output.paragraph(client.instructions, 2, "dim")
+    if tools := found["tools"]:
+        output.line()
+        output.title("Tools")
+        for tool in tools:
+            _show_tool(tool, output, arguments.schemas)
+    rows = {
+        "Resources": [(each.uri, each.mime_type or "", _words(each)) for each in found["resources"]],
+        "Resource templates": [
+            (each.uri_template, each.mime_type or "", _words(each)) for each in found["resourceTemplates"]
+        ],
+        "Prompts": [
+            (
+                each.name,
+                " ".join(a.name if a.required else f"[{a.name}]" for a in each.arguments or ()),
+                _words(each),
+            )
+            for each in found["prompts"]
+        ],
+    }
+    for title, lines in rows.items():
+        if lines:
+            output.line()
+            output.title(title)
+            output.table(lines)
+    if not any(found.values()):
+        output.line("The server has no tools, resources or prompts.")
 
 
 async def _everything(client: Client) -> dict[str, Sequence[Any]]:
@@ -188,110 +202,86 @@ def type_of(schema: Mapping[str, Any]) -> str:
     return " | ".join(map(str, kind)) if isinstance(kind, list) else str(kind)
 
 
-async def _read(arguments: argparse.Namespace, output: Output) -> int:
-    async with connected(arguments) as client:
-        result = await client.read_resource(arguments.uri)
-        if output.as_json:
-            output.json(to_json(result, REVISIONS[client.revision]))
-            return 0
-        for contents in result.contents:
-            if isinstance(contents, BlobResourceContents):
-                data = contents.blob
-                text = f"{len(data)} bytes of {contents.mime_type or 'binary data'}; save them with -o FILE"
-            elif isinstance(contents, TextResourceContents):
-                text, data = contents.text, contents.text.encode()
-            else:
-                raise RemoteProtocolError(f"the contents of {arguments.uri} are malformed: {contents.why}")
-            if arguments.output:
-                write_file(Path(arguments.output), data)
-                text = f"{arguments.output}: {len(data)} bytes"
-            output.content(text)
-    return 0
+async def _read(arguments: argparse.Namespace, client: Client, output: Output) -> None:
+    result = await client.read_resource(arguments.uri)
+    if output.as_json:
+        output.json(to_json(result, REVISIONS[client.revision]))
+        return
+    for contents in result.contents:
+        if isinstance(contents, BlobResourceContents):
+            data = contents.blob
+            text = f"{len(data)} bytes of {contents.mime_type or 'binary data'}; save them with -o FILE"
+        elif isinstance(contents, TextResourceContents):
+            text, data = contents.text, contents.text.encode()
+        else:
+            raise RemoteProtocolError(f"the contents of {arguments.uri} are malformed: {contents.why}")
+        if arguments.output:
+            write_file(Path(arguments.output), data)
+            text = f"{arguments.output}: {len(data)} bytes"
+        output.content(text)
 
 
-async def _prompt(arguments: argparse.Namespace, output: Output) -> int:
-    given = _pairs(arguments.arguments)
-    async with connected(arguments) as client:
-        result = await client.get_prompt(arguments.prompt, given)
-        if output.as_json:
-            output.json(to_json(result, REVISIONS[client.revision]))
-            return 0
-        for message in result.messages:
-            if isinstance(message, MalformedContent):
-                raise RemoteProtocolError(f"a message of the prompt {arguments.prompt} is malformed: {message.why}")
-            output.title(message.role)
-            content = message.content
-            output.paragraph(content.text if isinstance(content, TextContent) else repr(content), 2)
-    return 0
+async def _prompt(arguments: argparse.Namespace, client: Client, output: Output) -> None:
+    result = await client.get_prompt(arguments.prompt, arguments.pairs)
+    if output.as_json:
+        output.json(to_json(result, REVISIONS[client.revision]))
+        return
+    for message in result.messages:
+        if isinstance(message, MalformedContent):
+            raise RemoteProtocolError(f"a message of the prompt {arguments.prompt} is malformed: {message.why}")
+        output.title(message.role)
+        content = message.content
+        output.paragraph(content.text if isinstance(content, TextContent) else repr(content), 2)
 
 
-def _pairs(texts: Sequence[str]) -> dict[str, str]:
-    pairs = {}
-    for text in texts:
-        name, found, value = text.partition("=")
-        if not found:
-            raise UsageError(f"an argument must be like NAME=VALUE, got {text!r}")
-        pairs[name] = value
-    return pairs
-
-
-async def _complete(arguments: argparse.Namespace, output: Output) -> int:
+async def _complete(arguments: argparse.Namespace, client: Client, output: Output) -> None:
     entry = arguments.entry
     ref = ResourceReference(entry) if "://" in entry or "{" in entry else PromptReference(entry)
-    async with connected(arguments) as client:
-        context = _pairs(arguments.context) or None
-        result = await client.complete(ref, arguments.argument, arguments.value, context=context)
-        if output.as_json:
-            output.json(to_json(result, REVISIONS[client.revision]))
-        else:
-            for value in result.values:
-                output.content(value)
-            if not result.values:
-                sys.stderr.write("trio-mcp: the server suggests no value\n")
-    return 0
+    result = await client.complete(ref, arguments.argument, arguments.value, context=arguments.pairs or None)
+    if output.as_json:
+        output.json(to_json(result, REVISIONS[client.revision]))
+    else:
+        for value in result.values:
+            output.content(value)
+        if not result.values:
+            sys.stderr.write("trio-mcp: the server suggests no value\n")
 
 
-async def _listen(arguments: argparse.Namespace, output: Output) -> int:
-    async with connected(arguments) as client:
-        lists = {
-            name for name in ("tools", "prompts", "resources") if not arguments.uris and name in client.capabilities
-        }
-        wanted: Any = arguments.uris or "resources" in lists
-        async with client.listen(tools="tools" in lists, prompts="prompts" in lists, resources=wanted) as changes:
-            if not output.as_json:
-                output.line(f"listening to {_headline(client)}; Ctrl-C ends")
-            async for change in changes:
-                if output.as_json:
-                    output.json({"kind": change.kind.name.lower(), "item": change.item or None})
-                else:
-                    output.content(f"{change.kind.name.lower()} {change.item}".rstrip())
-    return 0
+async def _listen(arguments: argparse.Namespace, client: Client, output: Output) -> None:
+    lists = {name for name in ("tools", "prompts", "resources") if not arguments.uris and name in client.capabilities}
+    wanted: Any = arguments.uris or "resources" in lists
+    async with client.listen(tools="tools" in lists, prompts="prompts" in lists, resources=wanted) as changes:
+        if not output.as_json:
+            output.line(f"listening to {_headline(client)}; Ctrl-C ends")
+        async for change in changes:
+            if output.as_json:
+                output.json({"kind": change.kind.name.lower(), "item": change.item or None})
+            else:
+                output.content(f"{change.kind.name.lower()} {change.item}".rstrip())
 
 
-async def _ping(arguments: argparse.Namespace, output: Output) -> int:
+async def _ping(arguments: argparse.Namespace, client: Client, output: Output) -> None:
     times = []
-    async with connected(arguments) as client:
-        method = "ping"
-        for number in range(arguments.count):
-            start = trio.current_time()
-            try:
-                await client.ping()
-            except NotInThisRevision:  # 2026-07-28 has no ping
-                method = "server/discover"
-                await client.request(method)
-            times.append((trio.current_time() - start) * 1000)
-            if not output.as_json:
-                output.line(f"{method} {number + 1}: {times[-1]:.2f} ms")
-        ordered = sorted(times)
-        figures = {"least": ordered[0], "median": ordered[math.floor((len(ordered) - 1) / 2)], "most": ordered[-1]}
-        if output.as_json:
-            output.json({"method": method, "ms": times, **figures})
-        else:
-            output.line("  ".join(f"{name} {value:.2f} ms" for name, value in figures.items()))
-    return 0
+    method = "ping"
+    for number in range(arguments.count):
+        start = trio.current_time()
+        try:
+            await client.ping()
+        except NotInThisRevision:  # 2026-07-28 has no ping
+            method = "server/discover"
+            await client.request(method)
+        times.append((trio.current_time() - start) * 1000)
+        if not output.as_json:
+            output.line(f"{method} {number + 1}: {times[-1]:.2f} ms")
+    ordered = sorted(times)
+    figures = {"least": ordered[0], "median": ordered[math.floor((len(ordered) - 1) / 2)], "most": ordered[-1]}
+    if output.as_json:
+        output.json({"method": method, "ms": times, **figures})
+    else:
+        output.line("  ".join(f"{name} {value:.2f} ms" for name, value in figures.items()))
 
 
-_WORKS: Mapping[str, Callable[[argparse.Namespace, Output], Awaitable[int]]] = {
+_WORKS: Mapping[str, Callable[[argparse.Namespace, Client, Output], Awaitable[None]]] = {
     "list": _list,
     "read": _read,
     "prompt": _prompt,

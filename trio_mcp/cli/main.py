@@ -84,6 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"trio-mcp: unknown command {name!r}; {_instead(name, given)}\n")
         return 2
     from trio_mcp.cli.arguments import CommandParser, divided  # the help of all commands needs no argparse
+    from trio_mcp.core.errors import UsageError
 
     try:
         module = importlib.import_module(f"trio_mcp.cli.{COMMANDS[name].module}")
@@ -93,6 +94,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         module.add_arguments(name, parser)
         status: int = module.run(parser.parse_words(words))
         sys.stdout.flush()
+    except UsageError as error:
+        sys.stderr.write(f"trio-mcp: {error}\n")
+        return 2
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from trio_mcp.cli.output import Output
+from trio_mcp.core.errors import UsageError
 
 __all__ = ["add_arguments", "run"]
 
@@ -138,10 +139,10 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.folder)
     name, output = folder.name, Output(arguments.json)
-    fault = _fault(folder, name)
-    if fault is not None:
-        sys.stderr.write(f"trio-mcp: {fault}\n")
-        return 2
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"a name begins with a letter and has 1 to 64 letters, digits, - and _, got {name!r}")
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise UsageError(f"{folder} exists already; choose another name")
     entry = {"command": sys.executable, "args": [str(folder.absolute() / "server.py")]}
     files = {
         "server.py": _SERVER,
@@ -154,8 +155,7 @@ def run(arguments: argparse.Namespace) -> int:
         for file, text in files.items():
             (folder / file).write_text(text.replace("@NAME@", name), encoding="utf-8")
     except OSError as error:
-        sys.stderr.write(f"trio-mcp: {folder} cannot be written: {error}\n")
-        return 2
+        raise UsageError(f"{folder} cannot be written: {error}") from None
     if output.as_json:
         output.json({"folder": str(folder.absolute()), "files": list(files)})
         return 0
@@ -172,11 +172,3 @@ def run(arguments: argparse.Namespace) -> int:
         ]
     )
     return 0
-
-
-def _fault(folder: Path, name: str) -> str | None:
-    if not _NAME.fullmatch(name):
-        return f"a name begins with a letter and has 1 to 64 letters, digits, - and _, got {name!r}"
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        return f"{folder} exists already; choose another name"
-    return None

@@ -39,7 +39,10 @@ from typing import Any, NamedTuple, NoReturn
 
 from trio_mcp.core.errors import UsageError
 
-__all__ = ["FORMAT", "Heard", "RecordedEntry", "Recorder", "Recording", "RecordingFile", "read_recording", "summary_of"]
+__all__ = [
+    "FORMAT", "Heard", "RecordedEntry", "Recorder", "Recording", "RecordingFile", "open_recorder", "read_recording",
+    "summary_of",
+]  # fmt: skip
 
 FORMAT = 1
 _QUEUED = 64 * 2**20  # bytes that wait for the disk: some seconds of the fastest exchange
@@ -141,6 +144,14 @@ class Recorder:
                 pass
         finally:
             os.close(self._pipe)
+
+
+def open_recorder(path: str, source: Mapping[str, Any], most: int) -> Recorder:
+    """Start a recording.  Raises `UsageError` if the file cannot be made."""
+    try:
+        return Recorder(path, source, most)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def summary_of(path: str) -> str:

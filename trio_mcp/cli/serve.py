@@ -61,36 +61,32 @@ def run(arguments: argparse.Namespace) -> int:
     target, http = arguments.target, arguments.http
     sys.excepthook = _end
     events = Events(arguments.json, over_http=http is not None)
-    try:
-        ssl_context, options = _http_options(arguments)
-        if arguments.reload:
-            return _reload(target, http, ssl_context, options, events)
-        server = load_server(target)
-    except UsageError as error:
-        sys.stderr.write(f"trio-mcp: {error}\n")
-        return 2
+    ssl_context, options = _http_options(arguments)
+    if arguments.reload:
+        return _reload(target, http, ssl_context, options, events)
+    server = load_server(target)
     from trio_mcp.server.server import Server
 
+    ours = isinstance(server, Server)
     if http is None:
         events.tell("serving", pid=os.getpid())
-    if isinstance(server, Server):
-        if arguments.json:
-            server._announced = lambda url, workers: events.tell("listening", url=url, workers=workers, pid=os.getpid())
-        try:
-            server.run(http=http, workers=arguments.workers, ssl_context=ssl_context, **options)
-        except UsageError as error:
-            if not (hint := option_hint(error)):
-                raise  # the traceback shows the line of the user
-            sys.stderr.write(f"trio-mcp: {error}{hint}\n")
-            return 2
-    elif http is not None:
+    elif not ours:
         found = "no server" if server is None else f"a {type(server).__name__}"
-        sys.stderr.write(f"trio-mcp: --http needs a Server of trio_mcp; {target} has {found}\n")
-        return 2
-    elif server is None:
-        run_script(target)
-    else:
-        server.run()
+        raise UsageError(f"--http needs a Server of trio_mcp; {target} has {found}")
+    elif arguments.json:
+        server._announced = lambda url, workers: events.tell("listening", url=url, workers=workers, pid=os.getpid())
+    try:
+        if ours:
+            server.run(http=http, workers=arguments.workers, ssl_context=ssl_context, **options)
+        elif server is None:
+            run_script(target)
+        else:
+            server.run()
+    except UsageError as error:
+        if ours and (hint := option_hint(error)):
+            raise UsageError(f"{error}{hint}") from None
+        _end(type(error), error, error.__traceback__)  # with the line of the user
+        return 1
     return 0
 
 

@@ -37,15 +37,11 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    try:
-        recording = read_recording(arguments.file)
-        rows = matching(rows_of(recording), arguments.method)
-        if arguments.html:
-            _write_page(arguments.html, recording, rows)
-            return 0
-    except UsageError as error:
-        sys.stderr.write(f"trio-mcp: {error}\n")
-        return 2
+    recording = read_recording(arguments.file)
+    rows = matching(rows_of(recording), arguments.method)
+    if arguments.html:
+        _write_page(arguments.html, recording, rows)
+        return 0
     output = Output(arguments.json)
     if output.as_json:
         output.json({"about": recording.about, "counts": counts(rows), "frames": [as_json(row) for row in rows]})

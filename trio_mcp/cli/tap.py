@@ -30,7 +30,8 @@ from typing import Any
 
 from trio_mcp.cli.arguments import above_zero
 from trio_mcp.cli.http_options import http_address
-from trio_mcp.cli.recording import Recorder, summary_of
+from trio_mcp.cli.recording import Recorder, open_recorder, summary_of
+from trio_mcp.core.errors import UsageError
 
 __all__ = ["add_arguments", "pass_through", "passing_signals", "run"]
 
@@ -72,17 +73,14 @@ def run(arguments: argparse.Namespace) -> int:
         path = os.path.join(path, f"{time.strftime('%Y-%m-%d-%H%M%S')}-{os.getpid()}.jsonl")
     if not command and arguments.http is None:
         if "://" in arguments.target:
-            sys.stderr.write("trio-mcp: a URL needs --http PORT, the port at which the host connects\n")
-            return 2
+            raise UsageError("a URL needs --http PORT, the port at which the host connects")
         command = [sys.executable, "-m", "trio_mcp", "run", arguments.target]
     if not command:
         from trio_mcp.cli.tap_http import serve_tap
 
         return serve_tap(path, most, arguments.target, arguments.http, as_json=arguments.json)
     # The program alone: arguments may be tokens.
-    recorder = _recorder(path, {"kind": "stdio", "server": os.path.basename(command[0])}, most)
-    if recorder is None:
-        return 2
+    recorder = open_recorder(path, {"kind": "stdio", "server": os.path.basename(command[0])}, most)
     # The copiers close the streams of the host when the server closes its own, so they get private descriptors.
     host = (os.dup(0), os.dup(1), os.dup(2))
     null = os.open(os.devnull, os.O_RDWR)
@@ -98,14 +96,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         sys.stderr.write(f"{summary_of(path)}\n")  # standard output is the wire
     return status if status >= 0 else _end_alike(-status)
-
-
-def _recorder(path: str, source: dict[str, str], most: int) -> Recorder | None:
-    try:
-        return Recorder(path, source, most)
-    except OSError as error:
-        sys.stderr.write(f"trio-mcp: {path} cannot be written: {error.strerror}\n")
-        return None
 
 
 def _end_alike(number: int) -> int:

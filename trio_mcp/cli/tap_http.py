@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 import trio
 
 from trio_mcp.cli.output import Output
-from trio_mcp.cli.recording import Recorder, summary_of
+from trio_mcp.cli.recording import Recorder, open_recorder, summary_of
 from trio_mcp.cli.target import run_command
 from trio_mcp.core.errors import ConnectionFailed, UsageError
 from trio_mcp.core.http.client_rules import url_without_secrets
@@ -65,20 +65,14 @@ _SESSION_ID = 8  # characters of a session id that are recorded
 
 def serve_tap(path: str, most: int, url: str, address: str, *, as_json: bool) -> int:
     """Serve until Ctrl-C, and return the exit status of the process."""
-
     shown, scheme = url_without_secrets(url), urlsplit(url).scheme
     if scheme not in ("http", "https", "ws", "wss"):
-        sys.stderr.write(f"trio-mcp: the server must be an http, https, ws or wss URL, got {shown!r}\n")
-        return 2
+        raise UsageError(f"the server must be an http, https, ws or wss URL, got {shown!r}")
     host, port = parse_address(address)
     if not is_this_machine(host):
-        sys.stderr.write(f"trio-mcp: tap serves programs of this machine only: give a port, got {address!r}\n")
-        return 2
-    try:  # before the event loop, because the recorder starts a process
-        recorder = Recorder(path, {"kind": "http", "server": shown}, most)
-    except OSError as error:
-        sys.stderr.write(f"trio-mcp: {path} cannot be written: {error.strerror}\n")
-        return 2
+        raise UsageError(f"tap serves programs of this machine only: give a port, got {address!r}")
+    # Before the event loop, because the recorder starts a process.
+    recorder = open_recorder(path, {"kind": "http", "server": shown}, most)
 
     async def work() -> int:
         try:

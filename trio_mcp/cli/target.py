@@ -17,8 +17,8 @@ import re
 import signal
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -227,42 +227,24 @@ def run_command(work: Callable[[], Awaitable[int]], *, verbose: bool) -> int:
 
 
 def exit_status(run: Callable[[], int], *, verbose: bool) -> int:
-    """Call `run`, and return the exit status of the process.  An error of the protocol becomes one line."""
+    """Call `run`, and return the exit status of the process.
+
+    An error of the protocol becomes one line; with `verbose` the traceback is shown first.
+    """
     try:
-        with _one_line(verbose):
-            return run()
-    except _Failed as failed:
-        sys.stdout.flush()
-        sys.stderr.write(f"trio-mcp: {failed}\n")
-        return failed.status
-
-
-class _Failed(Exception):
-    """The command failed; the message is one line."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(printable(" ".join(message[:_LONGEST].split())))
-        self.status = status
-
-
-@contextmanager
-def _one_line(verbose: bool) -> Iterator[None]:
-    """Turn an error of the protocol into one line; with `verbose` the traceback is shown first."""
-    try:
-        yield
+        return run()
     except (McpError, trio.TooSlowError) as error:
         if verbose:
             import traceback
 
             sys.stderr.writelines(f"{printable(line)}\n" for line in traceback.format_exc().split("\n"))
-        if isinstance(error, UsageError):
-            status = 2
-        elif isinstance(error, ConnectionFailed | HandshakeError | SessionClosed):
-            status = NO_CONNECTION
-        else:
-            status = 1
+        sys.stdout.flush()
         prefix = "the server answered: " if isinstance(error, RequestError) else ""
-        raise _Failed(f"{prefix}{_in_options(_without_traceback(str(error)))}", status) from error
+        message = f"{prefix}{_in_options(_without_traceback(str(error)))}"[:_LONGEST]
+        sys.stderr.write(f"trio-mcp: {printable(' '.join(message.split()))}\n")
+        if isinstance(error, UsageError):
+            return 2
+        return NO_CONNECTION if isinstance(error, ConnectionFailed | HandshakeError | SessionClosed) else 1
 
 
 def _in_options(text: str) -> str:
