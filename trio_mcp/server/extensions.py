@@ -144,11 +144,6 @@ class ServerExtension:
             self._start(run, function)
         return function
 
-    def start(self, run: Run) -> None:
-        """Start the background work in a run."""
-        for function in self._background:
-            self._start(run, function)
-
     def _start(self, run: Run, function: Background) -> None:
         run.nursery.start_soon(self._run_background, run, function, name=f"the background of {self.id}")
 
@@ -204,8 +199,9 @@ class ExtensionRegistry:
             raise UsageError(f"the forms of one extension have one identifier, got {id} and {', '.join(others)}")
         if id in self.extensions:
             raise UsageError(f"this server has the extension {id} already")
-        added = self.extensions[id] = ServerExtension(self, values)
-        self._check(lambda: self.extensions.pop(id))
+        with self.whole():
+            added = self.extensions[id] = ServerExtension(self, values)
+            self.changed()
         return added
 
     def method(
@@ -224,9 +220,12 @@ class ExtensionRegistry:
         def register(function: F) -> F:
             if row.name in self.methods:
                 raise UsageError(f"the method {row.name} is registered already")
-            self.methods[row.name] = _method_entry(row, function, options)
-            self.rows.append((extension, row))
-            self._check(lambda: (self.methods.pop(row.name), self.rows.pop()))
+            handler = typed(function, **running(options))
+            params: Any = _TypedParams(function, handler)
+            with self.whole():
+                self.methods[row.name] = Entry("methods", row.name, handler, _method_result, arguments=params)
+                self.rows.append((extension, row))
+                self.changed()
             return function
 
         return register
@@ -239,7 +238,7 @@ class ExtensionRegistry:
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Register a new extension in this block, or no part of it if the block raises.
+        """Register a new extension or method in this block, or no part of it if the block raises.
 
         Background work is registered last, because it starts at once in the present runs.
         """
@@ -256,15 +255,8 @@ class ExtensionRegistry:
     def start(self, run: Run) -> None:
         """Start the background work of all extensions in a run."""
         for extension in self.extensions.values():
-            extension.start(run)
-
-    def _check(self, undo: Callable[[], object]) -> None:
-        """Make the new offer, and take the change back if it cannot be made."""
-        try:
-            self.changed()
-        except UsageError:
-            undo()
-            raise
+            for function in extension._background:
+                extension._start(run, function)
 
     def values(self) -> list[Extension]:
         """Return the extensions with the methods that were registered."""
@@ -278,11 +270,6 @@ class ExtensionRegistry:
         # A request without a handler would be accepted, and then be unknown.
         own = [each for each in value.methods if each.sender is Role.SERVER or each.name in self.methods]
         return attrs.evolve(value, methods=(*own, *added))
-
-
-def _method_entry(row: ExtensionMethod, function: Callable[..., Any], options: CompletionOptions) -> Entry:
-    handler = typed(function, **running(options))
-    return Entry("methods", row.name, handler, _method_result, arguments=_TypedParams(function, handler))  # type: ignore[arg-type]
 
 
 class _TypedParams:
