@@ -64,7 +64,7 @@ else:
             "replicas": "LEASE QUICKLY Replica",
             "resources": "resource_of resource_result",
             "results": "BadResult InputRequired OutputSchema ToolError tool_failure tool_result",
-            "run": "Rates Run RunMember Statistics drained",
+            "run": "Rates Run RunMember Statistics drained running",
             "server": "Server check_names",
             "session": (
                 "CANCELLED_CALL ChargedMessage ServerSession UNFINISHED address_of converse serve_stream socket_of "

@@ -8,11 +8,12 @@ connection that asked, because the answer may come on another one.
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
@@ -23,11 +24,13 @@ from trio_mcp.core.errors import UsageError
 from trio_mcp.core.revisions import Role
 from trio_mcp.core.shares import ByteBudget, Shares
 from trio_mcp.server.dispatch import Dispatcher
-from trio_mcp.transport.nursery import block, open_nursery
+from trio_mcp.transport.nursery import block, check_trio, open_nursery
 from trio_mcp.transport.wire import CLOSING
-from trio_mcp.transport.workers import WorkerPool
+from trio_mcp.transport.workers import WorkerPool, stale
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from trio_mcp.core.messages import Request
     from trio_mcp.core.revisions import Revision
     from trio_mcp.core.subscriptions import ChangeEvent, Listeners
@@ -40,10 +43,9 @@ if TYPE_CHECKING:
     from trio_mcp.server.session import ServerSession
     from trio_mcp.server.threads import Threads
 
-__all__ = [
-    "Rates", "Run", "RunMember", "Statistics", "drained",
-]  # fmt: skip
+__all__ = ["Rates", "Run", "RunMember", "Statistics", "drained", "running"]
 
+_log = logging.getLogger("trio_mcp")
 _OF_CHANGES = ("listChanged", "subscribe")
 _MOST = 10_000  # clients with a token bucket; if there are more, those that have been silent longest are forgotten
 
@@ -319,6 +321,80 @@ class Run:
             len(self._sessions if self._publisher is None else self._publisher.listeners),
             self.bytes.shares.held,
         )
+
+
+# The blocks of `Server`.
+
+
+@block
+async def running(stack: AsyncExitStack, server: Server, *, shared: bool) -> Run:
+    """The block of one run: enter the lifespans, open the nursery, and stop the run at the end.
+
+    All connections within a `shared` run use it; see `Server.running`.
+    """
+    check_trio()
+    ended = trio.Event()
+    stack.callback(ended.set)
+    if shared:
+        if server._sharing:
+            raise UsageError(f"{server._info['name']} is running already")
+        server._sharing = True
+        stack.callback(setattr, server, "_sharing", False)
+    parts, lifespans = dict.fromkeys((server, *server._parts())), {}
+    for part in parts:
+        if part._lifespan is not None:
+            begun = part._lifespan(part)
+            if not isinstance(begun, AbstractAsyncContextManager):
+                raise UsageError(
+                    f"lifespan must return an async context manager, got {type(begun).__name__}; "
+                    "write @contextlib.asynccontextmanager above it"
+                )
+            lifespans[part._catalog] = await _enter_lifespan(stack, begun, part._info["name"])
+    nursery = await stack.enter_async_context(open_nursery())
+    watchers = [part._watcher for part in parts if part._watcher is not None]
+    run = Run(server, lifespans, nursery, ended=ended, held=shared, watchers=watchers)
+    for part in parts:
+        part._runs.add(run)
+        stack.callback(part._runs.discard, run)
+    stack.callback(run.stop)
+
+    async def finish(kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is None and run.draining:  # `drained` stops the calls when their time is over
+            await run.detached_ended()
+
+    stack.push_async_exit(finish)
+    if shared:
+        server._shared = run
+        stack.callback(setattr, server, "_shared", None)
+    return run
+
+
+async def _enter_lifespan(stack: AsyncExitStack, lifespan: AbstractAsyncContextManager[Any], name: str) -> Any:
+    """Enter the author's lifespan.  If it ends the run by a cancellation, the server logs or raises this."""
+
+    async def leave(
+        kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        with _stale_as_failure():
+            ended = await lifespan.__aexit__(kind, error, traceback)
+        if ended and stale(error, "the lifespan") is not None:
+            _log.warning("%s stops: its lifespan has cancelled the tasks inside it", name)
+        return ended
+
+    with _stale_as_failure():
+        value = await lifespan.__aenter__()
+    stack.push_async_exit(leave)
+    return value
+
+
+@contextmanager
+def _stale_as_failure() -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        if (failure := stale(error, "the lifespan")) is None:
+            raise
+        raise failure from error
 
 
 @block

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import importlib
 import inspect
-import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -38,14 +37,11 @@ from trio_mcp.server.entries import (
 )
 from trio_mcp.server.process import announce, live, parse_address, run_stdio
 from trio_mcp.server.registry import CAPABILITIES, Catalog, Filter
-from trio_mcp.server.run import Run, Statistics, drained
+from trio_mcp.server.run import Run, Statistics, drained, running
 from trio_mcp.server.session import serve_stream
-from trio_mcp.transport.nursery import block, check_trio, open_nursery
-from trio_mcp.transport.workers import stale
 
 if TYPE_CHECKING:
     import ssl
-    from types import TracebackType
 
     from trio_mcp.core.caching import CacheHints
     from trio_mcp.core.content import Icon, Resource
@@ -65,7 +61,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Server", "check_names"]
 
-_log = logging.getLogger("trio_mcp")
 F = TypeVar("F", bound=Callable[..., Any])
 Lifespan: TypeAlias = "Callable[[Server], AbstractAsyncContextManager[Any]]"
 ListName: TypeAlias = Literal["tools", "prompts", "resources"]
@@ -578,7 +573,7 @@ class Server(metaclass=WithOtherNames):
         An exception that the block raises is raised unchanged.  Raises `UsageError` if the server is running already.
         Inside the block, call `serve_stream`, `serve_stdio` or `serve_http`.
         """
-        return _running(self, shared=True)
+        return running(self, shared=True)
 
     def draining(self, seconds: float) -> AbstractAsyncContextManager[None]:
         """Shut the server down gracefully: ``async with server.draining(5): pass``
@@ -601,7 +596,7 @@ class Server(metaclass=WithOtherNames):
         """Return a context manager for a transport; its value is the run that a new connection belongs to."""
         if self._shared is not None:
             return contextlib.nullcontext(self._shared)
-        return _running(self, shared=False)
+        return running(self, shared=False)
 
     def _parts(self) -> Iterator[Server]:
         for mounted in self._mounted:
@@ -711,76 +706,6 @@ class _Announcement:
     def started(self, value: HttpAddress | None = None) -> None:
         assert value is not None
         announce(self._server, value.local_url, value.url, self._unix)
-
-
-@block
-async def _running(stack: contextlib.AsyncExitStack, server: Server, *, shared: bool) -> Run:
-    """The block of one run: enter the lifespans, open the nursery, and stop the run at the end."""
-    check_trio()
-    ended = trio.Event()
-    stack.callback(ended.set)
-    if shared:
-        if server._sharing:
-            raise UsageError(f"{server._info['name']} is running already")
-        server._sharing = True
-        stack.callback(setattr, server, "_sharing", False)
-    parts, lifespans = dict.fromkeys((server, *server._parts())), {}
-    for part in parts:
-        if part._lifespan is not None:
-            begun = part._lifespan(part)
-            if not isinstance(begun, AbstractAsyncContextManager):
-                raise UsageError(
-                    f"lifespan must return an async context manager, got {type(begun).__name__}; "
-                    "write @contextlib.asynccontextmanager above it"
-                )
-            lifespans[part._catalog] = await _enter_lifespan(stack, begun, part._info["name"])
-    nursery = await stack.enter_async_context(open_nursery())
-    watchers = [part._watcher for part in parts if part._watcher is not None]
-    run = Run(server, lifespans, nursery, ended=ended, held=shared, watchers=watchers)
-    for part in parts:
-        part._runs.add(run)
-        stack.callback(part._runs.discard, run)
-    stack.callback(run.stop)
-
-    async def finish(kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is None and run.draining:  # `drained` stops the calls when their time is over
-            await run.detached_ended()
-
-    stack.push_async_exit(finish)
-    if shared:
-        server._shared = run
-        stack.callback(setattr, server, "_shared", None)
-    return run
-
-
-async def _enter_lifespan(
-    stack: contextlib.AsyncExitStack, lifespan: AbstractAsyncContextManager[Any], name: str
-) -> Any:
-    """Enter the author's lifespan.  If it ends the run by a cancellation, the server logs or raises this."""
-
-    async def leave(
-        kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None:
-        with _stale_as_failure():
-            ended = await lifespan.__aexit__(kind, error, traceback)
-        if ended and stale(error, "the lifespan") is not None:
-            _log.warning("%s stops: its lifespan has cancelled the tasks inside it", name)
-        return ended
-
-    with _stale_as_failure():
-        value = await lifespan.__aenter__()
-    stack.push_async_exit(leave)
-    return value
-
-
-@contextlib.contextmanager
-def _stale_as_failure() -> Iterator[None]:
-    try:
-        yield
-    except BaseException as error:
-        if (failure := stale(error, "the lifespan")) is None:
-            raise
-        raise failure from error
 
 
 # The options of a server.
