@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 import trio
 
 from trio_mcp.client.callbacks import Answering, GivenRoots
-from trio_mcp.client.connecting import SessionOptions, Target, connector_for
+from trio_mcp.client.connecting import Target, connector_for
 from trio_mcp.client.connection import ClientConnection
 from trio_mcp.client.options import (
     ANSWERING,
@@ -40,7 +40,7 @@ from trio_mcp.client.options import (
 )
 from trio_mcp.client.session import DroppingQueue, HeadersRefused, NoResponse, OnProgress, Progress, Timer
 from trio_mcp.client.subscriptions import Subscription
-from trio_mcp.client.tools import KnownTools, ReturnType
+from trio_mcp.client.tools import ReturnType
 from trio_mcp.core import models
 from trio_mcp.core.caching import Pager
 from trio_mcp.core.codec import from_json, to_json
@@ -166,17 +166,10 @@ class Client(metaclass=WithOtherNames):
         if extensions is not None and extensions.wrapped:
             self._send = extensions.sending(self, self._send)  # type: ignore[assignment,method-assign]
         self._connection = ClientConnection(
-            connector,
-            lambda handler: SessionOptions(
-                self._offer, handler, self._limits, self._client_headers, lambda name: self._tools.mirrors(name),
-                options, self._tokens,
-            ),
-            self._answering,
-            log_level=_checked_level(log_level),
-            forget_tools=lambda: self._tools.forget(),
-            extensions=extensions,
+            connector, options, self._offer, self._answering, headers=self._client_headers, tokens=self._tokens,
+            log_level=_checked_level(log_level), extensions=extensions,
         )  # fmt: skip
-        self._tools = KnownTools(self._connection.report_loss)
+        self._tools = self._connection.tools
 
     if not TYPE_CHECKING:  # otherwise type checkers would accept any attribute
 

@@ -31,6 +31,7 @@ from trio_mcp.client.callbacks import Answering
 from trio_mcp.client.connecting import Connector, SessionOptions
 from trio_mcp.client.session import PAUSES, STABLE, ClientSession, OnProgress, SessionLost, Timer, failure_of
 from trio_mcp.client.subscriptions import SubscriptionManager
+from trio_mcp.client.tools import KnownTools
 from trio_mcp.core.caching import ResponseCache
 from trio_mcp.core.codec import from_json
 from trio_mcp.core.errors import (
@@ -44,7 +45,7 @@ from trio_mcp.core.errors import (
     repeated,
 )
 from trio_mcp.core.http.fields import Fields
-from trio_mcp.core.messages import PROGRESS, JsonObject
+from trio_mcp.core.messages import PROGRESS, JsonObject, Limits
 from trio_mcp.core.models import LoggingMessageParams
 from trio_mcp.core.oauth.errors import AuthorizationFailed
 from trio_mcp.core.requests import Answered, Outcome
@@ -56,6 +57,7 @@ from trio_mcp.transport.workers import called
 if TYPE_CHECKING:
     from trio_mcp.client.extensions import ClientExtensions
     from trio_mcp.client.options import ClientOptions
+    from trio_mcp.oauth.client import TokenSource
 
 __all__ = ["ClientConnection"]
 
@@ -84,8 +86,7 @@ _DECLARED_BY = {
 class ClientConnection:
     """The connection of a client; see the head of this file.  It is the `ServerMessageHandler` of its sessions.
 
-    `options` makes the options of the sessions, whose handler is this object.  `forget_tools` is called when the stored
-    data about tools may be outdated.
+    `headers` returns the headers of the client; called for each HTTP request.
     """
 
     _nursery: trio.Nursery
@@ -93,19 +94,22 @@ class ClientConnection:
     def __init__(
         self,
         connector: Connector,
-        options: Callable[[ClientConnection], SessionOptions],
+        options: ClientOptions,
+        offer: Offer,
         answering: Answering,
         *,
+        headers: Callable[[], Fields],
+        tokens: TokenSource | None,
         log_level: str | None,
-        forget_tools: Callable[[], object],
-        extensions: ClientExtensions | None = None,
+        extensions: ClientExtensions | None,
     ) -> None:
+        limits = options.get("limits") or Limits()
+        self.tools = KnownTools(self.report_loss)
         self._connector = connector
-        self._session_options = options(self)
-        self._options: ClientOptions = self._session_options.given
+        self._options = options
+        self._session_options = SessionOptions(offer, self, limits, headers, self.tools.mirrors, options, tokens)
         self._answering = answering
         self._log_level = log_level
-        self._forget_tools = forget_tools
         self._extensions = extensions
         self._trio_token: trio.lowlevel.TrioToken | None = None  # of the `trio.run` of this client
         self._current: ClientSession | None = None
@@ -120,7 +124,7 @@ class ClientConnection:
         self._closed = trio.Event()
         self.gone = trio.Event()
         """Set when the connection has ended and no new session will be opened."""
-        self.subscriptions = SubscriptionManager(self._session_options.limits)
+        self.subscriptions = SubscriptionManager(limits)
         self.deviations: deque[str] = deque(maxlen=_DEVIATIONS)
         self._shared: dict[Hashable, _SharedRequest] = {}
         self._reported_methods: set[str] = set()  # methods of notifications that were reported for this session
@@ -166,7 +170,7 @@ class ClientConnection:
         self._opened_at = trio.current_time()
         revision = caller.terms.revision
         self.cache = ResponseCache(revision) if self._options.get("cache", True) else None
-        self._forget_tools()
+        self.tools.forget()
         self._reported_methods.clear()
         if (seconds := self._options.get("ping_seconds")) is not None:
             self._nursery.start_soon(caller.watch, seconds, name="pings of the server")
@@ -355,7 +359,7 @@ class ClientConnection:
         if self.cache is not None:
             self.cache.changed(method, params)
         if method == ChangeKind.TOOLS.method:
-            self._forget_tools()
+            self.tools.forget()
         on_log, on_complete = self._options.get("on_log"), self._options.get("on_elicitation_complete")
         handler = None if self._extensions is None else self._extensions.handler(method, notification=True)
         if handler is not None:
@@ -407,7 +411,7 @@ class ClientConnection:
 
     def missed(self, *, for_good: bool) -> None:
         if not for_good:
-            self._forget_tools()
+            self.tools.forget()
         self.subscriptions.missed(for_good=for_good)
 
     def mistake(self, why: str, level: int = logging.INFO) -> None:

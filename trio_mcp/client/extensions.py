@@ -52,20 +52,8 @@ __all__ = ["Around", "CallNextRequest", "ClientExtension", "ClientExtensions", "
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Send(Protocol):
-    """`Client._send`."""
-
-    def __call__(
-        self,
-        method: str,
-        params: JsonObject,
-        on_progress: OnProgress | None,
-        headers: Mapping[str, str] | None,
-        timer: Timer | None,
-        fields: Fields | None = None,
-        *,
-        refresh_tools: bool = False,
-    ) -> Awaitable[tuple[JsonObject, JsonObject]]: ...
+Send: TypeAlias = Callable[..., Awaitable[tuple[JsonObject, JsonObject]]]
+"""`Client._send`."""
 
 
 class CallNextRequest(Protocol):
