@@ -34,7 +34,7 @@ SCHEMAS = {
     f"trio_mcp.core.schema.{name}" for name in ("classes", "hints", "shapes", "templates", "validation", "writing")
 }
 TRANSPORTS = {
-    *(f"trio_mcp.client.{name}" for name in ("http", "websocket")),
+    *(f"trio_mcp.client.{name}" for name in ("http", "sse", "websocket")),
     *(f"trio_mcp.server.http.{name}" for name in ("listener", "monitoring", "options", "shared_endpoint", "websocket")),
     *(f"trio_mcp.transport.{name}" for name in ("child", "dial", "http_pool")),
     "trio_mcp.core.http.websocket",

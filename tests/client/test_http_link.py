@@ -185,7 +185,7 @@ async def test_closing_ends_the_session_at_the_server(revision: str, autojump_cl
     stage = Stage()
     async with served(stage.server) as web, linked(web.connect, [revision]) as bench:
         await bench.caller.request("tools/list")
-        id = bench.link._session_id
+        id = bench.link._sender.session_id
         await bench.link.aclose()
         await bench.link.aclose()
         answer = await web.post({"jsonrpc": "2.0", "id": 1, "method": "ping"}, session=id, revision=revision)
@@ -220,7 +220,7 @@ async def test_closing_ends_every_call_at_once(revision: str, autojump_clock: Mo
 async def test_a_session_that_the_server_ended_is_lost(revision: str, autojump_clock: MockClock) -> None:
     stage = Stage()
     async with served(stage.server) as web, linked(web.connect, [revision]) as bench:
-        gone = await web.end(bench.link._session_id)
+        gone = await web.end(bench.link._sender.session_id)
         assert gone.status in (200, 202, 204)
         failed = await failing(bench)
         assert isinstance(failed, SessionLost)
@@ -504,7 +504,7 @@ async def test_how_a_connection_broke_is_the_cause(revision: str) -> None:
         refused = await failing(bench)
         assert isinstance(refused, ConnectionFailed)
         server.refuses = False
-        bench.link._session_id = None  # nothing to say goodbye to
+        bench.link._sender.session_id = None  # nothing to say goodbye to
 
 
 @pytest.mark.parametrize("revision", [D, E])

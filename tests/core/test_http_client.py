@@ -165,7 +165,7 @@ def test_the_version_header_is_the_version_of_the_body() -> None:
 def test_streams_are_opened_and_sessions_ended_with_their_id() -> None:
     ours = {"Mcp-Session-Id": SESSION, "MCP-Protocol-Version": D.name}
     assert dict(request_headers(get(session=SESSION))) == {"Accept": "text/event-stream", **ours}
-    resumed = request_headers(get(session=SESSION), last_event_id="1-7")
+    resumed = request_headers(get(session=SESSION, last_event_id="1-7"))
     assert dict(resumed) == {"Accept": "text/event-stream", **ours, "Last-Event-ID": "1-7"}
     assert dict(request_headers(exchange(None, session=SESSION, method="DELETE"))) == ours
     assert dict(request_headers(get(A, sse=True))) == {"Accept": "text/event-stream"}
@@ -218,8 +218,8 @@ def test_the_server_takes_what_the_client_sends(message: Message, revision: Revi
 def test_the_server_takes_the_clients_get_and_delete(revision: Revision) -> None:
     facts = {SESSION: SessionFacts(revision)}
     for method, wanted in [("GET", OpenStream), ("DELETE", EndSession)]:
-        asked = exchange(None, revision, method=method, session=SESSION)
-        headers = Headers([("Host", "localhost"), *request_headers(asked, last_event_id="1-0")])
+        asked = exchange(None, revision, method=method, session=SESSION, last_event_id="1-0")
+        headers = Headers([("Host", "localhost"), *request_headers(asked)])
         assert isinstance(judge(HttpPolicy(), HttpRequest(method, "/mcp", headers), find_session=facts.get), wanted)
 
 

@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from trio_mcp.client.connection import *
     from trio_mcp.client.extensions import *
     from trio_mcp.client.http import *
+    from trio_mcp.client.http_sender import *
     from trio_mcp.client.options import *
     from trio_mcp.client.session import *
+    from trio_mcp.client.sse import *
     from trio_mcp.client.subscriptions import *
     from trio_mcp.client.tools import *
     from trio_mcp.client.websocket import *
@@ -30,7 +32,10 @@ else:
             "connecting": "Connector SessionOptions Startup Target connector_for",
             "connection": "ClientConnection",
             "extensions": "Around CallNextRequest ClientExtension ClientExtensions ExtensionCall",
-            "http": "ACKNOWLEDGE_TIMEOUT AUTH_ADVICE ENDPOINT HttpLink MAX_RETRY_AFTER NeedsSse SseLink",
+            "http": "AUTH_ADVICE CLOSED_HERE HttpLink NeedsSse",
+            "http_sender": (
+                "ACKNOWLEDGE_TIMEOUT ENDPOINT HttpSender INITIALIZED MAX_RETRY_AFTER drain is_initialized title_of"
+            ),
             "options": (
                 "ANSWERING ClientOptions RequestOptions check_client_options check_request_options copy_mapping "
                 "fields_of"
@@ -40,6 +45,7 @@ else:
                 "STABLE ServerMessageHandler SessionLost StreamLink Timer Unauthorized failure_of "
                 "too_large_questions too_many_questions"
             ),
+            "sse": "SseLink",
             "subscriptions": "Subscription SubscriptionManager SubscriptionUnsupported",
             "tools": "KnownTools ReturnType ToolFailed",
             "websocket": "UpgradeRefused dial_websocket",

@@ -476,7 +476,8 @@ async def _run_http(
     remember: bool,
 ) -> None:
     """Run a session over Streamable HTTP, or over HTTP+SSE."""
-    from trio_mcp.client.http import HttpLink, SseLink
+    from trio_mcp.client.http import HttpLink
+    from trio_mcp.client.sse import SseLink
 
     async with open_nursery() as nursery:
         link = (SseLink if sse else HttpLink)(

@@ -95,7 +95,8 @@ class Exchange:
 
     `revision` is the revision of the message (for initialize, the proposed one).  `probing`: this is the first contact
     with the server.  `again`: this is the second attempt.  `waited`: it was sent again after a `RetryAfter`; the other
-    steps are still open to it.  `sse`: the transport is HTTP+SSE.
+    steps are still open to it.  `sse`: the transport is HTTP+SSE.  `last_event_id`: the event after which a
+    GET resumes.
     """
 
     url: str
@@ -108,6 +109,7 @@ class Exchange:
     again: bool = False
     waited: bool = False
     sse: bool = False
+    last_event_id: str = ""
     asked: frozenset[Id] = attrs.field(init=False, eq=False, repr=False)
     """The ids of the requests in the message: usually one."""
 
@@ -138,17 +140,12 @@ def _items(message: Message | None) -> tuple[Message | None, ...]:
 
 
 def request_headers(
-    exchange: Exchange,
-    *,
-    mirrors: Sequence[Mirror] = (),
-    last_event_id: str = "",
-    mcp_names: Mapping[str, str] = NO_NAMES,
+    exchange: Exchange, *, mirrors: Sequence[Mirror] = (), mcp_names: Mapping[str, str] = NO_NAMES
 ) -> Fields:
     """Return the protocol's headers for this request.
 
-    `mirrors`: the header rules of the called tool.  `last_event_id`: the event after which a GET resumes.  `mcp_names`:
-    see `Offer.mcp_names`.  Raises `UsageError` if this revision does not allow to post the message, or if an argument
-    does not fit into a header.
+    `mirrors`: the header rules of the called tool.  `mcp_names`: see `Offer.mcp_names`.  Raises `UsageError` if this
+    revision does not allow to post the message, or if an argument does not fit into a header.
     """
     revision, rules, message = exchange.revision, exchange.revision.http, exchange.message
     session: Fields = () if exchange.session is None else ((SESSION_ID, exchange.session),)  # http-55
@@ -156,7 +153,7 @@ def request_headers(
         session = (*session, (PROTOCOL_VERSION, revision.name))
     if message is None:
         accept: Fields = (("Accept", EVENT_STREAM),) if exchange.method == "GET" else ()  # http-32
-        after: Fields = ((LAST_EVENT_ID, last_event_id),) if last_event_id else ()  # http-41
+        after: Fields = ((LAST_EVENT_ID, exchange.last_event_id),) if exchange.last_event_id else ()  # http-41
         return (*accept, *session, *after)
     if isinstance(message, Batch) and not revision.batches:
         raise UsageError(f"{revision} has no batches: post each message by itself")  # http-11, http-12
