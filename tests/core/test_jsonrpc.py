@@ -927,6 +927,13 @@ def test_a_result_that_is_a_text_is_written_as_any_other(result: dict[str, Any])
         )
 
 
+def test_an_answer_to_an_id_that_is_text_is_written_as_one_to_a_number() -> None:
+    more = CachedResult({"_meta": {"m": 1}})
+    for result in ({"content": []}, CachedResult({"content": []})):
+        by_number, by_text = (encode(prepare(Response(id, result), more)) for id in (1, "é"))
+        assert by_text == by_number.replace(b'"id":1', '"id":"é"'.encode())
+
+
 @pytest.mark.parametrize("token", [7, -(10**30), "a", 'é"\\\n\u2028\U0001f600', ""])
 @pytest.mark.parametrize("reached", [0, -1, 10**30, 0.0, -0.0, 1.5, 1e-05, 5e-324, 1e16, 1e22, 1.7976931348623157e308])
 @pytest.mark.parametrize(("total", "text"), [(None, None), (10, None), (2.5, 'é"\\\n\x00\x7f'), (None, ""), (0, "")])

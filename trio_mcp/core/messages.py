@@ -845,7 +845,9 @@ def _deeper_than(limit: int, value: Json) -> bool:
 # To bytes.
 
 _Single = TypeVar("_Single", bound=_Sendable)
+_ID: tuple[type, ...] = (int, str)  # the types of an id
 _NULL_ID = b'"id":null,'
+_TO_TEXT = b'{"jsonrpc":"2.0","id":%b,"result":'  # the head of an answer to an id that is text
 
 
 def prepare(message: _Single, more: CachedResult | None = None, *, null_id: bool = True) -> _Single:
@@ -914,21 +916,22 @@ def _write(message: Message | _Sendable, own: JsonObject | None = None, more: Ca
     `own` and `more` are the two parts of the result or params, if they are written separately.
     """
     try:
-        if type(message) is Response and type(message.id) is int and isinstance(message.result, dict):
+        if type(message) is Response and type(message.id) in _ID and isinstance(message.result, dict):
             # The fast path for nearly all messages of a server.
-            head = b'{"jsonrpc":"2.0","id":%d,"result":' % message.id
-            own = message.result if own is None else own
+            id, whole = message.id, message.result
+            head = b'{"jsonrpc":"2.0","id":%d,"result":' % id if type(id) is int else _TO_TEXT % to_text(id)
         elif (
             type(message) is Request and type(message.id) is int and type(message.method) is str
             and type(message.params) is dict and message.params
         ):  # fmt: skip
             head = b'{"jsonrpc":"2.0","id":%d,"method":%b,"params":' % (message.id, _method_text(message.method))
-            own = message.params if own is None else own
-        elif (kept := _written_once(message)) is not None:
-            (head, own), more = kept, None
+            whole = message.params
+        elif type(message) is Notification and type(message.params) is CachedResult:
+            head, whole = b'{"jsonrpc":"2.0","method":%b,"params":' % _method_text(message.method), message.params
         else:
             text = to_text(_envelope(message))
             return text if len(text) > _FEW else bytes(memoryview(text))  # bytes of orjson occupy at least 4 KiB each
+        own = whole if own is None else own
         if more is None:
             return b"".join((head, own.text if type(own) is CachedResult else to_text(own), b"}"))
         if not own:
@@ -951,20 +954,10 @@ def _write(message: Message | _Sendable, own: JsonObject | None = None, more: Ca
     raise UsageError(f"this {type(message).__name__} cannot be written as JSON: {why}")
 
 
-def _written_once(message: Message | _Sendable) -> tuple[bytes, CachedResult] | None:
-    """Return the head and the members of a notification, or of a response with a text as id, with a `CachedResult`."""
-    if type(message) is Response and type(message.id) is str and type(message.result) is CachedResult:
-        return b'{"jsonrpc":"2.0","id":%b,"result":' % to_text(message.id), message.result
-    if type(message) is Notification and type(message.params) is CachedResult:
-        return b'{"jsonrpc":"2.0","method":%b,"params":' % _method_text(message.method), message.params
-    return None
-
-
 _method_text = functools.lru_cache(64)(to_text)  # the protocol has a few dozen methods
 
 
 # The types of each member.  A bool never passes, although it is an int in Python.
-_ID: tuple[type, ...] = (int, str)
 _MEMBERS: dict[type, dict[str, tuple[type, ...]]] = {
     Request: {"id": _ID, "method": (str,), "params": (dict,)},
     Notification: {"method": (str,), "params": (dict,)},
