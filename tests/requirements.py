@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import csv
 import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,16 +28,24 @@ def read(path: Path) -> dict[str, dict[str, str]]:
         return {row["id"]: row for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)}
 
 
-@functools.cache  # to read all tests takes seconds
+@functools.cache
 def references() -> frozenset[tuple[str, str]]:
     """Every id that a call of `req` names, with the file that does."""
     return frozenset(_references())
 
 
 def _references() -> Iterator[tuple[str, str]]:
-    for path in sorted(HERE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "req":
-                for part in (part for argument in node.args for part in ast.walk(argument)):
-                    if isinstance(part, ast.Constant) and isinstance(part.value, str):
-                        yield part.value, path.name
+    for path in sorted(set(HERE.rglob("*.py")) - {Path(__file__)}):
+        text = path.read_text(encoding="utf-8")
+        for call in re.finditer(r"\breq\(", text):  # to parse all tests takes seconds
+            for part in ast.walk(_call(text, call.start())):
+                if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    yield part.value, path.name
+
+
+def _call(text: str, start: int) -> ast.expr:
+    end = start
+    while True:
+        end = text.index(")", end) + 1
+        with contextlib.suppress(SyntaxError):  # it was a bracket within the call
+            return ast.parse(text[start:end], mode="eval").body
