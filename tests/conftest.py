@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 
 from tests.cuts import Cuts
-from tests.speeds import ALL, DEFAULT, SPEEDS, part_of, speeds
+from tests.speeds import ALL, DEFAULT, SPEEDS, has_examples, part_of, speeds
 
 # In CI the same examples every time, so that what fails there fails again here; elsewhere new ones each run.
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
@@ -56,6 +56,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     wanted = {item for item in items if speed in (ALL, *of[item]) and part_of(item, parts) == part}
     config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
     items[:] = [item for item in items if item in wanted]
+    if speed == DEFAULT:
+        for test in {item.obj for item in items if isinstance(item, pytest.Function) and has_examples(item)}:
+            given = test._hypothesis_internal_use_settings
+            test._hypothesis_internal_use_settings = hypothesis.settings(given, max_examples=given.max_examples // 3)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

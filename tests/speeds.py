@@ -11,7 +11,8 @@ of the module, as `iter_markers` has them.  Without a mark, two rules do:
 2. Cases that differ in their revisions only are one behaviour.  Those of the two newest revisions are `default`, the
    others `full`; where neither of the two is among them, the newest one is `default`.
 
-A case of an exchange that is cut (`tests/cuts.py`) runs at each speed, with other cuts.
+A case of an exchange that is cut (`tests/cuts.py`) runs at each speed, with other cuts.  A case with examples of
+Hypothesis does as well: the default suite tries a third of them.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+import hypothesis
 import pytest
 
 from tests.server.wire import REVISION_NAMES
 
-__all__ = ["ALL", "DEFAULT", "FULL", "LONG", "SPEEDS", "part_of", "speeds"]
+__all__ = ["ALL", "DEFAULT", "FULL", "LONG", "SPEEDS", "has_examples", "part_of", "speeds"]
 
 SPEEDS = DEFAULT, FULL, LONG = ("default", "full", "long")
 ALL = "all"
@@ -32,7 +34,7 @@ NEWEST = REVISION_NAMES[-2:]
 
 
 def speeds(items: Iterable[pytest.Item]) -> dict[pytest.Item, frozenset[str]]:
-    """The speeds at which each case runs: one, or all of them for a case with cuts."""
+    """The speeds at which each case runs: one, or this and the later ones for a case with cuts or examples."""
     newest: defaultdict[str, Sequence[str]] = defaultdict(list)  # the newest revisions in which a behaviour is tried
     for item in items:
         newest[_behaviour(item)] = max(newest[_behaviour(item)], _revisions(item))
@@ -43,8 +45,13 @@ def speeds(items: Iterable[pytest.Item]) -> dict[pytest.Item, frozenset[str]]:
         fast = all(each in NEWEST for each in revisions) or revisions == newest[_behaviour(item)]
         rule = DEFAULT if fast and "shared_schemas" not in fixtures else FULL
         marked = next((mark.name for mark in item.iter_markers() if mark.name in SPEEDS), rule)
-        found[item] = frozenset(SPEEDS[SPEEDS.index(marked) :] if "cuts" in fixtures else [marked])
+        several = "cuts" in fixtures or has_examples(item)
+        found[item] = frozenset(SPEEDS[SPEEDS.index(marked) :] if several else [marked])
     return found
+
+
+def has_examples(item: pytest.Item) -> bool:
+    return isinstance(item, pytest.Function) and hypothesis.is_hypothesis_test(item.obj)
 
 
 def part_of(item: pytest.Item, parts: int) -> int:

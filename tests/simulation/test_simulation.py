@@ -26,7 +26,7 @@ from trio_mcp import Context, Server
 from trio_mcp.relay.tasks import RelayTasks
 
 ROOT = Path(__file__).parents[2]
-PART, PARTS = 50, 2  # worlds of the default suite
+PART, PARTS = 20, 2  # worlds of the default suite
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -88,8 +88,9 @@ _JOBS = _scattered(MODERN, [(Move("errand", size=40), Move("errand", size=40), *
 _QUIZZES = _scattered(MODERN, [(Move("errand", size=41), Move("fetch", wait=1.0))], *_pauses(780, 840, 900))
 # The name of this errand is one whose tool reports no progress, which would be refused first.
 _LATE = _scattered(
-    MODERN, [(*(Move("tools"),) * 9, Move("errand", wait=1.0, size=40), *_STAY)], *_pauses(*range(640, 760, 20))
-)
+    MODERN, [(*(Move("tools"),) * 9, Move("errand", wait=1.0, size=40), *_STAY)],
+    *_pauses(700, 720, 740, 640, 660, 680),  # the first one finds most
+)  # fmt: skip
 # A replica that has taken an answer ends before it reaches the store again.
 _ENDS = [
     Plan(
@@ -122,9 +123,14 @@ _PLANS = {
 }
 
 
-@pytest.mark.parametrize("plans", [_CALLS, _CHANGES, _GAPS, _JOBS, _QUIZZES, _LATE, _ENDS, _FULL])
+_ALL = (_CALLS, _CHANGES, _GAPS, _JOBS, _QUIZZES, _LATE, _ENDS, _FULL)
+
+
+@pytest.mark.parametrize(
+    "plans", [*(each[:1] for each in _ALL), *(pytest.param(each[1:], marks=pytest.mark.full) for each in _ALL)]
+)
 def test_replicas_do_as_one_server(plans: list[Plan]) -> None:
-    for plan in plans[::3]:
+    for plan in plans:
         assert not play(plan).violations
 
 
@@ -154,7 +160,7 @@ def test_a_relay_that_forgets_its_tasks_is_found() -> None:
 # What the seed decides.
 
 
-@pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 200), marks=pytest.mark.full)])
+@pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 200), marks=pytest.mark.full)])
 def test_the_same_seed_makes_the_same_world(seeds: range) -> None:
     for seed in seeds:
         assert play(draw(seed)) == play(draw(seed))
