@@ -73,7 +73,7 @@ def nothing_is_left() -> Iterator[None]:
     """No file descriptor, and no child, not even a dead one."""
     fds = open_fds()
     yield
-    assert open_fds() == fds
+    assert open_fds() <= fds  # what an earlier test has left to the garbage collector may be closed by now
     assert no_child_is_left()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import ssl
 import threading
@@ -144,7 +145,9 @@ async def test_who_breaks_the_rules_over_a_socket_still_hears_why() -> None:
 
 
 def other() -> Any:
-    return pytest.importorskip("websockets", reason="another implementation of WebSocket is not installed")
+    found = pytest.importorskip("websockets", reason="another implementation of WebSocket is not installed")
+    importlib.import_module("websockets.exceptions")  # the package does not load it by itself
+    return found
 
 
 async def by_other_client(url: str, talk: Callable[[Any], Any], **options: Any) -> Any:
