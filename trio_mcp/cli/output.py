@@ -10,7 +10,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from trio_mcp.core.errors import UsageError, printable
 
@@ -54,8 +54,8 @@ def write_file(path: Path, data: bytes) -> None:
 class Output:
     """Writes the result of a command to standard output."""
 
-    def __init__(self, as_json: bool, file: TextIO | None = None) -> None:
-        self._file = sys.stdout if file is None else file
+    def __init__(self, as_json: bool) -> None:
+        self._file = sys.stdout
         if isinstance(self._file, io.TextIOWrapper):  # a lone surrogate, or a terminal that is not UTF-8
             self._file.reconfigure(errors="backslashreplace")
         self.as_json = as_json

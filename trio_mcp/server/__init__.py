@@ -71,7 +71,7 @@ else:
                 "start_work"
             ),
             "supervised": "Supervised run_workers",
-            "supervisor": "ConnectionCounts Roster supervise",
+            "supervisor": "ConnectionCounts Roster Supervisor",
             "threads": "Threads no_threads",
         },
     )

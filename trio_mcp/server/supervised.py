@@ -39,7 +39,7 @@ from trio_mcp.server.http.listener import HttpAddress, leave_to_others, serve_ht
 from trio_mcp.server.http.monitoring import Tally
 from trio_mcp.server.http.sockets import Listener, check_exposure, listener_of, socket_under, tcp_sockets, unix_socket
 from trio_mcp.server.process import ProcessLife, announce, check_process, live, show_operator
-from trio_mcp.server.supervisor import ConnectionCounts, supervise
+from trio_mcp.server.supervisor import ConnectionCounts, Supervisor
 from trio_mcp.stores.memory import MemoryStore
 from trio_mcp.transport.nursery import open_nursery
 
@@ -89,7 +89,8 @@ def run_workers(
             _warn_of_threads()
             serve = partial(serve_http, server, ssl_context=ssl_context, tap=tap, **options)
             work = partial(_work, server, sockets, serve, shutdown_timeout)
-            supervise(name, workers, sockets, work, partial(_announce, server, unix, workers, advice), shutdown_timeout)
+            show = partial(_announce, server, unix, workers, advice)
+            Supervisor(name, workers, sockets, work, show, shutdown_timeout).run()
     except CannotServe as error:
         raise SystemExit(f"{name}: {error}") from None
 

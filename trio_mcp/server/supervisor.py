@@ -57,7 +57,7 @@ from trio_mcp.server.http.sockets import ignore_new
 from trio_mcp.server.process import LAST, unbuffer
 from trio_mcp.transport.stdio import unhindered_stderr
 
-__all__ = ["ConnectionCounts", "Roster", "supervise"]
+__all__ = ["ConnectionCounts", "Roster", "Supervisor"]
 
 _log = logging.getLogger("trio_mcp")
 
@@ -229,27 +229,6 @@ class ConnectionCounts:
                 return
 
 
-def supervise(
-    name: str,
-    workers: int,
-    sockets: Sequence[socket.socket],
-    work: Work,
-    announce: Callable[[str, str], None],
-    shutdown_timeout: float,
-) -> NoReturn:
-    """Run `work(number, link, connections, slot)` in forks of this process, until a signal ends them.
-
-    `work` serves connections of `sockets`; its `link` leads to this supervisor.  `announce(local_url, url)` is called
-    when all workers are ready.  Raises `SystemExit` with the exit status.
-    """
-    try:
-        with unhindered_stderr():
-            status = _Supervisor(name, workers, sockets, work, announce, shutdown_timeout).run()
-    finally:
-        unbuffer()
-    raise SystemExit(status)
-
-
 @attrs.define(eq=False)
 class _Process:
     """A worker process, and our end of the link to it."""
@@ -292,7 +271,13 @@ class _Count:
     answers: int = 0
 
 
-class _Supervisor:
+class Supervisor:
+    """Runs `work(number, link, connections, slot)` in forks of this process.
+
+    `work` serves connections of `sockets`; its `link` leads to this supervisor.  `announce(local_url, url)` is called
+    when all workers are ready.
+    """
+
     def __init__(
         self,
         name: str,
@@ -321,22 +306,29 @@ class _Supervisor:
         self._count: _Count | None = None
         self._counts = 0
 
-    def run(self) -> int:
-        """Return the exit status when all workers have ended."""
-        with self._signals():
-            while True:
-                for number in self._roster.starts(time.monotonic()):
-                    self._start(number)
-                if self._roster.hopeless and self._status is None:
-                    _log.error("%s ends, because its workers cannot start", self._name)
-                    self._end(1, "leave")
-                if self._status is not None and not self._processes:
-                    return self._status
-                self._wait()
-                while self._came:
-                    self._signalled(self._came.popleft())
-                self._reap()
-                self._keep_deadlines(time.monotonic())
+    def run(self) -> NoReturn:
+        """Keep workers until a signal ends them.  Raises `SystemExit` with the exit status."""
+        try:
+            with unhindered_stderr(), self._signals():
+                while self._status is None or self._processes:
+                    self._step()
+        finally:
+            unbuffer()
+        raise SystemExit(self._status)
+
+    def _step(self) -> None:
+        for number in self._roster.starts(time.monotonic()):
+            self._start(number)
+        if self._roster.hopeless and self._status is None:
+            _log.error("%s ends, because its workers cannot start", self._name)
+            self._end(1, "leave")
+        if self._status is not None and not self._processes:
+            return
+        self._wait()
+        while self._came:
+            self._signalled(self._came.popleft())
+        self._reap()
+        self._keep_deadlines(time.monotonic())
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

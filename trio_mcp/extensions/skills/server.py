@@ -15,7 +15,7 @@ import mimetypes
 import os
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 from weakref import WeakKeyDictionary
@@ -122,15 +122,13 @@ class SkillLibrary:
 
     async def read_directory(self, uri: str, ctx: Context, cursor: str | None = None) -> JsonObject:
         skills = [each for each in await trio.to_thread.run_sync(self._skills) if ctx.may_read(each.uri)]
-        every = await trio.to_thread.run_sync(self._files)
-        files = {each: every[each] for skill in skills for each in skill.files or () if each in every}
         prefix, children = f"{uri}/", dict[str, JsonObject]()
-        for file in sorted(files):
+        for file in sorted(each for skill in skills for each in skill.files or ()):
             if file.startswith(prefix):
                 name, _, below = file.removeprefix(prefix).partition("/")
-                child = prefix + name
-                kind = DIRECTORY if below else _mime_type(files[file])
-                children[child] = {"uri": child, "name": _name_of(files[file], below), "mimeType": kind}
+                child, shown_name = prefix + name, unquote(name)
+                kind = DIRECTORY if below else _mime_type(PurePath(shown_name))
+                children[child] = {"uri": child, "name": shown_name, "mimeType": kind}
         if not children:
             raise RequestError(INVALID_PARAMS, f"{shown(uri)} is not a directory of a skill")
         page, following = paginate(list(children.values()), cursor, MAX_FILES, lambda child: str(child["uri"]))
@@ -208,15 +206,6 @@ class SkillLibrary:
                 return path, skills
         return Path(), []
 
-    def _files(self) -> dict[str, Path]:
-        """Return the files of all skills by their URIs."""
-        return {
-            f"{_SCHEME}{uri}": path
-            for top, prefix in self._roots
-            for directory, skill in self._directories(top, prefix)
-            for path, uri in _files_below(directory, skill)
-        }
-
 
 def _files_below(top: Path, prefix: str) -> Iterator[tuple[Path, str]]:
     """Yield all files below a directory that belong to skills, with their paths in URIs."""
@@ -237,12 +226,7 @@ def _belongs(path: Path, top: Path) -> bool:
         return False
 
 
-def _name_of(file: Path, below: str) -> str:
-    """Return the name of the child of a directory that leads to this file."""
-    return file.name if not below else file.parts[-1 - below.count("/") - 1]
-
-
-def _mime_type(path: Path) -> str:
+def _mime_type(path: PurePath) -> str:
     if path.suffix == ".md":
         return "text/markdown"
     return mimetypes.guess_type(path.name)[0] or "application/octet-stream"
