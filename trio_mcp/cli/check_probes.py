@@ -18,7 +18,7 @@ from trio_mcp.cli.output import compact, few_names
 from trio_mcp.cli.target import LIMITS
 from trio_mcp.client.client import Client
 from trio_mcp.core import models
-from trio_mcp.core.codec import Shape, from_json
+from trio_mcp.core.codec import ModelType, from_json
 from trio_mcp.core.content import Resource
 from trio_mcp.core.errors import (
     INVALID_PARAMS,
@@ -45,7 +45,7 @@ _FAULTS = {"token": "http-80", "twice": "http-81", "of type": "http-82", "alone"
 _CACHED = (
     "server/discover", "tools/list", "prompts/list", "resources/list", "resources/templates/list", "resources/read",
 )  # fmt: skip
-_LISTS: Mapping[str, tuple[str, str, type[Any], Shape]] = {
+_LISTS: Mapping[str, tuple[str, str, type[Any], ModelType]] = {
     "tools/list": ("tools", "tools", models.Tool, models.ListToolsResult),
     "resources/list": ("resources", "resources", Resource, models.ListResourcesResult),
     "resources/templates/list": (
@@ -127,7 +127,7 @@ class _Probes:
                 raise _CheckInterrupted from error
             return _CheckedAnswer(why=why)
 
-    def _fits(self, method: str, shape: Shape, value: Any) -> Any:
+    def _fits(self, method: str, shape: ModelType, value: Any) -> Any:
         """Read a result or an entry strictly; return it, or None for a deviation."""
         try:
             read = from_json(shape, value, strict=True)

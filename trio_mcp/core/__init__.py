@@ -46,7 +46,7 @@ else:
             "client_subscriptions": (
                 "ChangeReceived OpenSubscription SubscriptionAcknowledged SubscriptionState Subscriptions"
             ),
-            "codec": "MAX_MALFORMED REQUESTS Shape Shapes from_json to_json",
+            "codec": "MAX_MALFORMED MethodModels ModelType REQUESTS from_json to_json",
             "connection": "Connection",
             "content": (
                 "Annotations AudioContent BlobResourceContents ContentBlock Described EmbeddedResource Icon "

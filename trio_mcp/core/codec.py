@@ -56,23 +56,23 @@ from trio_mcp.core.errors import NotInThisRevision, RemoteProtocolError, UsageEr
 from trio_mcp.core.messages import ABSENT, KINDS, Json, JsonObject
 from trio_mcp.core.revisions import Revision
 
-__all__ = ["MAX_MALFORMED", "REQUESTS", "Shape", "Shapes", "from_json", "to_json"]
+__all__ = ["MAX_MALFORMED", "REQUESTS", "MethodModels", "ModelType", "from_json", "to_json"]
 
 M = TypeVar("M", bound=Model)
-Shape: TypeAlias = type[Model] | UnionType
+ModelType: TypeAlias = type[Model] | UnionType
 Write: TypeAlias = Callable[[Any], Json]
 
 
 @overload
-def from_json(shape: type[M], data: Json, *, strict: bool = False) -> M: ...
+def from_json(model: type[M], data: Json, *, strict: bool = False) -> M: ...
 @overload
-def from_json(shape: UnionType, data: Json, *, strict: bool = False) -> Model: ...
-def from_json(shape: Any, data: Json, *, strict: bool = False) -> Model:
-    """Read `data` as `shape`, a model or a union of models.  Raises `RemoteProtocolError` if it does not fit."""
+def from_json(model: UnionType, data: Json, *, strict: bool = False) -> Model: ...
+def from_json(model: Any, data: Json, *, strict: bool = False) -> Model:
+    """Read `data` as `model`, a model or a union of models.  Raises `RemoteProtocolError` if it does not fit."""
     try:
-        result: Model = _readers(strict)[shape](data)
+        result: Model = _readers(strict)[model](data)
     except _Mismatch as mismatch:
-        expected = " or ".join(member.__name__ for member in _members(shape))
+        expected = " or ".join(member.__name__ for member in _members(model))
         raise RemoteProtocolError(f"{expected}: {mismatch}") from None
     return result
 
@@ -93,26 +93,28 @@ def to_json(value: Model, revision: Revision) -> JsonObject:
     return written
 
 
-class Shapes(NamedTuple):
+class MethodModels(NamedTuple):
     """The models of one method."""
 
-    params: Shape
-    result: Shape
+    params: ModelType
+    result: ModelType
 
 
-REQUESTS: Mapping[str, Shapes] = MappingProxyType(
+REQUESTS: Mapping[str, MethodModels] = MappingProxyType(
     {
-        "tools/list": Shapes(models.PaginatedParams, models.ListToolsResult),
-        "tools/call": Shapes(models.CallToolParams, models.InputRequiredResult | models.CallToolResult),
-        "prompts/list": Shapes(models.PaginatedParams, models.ListPromptsResult),
-        "prompts/get": Shapes(models.GetPromptParams, models.InputRequiredResult | models.GetPromptResult),
-        "resources/list": Shapes(models.PaginatedParams, models.ListResourcesResult),
-        "resources/templates/list": Shapes(models.PaginatedParams, models.ListResourceTemplatesResult),
-        "resources/read": Shapes(models.ReadResourceParams, models.InputRequiredResult | models.ReadResourceResult),
-        "completion/complete": Shapes(models.CompleteParams, models.CompleteResult),
-        "sampling/createMessage": Shapes(models.CreateMessageParams, models.CreateMessageResult),
-        "roots/list": Shapes(models.Params, models.ListRootsResult),
-        "elicitation/create": Shapes(forms.ElicitParams, forms.ElicitResult),
+        "tools/list": MethodModels(models.PaginatedParams, models.ListToolsResult),
+        "tools/call": MethodModels(models.CallToolParams, models.InputRequiredResult | models.CallToolResult),
+        "prompts/list": MethodModels(models.PaginatedParams, models.ListPromptsResult),
+        "prompts/get": MethodModels(models.GetPromptParams, models.InputRequiredResult | models.GetPromptResult),
+        "resources/list": MethodModels(models.PaginatedParams, models.ListResourcesResult),
+        "resources/templates/list": MethodModels(models.PaginatedParams, models.ListResourceTemplatesResult),
+        "resources/read": MethodModels(
+            models.ReadResourceParams, models.InputRequiredResult | models.ReadResourceResult
+        ),
+        "completion/complete": MethodModels(models.CompleteParams, models.CompleteResult),
+        "sampling/createMessage": MethodModels(models.CreateMessageParams, models.CreateMessageResult),
+        "roots/list": MethodModels(models.Params, models.ListRootsResult),
+        "elicitation/create": MethodModels(forms.ElicitParams, forms.ElicitResult),
     }
 )
 """The methods that programs serve and call; a session answers the others itself."""
@@ -178,19 +180,19 @@ def _construction(
 
 
 class _Readers(dict[Any, Callable[..., Any]]):
-    """A function that reads, for each shape; it is made on the first use of the shape."""
+    """A function that reads, for each model or union of models; it is made on the first use of that one."""
 
     def __init__(self, strict: bool) -> None:
         self.strict = strict
 
-    def __missing__(self, shape: Any) -> Callable[..., Any]:
-        if isinstance(shape, type):
-            read = self.model(shape)
+    def __missing__(self, model: Any) -> Callable[..., Any]:
+        if isinstance(model, type):
+            read = self.model(model)
         else:
-            readers, expected = self.by_type(_members(shape))
+            readers, expected = self.by_type(_members(model))
             read = partial(self.read_one, readers, expected)
-        self[shape] = read if shape is not models.CallToolResult else lambda data: _one_text(data) or read(data)
-        return self[shape]
+        self[model] = read if model is not models.CallToolResult else lambda data: _one_text(data) or read(data)
+        return self[model]
 
     @staticmethod
     def read_one(readers: _ReadersByType, expected: str, value: Json) -> Any:
@@ -254,9 +256,9 @@ class _Readers(dict[Any, Callable[..., Any]]):
                 readers[list] = self.array(get_args(member)[0])
             elif origin is Mapping:
                 readers[dict] = self.map(get_args(member)[1])
-        shapes = [member for member in members if isinstance(member, type) and issubclass(member, Model)]
-        if shapes:
-            readers[dict] = self.object(shapes, UnknownContent in members)
+        classes = [member for member in members if isinstance(member, type) and issubclass(member, Model)]
+        if classes:
+            readers[dict] = self.object(classes, UnknownContent in members)
         return readers, " or ".join(_JSON_NAMES[kind] for kind in readers if kind is not NoneType)
 
     def element(self, annotation: Any) -> Callable[[str | int, Json], Any]:
@@ -302,14 +304,14 @@ class _Readers(dict[Any, Callable[..., Any]]):
         element = self.element(annotation)
         return _same if annotation is Any else lambda value: {key: element(key, item) for key, item in value.items()}
 
-    def object(self, shapes: Sequence[type[Model]], open_ended: bool) -> Callable[[JsonObject], Any]:
-        """A function that chooses among `shapes` by their marks; `open_ended`: unknown kinds are `UnknownContent`."""
-        if len(shapes) == 1:
-            return lambda value: self[shapes[0]](value)
-        only_types = all(cls.MARKS.keys() == {"type"} for cls in shapes)
-        by_type = {cls.MARKS["type"]: cls for cls in shapes} if only_types else {}
-        marked = [] if by_type else [(cls, tuple(cls.MARKS.items())) for cls in shapes]
-        fits_none = "fits none of " + ", ".join(cls.__name__ for cls in shapes)
+    def object(self, classes: Sequence[type[Model]], open_ended: bool) -> Callable[[JsonObject], Any]:
+        """A function that chooses among `classes` by their marks; `open_ended`: unknown kinds are `UnknownContent`."""
+        if len(classes) == 1:
+            return lambda value: self[classes[0]](value)
+        only_types = all(cls.MARKS.keys() == {"type"} for cls in classes)
+        by_type = {cls.MARKS["type"]: cls for cls in classes} if only_types else {}
+        marked = [] if by_type else [(cls, tuple(cls.MARKS.items())) for cls in classes]
+        fits_none = "fits none of " + ", ".join(cls.__name__ for cls in classes)
 
         def pick(value: JsonObject) -> Any:
             if type(kind := value.get("type")) is str and (cls_of_type := by_type.get(kind)) is not None:
