@@ -43,6 +43,7 @@ from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from types import MappingProxyType
 from urllib.parse import parse_qsl, urljoin, urlsplit
 
+from trio_mcp.core.elicitation import LOOPBACK_HOSTS
 from trio_mcp.core.errors import UsageError, shown
 from trio_mcp.core.messages import Json, UnreadableNumber, parse, record
 from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame
@@ -145,7 +146,6 @@ def union(*scopes: Iterable[str]) -> tuple[str, ...]:
 
 # URLs.
 
-_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _DEFAULT_PORTS = {"https": 443, "http": 80}
 
 
@@ -190,7 +190,7 @@ def url_fault(url: object, rules: UrlRules) -> str | None:
         return "is not an absolute URL"
     if not parts.hostname or not _is_host(parts.hostname):
         return "is not an absolute URL"
-    if parts.scheme != "https" and not (rules.loopback and parts.scheme == "http" and parts.hostname in _LOOPBACK):
+    if parts.scheme != "https" and not (rules.loopback and parts.scheme == "http" and parts.hostname in LOOPBACK_HOSTS):
         return "is not https"
     if "@" in parts.netloc:
         return "contains credentials"
@@ -221,7 +221,7 @@ def client_id_fault(url: str) -> str | None:
 
 
 def is_loopback(url: str) -> bool:
-    return urlsplit(url).hostname in _LOOPBACK
+    return urlsplit(url).hostname in LOOPBACK_HOSTS
 
 
 _NAME = re.compile(r"[a-z0-9_.-]+")
