@@ -264,4 +264,4 @@ async def linked(
             await trio.testing.wait_all_tasks_blocked()
             left = {task.name for task in nursery.child_tasks}
             assert not left, left
-            assert link._scopes == set()
+            assert not link._scopes

@@ -1573,7 +1573,7 @@ def test_cancelling_a_call_at_any_step_leaves_nothing_and_the_session_goes_on(
             assert await bench.caller.request("tools/list") == {"tools": []}
             await wait_all_tasks_blocked()
             assert bench.link._in_flight == {}
-            assert bench.link._scopes == set()
+            assert not bench.link._scopes
             assert bench.talk.mistakes == []
 
     assert cancel_everywhere(scenario, watch=watch) > 1

@@ -43,6 +43,7 @@ from trio_mcp.core.oauth import (
     default_server,
     dpop_proof,
     form,
+    is_final,
     issuer_fault,
     network_at,
     new_authorization,
@@ -782,6 +783,8 @@ def test_a_damaged_record_is_read_or_refused_without_a_value_in_the_error() -> N
 def test_what_passes_by_itself_is_no_matter_for_the_user() -> None:
     passing = {blame for blame in Blame if AuthorizationFailed(blame, "why", "advice").passes}
     assert passing == {Blame.NETWORK, Blame.AUTHORIZATION_SERVER, Blame.IDENTITY_PROVIDER}
+    assert {blame for blame in Blame if is_final(AuthorizationFailed(blame, "why", "advice"))} == set(Blame) - passing
+    assert not is_final(UsageError("of another kind"))
 
 
 def test_of_a_refusal_only_words_are_repeated() -> None:

@@ -47,7 +47,7 @@ from trio_mcp.core.errors import (
 from trio_mcp.core.http.fields import Fields
 from trio_mcp.core.messages import PROGRESS, JsonObject, Limits
 from trio_mcp.core.models import LoggingMessageParams
-from trio_mcp.core.oauth.errors import AuthorizationFailed
+from trio_mcp.core.oauth.errors import is_final
 from trio_mcp.core.requests import Answered, Outcome
 from trio_mcp.core.session import Call, Notice, Offer
 from trio_mcp.core.subscriptions import ChangeKind, change_of
@@ -180,7 +180,7 @@ class ClientConnection:
         elif revision.handshake:
             # Before other requests use up the limit of requests.
             caller.begin(_SET_LEVEL, {"level": self._log_level}, on_end=self._log_level_answered)
-            caller.handle_events(())  # wakes the transport, which sends the request
+            caller.wake()
         else:
             caller.session.log_level = self._log_level  # each later request has the level
             self._log_level_set.set()
@@ -220,7 +220,7 @@ class ClientConnection:
                     why = f"the server lost the session, and a new one could not be opened: {error}"
                     self._open_error = SessionClosed(why)
                     self._open_error.__cause__ = error
-                    refused = isinstance(error, AuthorizationFailed) and not error.passes
+                    refused = is_final(error)
                 self._attempted.set()
                 self._wanted, self._attempted = trio.Event(), trio.Event()
         finally:

@@ -57,7 +57,7 @@ from trio_mcp.core.http import client_rules as rules
 from trio_mcp.core.http.fields import Fields, Mirror
 from trio_mcp.core.http.sse import EventReader, Oversized, SseEvent
 from trio_mcp.core.messages import PROGRESS, Batch, Error, Id, Message, Notification, Request, Response, decode
-from trio_mcp.core.oauth.errors import AuthorizationFailed
+from trio_mcp.core.oauth.errors import AuthorizationFailed, is_final
 from trio_mcp.core.opening import ClientProtocol, Phase
 from trio_mcp.core.revisions import META_VERSION, REVISIONS, Revision
 from trio_mcp.core.shares import weight
@@ -153,14 +153,13 @@ class HttpLink(ClientSession):
         self._in_flight: dict[Id, _InFlight] = {}
         self._abandoned: dict[Id, _InFlight] = {}  # cancelled requests whose POST must arrive before the cancellation
         self._probe: Id | None = None  # the last request that opens the session
-        self._scopes: set[trio.CancelScope] = set()  # scopes of all tasks
+        self._scopes: dict[trio.CancelScope, bool] = {}  # scopes of all tasks; True: it sends a cancellation
         self._answer_slots = trio.Semaphore(_ANSWER_TASKS)
         # Streams of cancelled calls that are still read; the first one was silent for longest.
         self._abandoned_streams: dict[object, trio.CancelScope] = {}
         self._never_sent: set[Id] = set()  # cancelled before they were sent, so the server need not be told
         self._handshake_done = trio.Event()  # the server knows that the handshake is complete, or there is none
         self._changed = trio.lowlevel.ParkingLot()  # woken when a stream begins or a message is done
-        self._cancelling: set[trio.CancelScope] = set()  # scopes of cancellations, and of some that have been sent
         self._closed = False
         self._session_gone = False  # the server has forgotten the session
 
@@ -195,9 +194,6 @@ class HttpLink(ClientSession):
     def _start(self, message: Message) -> None:
         """Send a message in a task of its own."""
         if (flight := self._begin(message)) is not None:
-            if _cancelled_id(message) is not None:
-                self._cancelling &= self._scopes
-                self._cancelling.add(flight.scope)
             post = self._post_answer if isinstance(message, Response | Error | Batch) else self._post
             self._nursery.start_soon(post, message, flight, name=f"to the server: {title_of(message)}")
 
@@ -221,7 +217,7 @@ class HttpLink(ClientSession):
                 name = params["protocolVersion"] if "protocolVersion" in params else params["_meta"][META_VERSION]
                 self._probe, self._sender.session_id, self._proposed_revision = message.id, None, REVISIONS[name]
             self._in_flight[message.id] = flight
-        self._scopes.add(flight.scope)
+        self._scopes[flight.scope] = _cancelled_id(message) is not None
         return flight
 
     def request_done(self, id: Id) -> None:
@@ -278,7 +274,7 @@ class HttpLink(ClientSession):
                 if is_initialized(message):
                     self._handshake_done.set()  # with any result: a server that refused it decides about later messages
         finally:
-            self._scopes.discard(flight.scope)
+            del self._scopes[flight.scope]
             self._changed.unpark_all()
 
     async def _converse(self, exchange: rules.Exchange, flight: _InFlight) -> rules.ReplyVerdict | None:
@@ -336,13 +332,13 @@ class HttpLink(ClientSession):
     def _running(self, deadline: float = math.inf) -> Iterator[trio.CancelScope]:
         """A scope that is cancelled when the session is over, or at the deadline."""
         with trio.CancelScope(deadline=deadline) as scope:
-            self._scopes.add(scope)
+            self._scopes[scope] = False
             if self._closed:
                 scope.cancel(reason="the session is over")
             try:
                 yield scope
             finally:
-                self._scopes.discard(scope)
+                del self._scopes[scope]
 
     async def _receive_events(
         self, reply: HttpReply, reader: EventReader, keep_alives: rules.KeepAlives
@@ -468,7 +464,7 @@ class HttpLink(ClientSession):
         """
         # First the cancellations: some servers end a session and go on with its calls.
         with trio.CancelScope(shield=True, deadline=trio.current_time() + _LAST_CANCELLATIONS):
-            while self._cancelling & self._scopes:
+            while any(self._scopes.values()):
                 await self._changed.park()
         self._close(SessionClosed(CLOSED_HERE))
         if self._sender.session_id is not None:
@@ -534,7 +530,7 @@ class HttpLink(ClientSession):
                 if scope.cancelled_caught:
                     raise ReplyBroken("the server does not answer, but keep-alives came before", sent=True)
             except (ConnectionFailed, ReplyBroken, AuthorizationFailed) as error:
-                if isinstance(error, AuthorizationFailed) and not error.passes:
+                if is_final(error):
                     raise
                 stream.error = error
                 plan = stream.resumption.ended()

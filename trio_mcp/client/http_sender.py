@@ -50,7 +50,7 @@ from trio_mcp.core.messages import (
     Response,
     encode,
 )
-from trio_mcp.core.oauth.errors import AuthorizationFailed
+from trio_mcp.core.oauth.errors import AuthorizationFailed, is_final
 from trio_mcp.transport.http_pool import HttpPool, HttpReply, ReplyBroken
 
 if TYPE_CHECKING:
@@ -155,9 +155,8 @@ class HttpSender:
             try:
                 verdict, reply = await self._attempt(exchange, body, given, opening)
             except (ReplyBroken, ConnectionFailed, NoResponse, AuthorizationFailed) as error:
-                refused = isinstance(error, AuthorizationFailed) and not error.passes
                 sent = not isinstance(error, ConnectionFailed | AuthorizationFailed)
-                if refused or not (answers or initialized) or (last and sent):
+                if is_final(error) or not (answers or initialized) or (last and sent):
                     raise
                 broken += sent
                 lost, silent = str(error), initialized and isinstance(error, NoResponse)

@@ -57,7 +57,7 @@ from trio_mcp.core.errors import (
     shown,
 )
 from trio_mcp.core.messages import Id, Json, JsonObject, Limits
-from trio_mcp.core.oauth.errors import AuthorizationFailed
+from trio_mcp.core.oauth.errors import is_final
 from trio_mcp.core.requests import Answered, Outcome, Refused
 from trio_mcp.core.revisions import NOTHING, Role
 from trio_mcp.core.session import Notice
@@ -76,9 +76,6 @@ __all__ = ["Subscription", "SubscriptionManager", "SubscriptionUnsupported"]
 
 _LISTEN, _SUBSCRIBE, _UNSUBSCRIBE = "subscriptions/listen", "resources/subscribe", "resources/unsubscribe"
 _ABOUT_CHANGES = frozenset({ACKNOWLEDGED, *(kind.method for kind in ChangeKind)})
-
-# Errors that a new attempt does not fix.  They are raised at once, because the program has to act.
-_FINAL = (Unauthorized, UsageError)
 
 
 class SubscriptionUnsupported(McpError):
@@ -238,7 +235,7 @@ class Subscription:
 
     def _stream_lost(self, failure: McpError, method: str) -> None:
         """Plan the next attempt on the same session."""
-        if isinstance(failure, _FINAL) or (isinstance(failure, AuthorizationFailed) and not failure.passes):
+        if isinstance(failure, Unauthorized | UsageError) or is_final(failure):  # the program has to act
             self._close(failure)
             return
         now = trio.current_time()
@@ -409,7 +406,7 @@ class SubscriptionManager:
                 return
             changes._begin(self._subscriptions.ask(id, changes._asked, undeclared=changes._undeclared))
             self._listeners[id] = changes
-            caller.handle_events(())  # wakes the transport, which sends the request
+            caller.wake()
             return
         # A legacy server: subscribe to the changes that it has declared.
         self._last_block_id += 1
@@ -486,7 +483,7 @@ class SubscriptionManager:
                 on_end = partial(self._unsubscribe_answered, caller, uri)
                 caller.begin(_UNSUBSCRIBE, {"uri": uri}, undeclared=True, on_end=on_end)
                 self._resources[uri] = False
-        caller.handle_events(())
+        caller.wake()
         for uri, failure in failed:
             for changes in self._waiting_for(uri):
                 self._unsubscribe(changes)

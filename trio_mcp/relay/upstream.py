@@ -373,7 +373,14 @@ class Upstream:
 
     def result(self, model: Model | JsonObject, revision: Revision) -> JsonObject:
         """Write a result of the upstream server for a client of this revision."""
-        return _result(model, self._upstream_revision, revision)
+        if isinstance(model, dict):
+            result = {name: value for name, value in model.items() if name != "resultType"}
+        elif self._upstream_revision is revision and model.raw is not None:
+            result = dict(model.raw)
+        else:
+            result = to_json(model, revision)
+        meta = _end_to_end_meta(result.pop("_meta", None) or {}, revision)
+        return {**result, "_meta": meta} if meta else result
 
     async def forward_notification(self, request: Request) -> JsonObject:
         """Send a notification upstream that the protocol does not have."""
@@ -638,17 +645,6 @@ def _params(request: Request, revision: Revision) -> JsonObject:
     except RemoteProtocolError as error:
         raise RequestError(INVALID_PARAMS, str(error)) from None
     return to_json(read, revision)
-
-
-def _result(model: Model | JsonObject, upstream_revision: Revision, revision: Revision) -> JsonObject:
-    if isinstance(model, dict):
-        result = {name: value for name, value in model.items() if name != "resultType"}
-        meta = _end_to_end_meta(result.pop("_meta", None) or {}, revision)
-        return {**result, "_meta": meta} if meta else result
-    raw = model.raw
-    result = dict(raw) if upstream_revision is revision and raw is not None else to_json(model, revision)
-    meta = _end_to_end_meta(result.pop("_meta", None) or {}, revision)
-    return {**result, "_meta": meta} if meta else result
 
 
 def _end_to_end_meta(meta: Mapping[str, Json], revision: Revision) -> JsonObject:

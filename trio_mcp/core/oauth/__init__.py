@@ -30,7 +30,7 @@ else:
                 "read_auth_challenge read_challenges read_object read_resource read_server redirect_target "
                 "resource_metadata_urls resource_of scopes_of server_metadata_urls union url_fault"
             ),
-            "errors": "AuthorizationFailed Blame",
+            "errors": "AuthorizationFailed Blame is_final",
             "flow": "Flow",
             "messages": (
                 "Application AuthorizationCode ClientCredentials Entropy Grant IdentityAssertion JWT_BEARER Key "

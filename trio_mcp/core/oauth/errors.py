@@ -10,7 +10,7 @@ import enum
 
 from trio_mcp.core.errors import McpError, shown
 
-__all__ = ["AuthorizationFailed", "Blame"]
+__all__ = ["AuthorizationFailed", "Blame", "is_final"]
 
 
 class Blame(enum.Enum):
@@ -41,6 +41,11 @@ class AuthorizationFailed(McpError):
     def passes(self) -> bool:
         """True if a later attempt may succeed by itself.  Otherwise it only asks the user again, or changes nothing."""
         return self.blame in (Blame.NETWORK, Blame.AUTHORIZATION_SERVER, Blame.IDENTITY_PROVIDER)
+
+
+def is_final(error: Exception) -> bool:
+    """Whether this is a failure of authorization that does not pass, so that no later attempt is made."""
+    return isinstance(error, AuthorizationFailed) and not error.passes
 
 
 def issuer_failed(issuer: str, why: str, advice: str = "its operator must fix it") -> AuthorizationFailed:
