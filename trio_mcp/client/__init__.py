@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trio_mcp.client.options import *
     from trio_mcp.client.session import *
     from trio_mcp.client.sse import *
+    from trio_mcp.client.startup import *
     from trio_mcp.client.subscriptions import *
     from trio_mcp.client.tools import *
     from trio_mcp.client.websocket import *
@@ -29,7 +30,7 @@ else:
                 "PageAnswer RootLike SamplingAnswer SamplingRequest UrlElicitationRequest"
             ),
             "client": "Client ToolCall _stream_call connect_client open_client",
-            "connecting": "Connector SessionOptions Startup Target connector_for",
+            "connecting": "Connector SessionOptions Target connector_for",
             "connection": "ClientConnection",
             "extensions": "Around CallNextRequest ClientExtension ClientExtensions ExtensionCall",
             "http": "AUTH_ADVICE CLOSED_HERE HttpLink NeedsSse",
@@ -46,6 +47,7 @@ else:
                 "too_large_questions too_many_questions"
             ),
             "sse": "SseLink",
+            "startup": "GARBAGE START Startup",
             "subscriptions": "Subscription SubscriptionManager SubscriptionUnsupported",
             "tools": "KnownTools ReturnType ToolFailed",
             "websocket": "UpgradeRefused dial_websocket",

@@ -17,29 +17,11 @@ probe, the probe is not the reason for its exit, and the time for an answer has 
 
 One task owns a connection from before its first byte until after its last.  So there is always a task that closes it,
 even if the task that opened it is cancelled.
-
-A program that is started by mistake sends no MCP message: it prints, waits, reads or exits.  So the time for the first
-message on a stream has its own limits, apart from the time for an answer, and the error repeats the program's output.
-`Startup` has these rules:
-
-| The program | The opening of the session |
-|---|---|
-| sends a message, with any content | goes on, with the usual time for an answer |
-| writes a line that is not a message | logs the first line as a WARNING, and fails `garbage_timeout` seconds later |
-| writes nothing, or an incomplete line | fails `start_timeout` seconds after the start |
-| sends back its input, like `cat` | fails at once |
-| closes its stdout or stdin, and keeps running | fails at once |
-| exits, with any status | fails at once, with `ServerExited` |
-
-If two lines apply at the same moment, the first one decides.  `math.inf` turns a timeout off.  When the session is
-open, a line that is not a message is an ordinary deviation of the server.
 """
 
 from __future__ import annotations
 
 import inspect
-import logging
-import math
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -51,18 +33,18 @@ import attrs
 import trio
 
 from trio_mcp.client.session import ClientSession, HandshakeError, NoResponse, ServerMessageHandler, StreamLink
+from trio_mcp.client.startup import Startup
 from trio_mcp.core.errors import (
     McpError,
     RemoteProtocolError,
     SessionClosed,
     UsageError,
     check_seconds,
-    printable,
     shown,
 )
 from trio_mcp.core.http.client_rules import url_without_secrets
 from trio_mcp.core.http.fields import Fields, Mirror
-from trio_mcp.core.messages import Batch, InvalidMessage, Limits, Message, Request
+from trio_mcp.core.messages import Limits
 from trio_mcp.core.oauth.errors import AuthorizationFailed
 from trio_mcp.core.opening import Attempt, ClientProtocol, Negotiation
 from trio_mcp.core.requests import LinkKind
@@ -76,7 +58,7 @@ if TYPE_CHECKING:
     from trio_mcp.transport.child import Child
     from trio_mcp.transport.http_pool import HttpPool
 
-__all__ = ["Connector", "SessionOptions", "Startup", "Target", "connector_for"]
+__all__ = ["Connector", "SessionOptions", "Target", "connector_for"]
 
 
 @runtime_checkable
@@ -94,8 +76,6 @@ E = TypeVar("E", bound=McpError)
 Connector: TypeAlias = "Callable[[SessionOptions, trio.TaskStatus[ClientSession]], Awaitable[None]]"
 """Opens a session and runs it until it is to be closed."""
 
-_log = logging.getLogger("trio_mcp")
-
 PROBE = 5.0
 """Seconds that a server on a stream may take to answer `server/discover`; some legacy servers never answer it."""
 OPENING = 300.0
@@ -107,12 +87,6 @@ connection is closed."""
 EVENT_STREAM_WAIT = 1.0
 """Seconds that a client with callbacks waits for the stream on which the server sends its questions.  Some servers
 discard a question if there is no stream; others do not answer the GET before they have a message to send."""
-START = 120.0
-"""Seconds for the first message: a launcher such as npx or uvx downloads the server at the first run, which takes a
-minute over a slow network."""
-GARBAGE = 30.0
-"""Seconds for the first message after the first line that is not a message: servers that print a greeting do it when
-they are ready."""
 
 # Options that only some targets support.
 _NETWORK = ("ssl_context", "headers", "auth")
@@ -121,10 +95,6 @@ _PROCESS = ("env", "environment", "cwd", "shutdown_timeout", "stderr")
 
 _REMEMBER_SECONDS = 600.0  # seconds for which a legacy server is remembered
 _MOST_SERVERS = 1000
-
-_MAX_LINES = 10  # lines that an error repeats: the first ones, because they show which program it is
-_LINE_LENGTH = 200  # characters of each line
-_CLIENT_REQUESTS = frozenset({"server/discover", "initialize"})  # requests that only a client sends
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -188,7 +158,8 @@ def connector_for(target: Target, given: Mapping[str, Any]) -> Connector:
     if unsupported := used.difference(supported):
         raise UsageError(f"{kind} does not support the options: {', '.join(sorted(unsupported))}")
     for name in _STARTING:
-        check_seconds(name, given.get(name, START))
+        if name in given:
+            check_seconds(name, given[name])
     if isinstance(target, str) and target.startswith("http"):
         from trio_mcp.transport.dial import locate
 
@@ -234,7 +205,6 @@ async def _run_stream(
     heartbeat: float | None = None,
     received: bytes = b"",
     startup: Startup | None = None,
-    unread: Callable[[], bool] | None = None,
 ) -> None:
     async with open_nursery() as nursery:
         link = StreamLink(
@@ -243,10 +213,10 @@ async def _run_stream(
             explain=None if startup is None else startup.explain,
         )  # fmt: skip
         link_ended = trio.Event()
-        within, begin = OPENING, None
+        within, begin, unread = OPENING, None, None
         if startup is not None:
             nursery.start_soon(startup.guard, link, name="timeout for the first message of the server")
-            begin = startup.opened
+            begin, unread = startup.opened, startup.unread
             if (longest := startup.longest) >= OPENING:
                 within += longest  # leaves time for the answer after the first message
 
@@ -329,9 +299,7 @@ async def _run_child(command: Any, options: SessionOptions, status: trio.TaskSta
             async with child:
                 lines = Lines(options.limits)
                 startup = Startup(lines, options.given, child)
-                await _run_stream(
-                    options, child.stream, lines, status, startup=startup, unread=lambda: child.has_read_nothing
-                )
+                await _run_stream(options, child.stream, lines, status, startup=startup)
 
     def how_exited(error: ServerExited) -> str | None:
         return None if child.has_read_nothing else f"the process {error.how}"
@@ -509,107 +477,3 @@ async def _run_http(
             await _run_session(options, link, status, begin=begin)
         finally:
             await link.aclose()  # also if this task is cancelled: otherwise the server keeps the session (http-59)
-
-
-# The first message
-
-
-class Startup:
-    """The time from the start of one server to its first message.  `child`: the process of the server, if it is one."""
-
-    def __init__(self, lines: Lines, given: ClientOptions, child: Child | None = None) -> None:
-        start, self._garbage_timeout = given.get("start_timeout", START), given.get("garbage_timeout", GARBAGE)
-        self.longest = max(start, self._garbage_timeout)
-        """The seconds that the server may take to send its first message."""
-        self._lines = lines
-        self._child = child
-        self._name = "the server" if child is None else f"the server {child.name!r}"
-        self._scope = trio.CancelScope(deadline=trio.current_time() + start)
-        self._reason = f"{self._name} sent no MCP message within {start:g} seconds (start_timeout)"
-        self._garbage: list[str] = []
-        self._more_garbage = 0  # number of further lines
-        self._rest = b""  # incomplete line after the last one
-        self._starting = True
-        self._echoes = False
-        lines.watch = self._check_line
-
-    async def guard(self, caller: ClientSession) -> None:
-        """Fail the opening when the time for the first message is over.  Returns then, or when `opened` is called."""
-        with self._scope:
-            await trio.sleep_forever()
-        if self._starting:
-            why = self._reason
-            if not self._echoes:
-                output = self._output() or (
-                    "; it wrote nothing" if self._child is None else "; it wrote nothing to stdout"
-                )
-                why += output + self._last_words(output)
-            caller.handle_events(caller.session.connection_lost(why=why))
-
-    async def opened(self) -> None:
-        self._started()
-        self._scope.cancel()
-        await trio.lowlevel.checkpoint()
-
-    def explain(self) -> McpError | None:
-        """Return why the stream has ended, or None if only its end is known."""
-        exited = None if self._child is None else self._child.exit
-        if not self._starting:
-            return exited
-        output = self._output()
-        if exited is not None:
-            return exited.unstarted(output)
-        closed = "the stream" if self._child is None else "its stdin or stdout"
-        return SessionClosed(f"{self._name} closed {closed} before its first message{output}{self._last_words(output)}")
-
-    def _check_line(self, line: bytes, message: Message) -> None:
-        if type(message) is Batch and all(type(each) is InvalidMessage for each in message.items):
-            message = message.items[0]  # a JSON array that is not a batch, such as a printed list
-        if type(message) is Request and message.method in _CLIENT_REQUESTS:
-            self._reason = (
-                f"{self._name} sends back its input, so it is not an MCP server, or a terminal is in between, as with "
-                "docker run -t"
-            )
-            self._echoes = True
-            self._scope.deadline = -math.inf
-            return
-        if type(message) is not InvalidMessage:
-            self._started()
-            return
-        text = _printable(line) or message.why
-        if not self._garbage:
-            _log.warning(
-                "%s wrote a line that is not an MCP message: %r; stdout is for messages, use stderr for other output",
-                self._name,
-                text,
-            )
-            deadline = trio.current_time() + self._garbage_timeout
-            if deadline < self._scope.deadline:
-                self._scope.deadline = deadline
-                self._reason = (
-                    f"{self._name} sent no MCP message within {self._garbage_timeout:g} seconds after its first line "
-                    "that is not a message (garbage_timeout)"
-                )
-        if len(self._garbage) < _MAX_LINES:
-            self._garbage.append(text)
-        else:
-            self._more_garbage += 1
-
-    def _started(self) -> None:
-        self._starting = False
-        self._scope.deadline = math.inf
-        self._lines.watch = None
-
-    def _output(self) -> str:
-        """Return the output of the program on stdout, as a part of an error message."""
-        self._rest = self._rest or self._lines.rest()
-        lines = [*self._garbage, f"... and {self._more_garbage} more" if self._more_garbage else _printable(self._rest)]
-        return "; it wrote:\n  " + "\n  ".join(filter(None, lines)) if any(lines) else ""
-
-    def _last_words(self, output: str) -> str:
-        return "" if self._child is None else self._child.last_words(output)
-
-
-def _printable(line: bytes) -> str:
-    text = printable(line[: 4 * _LINE_LENGTH].decode(errors="replace"))
-    return text if len(text) <= _LINE_LENGTH else f"{text[: _LINE_LENGTH - 3]}..."
