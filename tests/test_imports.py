@@ -42,7 +42,7 @@ TRANSPORTS = {
 }
 SELDOM = {
     *(f"trio_mcp.core.{name}" for name in ("http.fields", "oauth.resource", "revisions")),
-    *(f"trio_mcp.core.{name}" for name in ("extensions", "rounds", "subscriptions")),
+    *(f"trio_mcp.core.{name}" for name in ("extensions", "request_state", "subscriptions")),
     *(f"trio_mcp.server.{name}" for name in ("context", "detached", "extensions")),
     *(f"trio_mcp.server.{name}" for name in ("forwarding", "parking", "publishing", "questions", "replicas")),
     *("trio_mcp.server.supervised", "trio_mcp.stores.sqlite"),

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.opening import *
     from trio_mcp.core.options import *
     from trio_mcp.core.principals import *
+    from trio_mcp.core.request_state import *
     from trio_mcp.core.requests import *
     from trio_mcp.core.revisions import *
     from trio_mcp.core.rounds import *
@@ -87,6 +88,7 @@ else:
             "opening": "Attempt ClientProtocol Negotiation OpeningFailed Phase",
             "options": "OPTIONS WithOtherNames check_options option_error show_options",
             "principals": "Principal declared_scopes has_scopes name_of_principal",
+            "request_state": "MAX_STATE_CHARS SealedState StateRefusal StateSealer read_keys",
             "requests": (
                 "ANSWER Action Answered CALLING CANCELLED ConnectionLost GONE InvalidAnswer LinkKind NOTE Outcome "
                 "Outgoing Peer PeerComplaint PeerMistake ProgressReported Refused RequestCancelled RequestEvent "
@@ -99,10 +101,7 @@ else:
                 "check_extension check_key check_meta declares in_protocol is_like_protocol meta_of "
                 "missing_capabilities stable_name"
             ),
-            "rounds": (
-                "Answers MAX_ROUNDS MAX_STATE_CHARS Question Rounds "
-                "SealedState StateRefusal StateSealer input_required is_complete read_answers read_keys"
-            ),
+            "rounds": "Answers MAX_ROUNDS Question Rounds input_required is_complete read_answers",
             "sampling": "check_sampling",
             "session": "Call Notice Offer Opened ServerProtocol SessionAgreed SessionProtocol",
             "shares": ("Account ByteBudget Charge FEW LONG Pace Shares holder_of is_principal weight"),

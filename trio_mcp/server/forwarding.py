@@ -39,8 +39,8 @@ from trio_mcp.core.errors import INTERNAL_ERROR, RequestError
 from trio_mcp.core.http.fields import CREDENTIALS
 from trio_mcp.core.messages import PROGRESS, Error, JsonObject, Request, Response, decode, encode
 from trio_mcp.core.principals import Principal
+from trio_mcp.core.request_state import SealedState, StateRefusal
 from trio_mcp.core.requests import LinkKind
-from trio_mcp.core.rounds import SealedState, StateRefusal
 from trio_mcp.server.context import LOG, Context
 from trio_mcp.server.parking import ParkedCall, Parking
 from trio_mcp.server.replicas import LEASE, Replica, text_for_clients

@@ -39,17 +39,10 @@ from trio_mcp.core.errors import (
     UsageError,
 )
 from trio_mcp.core.messages import ABSENT, Id, Json, JsonObject, Limits
+from trio_mcp.core.request_state import SealedState, StateRefusal, StateSealer
 from trio_mcp.core.requests import Answered, ConnectionLost, InvalidAnswer, Outcome, Refused
 from trio_mcp.core.revisions import LATEST_LEGACY, NOTHING, Role, missing_capabilities
-from trio_mcp.core.rounds import (
-    MAX_ROUNDS,
-    Question,
-    SealedState,
-    StateRefusal,
-    StateSealer,
-    input_required,
-    read_answers,
-)
+from trio_mcp.core.rounds import MAX_ROUNDS, Question, input_required, read_answers
 from trio_mcp.core.shares import Shares
 from trio_mcp.server.context import ClientError, ClientGone, Context
 from trio_mcp.server.questions import ElicitUrl, Inquiry, UrlElicitationRequired

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.extensions import Extension
     from trio_mcp.core.models import Prompt, ResourceTemplate, Tool
     from trio_mcp.core.oauth.resource import Verify
-    from trio_mcp.core.rounds import StateSealer
+    from trio_mcp.core.request_state import StateSealer
     from trio_mcp.core.subscriptions import ChangeEvent
     from trio_mcp.server.dispatch import Middleware
     from trio_mcp.server.extensions import ExtensionRegistry, ServerExtension
@@ -166,7 +166,7 @@ class Server(metaclass=WithOtherNames):
         self._store = store
         self._shares_store = store is not None
         if state_keys is None and (text := os.environ.get("TRIO_MCP_STATE_KEYS")) is not None:
-            from trio_mcp.core.rounds import read_keys
+            from trio_mcp.core.request_state import read_keys
 
             state_keys = read_keys(text, "TRIO_MCP_STATE_KEYS")
         self._own_keys = state_keys is None
@@ -534,7 +534,7 @@ class Server(metaclass=WithOtherNames):
 
     @functools.cached_property
     def _sealer(self) -> StateSealer:
-        from trio_mcp.core.rounds import StateSealer  # most servers ask no questions
+        from trio_mcp.core.request_state import StateSealer  # most servers ask no questions
 
         return StateSealer(self._state_keys)
 
