@@ -348,7 +348,7 @@ async def _() -> None:
 @said_by("another process has locked the file")
 async def _() -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trio_mcp.stores.sqlite._BUSY", 0)
+        patch.setattr("trio_mcp.stores.sqlite_file._BUSY", 0)
         path = Path(folder) / "tasks.db"
         async with SQLiteStore(path) as store:
             with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as shell:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import trio
 
-# The clock of the records is an inner part.
-from trio_mcp.stores import SQLiteStore, rows
+# The clock of the records and the threads of SQLite are inner parts.
+from trio_mcp.stores import rows, sqlite_file
 
 
 @pytest.fixture(autouse=True)
@@ -22,8 +22,8 @@ def virtual_wall(monkeypatch: pytest.MonkeyPatch) -> None:
 def inline(monkeypatch: pytest.MonkeyPatch) -> None:
     """For virtual time, which runs on while a thread works: SQLite works in the event loop."""
 
-    async def run(self: SQLiteStore, job: Callable[..., Any], *arguments: Any) -> Any:
+    async def run(self: sqlite_file.SQLiteFile, job: Callable[..., Any], *arguments: Any) -> Any:
         await trio.lowlevel.checkpoint()
         return job(*arguments)
 
-    monkeypatch.setattr(SQLiteStore, "_in_thread", run)
+    monkeypatch.setattr(sqlite_file.SQLiteFile, "_in_thread", run)

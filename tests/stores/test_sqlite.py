@@ -26,6 +26,7 @@ from trio_mcp.stores import (
     StoreFailed,
     StoreFull,
     sqlite,  # its bounds
+    sqlite_file,  # the same
 )
 
 
@@ -136,7 +137,7 @@ async def test_writes_to_a_locked_file_fail_together_and_reads_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, failed = tmp_path / "x.db", list[str]()
-    monkeypatch.setattr(sqlite, "_BUSY", inf)
+    monkeypatch.setattr(sqlite_file, "_BUSY", inf)
 
     async def write(key: str) -> None:
         with pytest.raises(StoreFailed) as caught:
@@ -153,12 +154,12 @@ async def test_writes_to_a_locked_file_fail_together_and_reads_go_on(
                 assert await store.get("task", "a") == ROW
                 assert await store.list("task", "ann", (0.0, ""), 10) == [ROW]
                 assert not failed
-                monkeypatch.setattr(sqlite, "_BUSY", 0.0)
+                monkeypatch.setattr(sqlite_file, "_BUSY", 0.0)
             await write("e")
             assert len(failed) == 4
             why = f"another process has locked the file of {store!r} for more than 0 seconds; end its transaction"
             assert set(failed) == {why}
-        await trio.sleep(sqlite._TRY)
+        await trio.sleep(sqlite_file._TRY)
         assert await store.add(attrs.evolve(ROW, key="b"))
 
 
@@ -177,7 +178,7 @@ async def test_a_call_that_waits_for_a_locked_file_can_be_cancelled(tmp_path: Pa
             nursery.start_soon(store.add, attrs.evolve(ROW, key="b"))
             await trio.sleep(0.1)
             first.cancel()
-            await trio.sleep(3 * sqlite._TRY)  # the second one goes on in its place
+            await trio.sleep(3 * sqlite_file._TRY)  # the second one goes on in its place
         while await store.get("task", "b") is None:  # noqa: ASYNC110  # SQLite says when
             await trio.sleep(0.01)
         assert await store.get("task", "a") is None
@@ -188,17 +189,17 @@ async def test_a_write_that_is_cancelled_behind_another_one_does_not_happen_late
 ) -> None:
     """The other one would commit it together with its own, when the lock is gone."""
     path = tmp_path / "x.db"
-    monkeypatch.setattr(sqlite, "_TRY", 0.05)
+    monkeypatch.setattr(sqlite_file, "_TRY", 0.05)
     async with SQLiteStore(path) as store, trio.open_nursery() as nursery:
         with locked(path):
             nursery.start_soon(store.add, ROW)
-            with trio.move_on_after(sqlite._TRY / 2):
+            with trio.move_on_after(sqlite_file._TRY / 2):
                 async with trio.open_nursery() as others:
                     for key in "bc":
                         others.start_soon(store.add, attrs.evolve(ROW, key=key))
                     await trio.sleep_forever()
             nursery.start_soon(store.add, attrs.evolve(ROW, key="d"))
-            await trio.sleep(3 * sqlite._TRY)
+            await trio.sleep(3 * sqlite_file._TRY)
         while await store.get("task", "d") is None:  # noqa: ASYNC110  # SQLite says when
             await trio.sleep(0.01)
         assert [await store.get("task", key) is None for key in "abc"] == [False, True, True]
@@ -206,7 +207,7 @@ async def test_a_write_that_is_cancelled_behind_another_one_does_not_happen_late
 
 async def test_a_file_that_is_locked_when_it_is_opened_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.db"
-    monkeypatch.setattr(sqlite, "_BUSY", 0.2)
+    monkeypatch.setattr(sqlite_file, "_BUSY", 0.2)
     async with SQLiteStore(path):
         pass
     with locked(path), pytest.raises(StoreFailed, match=r"another process has locked the file of .*x\.db"):
@@ -300,7 +301,7 @@ async def test_nothing_is_left_of_a_process_that_died_long_ago(tmp_path: Path) -
         await other.lease("dead", NOW)
         await store.lease("me", NOW + 1000)
         assert len(os.listdir(tmp_path)) == 5
-        os.close(other._locks.pop("dead"))  # as the kernel does
+        os.close(other._file.locks.pop("dead"))  # as the kernel does
         assert not await store.claim("task", "me", NOW + 100, 9)
         assert len(os.listdir(tmp_path)) == 4
 
