@@ -36,6 +36,16 @@ ABOVE = "a whole number above 0"
             "the command of a server, or a name that begins with -, follows after --",
         ),
         (["list", "x.py", "--", "-y"], "unrecognized arguments: -y; "),
+        (["list", "x.py", "--js"], "unrecognized arguments: --js; "),
+        (["call", "x.py", "add", "--a", "1"], "unrecognized arguments: --a 1; "),
+        *(
+            (
+                [command, "x.py", *given],
+                f"unrecognized arguments: {' '.join(given)}; write --http HOST:PORT, or --http PORT; ",
+            )
+            for command in ("run", "bridge")
+            for given in (["--transport", "http", "--port", "9000"], ["--host", "0.0.0.0"])
+        ),
         *(
             ([command, "x.py", option, given], f"{option}{message}")
             for command, option in (("run", "--http"), ("bridge", "--http"), ("bridge", "--ws"), ("tap", "--http"))
@@ -73,7 +83,7 @@ def test_a_command_never_begins_with_a_hyphen(words: str, own: str, command: str
 def test_the_form_of_the_arguments_of_a_tool_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["call", "x.py", "find", "--text", "du"])
-    assert "; arguments of a tool are like KEY=VALUE; " in capsys.readouterr().err
+    assert "; arguments of a tool are like NAME=VALUE; " in capsys.readouterr().err
 
 
 def test_names_may_begin_with_a_hyphen() -> None:

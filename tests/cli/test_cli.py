@@ -85,6 +85,10 @@ def test_without_a_command_the_help_is_an_error(capsys: pytest.CaptureFixture[st
         (["weather.py"], "'weather.py'; write trio-mcp list weather.py, or trio-mcp run weather.py\n"),
         (["https://x"], "'https://x'; write trio-mcp list https://x"),
         (["zzz"], "'zzz'; the commands are run, demo, list"),
+        (["version"], "'version'; write trio-mcp --version\n"),
+        (["dev", "a b.py"], "'dev'; write trio-mcp inspect 'a b.py', or trio-mcp run 'a b.py' --reload\n"),
+        (["uninstall", "weather"], "'uninstall'; delete the entry from its file, which trio-mcp hosts shows\n"),
+        (["remove"], "'remove'; delete the entry"),
     ],
 )
 def test_an_unknown_command_is_refused(words: list[str], instead: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,7 +176,7 @@ def test_call_reports_on_standard_error() -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (("forecast", "city"), 2, "an argument must be like KEY=VALUE, got 'city'; forecast has city, days"),
+        (("forecast", "city"), 2, "an argument must be like NAME=VALUE, got 'city'; forecast has city, days"),
         (("forecast", "city=Oslo", "days=x"), 2, "days must be a JSON integer, got 'x'"),
         (("forecast", "town=Oslo"), 2, "forecast has no argument 'town'; it has city, days"),
         ((), 2, "give the name of a TOOL; the server has fails, forecast, forever, order, picture"),
@@ -239,6 +243,14 @@ def test_an_argument_that_is_no_json_is_told_what_it_must_be(schema: Any, text: 
     with pytest.raises(UsageError) as caught:
         read_arguments([f"it={text}"], tool)
     assert str(caught.value) == f"it must be {expected}, got {text!r}"
+
+
+def test_a_json_object_in_place_of_arguments_is_told_its_option() -> None:
+    tool = Tool("t", {"type": "object", "properties": {"it": {}}})
+    with pytest.raises(
+        UsageError, match="like NAME=VALUE, and a JSON object of all follows --args; got '{.*; t has it"
+    ):
+        read_arguments(['{"it": "a=b"}'], tool)
 
 
 def test_each_mistake_of_a_call_has_a_line() -> None:

@@ -12,15 +12,19 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 __all__ = ["CommandParser", "above_zero", "divided"]
 
+_OF_OTHERS = re.compile(r"^unrecognized.* --(transport|host|port)\b")  # as other packages name them
 _PLAIN = "\0"  # before a word that looks like an option and is none; words of a process cannot contain it
 
 
 class CommandParser(argparse.ArgumentParser):
     """The parser of one command.  Options may stand anywhere between the other words."""
+
+    def __init__(self, prog: str, **settings: Any) -> None:
+        super().__init__(prog, allow_abbrev=False, **settings)  # `--a 1` is an argument of a tool, and not --args
 
     def parse_words(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse the words without those of the server's command.  A mistake ends the process with status 2."""
@@ -35,8 +39,10 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         message = re.sub(r"^argument (\S+): must", r"\1 must", message.replace(_PLAIN, "")).removeprefix("argument ")
         help = f"{self.prog} --help shows the options"
-        if message.startswith("unrecognized") and any(each.metavar == "KEY=VALUE" for each in self._actions):
-            help += "; arguments of a tool are like KEY=VALUE"
+        if message.startswith("unrecognized") and any(each.dest == "given" for each in self._actions):
+            help += "; arguments of a tool are like NAME=VALUE"
+        if _OF_OTHERS.search(message) and any("--http" in each.option_strings for each in self._actions):
+            message += "; write --http HOST:PORT, or --http PORT"
         if message.startswith("unrecognized"):
             help += "; the command of a server, or a name that begins with -, follows after --"
         self.exit(2, f"trio-mcp: {message}; {help}\n")

@@ -47,7 +47,7 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
     add_target_arguments(parser)
     parser.add_argument("tool", metavar="TOOL", nargs="?", help="without it, the names of the tools are shown")
     parser.add_argument(
-        "given", nargs="*", default=[], metavar="KEY=VALUE", help="arguments; KEY:=JSON for a JSON value"
+        "given", nargs="*", default=[], metavar="NAME=VALUE", help="arguments; NAME:=JSON for a JSON value"
     )
     add_result_arguments(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress and no log messages")
@@ -136,7 +136,7 @@ def _whole(text: str | None) -> dict[str, Any]:
 
 
 def read_arguments(texts: Sequence[str], tool: Tool) -> dict[str, Any]:
-    """Read arguments of the form KEY=VALUE by the schema of the tool, and KEY:=JSON without it.
+    """Read arguments of the form NAME=VALUE by the schema of the tool, and NAME:=JSON without it.
 
     An argument that may be a string is taken as it is; others are read as JSON.  Raises `UsageError`.
     """
@@ -145,9 +145,11 @@ def read_arguments(texts: Sequence[str], tool: Tool) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for text in texts:
         key, sign, value = text.partition("=")
-        if not sign or not key.strip(":"):
+        whole = text.lstrip().startswith("{")
+        if whole or not sign or not key.strip(":"):
             known = f"; {tool.name} has {few_names(properties)}" if properties else ""
-            raise UsageError(f"an argument must be like KEY=VALUE, got {text!r}{known}")
+            instead = " and a JSON object of all follows --args;" if whole else ""
+            raise UsageError(f"an argument must be like NAME=VALUE,{instead} got {text!r}{known}")
         name = key.removesuffix(":")
         if name not in properties and properties:
             raise UsageError(f"{tool.name} has no argument {name!r}; it has {few_names(properties)}")

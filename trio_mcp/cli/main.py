@@ -113,6 +113,14 @@ def _instead(name: str, words: Sequence[str]) -> str:
     import shlex  # the help loads no regular expressions
     from difflib import get_close_matches
 
+    match name:  # commands of other packages
+        case "dev":
+            given = shlex.join(words or ["TARGET"])
+            return f"write trio-mcp inspect {given}, or trio-mcp run {given} --reload"
+        case "version":
+            return "write trio-mcp --version"
+        case "uninstall" | "remove":
+            return "delete the entry from its file, which trio-mcp hosts shows"
     if close := get_close_matches(name, COMMANDS, 1):
         return f"write {shlex.join(['trio-mcp', *close, *words])}"
     return f"the commands are {', '.join(COMMANDS)}"

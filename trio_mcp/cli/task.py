@@ -29,7 +29,7 @@ from trio_mcp.core.tasks import TaskState, TaskStatus, read_task
 __all__ = ["add_arguments", "run"]
 
 _ACTIONS = (
-    "start TARGET TOOL [KEY=VALUE ...] calls a tool as a task, and prints its id",
+    "start TARGET TOOL [NAME=VALUE ...] calls a tool as a task, and prints its id",
     "list TARGET shows the tasks that the server has (2025-11-25 only)",
     "status TARGET ID shows the state of a task",
     "follow TARGET ID shows its states, asks its questions, and shows its result",
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _check_words(arguments: argparse.Namespace) -> None:
     """Give the words of the action their names.  Raises `UsageError` for too few or too many."""
     action, words = arguments.action, list(arguments.words)
-    wanted = {"start": "TOOL [KEY=VALUE ...]", "list": "", "answer": "ID KEY=JSON ..."}.get(action, "ID")
+    wanted = {"start": "TOOL [NAME=VALUE ...]", "list": "", "answer": "ID KEY=JSON ..."}.get(action, "ID")
     least, most = {"start": (1, math.inf), "list": (0, 0), "answer": (2, math.inf)}.get(action, (1, 1))
     if not least <= len(words) <= most:
         raise UsageError(f"write trio-mcp task {action} TARGET {wanted}".rstrip())
