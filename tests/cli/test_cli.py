@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from trio_mcp.cli.call import last_entry, read_arguments  # the command line has no other door
+from trio_mcp.cli.call import read_arguments  # the command line has no other door
 from trio_mcp.cli.main import COMMANDS, main  # the same
+from trio_mcp.cli.target import last_entry  # the same
 from trio_mcp.errors import UsageError
 from trio_mcp.types import Tool
 
@@ -222,6 +223,7 @@ def test_a_failing_tool_has_status_one() -> None:
         ("ready\n[10:01] INFO  bad arguments  server.py:15\n        {'count': 1,\n        'a': 2}\n",
          "[10:01] INFO bad arguments server.py:15 {'count': 1, 'a': 2}"),
         ("\n".join(f"  {number}" for number in range(9)), "4 5 6 7 8"),
+        ('KeyError: 1\n{"file": "a.jsonl", "frames": 6, "bytes": 8152}\n', "KeyError: 1"),  # of `tap --json`
     ],
 )  # fmt: skip
 def test_the_last_entry_of_a_log_is_whole(log: str, expected: str) -> None:
@@ -247,10 +249,44 @@ def test_an_argument_that_is_no_json_is_told_what_it_must_be(schema: Any, text: 
 
 def test_a_json_object_in_place_of_arguments_is_told_its_option() -> None:
     tool = Tool("t", {"type": "object", "properties": {"it": {}}})
-    with pytest.raises(
-        UsageError, match="like NAME=VALUE, and a JSON object of all follows --args; got '{.*; t has it"
-    ):
+    said = r"like NAME=VALUE, and a JSON object of all follows --args; got '{.*; t has it"
+    with pytest.raises(UsageError, match=said):
         read_arguments(['{"it": "a=b"}'], tool)
+
+
+ONE_OF_EACH = """
+from trio_mcp import Server, ToolError
+server = Server("s")
+
+@server.tool
+def ask() -> str:
+    raise ToolError("elicitation via server-initiated requests is unavailable")
+
+@server.resource("notes://{name}")
+def note(name: str) -> str:
+    return {}[name]
+"""
+
+
+def test_a_resource_that_fails_is_told_with_the_log(tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text(ONE_OF_EACH)
+    shown = run("read", "server.py", "notes://x", cwd=tmp_path)
+    assert (shown.stdout, shown.returncode) == ("", 1)
+    first, second = shown.stderr.splitlines()
+    assert first.startswith("trio-mcp: the server answered: resources/read 'notes://x' failed")
+    assert second == "trio-mcp: the log of the server ends with: KeyError: 'x'; --verbose shows it"
+    assert "the log of the server" not in run("read", "server.py", "notes://x", "--verbose", cwd=tmp_path).stderr
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("revision", "told"), [("2026-07-28", True), ("2025-11-25", False)])
+def test_a_server_that_can_ask_only_in_older_revisions_is_told_with_the_option(
+    revision: str, told: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "server.py").write_text(ONE_OF_EACH)
+    shown = run("call", "server.py", "ask", "--revision", revision, cwd=tmp_path)
+    assert shown.stdout == "elicitation via server-initiated requests is unavailable\n"
+    assert ("this server asks the user in older revisions; add --revision 2025-11-25" in shown.stderr) == told
 
 
 def test_each_mistake_of_a_call_has_a_line() -> None:

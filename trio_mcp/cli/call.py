@@ -11,14 +11,20 @@ import math
 import mimetypes
 import re
 import sys
-from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trio_mcp.cli.forms import Terminal
 from trio_mcp.cli.output import Output, ReportLines, compact, few_names, write_file
-from trio_mcp.cli.target import add_target_arguments, connected, run_command, until_signal
+from trio_mcp.cli.target import (
+    add_target_arguments,
+    connected,
+    end_of_log,
+    run_command,
+    server_log,
+    until_signal,
+)
 from trio_mcp.client.client import Client
 from trio_mcp.core.codec import to_json
 from trio_mcp.core.content import (
@@ -30,17 +36,17 @@ from trio_mcp.core.content import (
     TextContent,
     TextResourceContents,
 )
-from trio_mcp.core.errors import UsageError, printable
+from trio_mcp.core.errors import RequestError, UsageError
 from trio_mcp.core.models import CallToolResult, Tool
 from trio_mcp.core.revisions import REVISIONS
 
-__all__ = ["add_arguments", "add_result_arguments", "last_entry", "read_arguments", "run", "show", "tool_arguments"]
+__all__ = ["add_arguments", "add_result_arguments", "read_arguments", "run", "show", "tool_arguments"]
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+# Errors of other SDKs, whose servers send requests to ask the user, which 2026-07-28 does not have.
+_ASKS = re.compile(r"server-initiated|back-channel|elicitation/create|sampling/createMessage")
+_OLDER = "this server asks the user in older revisions; add --revision 2025-11-25"
 _LONGEST_NAME = 100  # characters of the name of a file
-_EXCEPTION = re.compile(r"\s*[A-Za-z_][\w.]*(Error|Exception)\b")
-_LINES = 5  # of one entry of a log
-_PIECES = 8  # of the log of the server that are kept, with 64 KiB or less
 
 
 def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
@@ -69,7 +75,7 @@ async def _call(arguments: argparse.Namespace) -> int:
     output, reports = Output(arguments.json), ReportLines(arguments.quiet)
     terminal = Terminal(reports)
     options: dict[str, Any] = {} if arguments.quiet else {"on_log": reports.log}
-    log = deque[bytes](maxlen=_PIECES)
+    log = server_log()
     async with connected(
         arguments, log=log, tasks=True, elicitation=terminal.fill_in, elicitation_url=terminal.open_page, **options
     ) as client:
@@ -77,8 +83,13 @@ async def _call(arguments: argparse.Namespace) -> int:
         log.clear()
         timeout = math.inf if arguments.timeout is None else arguments.timeout
         result = None
-        async with until_signal() as stopped:  # cancels the call alone, so that the server is told
-            result = await client.call_tool(arguments.tool, given, on_progress=reports.progress, timeout=timeout)
+        try:
+            async with until_signal() as stopped:  # cancels the call alone, so that the server is told
+                result = await client.call_tool(arguments.tool, given, on_progress=reports.progress, timeout=timeout)
+        except RequestError as error:
+            if not REVISIONS[client.revision].handshake and _ASKS.search(str(error)):
+                error.add_note(_OLDER)
+            raise
         reports.settle()
         if result is None:
             return 128 + stopped.signal
@@ -87,23 +98,10 @@ async def _call(arguments: argparse.Namespace) -> int:
         else:
             show(result, output, Path(arguments.save), arguments.tool)
     if result.is_error and not arguments.quiet:  # the client has been closed, so the log is complete
-        last = printable(last_entry(b"".join(log).decode(errors="replace")))
-        sys.stderr.write(f"trio-mcp: the log of the server ends with: {last}; --verbose shows it\n" if last else "")
+        texts = " ".join(each.text for each in result.content if isinstance(each, TextContent))
+        older = _OLDER if not REVISIONS[client.revision].handshake and _ASKS.search(texts) else ""
+        sys.stderr.writelines(f"trio-mcp: {each}\n" for each in (end_of_log(log), older) if each)
     return 1 if result.is_error else 0
-
-
-def last_entry(log: str) -> str:
-    """The last line of a log; if it continues the lines before it, with these.
-
-    A line that names an exception is enough, also in the frames that some loggers draw around a traceback.
-    """
-    lines = [line for line in log.splitlines() if line.strip()]
-    entry = lines[-1:]
-    for line in reversed(lines[-_LINES:-1]):
-        if not entry[0].startswith((" ", "\t")) or _EXCEPTION.match(entry[0]):
-            break
-        entry.insert(0, line)
-    return " ".join(" ".join(entry).split())
 
 
 async def tool_arguments(arguments: argparse.Namespace, client: Client) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import trio
 
 from trio_mcp.cli.arguments import above_zero
 from trio_mcp.cli.output import Output, compact, write_file
-from trio_mcp.cli.target import add_target_arguments, connected, run_command
+from trio_mcp.cli.target import add_target_arguments, connected, run_command, server_log
 from trio_mcp.client.client import Client
 from trio_mcp.core.codec import to_json
 from trio_mcp.core.content import BlobResourceContents, MalformedContent, TextContent, TextResourceContents
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 async def _connected(arguments: argparse.Namespace) -> int:
     if "pairs" in arguments:
         arguments.pairs = _pairs(arguments.pairs)
-    async with connected(arguments) as client:
+    async with connected(arguments, log=server_log()) as client:
         await _WORKS[arguments.name](arguments, client, Output(arguments.json))
     return 0
 

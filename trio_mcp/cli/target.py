@@ -17,7 +17,7 @@ import re
 import signal
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Unpack
@@ -31,6 +31,7 @@ from trio_mcp.client.client import Client, open_client
 from trio_mcp.client.options import ClientOptions
 from trio_mcp.client.session import HandshakeError
 from trio_mcp.core.errors import (
+    INTERNAL_ERROR,
     ConnectionFailed,
     McpError,
     RemoteProtocolError,
@@ -50,8 +51,11 @@ __all__ = [
     "add_target_arguments",
     "client_options",
     "connected",
+    "end_of_log",
     "exit_status",
+    "last_entry",
     "run_command",
+    "server_log",
     "target_of",
     "until_signal",
 ]
@@ -61,6 +65,10 @@ LIMITS = Limits(pages=1000)
 """Those of the client of a command.  A person reads the lists, so that a list without an end is noticed early."""
 
 _PATIENCE = 30.0  # seconds
+_PIECES = 8  # of the log of the server that are kept, with 64 KiB or less
+_LINES = 5  # of one entry of a log
+_EXCEPTION = re.compile(r"\s*[A-Za-z_][\w.]*(Error|Exception)\b")
+_SUMMARY = re.compile(r'\{"file": .*, "frames": \d+, "bytes": \d+\}$')  # of `tap --json`, after the log of its server
 _LONGEST = 4000  # characters of an error
 _URL = re.compile(r"(https?|wss?)://")
 _ADDRESS = re.compile(r"(localhost|[\w-]+(\.[\w-]+)+|\[[\da-f:]+\])(:\d+)?(/|$)")  # a URL without its scheme
@@ -181,7 +189,13 @@ async def connected(
     try:
         async with open_client(target.address, **options) as client:
             opened = True
+            if log is not None:
+                log.clear()  # what a server says at its start is no reason of a failure
             yield client
+    except RequestError as error:
+        if error.code == INTERNAL_ERROR and (last := end_of_log(log or ())):
+            error.add_note(last)
+        raise
     except RemoteProtocolError as error:
         if opened:
             raise
@@ -206,6 +220,34 @@ def client_options(target: ServerTarget, arguments: argparse.Namespace) -> Clien
         store = FileTokenStore("~/.config/trio-mcp/tokens.json")
         options["auth"] = OAuth("trio-mcp", store=store, http_on_loopback=local, browser=_show_page)
     return options
+
+
+def server_log() -> deque[bytes]:
+    """Return a place for the end of the log of a server, as `connected` takes it."""
+    return deque(maxlen=_PIECES)
+
+
+def end_of_log(log: Iterable[bytes]) -> str:
+    """Return the last entry of a log as the reason of a failure; "" if there is none.
+
+    The log is complete when the client has been closed.
+    """
+    last = printable(last_entry(b"".join(log).decode(errors="replace")))
+    return f"the log of the server ends with: {last}; --verbose shows it" if last else ""
+
+
+def last_entry(log: str) -> str:
+    """The last line of a log; if it continues the lines before it, with these.
+
+    A line that names an exception is enough, also in the frames that some loggers draw around a traceback.
+    """
+    lines = [line for line in log.splitlines() if line.strip() and not _SUMMARY.match(line)]
+    entry = lines[-1:]
+    for line in reversed(lines[-_LINES:-1]):
+        if not entry[0].startswith((" ", "\t")) or _EXCEPTION.match(entry[0]):
+            break
+        entry.insert(0, line)
+    return " ".join(" ".join(entry).split())
 
 
 async def _show_page(url: str) -> None:
@@ -242,6 +284,7 @@ def exit_status(run: Callable[[], int], *, verbose: bool) -> int:
         prefix = "the server answered: " if isinstance(error, RequestError) else ""
         message = f"{prefix}{_in_options(_without_traceback(str(error)))}"[:_LONGEST]
         sys.stderr.write(f"trio-mcp: {printable(' '.join(message.split()))}\n")
+        sys.stderr.writelines(f"trio-mcp: {note}\n" for note in getattr(error, "__notes__", ()))
         if isinstance(error, UsageError):
             return 2
         return NO_CONNECTION if isinstance(error, ConnectionFailed | HandshakeError | SessionClosed) else 1
