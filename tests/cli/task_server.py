@@ -33,6 +33,12 @@ async def ask(ctx: Context) -> str:
     return answer.value.size if isinstance(answer, Accepted) else "none"
 
 
+@server.tool(task="required", structured=False)
+async def agree(ctx: Context) -> str:
+    """Ask for yes or no."""
+    return repr(await ctx.elicit("Really?", bool))
+
+
 async def main() -> None:
     async with trio.open_nursery() as nursery:
         address = await nursery.start(serve_http, server, "127.0.0.1", 0)

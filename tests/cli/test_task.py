@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_cli import on_terminal
+from trio_mcp.cli.output import ReportLines  # the command line has no other door
+from trio_mcp.core.tasks import TaskState, TaskStatus  # the same
 
 ROOT = Path(__file__).parents[2]
 SERVER = str(Path(__file__).parent / "task_server.py")
@@ -46,6 +49,13 @@ def test_a_task_is_followed_by_its_id(url: str, revision: str) -> None:
     assert (state["id"], state["status"]) == (id, "completed")
 
 
+@pytest.mark.full
+def test_a_task_of_a_server_that_ends_is_told() -> None:
+    started = run("task", "start", SERVER, "report", "days=9")
+    assert (started.returncode, started.stderr.count("\n")) == (0, 1)
+    assert started.stderr.startswith("trio-mcp: the server ends now; its task goes on if it has a store")
+
+
 def test_a_list_of_another_session_has_no_tasks(url: str) -> None:
     shown = run("task", "list", url, "--revision", "2025-11-25")
     assert (shown.stdout, shown.returncode) == ("", 0)
@@ -55,7 +65,7 @@ def test_a_list_of_another_session_has_no_tasks(url: str) -> None:
 def test_a_list_needs_the_older_form(url: str) -> None:
     shown = run("task", "list", url, "--revision", "2026-07-28")
     assert shown.returncode == 2
-    assert "tasks/list does not exist in 2026-07-28" in shown.stderr
+    assert shown.stderr == "trio-mcp: tasks/list does not exist in 2026-07-28; add --revision 2025-11-25\n"
 
 
 def test_a_task_is_cancelled(url: str) -> None:
@@ -104,4 +114,35 @@ def test_an_unknown_task_is_one_line(url: str) -> None:
 
 def test_call_waits_for_a_task(url: str) -> None:
     shown = run("call", url, "report", "days=1", "--quiet")
-    assert (shown.stdout, shown.returncode) == ("1 days\n", 0)
+    assert (shown.stdout, shown.returncode, shown.stderr) == ("1 days\n", 0, "")
+
+
+def test_call_names_its_task(url: str) -> None:
+    shown = run("call", url, "ask")
+    assert (shown.stdout, shown.returncode) == ("none\n", 0)
+    task, question, _ = shown.stderr.splitlines()
+    assert re.fullmatch(r"task \w{32}: working", task)
+    assert question == "the server asks: Which size?"
+
+
+async def test_each_new_message_of_a_task_that_works_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    working, asking, ended = TaskStatus.WORKING, TaskStatus.INPUT_REQUIRED, TaskStatus.COMPLETED
+    states = [(working, None), (working, "1\x1b"), (asking, "1\x1b"), (working, "2"), (working, "2"), (ended, "3")]
+    for quiet in (True, False):
+        reports = ReportLines(quiet)
+        for status, message in states:
+            await reports.state(TaskState("x", status, message))
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "task x: working\ntask x: working  1\ufffd\ntask x: working  2\n")
+
+
+@pytest.mark.full
+def test_one_value_is_answered_without_its_field(url: str) -> None:
+    id = run("task", "start", url, "agree").stdout.strip()
+    while "form" not in run("task", "status", url, id).stdout:
+        pass
+    wrong = run("task", "answer", url, id, 'form={"value": "maybe"}')
+    why = "trio-mcp: the answer form does not fit its form: /value must be of type boolean, not a string\n"
+    assert (wrong.returncode, wrong.stderr) == (2, why)
+    assert run("task", "answer", url, id, "form=true").returncode == 0
+    assert run("task", "follow", url, id).stdout.splitlines()[-1] == "Accepted(value=True)"

@@ -39,6 +39,7 @@ from trio_mcp.core.content import (
 from trio_mcp.core.errors import RequestError, UsageError
 from trio_mcp.core.models import CallToolResult, Tool
 from trio_mcp.core.revisions import REVISIONS
+from trio_mcp.extensions.tasks.client import tasks_of
 
 __all__ = ["add_arguments", "add_result_arguments", "read_arguments", "run", "show", "tool_arguments"]
 
@@ -79,6 +80,7 @@ async def _call(arguments: argparse.Namespace) -> int:
     async with connected(
         arguments, log=log, tasks=True, elicitation=terminal.fill_in, elicitation_url=terminal.open_page, **options
     ) as client:
+        tasks_of(client).on_state = reports.state
         given = await tool_arguments(arguments, client)
         log.clear()
         timeout = math.inf if arguments.timeout is None else arguments.timeout

@@ -10,9 +10,12 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trio_mcp.core.errors import UsageError, printable
+
+if TYPE_CHECKING:
+    from trio_mcp.core.tasks import TaskState
 
 __all__ = ["Output", "ReportLines", "compact", "few_names", "write_file"]
 
@@ -113,7 +116,7 @@ class Output:
 
 
 class ReportLines:
-    """Shows progress and log messages on standard error: a bar on a terminal, lines otherwise."""
+    """Shows progress, log messages and states of a task on standard error: a bar on a terminal, lines otherwise."""
 
     def __init__(self, quiet: bool = False) -> None:
         self._file = sys.stderr
@@ -121,6 +124,7 @@ class ReportLines:
         self._redraws = self._file.isatty() and os.environ.get("TERM") != "dumb"
         self._open = False  # the line of the cursor has a bar
         self._quarter = -1
+        self._message: str | None = ""  # of the last state of a task
 
     def progress(self, progress: float, total: float | None, message: str | None) -> None:
         if self._quiet:
@@ -129,12 +133,27 @@ class ReportLines:
         full, count = int(share * _BAR), f"{progress:g}" + (f" of {total:g}" if total else "")
         words = f"{count} {printable(message)}" if message else count
         if self._redraws:
-            self._file.write(f"\r\x1b[K{'━' * full}{'─' * (_BAR - full)} {words}"[: shutil.get_terminal_size().columns])
-            self._open = True
+            self._redraw(f"{'━' * full}{'─' * (_BAR - full)} {words}")
         elif not total or int(share * 4) > self._quarter:
             self._quarter = int(share * 4)
             self._file.write(f"progress: {words}\n")
         self._file.flush()
+
+    async def state(self, state: TaskState) -> None:
+        """Show that the task of a call works, with its message; its questions and its end are shown by others."""
+        if self._quiet or state.status.value != "working" or state.message == self._message:
+            return
+        self._message = state.message
+        text = printable(f"task {state.id}: working  {state.message or ''}".rstrip())
+        if self._redraws:
+            self._redraw(text)
+        else:
+            self._file.write(f"{text}\n")
+        self._file.flush()
+
+    def _redraw(self, text: str) -> None:
+        self._file.write(f"\r\x1b[K{text[: shutil.get_terminal_size().columns]}")
+        self._open = True
 
     def log(self, params: Any) -> None:
         if not self._quiet:

@@ -17,13 +17,15 @@ from typing import Any
 from trio_mcp.cli.call import add_result_arguments, show, tool_arguments
 from trio_mcp.cli.forms import Terminal
 from trio_mcp.cli.output import Output, ReportLines, compact, few_names
-from trio_mcp.cli.target import LIMITS, add_target_arguments, connected, run_command
+from trio_mcp.cli.target import LIMITS, add_target_arguments, connected, run_command, target_of
 from trio_mcp.client.client import Client
 from trio_mcp.core.caching import Pager
 from trio_mcp.core.codec import to_json
+from trio_mcp.core.elicitation import FormCheck
 from trio_mcp.core.errors import RemoteProtocolError, UsageError
 from trio_mcp.core.models import CallToolResult
 from trio_mcp.core.revisions import REVISIONS
+from trio_mcp.core.rounds import Question
 from trio_mcp.core.tasks import TaskState, TaskStatus, read_task
 
 __all__ = ["add_arguments", "run"]
@@ -78,10 +80,15 @@ async def _start(arguments: argparse.Namespace, client: Client, output: Output) 
         output.json(_row(task.state))
     else:
         output.content(task.id)
+    if not isinstance(target_of(arguments).address, str):
+        why = "the server ends now; its task goes on if it has a store, and the tool replay=True"
+        sys.stderr.write(f"trio-mcp: {why}\n")
     return 0
 
 
 async def _list(arguments: argparse.Namespace, client: Client, output: Output) -> int:
+    if not REVISIONS[client.revision].handshake:
+        raise UsageError(f"tasks/list does not exist in {client.revision}; add --revision 2025-11-25")
     tasks: list[Any] = []
     pager = Pager(LIMITS)
     while not pager.done:
@@ -116,12 +123,13 @@ async def _follow(arguments: argparse.Namespace, client: Client, output: Output)
 
 
 async def _answer(arguments: argparse.Namespace, client: Client, output: Output) -> int:
-    task, responses = client.open_task(arguments.id), dict(map(_response, arguments.responses))
+    task, texts = client.open_task(arguments.id), dict(map(_pair, arguments.responses))
+    asked: dict[str, Question] = {}
     if not REVISIONS[client.revision].handshake:  # in others there are no answers, as the error says
-        asked = {each.key for each in (await task.status()).questions}
-        if unknown := sorted(responses.keys() - asked):  # servers ignore these
+        asked = {each.key: each for each in (await task.status()).questions}
+        if unknown := sorted(texts.keys() - asked):  # servers ignore these
             raise UsageError(f"the task has no question {few_names(unknown)}; it asks {few_names(asked) or 'nothing'}")
-    await task.answer(responses)
+    await task.answer({key: _response(key, text, asked.get(key)) for key, text in texts.items()})
     return 0
 
 
@@ -130,21 +138,37 @@ async def _cancel(arguments: argparse.Namespace, client: Client, output: Output)
     return 0
 
 
-def _response(text: str) -> tuple[str, dict[str, Any]]:
-    """Read KEY=JSON: an object is the content of an accepted form; a word is the action alone."""
+def _pair(text: str) -> tuple[str, str]:
     key, found, value = text.partition("=")
     if not found:
         raise UsageError(f"an answer must be like KEY=JSON, got {text!r}")
-    if value in ("accept", "decline", "cancel"):
-        return key, {"action": value}
+    return key, value
+
+
+def _response(key: str, text: str, question: Question | None) -> dict[str, Any]:
+    """Read an answer: an object is the content of an accepted form; a word is the action alone.
+
+    A form with the field `value` alone may be answered with the value.  Raises `UsageError`.
+    """
+    if text in ("accept", "decline", "cancel"):
+        return {"action": text}
+    form: Any = None if question is None else question.params.get("requestedSchema")
+    fields = form.get("properties") if isinstance(form, dict) else None
+    one_value = isinstance(fields, dict) and list(fields) == ["value"]
     try:
-        content = json.loads(value)
+        content = json.loads(text)
     except ValueError:
-        content = None
+        content = text if one_value else None
+    if one_value and not isinstance(content, dict):
+        content = {"value": content}
     if not isinstance(content, dict):
         expected = "a JSON object with the fields of the form, accept, decline or cancel"
-        raise UsageError(f"the answer {key} must be {expected}, got {value!r}")
-    return key, {"action": "accept", "content": content}
+        raise UsageError(f"the answer {key} must be {expected}, got {text!r}")
+    # Here it can be mended: most servers take any answer, and their tool fails later.
+    if isinstance(form, dict) and (problems := FormCheck(form).errors(content)):
+        why = "; ".join(f"{each.path} {each.message}".strip() for each in problems)
+        raise UsageError(f"the answer {key} does not fit its form: {why}")
+    return {"action": "accept", "content": content}
 
 
 def _row(state: TaskState) -> dict[str, Any]:

@@ -123,6 +123,8 @@ class ClientTasks(ClientExtension):
             self.answering(method)(answers.answer)
         for name in ("get", "cancel", "result", "list") if answered else ():
             self.method(f"tasks/{name}")(getattr(answers, name))
+        self.on_state: OnState | None = None
+        """Awaited with each state of a task that a call waits for."""
         self._support: dict[str, str] = {}  # of the listed tools, in 2025-11-25
         self._notices: dict[str, _LatestState] = {}  # of the tasks that a call waits for
         self._early: dict[str, deque[_Report]] = {}  # of tasks that no call waits for, or not yet
@@ -193,6 +195,7 @@ class ClientTasks(ClientExtension):
         if state is None or wish is not None:
             return result
         waiting = _Waiting(self, call.client, form, state.id, call.request, call.answer, call.on_progress)
+        waiting.on_state = self.on_state
         return await waiting.drive(state, cancels=True)
 
     async def _asks_for_task(self, call: ExtensionCall, wish: _Wish | None) -> bool:
