@@ -524,7 +524,7 @@ async def test_a_subscription_stays_when_the_same_request_is_refused_later(
         session = await session_in(crew)
         assert await subscribe(crew.webs[1], "r://1", session) is None
         with monkeypatch.context() as patch:
-            patch.setattr(copy_in(crew, 0, session), "_subscribe", lambda method, uri: (INTERNAL_ERROR, "full"))
+            patch.setattr(copy_in(crew, 0, session).speaker, "_subscribe", lambda method, uri: (INTERNAL_ERROR, "full"))
             for uri in ("r://1", "r://2"):
                 assert await subscribe(crew.webs[1], uri, session) == INTERNAL_ERROR
         (row,) = [row for row in crew.store._rows.values() if row.key == key_of(session)]
@@ -697,7 +697,7 @@ async def test_a_message_for_a_copy_that_speaks_no_more_is_passed_on(autojump_cl
         await crew.webs[1].call("ping", session=session)
         stream = await crew.webs[0].open(session=session)
         told = Notification("notifications/elicitation/complete", {"elicitationId": "7"})
-        copy_in(crew, 1, session)._say([encode(told).decode()])
+        copy_in(crew, 1, session).speaker.say([encode(told).decode()])
         with trio.fail_after(5):
             assert (await stream.message())["params"]["elicitationId"] == "7"
 
@@ -720,8 +720,8 @@ async def test_a_copy_that_is_stopped_as_it_begins_to_speak_does_not_speak(
 
         with monkeypatch.context() as patch, trio.move_on_after(0.5):
             patch.setattr(crew.store, "get", stop)
-            await copy.speak()
-        assert (read, copy.speaks) == (2, False)
+            await copy.speaker.speak()
+        assert (read, copy.speaker.here) == (2, False)
         stream = await crew.webs[1].open(session=session)
         await trio.sleep(5)
         crew.stages[0].server.notify_resource_updated("r://1")
@@ -752,13 +752,13 @@ async def test_copies_without_room_try_to_speak_again_after_a_while(
         with monkeypatch.context() as patch:
             for number in (0, 1):
                 patch.setattr(
-                    copy_in(crew, number, session), "_subscribe", lambda method, uri: (INTERNAL_ERROR, "full")
+                    copy_in(crew, number, session).speaker, "_subscribe", lambda method, uri: (INTERNAL_ERROR, "full")
                 )
             copy_in(crew, 2, session).end("for the test")
             await trio.sleep(200)
         await trio.sleep(50)
         crew.stages[2].server.notify_resource_updated("r://1")
-        copy_in(crew, 0, session)._say([told])
+        copy_in(crew, 0, session).speaker.say([told])
         found: set[str] = set()
 
         async def read(stream: Any) -> None:
@@ -785,12 +785,12 @@ async def test_a_copy_that_cannot_speak_passes_on_the_messages_that_it_has_got(
         copy = copy_in(crew, 1, session)
 
         def refuse(method: str, uri: str) -> Any:
-            copy._say([told])  # it comes to the speaker of the moment
+            copy.speaker.say([told])  # it comes to the speaker of the moment
             return INTERNAL_ERROR, "full"
 
-        monkeypatch.setattr(copy, "_subscribe", refuse)
+        monkeypatch.setattr(copy.speaker, "_subscribe", refuse)
         with pytest.raises(StoreFailed, match="full"):
-            await copy.speak()
+            await copy.speaker.speak()
         with trio.fail_after(5):
             while "elicitationId" not in (await stream.message()).get("params", {}):
                 pass
@@ -830,11 +830,11 @@ async def test_a_copy_that_often_fails_to_speak_while_the_store_is_away_says_so_
                 patch.setattr(crew.store, name, fail)
             for _ in range(100):
                 with pytest.raises(StoreFailed):
-                    await copy.speak()
+                    await copy.speaker.speak()
         monkeypatch.setattr(crew.store, "append", counted)
         await trio.sleep(10)
         assert items == 1
-        assert copy._silences == []
+        assert not copy.speaker._resigning
 
 
 # A store that fails.
@@ -915,7 +915,7 @@ async def test_a_copy_that_has_lost_mail_knows_the_state_and_who_speaks(
                 await crew.webs[1].call("logging/setLevel", {"level": level}, session=session)
         first.mail.catch_up()
         await trio.sleep(2)
-        assert not first.speaks
+        assert not first.speaker.here
         assert first.server_session.session.terms.log_level == "error"
         crew.stages[2].server.notify_list_changed("tools")
         while (await stream.message())["method"] != TOOLS:
@@ -928,7 +928,7 @@ async def test_a_copy_that_has_lost_mail_knows_the_state_and_who_speaks(
                 level = "info" if level == "error" else "error"
         second.mail.catch_up()
         await trio.sleep(2)
-        assert second.speaks
+        assert second.speaker.here
         crew.stages[2].server.notify_list_changed("tools")
         while (await stream.message())["method"] != TOOLS:
             pass

@@ -38,7 +38,7 @@ from trio_mcp.server import Dispatcher, Replica
 from trio_mcp.server.entries import Entry  # as above
 from trio_mcp.server.http.shared_endpoint import SharedEndpoint  # as above
 from trio_mcp.server.http.shared_mail import SessionMail  # as above
-from trio_mcp.server.http.shared_sessions import SharedSession  # as above
+from trio_mcp.server.http.shared_speaker import Speaker  # as above
 from trio_mcp.stores import MemoryStore
 
 __all__ = ["MISTAKES", "MISTAKES_OF_REPLICAS"]
@@ -213,7 +213,7 @@ def _early_acceptance() -> AbstractContextManager[Any]:
 
 def _unheard_subscription() -> AbstractContextManager[Any]:
     """A subscription is accepted before the replica that tells of changes has it."""
-    return mock.patch.object(SharedSession, "_read_verdict", AsyncMock(return_value=None))
+    return mock.patch.object(Speaker, "_read_verdict", AsyncMock(return_value=None))
 
 
 def _untold_change() -> AbstractContextManager[Any]:

@@ -121,9 +121,9 @@ class Publisher:
             if among is None or change in among:
                 session.tell_change(change.notification(), None)
 
-    def tell_queued(self, session: ServerSession) -> None:
-        """Tell a legacy session of the changes that are not published yet, because it leaves."""
-        self.tell(session, {change for change, reaches in self._changes if reaches is None or reaches(session)})
+    def queued(self, session: ServerSession) -> set[ChangeEvent]:
+        """The changes that are not published yet, and may reach this session."""
+        return {change for change, reaches in self._changes if reaches is None or reaches(session)}
 
     async def run(self) -> None:
         """Publish queued changes, until it is cancelled."""

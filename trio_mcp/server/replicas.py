@@ -288,6 +288,11 @@ class Replica:
 
     # Changes.
 
+    @property
+    def untold(self) -> set[ChangeEvent]:
+        """The changes that this replica has not begun to tell the others, and will tell them."""
+        return {*self._changes}
+
     def changes_since(self, time: float) -> Collection[ChangeEvent] | None:
         """The changes that this replica has told or heard of since then, or will tell of.  None: perhaps all."""
         if time <= self._forgotten:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trio_mcp.server.http.shared_mail import *
     from trio_mcp.server.http.shared_row import *
     from trio_mcp.server.http.shared_sessions import *
+    from trio_mcp.server.http.shared_speaker import *
     from trio_mcp.server.http.shared_streams import *
     from trio_mcp.server.http.sockets import *
     from trio_mcp.server.http.websocket import *
@@ -46,6 +47,7 @@ else:
             "shared_mail": "SessionMail",
             "shared_row": "SessionRecord SessionRow key_of",
             "shared_sessions": "SharedServerSession SharedSession",
+            "shared_speaker": "PlaceEvent Speaker SpeakerPlace",
             "shared_streams": "FollowedStream LoggedStream SharedEventLog StreamItem is_standalone read_item",
             "sockets": (
                 "Listener bracketed check_exposure ignore_new listener_of socket_name socket_under tcp_listeners "

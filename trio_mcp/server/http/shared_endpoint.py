@@ -287,7 +287,7 @@ class SharedEndpoint(Endpoint):
         name, _, digits = (verdict.after or "").rpartition("-")
         here = name in session.log and name not in session.log.moved
         if not name or (here and is_standalone(name)):
-            await session.speak()
+            await session.speaker.speak()
         elif not here:
             if not digits.isdecimal() or len(digits) >= 20:
                 return await refuse(cannot_resume("no event has this id", verdict.cors), admitted, response)
@@ -309,7 +309,7 @@ class SharedEndpoint(Endpoint):
     ) -> OnDisconnect:
         """Send the events that a client has missed on a standalone stream, and go on with them here."""
         log = cast(SharedEventLog, session.log)
-        await session.speak(name)
+        await session.speaker.speak(name)
         found = await self._missed(log, name, number)
         if isinstance(found, NotReplayable):
             return await refuse(cannot_resume(found.why, verdict.cors), admitted, response)

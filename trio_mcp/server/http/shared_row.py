@@ -41,10 +41,16 @@ class SessionRecord:
     level: str | None = None
     uris: Sequence[str] = ()
     speaks_in: str = ""
-    """The replica of the speaker; "" if no copy speaks."""
+    """The replica and the number of the copy that speaks, with a dot between them; "" if none does."""
 
     def text(self) -> bytes:
         return json.dumps(attrs.asdict(self)).encode()
+
+    @property
+    def speaker(self) -> tuple[str, int]:
+        """The replica and the number of the copy that speaks; "" and 0 if none does."""
+        replica, _, number = self.speaks_in.partition(".")
+        return replica, int(number or 0)
 
     @staticmethod
     def from_text(text: bytes) -> SessionRecord:
@@ -122,10 +128,9 @@ class SessionRow:
         self._expires = row.expires
         return wanted and await self._replace(row, row.body, True)
 
-    async def name_no_speaker(self) -> None:
-        """If it names this replica as that of the speaker, name none, so that another copy takes its place."""
-        here = self._replica.name
-        await self.change(lambda r: attrs.evolve(r, speaks_in="") if r.speaks_in == here else r, renew=False)
+    async def name_no_speaker(self, name: str) -> None:
+        """If it names this copy as the speaker, name none, so that another copy takes its place."""
+        await self.change(lambda r: attrs.evolve(r, speaks_in="") if r.speaks_in == name else r, renew=False)
 
     async def delete(self) -> None:
         await self._replica.quickly(self._store.delete(self._kind, self._key))

@@ -1,0 +1,559 @@
+"""The copy of a session that speaks to the client: its table, its races, and drawn orders of events."""
+
+from __future__ import annotations
+
+import random
+import re
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import attrs
+import pytest
+import trio
+from trio.testing import MockClock
+
+from tests.http.client import Web
+from tests.http.replicas import KEYS, Crew, replicas, staged
+from tests.http.served import MemoryListener
+from tests.http.stage import TOOLS, D, Stage
+from tests.http.test_shared_sessions import copy_in, fail, session_in, subscribe
+from trio_mcp.core import Limits, Notification, encode
+from trio_mcp.server.http import PlaceEvent, SessionRecord, SpeakerPlace, serve_http, shared_speaker
+from trio_mcp.stores import MemoryStore, StoreFailed
+from trio_mcp.stores import rows as clock  # its clock is that of the test
+
+DONE = "notifications/elicitation/complete"
+
+
+@pytest.fixture
+def crew_of(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return lambda **options: replicas(monkeypatch=monkeypatch, **options)
+
+
+def told(id: str) -> Notification:
+    return Notification(DONE, {"elicitationId": id})
+
+
+def listening(crew: Crew) -> list[Any]:
+    """The server sessions that are told of changes."""
+    return [each for stage in crew.stages for run in stage.server._runs for each in run._sessions]
+
+
+async def everywhere(crew: Crew, session: str) -> list[Any]:
+    """A copy of the session in each replica."""
+    for web in crew.webs:
+        await web.call("ping", session=session)
+    await trio.sleep(2)
+    return [copy_in(crew, number, session) for number in range(len(crew.webs))]
+
+
+async def heard(stream: Any, seconds: float = 5) -> list[str]:
+    """What the client reads within some seconds: ids, URIs or methods."""
+    found = []
+    with trio.move_on_after(seconds):
+        while True:
+            message = await stream.message()
+            params = message.get("params", {})
+            found.append(params.get("elicitationId") or params.get("uri") or message["method"])
+    return found
+
+
+# The table.
+
+
+def cells() -> dict[tuple[str, str], str]:
+    """The next place for each event and place, by the docstring of the module."""
+    header, _, *rows = re.findall(r"(?m)^\|(.*)\|$", (shared_speaker.__doc__ or "").split("\n\n")[2])
+    places = re.findall(r"`(\w+)`", header)
+    found = {}
+    for row in rows:
+        event, *nexts = row.split("|")
+        (name,) = re.findall(r"^ `(\w+)`", event)
+        for place, next in zip(places, nexts, strict=True):
+            found[name, place] = next.strip() or place
+    return found
+
+
+CELLS = cells()
+
+
+def test_the_table_is_that_of_the_docstring() -> None:
+    table = shared_speaker._NEXT
+    assert list(table) == list(PlaceEvent)
+    assert {
+        (event.name, place.name): table[event].get(place, place).name for event in PlaceEvent for place in SpeakerPlace
+    } == CELLS
+
+
+async def arrive(crew: Crew, session: str, place: SpeakerPlace, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A copy without a stream whose speaker has this place, while the store takes no item of it."""
+    copies = await everywhere(crew, session)
+    copy = copies[0 if place in (SpeakerPlace.HERE, SpeakerPlace.LEAVING) else 1]
+    if place is SpeakerPlace.ELSEWHERE or place is SpeakerPlace.OFFERED:
+        await copies[2].speaker.speak()
+        if place is SpeakerPlace.OFFERED:
+            copies[2].speaker.offer()
+    elif place is SpeakerPlace.NOWHERE:
+        copies[0]._sessions.end(session, "for the test")
+    await trio.sleep(2)
+    monkeypatch.setattr(crew.store, "append", fail)
+    monkeypatch.setattr(crew.store, "replace", fail)
+    if place is SpeakerPlace.LEAVING:
+        copy.speaker.give_up()
+    assert copy.speaker.place is place
+    return copy
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("place", SpeakerPlace)
+@pytest.mark.parametrize("event", PlaceEvent)
+async def test_each_event_in_each_place(
+    event: Any, place: SpeakerPlace, autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        copy = await arrive(crew, session, place, monkeypatch)
+        speaker, number = copy.speaker, copy.mail.number
+        ours = place in (SpeakerPlace.HERE, SpeakerPlace.LEAVING)
+        named = {"from": number if ours else speaker._other}
+        record = SessionRecord(D, {}, None, None)
+        match event.name:
+            case "NAMED":
+                speaker._wanted = True
+                speaker.hear({"from": number, "speaker": True, "resumes": None})
+            case "NAMED_LATE":
+                speaker.hear({"from": number, "speaker": True, "resumes": None})
+            case "REPLACED":
+                speaker.hear({"from": 1000, "speaker": True, "resumes": None})
+            case "STOPPED":
+                speaker.hear({**named, "silent": True, "waiting": []})
+            case "NO_STREAM":
+                speaker.hear({**named, "silent": True})
+            case "FAILED":
+                with suppress(StoreFailed):
+                    await speaker.speak()
+                if speaker.here:
+                    speaker.give_up()
+            case name:
+                says = {"US": speaker.name, "OTHER": "other.1000", "NONE": ""}[name.removeprefix("ROW_NAMES_")]
+                speaker.learn(attrs.evolve(record, speaks_in=says))
+        assert speaker.place.name == CELLS[event.name, place.name]
+        assert (copy.server_session in listening(crew)) is speaker.here
+        assert speaker._resigning or speaker.place is not SpeakerPlace.LEAVING
+
+
+@pytest.mark.parametrize("place", SpeakerPlace)
+async def test_a_message_and_a_subscription_in_each_place(
+    place: SpeakerPlace, autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        copy = await arrive(crew, session, place, monkeypatch)
+        message = encode(told("7")).decode()
+        copy.speaker.hear({"from": 1000, "say": message})
+        assert len(copy._pending) == (place is SpeakerPlace.HERE)
+        assert list(copy.speaker._waiting) == (
+            [message] if place in (SpeakerPlace.LEAVING, SpeakerPlace.NOWHERE) else []
+        )
+        copy.speaker.hear({"from": 1000, "watch": "resources/subscribe", "uri": "r://1", "asked": 1})
+        assert len(copy.mail.waiting) == (place is SpeakerPlace.HERE)  # the verdict
+
+
+async def test_messages_that_wait_for_a_speaker_are_bounded(
+    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(store: Any) -> Stage:
+        return Stage(store=store, state_keys=KEYS, limits=Limits(message_bytes=10_000))
+
+    async with crew_of(make=make) as crew:
+        session = await session_in(crew)
+        copy = await arrive(crew, session, SpeakerPlace.NOWHERE, monkeypatch)
+        for number in range(1000):
+            copy.speaker.hear({"from": 1000, "say": encode(told(str(number))).decode()})
+        assert 5_000 < sum(map(len, copy.speaker._waiting)) <= 10_000
+
+
+# Races.
+
+
+async def test_a_copy_that_ends_while_it_begins_to_speak_leaves_the_place(
+    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with crew_of() as crew, trio.open_nursery() as nursery:
+        session = await session_in(crew)
+        copies = await everywhere(crew, session)
+        stream = await crew.webs[0].open(session=session)
+        await trio.sleep(2)
+        append = crew.store.append
+
+        async def slow(*args: Any, **options: Any) -> Any:
+            await trio.sleep(0.5)
+            return await append(*args, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(crew.store, "append", slow)
+            headers = {"Accept": "text/event-stream", "Mcp-Session-Id": session}
+            nursery.start_soon(crew.webs[1].send, "GET", "/mcp", headers)
+            await trio.sleep(0.2)
+            copies[1]._sessions.end(session, "for the test")
+            await trio.sleep(2)
+        await trio.sleep(5)
+        crew.stages[2].server.notify_list_changed("tools")
+        assert TOOLS in await heard(stream)
+        assert len(listening(crew)) == 1
+        assert await subscribe(crew.webs[2], "r://1", session) is None
+
+
+async def test_a_message_mailed_just_before_its_copy_speaks_is_told(
+    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        copies = await everywhere(crew, session)
+        append = crew.store.append
+
+        async def late(stream: str, body: bytes, **options: Any) -> Any:
+            if b'"say"' in body:
+                await trio.sleep(0.5)
+            return await append(stream, body, **options)
+
+        monkeypatch.setattr(crew.store, "append", late)
+        copies[1]._queue(told("7"), 0)
+        stream = await crew.webs[1].open(session=session)
+        assert await heard(stream) == ["7"]
+
+
+async def test_messages_of_a_copy_that_ends_are_told_once(autojump_clock: MockClock, crew_of: Any) -> None:
+    """Several other copies have streams, and each tries to speak."""
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        copies = await everywhere(crew, session)
+        streams = [await crew.webs[number].open(session=session) for number in (1, 2)]
+        await trio.sleep(2)
+        await copies[0].speaker.speak()
+        copies[0]._queue(told("7"), 0)
+        copies[0]._sessions.end(session, "for the test")
+        found = [each for stream in streams for each in await heard(stream)]
+        assert found.count("7") == 1
+
+
+async def test_messages_wait_while_no_copy_speaks(autojump_clock: MockClock, crew_of: Any) -> None:
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        copies = await everywhere(crew, session)
+        copies[0]._queue(told("1"), 0)
+        copies[0]._sessions.end(session, "for the test")
+        await trio.sleep(2)
+        copies[1]._queue(told("2"), 0)
+        await trio.sleep(2)
+        stream = await crew.webs[2].open(session=session)
+        assert [each for each in await heard(stream) if each in "12"] == ["1", "2"]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_copy_that_has_lost_the_mail_about_a_silence_speaks(
+    waits: bool, autojump_clock: MockClock, crew_of: Any
+) -> None:
+    """It has a stream, and a message may wait at the copy that has none."""
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        copies = await everywhere(crew, session)
+        stream = await crew.webs[1].open(session=session)
+        await trio.sleep(2)
+        await copies[0].speaker.speak()
+        await trio.sleep(2)
+        hear, copies[1].mail._process = copies[1].mail._process, lambda item: None  # its mail was dropped
+        if waits:
+            copies[0]._queue(told("7"), 0)
+        else:
+            copies[0]._sessions.end(session, "for the test")
+        await trio.sleep(2)
+        copies[1].mail._process = hear
+        copies[1]._mail_lost()
+        await trio.sleep(5)
+        crew.stages[2].server.notify_list_changed("tools")
+        found = await heard(stream)
+        assert TOOLS in found
+        assert ("7" in found) is waits
+
+
+async def test_messages_of_a_copy_that_has_lost_the_mail_about_another_are_told(
+    autojump_clock: MockClock, crew_of: Any
+) -> None:
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        copies = await everywhere(crew, session)
+        copies[0].mail._process = lambda item: None  # its mail was dropped
+        stream = await crew.webs[1].open(session=session)
+        copies[0]._queue(told("7"), 0)
+        await trio.sleep(2)
+        copies[0].mail._process = copies[0]._process
+        copies[0]._mail_lost()
+        await trio.sleep(2)
+        assert "7" in await heard(stream)
+        assert len(listening(crew)) == 1
+
+
+async def test_a_copy_that_never_spoke_takes_no_place_with_it(
+    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store failed before the mail had its name: the speaker goes on, and the other stream takes no place."""
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        copies = await everywhere(crew, session)
+        streams = [await crew.webs[number].open(session=session) for number in (1, 2)]
+        await trio.sleep(2)
+        with monkeypatch.context() as patch:
+            patch.setattr(crew.store, "append", fail)
+            with pytest.raises(StoreFailed):
+                await copies[0].speaker.speak()
+        await trio.sleep(5)
+        assert listening(crew) == [copies[2].server_session]
+        crew.stages[0].server.notify_list_changed("tools")
+        assert [await heard(stream) for stream in streams] == [[], [TOOLS]]
+
+
+async def test_an_item_that_reaches_the_store_late_names_no_copy_that_does_not_speak(
+    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store took it after it had failed, and after the copy had said that it does not speak."""
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        copies = await everywhere(crew, session)
+        stream = await crew.webs[1].open(session=session)
+        await trio.sleep(2)
+        append, late = crew.store.append, list[Any]()
+
+        async def lag(*args: Any, **options: Any) -> Any:
+            if b'"speaker"' in args[1]:
+                late.append(partial(append, *args, **options))
+                raise StoreFailed("no answer")
+            return await append(*args, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(crew.store, "append", lag)
+            with pytest.raises(StoreFailed):
+                await copies[0].speaker.speak()
+            await trio.sleep(5)
+        await late[0]()
+        for copy in copies:
+            copy.mail.catch_up()
+        await trio.sleep(5)
+        crew.stages[2].server.notify_list_changed("tools")
+        assert TOOLS in await heard(stream)
+
+
+async def test_a_copy_that_resigns_late_leaves_the_row_of_its_successor(
+    autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are in one replica."""
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        copies = await everywhere(crew, session)
+        replace, held = crew.store.replace, True
+
+        async def hold(row: Any) -> Any:
+            if held and b'"speaks_in": ""' in row.body:
+                raise StoreFailed("away")
+            return await replace(row)
+
+        monkeypatch.setattr(crew.store, "replace", hold)
+        copies[0]._sessions.end(session, "for the test")
+        await trio.sleep(1)
+        stream = await crew.webs[0].open(session=session)
+        await trio.sleep(3)
+        held = False
+        await trio.sleep(5)
+        assert (await copies[1].row.read()).speaks_in != ""
+        crew.stages[2].server.notify_list_changed("tools")
+        assert TOOLS in await heard(stream)
+
+
+async def test_a_copy_in_the_same_replica_hands_over_its_messages(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client is not told of every change, because the speaker lives."""
+    monkeypatch.setattr(clock, "wall", trio.current_time)
+    stage = staged(MemoryStore())
+    async with stage.server.running(), trio.open_nursery() as nursery:
+        webs = []
+        for _ in range(2):
+            listener = MemoryListener()
+            await nursery.start(partial(serve_http, stage.server, listeners=[listener], allowed_hosts=["127.0.0.1"]))
+            webs.append(Web(listener.connect))
+        session = await webs[0].initialize(D)
+        webs[1]._revisions[session] = D
+        assert await subscribe(webs[1], "r://1", session) is None
+        await trio.sleep(20)
+        stream = await webs[1].open(session=session)
+        assert await heard(stream) == []
+        for web in webs:
+            await web.aclose()
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_change_during_a_handover_is_told_once(autojump_clock: MockClock, crew_of: Any) -> None:
+    """Wherever it happens, and whenever."""
+    dice = random.Random(0)
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        await everywhere(crew, session)
+        for step in range(40):
+            await trio.sleep(10)
+            uri = f"r://{step}"
+            assert await subscribe(crew.webs[step % 3], uri, session) is None
+            await trio.sleep(10)
+
+            async def change(uri: str = uri, step: int = step) -> None:
+                await trio.sleep(dice.uniform(0.0, 0.3))
+                crew.stages[step % 3].server.notify_resource_updated(uri)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(change)
+                await trio.sleep(dice.uniform(0.0, 0.3))
+                stream = await crew.webs[step % 2].open(session=session)
+            assert await heard(stream) == [uri], step
+            await stream.aclose()
+
+
+async def test_a_copy_whose_client_goes_before_its_stream_is_open_lets_another_one_speak(
+    autojump_clock: MockClock, crew_of: Any
+) -> None:
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        copies = await everywhere(crew, session)
+        stream = await crew.webs[1].open(session=session)
+        await trio.sleep(2)
+        await copies[2].speaker.speak()  # and no stream is opened
+        await trio.sleep(20)
+        assert listening(crew) == [copies[1].server_session]
+        crew.stages[0].server.notify_list_changed("tools")
+        assert await heard(stream) == [TOOLS]
+
+
+async def test_a_speaker_that_died_is_replaced_by_a_copy_with_a_stream(autojump_clock: MockClock, crew_of: Any) -> None:
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        copies = await everywhere(crew, session)
+        stream = await crew.webs[1].open(session=session)
+        await crew.webs[0].open(session=session)
+        await trio.sleep(2)
+        await crew.crash(0)
+        await trio.sleep(30)
+        assert listening(crew) == [copies[1].server_session]
+        await heard(stream)
+        crew.stages[2].server.notify_list_changed("tools")
+        assert await heard(stream) == [TOOLS]
+
+
+# Drawn orders.
+
+
+class Drawn:
+    """Events at the copies of one session, in a drawn order."""
+
+    def __init__(self, crew: Crew, session: str, dice: random.Random) -> None:
+        self.crew = crew
+        self.session = session
+        self.dice = dice
+        self.streams: list[Any] = []
+        self.told: list[str] = []
+        self.found: list[str] = []
+        self.away = 0.0
+
+    @property
+    def copies(self) -> list[Any]:
+        found = []
+        for number in range(len(self.crew.webs)):
+            with suppress(KeyError):
+                found.append(copy_in(self.crew, number, self.session))
+        return found
+
+    async def call(self, name: str, *args: Any, **options: Any) -> Any:
+        """Call the store, which is slow, and may fail before or after it has done its part."""
+        await trio.sleep(self.dice.choice((0.0, 0.0, 0.02, 0.3)))
+        fails = self.dice.random() < self.away
+        if fails and self.dice.random() < 0.5:
+            raise StoreFailed("the store is away")
+        done = await getattr(MemoryStore, name)(self.crew.store, *args, **options)
+        if fails:
+            raise StoreFailed("the answer was lost")
+        return done
+
+    async def read(self, stream: Any) -> None:
+        with suppress(Exception):
+            while True:
+                message = await stream.message()
+                self.found.append(message.get("params", {}).get("elicitationId") or message["method"])
+
+    async def step(self, nursery: trio.Nursery) -> None:
+        match self.dice.choice("oooccttteelpa"):
+            case "o":
+                nursery.start_soon(self.open, nursery, self.dice.choice(self.crew.webs))
+            case "c" if self.streams:
+                await self.streams.pop(self.dice.randrange(len(self.streams))).aclose()
+            case "t" if self.copies:
+                self.told.append(f"m{len(self.told)}")
+                self.dice.choice(self.copies)._queue(told(self.told[-1]), 0)
+            case "e" if self.copies and self.dice.random() < 0.4:
+                self.dice.choice(self.copies)._sessions.end(self.session, "for the test")
+            case "l" if self.copies:
+                copy = self.dice.choice(self.copies)
+                copy.mail._position = self.crew.store._streams[copy.mail._name].number
+                copy._mail_lost()
+            case "p":
+                with trio.move_on_after(self.dice.uniform(0.0, 0.5)):
+                    await self.crew.webs[self.dice.randrange(3)].call("ping", session=self.session)
+            case "a":
+                self.away = self.dice.choice((0.0, 0.0, 0.5))
+        await trio.sleep(self.dice.choice((0.0, 0.01, 0.1, 0.5, 2.0)))
+
+    async def open(self, nursery: trio.Nursery, web: Web) -> None:
+        with suppress(Exception):
+            with trio.move_on_after(self.dice.choice((0.1, 0.5, 100.0))):
+                stream = await web.open(session=self.session)
+                self.streams.append(stream)
+                nursery.start_soon(self.read, stream)
+
+    def check(self) -> None:
+        """All copies agree on the speaker, after a quiet time."""
+        copies = self.copies
+        speakers = [copy for copy in copies if copy.speaker.here]
+        places = [
+            (copy.mail.number, copy.speaker.place.name, copy.has_stream, copy.speaker._waiting) for copy in copies
+        ]
+        assert len(speakers) <= 1, places
+        assert set(listening(self.crew)) == {copy.server_session for copy in speakers}, places
+        for copy in copies:
+            assert copy.speaker.place is not SpeakerPlace.LEAVING, places
+            assert not copy.speaker._waiting or copy.speaker.place is SpeakerPlace.NOWHERE, places
+            assert not copy._pending or copy.speaker.here, places
+        if any(copy.has_stream for copy in copies):
+            assert [copy.has_stream for copy in speakers] == [True], places
+
+
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(3, 30))])
+async def test_the_copies_agree_on_the_speaker_after_any_events(
+    seed: int, autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dice = random.Random(seed)
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        await everywhere(crew, session)
+        drawn = Drawn(crew, session, dice)
+        for name in ("get", "replace", "append", "read"):
+            monkeypatch.setattr(crew.store, name, partial(drawn.call, name))
+        async with trio.open_nursery() as nursery:
+            for _ in range(6):
+                for _ in range(dice.randrange(1, 12)):
+                    await drawn.step(nursery)
+                drawn.away = 0.0
+                await trio.sleep(30)
+                drawn.check()
+                if any(copy.has_stream for copy in drawn.copies):
+                    drawn.found.clear()
+                    crew.stages[dice.randrange(3)].server.notify_list_changed("tools")
+                    await trio.sleep(3)
+                    assert TOOLS in drawn.found
+            nursery.cancel_scope.cancel()
