@@ -9,45 +9,13 @@ import argparse
 import importlib
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
 
+from trio_mcp.cli.arguments import CommandParser
 from trio_mcp.cli.main import COMMANDS
 from trio_mcp.cli.output import Output
 
 __all__ = ["SHELLS", "add_arguments", "run"]
-
-
-class _Option(NamedTuple):
-    """One option of a command, or an argument without a name (`flags` is empty)."""
-
-    flags: Sequence[str]
-    help: str
-    choices: Sequence[str]
-    takes_value: bool
-
-
-class _OptionCollector:
-    """Takes the place of a parser, and records what is added to it."""
-
-    def __init__(self) -> None:
-        self.options = [_Option(("--help",), "show the options", (), False)]
-
-    def add_argument(self, *names: str, **given: Any) -> None:
-        flags = tuple(name for name in names if name.startswith("-"))
-        takes_value = given.get("action") not in ("store_true", "store_false", "version")
-        self.options.append(
-            _Option(flags, given.get("help") or "", tuple(map(str, given.get("choices") or ())), takes_value)
-        )
-
-    def add_argument_group(self, *_: Any, **__: Any) -> _OptionCollector:
-        return self
-
-    def add_mutually_exclusive_group(self, **_: Any) -> _OptionCollector:
-        return self
-
-    def get_default(self, _: str) -> None:
-        return None
 
 
 def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
@@ -64,17 +32,15 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _all_options() -> dict[str, list[_Option]]:
+def _all_options() -> dict[str, list[argparse.Action]]:
+    """The options of each command, and its arguments without a name, which have no `option_strings`."""
     found = {}
     for name, command in COMMANDS.items():
-        recorder: Any = _OptionCollector()
-        importlib.import_module(f"trio_mcp.cli.{command.module}").add_arguments(name, recorder)
-        found[name] = recorder.options
+        parser = CommandParser(add_help=False)
+        parser.add_argument("--help", action="store_true", help="show the options")
+        importlib.import_module(f"trio_mcp.cli.{command.module}").add_arguments(name, parser)
+        found[name] = parser._actions
     return found
-
-
-def _flags(options: Iterable[_Option]) -> list[str]:
-    return [flag for option in options for flag in option.flags]
 
 
 _BASH = """\
@@ -111,14 +77,16 @@ complete -F _trio_mcp trio-mcp
 """
 
 
-def _bash(found: Mapping[str, Sequence[_Option]]) -> str:
+def _bash(found: Mapping[str, Sequence[argparse.Action]]) -> str:
     choices, options = [], []
     for name, each in found.items():
         for option in each:
             if option.choices:  # an argument without a name follows the command
-                befores = " | ".join(f"'{name} {before}'" for before in option.flags or (name,))
+                befores = " | ".join(f"'{name} {before}'" for before in option.option_strings or (name,))
                 choices.append(f"        {befores}) words='{' '.join(option.choices)}' ;;")
-        options.append(f"        {name}) words='{' '.join(_flags(each))}' ;;")
+        options.append(
+            f"        {name}) words='{' '.join(flag for option in each for flag in option.option_strings)}' ;;"
+        )
     text = _BASH.replace("@COMMANDS@", " ".join(found))
     return text.replace("@CHOICES@", "\n".join(choices)).replace("@OPTIONS@", "\n".join(options))
 
@@ -143,7 +111,7 @@ compdef _trio_mcp trio-mcp
 """
 
 
-def _zsh(found: Mapping[str, Sequence[_Option]]) -> str:
+def _zsh(found: Mapping[str, Sequence[argparse.Action]]) -> str:
     commands = [f"        {shlex.quote(f'{name}:{COMMANDS[name].summary}')}" for name in found]
     options = []
     for name, each in found.items():
@@ -152,16 +120,16 @@ def _zsh(found: Mapping[str, Sequence[_Option]]) -> str:
     return _ZSH.replace("@COMMANDS@", "\n".join(commands)).replace("@OPTIONS@", "\n".join(options))
 
 
-def _zsh_rules(option: _Option) -> list[str]:
-    help = "".join(f"\\{each}" if each in "[]:\\" else each for each in option.help)
+def _zsh_rules(option: argparse.Action) -> list[str]:
+    help = "".join(f"\\{each}" if each in "[]:\\" else each for each in option.help or "")
     values = f"({' '.join(option.choices)})" if option.choices else "_files"
-    if not option.flags:
+    if not option.option_strings:
         return [shlex.quote(f"1:{help}:{values}")] if option.choices else []
-    value = f":value:{values}" if option.takes_value else ""
-    return [shlex.quote(f"*{flag}[{help}]{value}") for flag in option.flags]
+    value = f":value:{values}" if option.nargs != 0 else ""
+    return [shlex.quote(f"*{flag}[{help}]{value}") for flag in option.option_strings]
 
 
-def _fish(found: Mapping[str, Sequence[_Option]]) -> str:
+def _fish(found: Mapping[str, Sequence[argparse.Action]]) -> str:
     lines = ["# trio-mcp completion fish | source"]
     for name in found:
         summary = _fish_quoted(COMMANDS[name].summary)
@@ -169,10 +137,14 @@ def _fish(found: Mapping[str, Sequence[_Option]]) -> str:
     for name, each in found.items():
         here = f"complete -c trio-mcp -n '__fish_seen_subcommand_from {name}'"
         for option in each:
-            flags = " ".join(f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}" for flag in option.flags)
+            flags = " ".join(
+                f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}" for flag in option.option_strings
+            )
             values = f" -x -a {_fish_quoted(' '.join(option.choices))}" if option.choices else " -r"
             if flags:
-                lines.append(f"{here} {flags} -d {_fish_quoted(option.help)}{values if option.takes_value else ''}")
+                lines.append(
+                    f"{here} {flags} -d {_fish_quoted(option.help or '')}{values if option.nargs != 0 else ''}"
+                )
             elif option.choices:
                 lines.append(f"{here} -f -a {_fish_quoted(' '.join(option.choices))}")
     return "\n".join(lines) + "\n"
@@ -182,4 +154,8 @@ def _fish_quoted(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-SHELLS: Mapping[str, Callable[[Mapping[str, Sequence[_Option]]], str]] = {"bash": _bash, "zsh": _zsh, "fish": _fish}
+SHELLS: Mapping[str, Callable[[Mapping[str, Sequence[argparse.Action]]], str]] = {
+    "bash": _bash,
+    "zsh": _zsh,
+    "fish": _fish,
+}
