@@ -15,7 +15,7 @@ import trio
 
 from trio_mcp.core.errors import check_amount
 from trio_mcp.stores.channels import Channels, Receiver
-from trio_mcp.stores.rows import EVENT, ROW, SPARE, Row, StoreFull, check_room
+from trio_mcp.stores.rows import EVENT, ROW, SPARE, Row, Store, StoreFull, check_room
 
 __all__ = ["MemoryStore"]
 
@@ -34,7 +34,7 @@ class _Stream:
     events: deque[bytes] = attrs.field(factory=deque)
 
 
-class MemoryStore:
+class MemoryStore(Store):
     """A store in memory, for one process.  Several servers of the process may share it."""
 
     def __init__(self, *, max_bytes: float = 256 * 1024 * 1024) -> None:
@@ -66,7 +66,6 @@ class MemoryStore:
         pass
 
     async def add(self, row: Row, *, each: float = inf, total: float = inf) -> bool:
-        """See `Store`."""
         await trio.lowlevel.checkpoint()
         if (row.kind, row.key) in self._rows:
             return False
@@ -102,12 +101,10 @@ class MemoryStore:
             del self._bytes[owner]
 
     async def get(self, kind: str, key: str) -> Row | None:
-        """See `Store`."""
         await trio.lowlevel.checkpoint()
         return self._rows.get((kind, key))
 
     async def replace(self, row: Row) -> bool:
-        """See `Store`."""
         await trio.lowlevel.checkpoint()
         old = self._rows.get((row.kind, row.key))
         if old is None or old.version != row.version:
@@ -120,7 +117,6 @@ class MemoryStore:
         return True
 
     async def delete(self, kind: str, key: str) -> bool:
-        """See `Store`."""
         await trio.lowlevel.checkpoint()
         return self._remove((kind, key))
 
@@ -137,7 +133,6 @@ class MemoryStore:
         return True
 
     async def list(self, kind: str, owner: str, after: tuple[float, str], limit: int) -> Sequence[Row]:
-        """See `Store`."""
         await trio.lowlevel.checkpoint()
         rows = [self._rows[kind, key] for key in self._owned.get((kind, owner), ())]
         later = [row for row in rows if (row.created, row.key) > after]
@@ -145,7 +140,6 @@ class MemoryStore:
         return [attrs.evolve(row, body=row.body.partition(b"\n")[0]) for row in page]
 
     async def sweep(self, now: float) -> int:
-        """See `Store`."""
         await trio.lowlevel.checkpoint()
         removed = 0
         while self._expiring and self._expiring[0][0] <= now and removed < _SWEPT:
@@ -165,14 +159,12 @@ class MemoryStore:
         return removed
 
     async def lease(self, holder: str, until: float) -> None:
-        """See `Store`."""
         await trio.lowlevel.checkpoint()
         self._leases[holder] = until
 
     async def claim(
         self, kind: str, holder: str, now: float, limit: int, *, known: Collection[str] | None = None
     ) -> Sequence[Row]:
-        """See `Store`."""
         await trio.lowlevel.checkpoint()
 
         def free(row: Row) -> bool:
@@ -188,7 +180,6 @@ class MemoryStore:
         return claimed
 
     async def changes(self, after: int) -> tuple[int, Sequence[tuple[str, str]]]:
-        """See `Store`."""
         await trio.lowlevel.checkpoint()
         if after < 0:
             return self._number, ()
@@ -204,7 +195,6 @@ class MemoryStore:
         return self._number, new[::-1]
 
     async def append(self, stream: str, body: bytes, *, owner: str, expires: float, max_bytes: int) -> int:
-        """See `Store`."""
         await trio.lowlevel.checkpoint()
         log = self._streams.get(stream) or _Stream(owner, expires)
         size, dropped = log.held + EVENT + len(body), 0
@@ -227,7 +217,6 @@ class MemoryStore:
         return log.number
 
     async def read(self, stream: str, after: int, limit: int) -> tuple[int, Sequence[tuple[int, bytes]]]:
-        """See `Store`."""
         await trio.lowlevel.checkpoint()
         log = self._streams.get(stream)
         if log is None:
@@ -237,7 +226,6 @@ class MemoryStore:
         return oldest, list(enumerate(islice(log.events, skipped, skipped + limit), oldest + skipped))
 
     async def discard(self, stream: str) -> None:
-        """See `Store`."""
         await trio.lowlevel.checkpoint()
         self._forget(stream)
 
@@ -247,13 +235,11 @@ class MemoryStore:
             self._charge(log.owner, -ROW - log.held)
 
     async def send(self, channel: str, body: bytes) -> None:
-        """See `Store`."""
         await trio.lowlevel.checkpoint()
         self._channels.deliver(channel, body)
 
     @asynccontextmanager
     async def receive(self, channels: Sequence[str]) -> AsyncIterator[Receiver]:
-        """See `Store`."""
         await trio.lowlevel.checkpoint()
         with self._channels.open(channels) as receiver:
             yield receiver

@@ -42,7 +42,7 @@ import trio
 
 from trio_mcp.core.errors import UsageError, check_amount
 from trio_mcp.stores.channels import Channels, Receiver
-from trio_mcp.stores.rows import Row, StoreFailed, StoreFull
+from trio_mcp.stores.rows import Row, Store, StoreFailed, StoreFull
 
 if TYPE_CHECKING:
     from trio_mcp.stores.redis_link import RedisLink
@@ -63,7 +63,7 @@ class RedisSilent(StoreFailed):
     """Redis has not answered in time."""
 
 
-class RedisStore:
+class RedisStore(Store):
     """A store in Redis 7 or later: ``RedisStore("redis://localhost:6379/0")``.
 
     The URL may be ``redis://``, ``rediss://`` (TLS), or ``unix:///run/redis.sock?db=0``, with ``user:password@`` before
@@ -223,45 +223,36 @@ class RedisStore:
         return result
 
     async def add(self, row: Row, *, each: float = inf, total: float = inf) -> bool:
-        """See `Store`."""
         fields = row.kind, row.key, row.body, row.owner, row.created, row.expires, row.holder
         return bool(await self._step("add", *fields, each, total, self._max_bytes))
 
     async def get(self, kind: str, key: str) -> Row | None:
-        """See `Store`."""
         found = await self._step("get", kind, key)
         return None if found is None else _row(found)
 
     async def replace(self, row: Row) -> bool:
-        """See `Store`."""
         fields = row.kind, row.key, row.version, row.body, row.expires, row.holder
         return bool(await self._step("replace", *fields, self._max_bytes))
 
     async def delete(self, kind: str, key: str) -> bool:
-        """See `Store`."""
         return bool(await self._step("delete", kind, key))
 
     async def list(self, kind: str, owner: str, after: tuple[float, str], limit: int) -> Sequence[Row]:
-        """See `Store`."""
         return [_row(each) for each in await self._step("list", kind, owner, *after, limit)]
 
     async def sweep(self, now: float) -> int:
-        """See `Store`."""
         return int(await self._step("sweep", now))
 
     async def lease(self, holder: str, until: float) -> None:
-        """See `Store`."""
         await self._step("lease", holder, until)
 
     async def claim(
         self, kind: str, holder: str, now: float, limit: int, *, known: Collection[str] | None = None
     ) -> Sequence[Row]:
-        """See `Store`."""
         keys = "" if known is None else json.dumps([*known])
         return [_row(each) for each in await self._step("claim", kind, holder, now, limit, keys)]
 
     async def changes(self, after: int) -> tuple[int, Sequence[tuple[str, str]]]:
-        """See `Store`."""
         while True:
             more = self._more
             number, names = await self._step("changes", after)
@@ -270,20 +261,16 @@ class RedisStore:
             await more.wait()  # also if the connection of messages breaks, and when it is back
 
     async def append(self, stream: str, body: bytes, *, owner: str, expires: float, max_bytes: int) -> int:
-        """See `Store`."""
         return int(await self._step("append", stream, body, owner, expires, max_bytes, self._max_bytes))
 
     async def read(self, stream: str, after: int, limit: int) -> tuple[int, Sequence[tuple[int, bytes]]]:
-        """See `Store`."""
         oldest, *events = await self._step("read", stream, after, limit)
         return oldest, [(number, body) for number, body in events]
 
     async def discard(self, stream: str) -> None:
-        """See `Store`."""
         await self._step("discard", stream)
 
     async def send(self, channel: str, body: bytes) -> None:
-        """See `Store`."""
         await self._step("send", channel, body)
 
     # Messages.

@@ -23,7 +23,7 @@ import trio
 
 from trio_mcp.core.errors import UsageError, check_amount
 from trio_mcp.stores.channels import Channels, Receiver
-from trio_mcp.stores.rows import EVENT, ROW, SPARE, Row, StoreFailed, StoreFull, check_room
+from trio_mcp.stores.rows import EVENT, ROW, SPARE, Row, Store, StoreFailed, StoreFull, check_room
 from trio_mcp.stores.sqlite_file import SQLiteFile
 
 __all__ = ["SQLiteStore"]
@@ -87,7 +87,7 @@ END;
 _COLUMNS = "kind, key, body, owner, created, expires, holder, version"
 
 
-class SQLiteStore:
+class SQLiteStore(Store):
     """A store in an SQLite file: ``SQLiteStore("tasks.db")``.
 
     Raises `UsageError` on opening if the file belongs to another program or to a newer version of this one, and
@@ -121,8 +121,6 @@ class SQLiteStore:
         await self._file.close()
 
     async def add(self, row: Row, *, each: float = inf, total: float = inf) -> bool:
-        """See `Store`."""
-
         def job(connection: sqlite3.Connection) -> bool:
             if connection.execute("SELECT 1 FROM rows WHERE kind = ? AND key = ?", (row.kind, row.key)).fetchone():
                 return False
@@ -142,13 +140,10 @@ class SQLiteStore:
         check_room(growth, ROW * rows + owned, ROW * every + held, owner, self._max_bytes)
 
     async def get(self, kind: str, key: str) -> Row | None:
-        """See `Store`."""
         found = await self._file.query(f"SELECT {_COLUMNS} FROM rows WHERE kind = ? AND key = ?", kind, key)
         return Row(*found[0]) if found else None
 
     async def replace(self, row: Row) -> bool:
-        """See `Store`."""
-
         def job(connection: sqlite3.Connection) -> bool:
             found = connection.execute(
                 "SELECT owner, length(body) FROM rows WHERE kind = ? AND key = ? AND version = ?",
@@ -169,11 +164,9 @@ class SQLiteStore:
         return await self._file.write(job)
 
     async def delete(self, kind: str, key: str) -> bool:
-        """See `Store`."""
         return await self._file.execute("DELETE FROM rows WHERE kind = ? AND key = ?", kind, key) > 0
 
     async def list(self, kind: str, owner: str, after: tuple[float, str], limit: int) -> Sequence[Row]:
-        """See `Store`."""
         query = (
             f"SELECT {_COLUMNS} FROM rows WHERE kind = ? AND owner = ? AND (created, key) > (?, ?) "
             "ORDER BY created, key LIMIT ?"
@@ -186,7 +179,6 @@ class SQLiteStore:
         return await self._file.read(job)
 
     async def sweep(self, now: float) -> int:
-        """See `Store`."""
         removed = 0
         for table, name in ("rows", "rowid"), ("streams", "name"):
             expired = f"SELECT {name} FROM {table} WHERE expires <= ? ORDER BY expires LIMIT ?"
@@ -197,7 +189,6 @@ class SQLiteStore:
         return removed
 
     async def lease(self, holder: str, until: float) -> None:
-        """See `Store`."""
         if until > -inf:
             self._file.lock(holder)
         await self._file.execute("INSERT OR REPLACE INTO leases VALUES (?, ?)", holder, until)
@@ -207,7 +198,6 @@ class SQLiteStore:
     async def claim(
         self, kind: str, holder: str, now: float, limit: int, *, known: Collection[str] | None = None
     ) -> Sequence[Row]:
-        """See `Store`."""
         names = (
             "SELECT kind, key FROM rows WHERE kind = ? AND holder != '' AND holder != ? AND "
             "NOT EXISTS (SELECT 1 FROM leases WHERE leases.holder = rows.holder AND until > ?) LIMIT ?"
@@ -235,7 +225,6 @@ class SQLiteStore:
         return await self._file.write(job)
 
     async def changes(self, after: int) -> tuple[int, Sequence[tuple[str, str]]]:
-        """See `Store`."""
         if after < 0:
             return (await self._file.query("SELECT number FROM clock"))[0][0], ()
         query = "SELECT changed, kind, key FROM rows WHERE changed > ? ORDER BY changed LIMIT ?"
@@ -247,8 +236,6 @@ class SQLiteStore:
                 await more.wait()
 
     async def append(self, stream: str, body: bytes, *, owner: str, expires: float, max_bytes: int) -> int:
-        """See `Store`."""
-
         def job(connection: sqlite3.Connection) -> int:
             found = connection.execute("SELECT owner, number, bytes FROM streams WHERE name = ?", (stream,)).fetchone()
             charged, number, held = found or (owner, 0, 0)
@@ -276,8 +263,6 @@ class SQLiteStore:
         return appended
 
     async def read(self, stream: str, after: int, limit: int) -> tuple[int, Sequence[tuple[int, bytes]]]:
-        """See `Store`."""
-
         def job(connection: sqlite3.Connection) -> tuple[int, Sequence[tuple[int, bytes]]]:
             connection.execute("BEGIN")  # both queries see the same moment
             try:
@@ -297,17 +282,14 @@ class SQLiteStore:
         return await self._file.read(job)
 
     async def discard(self, stream: str) -> None:
-        """See `Store`."""
         await self._file.execute("DELETE FROM streams WHERE name = ?", stream)
 
     async def send(self, channel: str, body: bytes) -> None:
-        """See `Store`."""
         await self._file.write(partial(_send, channel=channel, body=body))
         self._sent.set()
 
     @asynccontextmanager
     async def receive(self, channels: Sequence[str]) -> AsyncIterator[Receiver]:
-        """See `Store`."""
         last = await self._file.read(_last)
         if self._channels:
             await self._look()  # older messages go to those that receive already
