@@ -8,7 +8,6 @@ decides the meaning of a reply.  `http_sender` sends a message again where that 
 |---|---|
 | an answer | it goes to the session |
 | TryInitialize | opening continues with the legacy handshake |
-| TryVersion | its error goes to the session: opening handles it, and later it is an error like any other |
 | TrySse | the connection ends with `NeedsSse` |
 | SessionGone | the connection ends with `SessionLost`, which says if the request may have run |
 | RefreshTools, Challenged, ReplyLost | the request fails with an error of its own |
@@ -309,7 +308,6 @@ class HttpLink(ClientSession):
             message,
             method,
             session=self._sender.session_id,
-            speaks=self.session.offer.revisions,
             probing=self.session.terms is None and not self._sse,
             sse=self._sse,
             last_event_id=after,
@@ -389,7 +387,7 @@ class HttpLink(ClientSession):
         if id is not None and self._in_flight.pop(id, None) is None:
             return  # no task waits for it any more
         match verdict:
-            case rules.AnswerReceived(answer) | rules.TryVersion(_, answer):
+            case rules.AnswerReceived(answer):
                 self._deliver(answer, id)
             case rules.TryInitialize(why):
                 self.fall_back(why)

@@ -22,7 +22,7 @@ else:
             "client_rules": (
                 "AnswerReceived Challenged Exchange KeepAlives NoStream Reconnect Redirected RefreshTools "
                 "ReplyAccepted ReplyLost ReplyVerdict RetryAfter SessionGone StreamResumption Streaming "
-                "TryInitialize TrySse TryVersion kind_of read_answer read_endpoint read_reply reason request_headers "
+                "TryInitialize TrySse kind_of read_answer read_endpoint read_reply reason request_headers "
                 "url_without_secrets"
             ),
             "event_log": "EventLog LoggedEvent MemoryEventLog NotReplayable Replay Replayed",

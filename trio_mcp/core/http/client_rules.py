@@ -2,8 +2,8 @@
 
 One request and its response are an `Exchange`.  `request_headers` returns the headers to send.  `read_reply` takes the
 status, the headers and the body, and returns the next step: pass a message on, read a stream, or one of the few steps
-that HTTP adds to a JSON-RPC answer (open a new session, try another revision or transport, wait, get a token).  No step
-repeats without end: after a second attempt (`again`) there is no third.
+that HTTP adds to a JSON-RPC answer (open a new session, try another era or transport, wait, get a token).  The caller
+takes each step once: if the second attempt has the same verdict, that is the error.
 
 Event streams are not read here: `read_reply` returns `Streaming` as soon as it can, without the body.  If a message of
 the stream answers the request (`Exchange.answered_by`), `read_answer` judges it, like an answer in a JSON body.  All
@@ -58,7 +58,7 @@ from trio_mcp.core.messages import (
     decode,
     record,
 )
-from trio_mcp.core.revisions import META_VERSION, REVISIONS, Revision
+from trio_mcp.core.revisions import META_VERSION, Revision
 
 __all__ = [
     "AnswerReceived",
@@ -78,7 +78,6 @@ __all__ = [
     "Streaming",
     "TryInitialize",
     "TrySse",
-    "TryVersion",
     "kind_of",
     "read_answer",
     "read_endpoint",
@@ -94,9 +93,8 @@ class Exchange:
     """One HTTP request of the client, with the facts to judge its response by.
 
     `revision` is the revision of the message (for initialize, the proposed one).  `probing`: this is the first contact
-    with the server.  `again`: this is the second attempt.  `waited`: it was sent again after a `RetryAfter`; the other
-    steps are still open to it.  `sse`: the transport is HTTP+SSE.  `last_event_id`: the event after which a
-    GET resumes.
+    with the server.  `waited`: it was sent again after a `RetryAfter`.  `sse`: the transport is HTTP+SSE.
+    `last_event_id`: the event after which a GET resumes.
     """
 
     url: str
@@ -104,9 +102,7 @@ class Exchange:
     message: Message | None = None  # None for GET and DELETE
     method: str = "POST"
     session: str | None = attrs.field(default=None, repr=False)  # http-61: never in a repr
-    speaks: Sequence[Revision] = tuple(REVISIONS.values())  # the revisions this client supports
     probing: bool = False
-    again: bool = False
     waited: bool = False
     sse: bool = False
     last_event_id: str = ""
@@ -202,14 +198,6 @@ class SessionGone:
 
 
 @record
-class TryVersion:
-    """The server is modern and does not support the version of the request, but supports this `revision` (ver-02)."""
-
-    revision: Revision
-    error: Error
-
-
-@record
 class RefreshTools:
     """The mirrored headers did not match: list the tools again, then repeat the call with the new rules (http-93)."""
 
@@ -218,10 +206,9 @@ class RefreshTools:
 
 @record
 class TryInitialize:
-    """The server is not modern: open a session by initialize.  `error`: the JSON-RPC error it sent, if any."""
+    """The server is not modern: open a session by initialize."""
 
     why: str
-    error: Error | None = None
 
 
 @record
@@ -229,7 +216,6 @@ class TrySse:
     """The server may use HTTP+SSE: GET the same URL and expect an ``endpoint`` event."""
 
     why: str
-    error: Error | None = None
 
 
 @record
@@ -276,7 +262,6 @@ ReplyVerdict: TypeAlias = (
     | Streaming
     | ReplyAccepted
     | SessionGone
-    | TryVersion
     | RefreshTools
     | TryInitialize
     | TrySse
@@ -318,8 +303,7 @@ def read_reply(
         return Challenged(status, headers.get("WWW-Authenticate", ""), why)
     after = headers.get("Retry-After", "")
     # Seconds only: a date would need a clock, and servers with rate limits do not send dates.
-    waited = exchange.again or exchange.waited
-    if status in (429, 503) and not waited and re.fullmatch(r"[0-9]{1,9}", after):
+    if status in (429, 503) and not exchange.waited and re.fullmatch(r"[0-9]{1,9}", after):
         return RetryAfter(int(after))
     # A 400 means an unknown session with servers of the Python SDK up to 1.12.
     blamed = isinstance(message, InvalidMessage) and b"session" in body[:_QUOTED_BYTES].lower()
@@ -327,7 +311,7 @@ def read_reply(
     unread = error is None or error.code != errors.METHOD_NOT_FOUND or not exchange.answered_by(error)
     gone = (status == 404 or (status == 400 and blamed)) and unread and exchange.method != "DELETE"
     if gone and exchange.session is not None and exchange.revision.handshake:
-        return ReplyLost("the new session ended at once", status) if exchange.again else SessionGone()
+        return SessionGone()
     if exchange.method != "POST":  # GET and DELETE are optional for a server (http-33, http-60)
         if status in (404, 405):
             return ReplyAccepted() if exchange.method == "DELETE" else NoStream()
@@ -393,19 +377,11 @@ def read_answer(exchange: Exchange, message: Message, status: int = 200) -> Repl
         return ReplyLost(f"the server sent a {type(message).__name__} that does not answer the request")
     if not isinstance(message, Error):
         return AnswerReceived(message)
-    if not exchange.again:  # errors that only HTTP or version negotiation can repair
-        if message.code == errors.UNSUPPORTED_VERSION:
-            supported = message.data.get("supported") if isinstance(message.data, dict) else None
-            names = supported if isinstance(supported, list) else []
-            # The newest that both sides support.  It may be the one just refused: some servers refuse only once.
-            newest = max((each for each in exchange.speaks if each.name in names), key=str, default=None)
-            if newest is not None:
-                return TryVersion(newest, message)
-        # draft-01: "A client may tolerate -32001 with 400."
-        mismatch = message.code == errors.HEADER_MISMATCH or (message.code == DRAFT_HEADER_MISMATCH and status == 400)
-        calling = isinstance(exchange.message, Request) and exchange.message.method == "tools/call"
-        if mismatch and calling and not exchange.revision.handshake and not exchange.probing:
-            return RefreshTools(message)
+    # draft-01: "A client may tolerate -32001 with 400."
+    mismatch = message.code == errors.HEADER_MISMATCH or (message.code == DRAFT_HEADER_MISMATCH and status == 400)
+    calling = isinstance(exchange.message, Request) and exchange.message.method == "tools/call"
+    if mismatch and calling and not exchange.revision.handshake and not exchange.probing:
+        return RefreshTools(message)
     return _fall_back(exchange, status, message) or AnswerReceived(message)
 
 
@@ -419,10 +395,10 @@ def _fall_back(exchange: Exchange, status: int, error: Error | None) -> ReplyVer
     if exchange.opening:
         # sse-10..12.  2024-11-05 knows no other transport, so for it any refusal is a reason to try HTTP+SSE.
         falls = status in rules.sse_fallback if rules is not None else 400 <= status < 500
-        return TrySse(why, error) if falls else None
+        return TrySse(why) if falls else None
     if exchange.revision.handshake or not _is_legacy(exchange.message, status, error):
         return None
-    return TryInitialize(why, error)
+    return TryInitialize(why)
 
 
 def _is_legacy(message: Message | None, status: int, error: Error | None) -> bool:
