@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from trio_mcp.core.errors import UsageError, printable
 
 if TYPE_CHECKING:
-    from trio_mcp.core.tasks import TaskState
+    from trio_mcp.core.task_states import TaskState
 
 __all__ = ["Output", "ReportLines", "compact", "few_names", "write_file"]
 

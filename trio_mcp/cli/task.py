@@ -26,7 +26,8 @@ from trio_mcp.core.errors import RemoteProtocolError, UsageError
 from trio_mcp.core.models import CallToolResult
 from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.core.rounds import Question
-from trio_mcp.core.tasks import TaskState, TaskStatus, read_task
+from trio_mcp.core.task_states import TaskState, read_task
+from trio_mcp.core.tasks import TaskStatus
 
 __all__ = ["add_arguments", "run"]
 

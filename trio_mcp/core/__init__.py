@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.session import *
     from trio_mcp.core.shares import *
     from trio_mcp.core.subscriptions import *
+    from trio_mcp.core.task_states import *
     from trio_mcp.core.tasks import *
     from trio_mcp.core.turns import *
     from trio_mcp.core.unparsed import *
@@ -109,11 +110,11 @@ else:
                 "ACKNOWLEDGED ChangeEvent ChangeKind Listeners PROMPTS_CHANGED RESOURCES_CHANGED TOOLS_CHANGED "
                 "change_of filter_items listen_params resource_updated"
             ),
+            "task_states": "TaskState poll_seconds read_created read_task",
             "tasks": (
                 "CORE_TASKS EXTENSION_TASKS IMMEDIATE_RESPONSE MAX_MESSAGE POLL_MS RELATED_TASK TASKS TASKS_EXTENSION "
-                "TERMINAL TaskDeed TaskEvent TaskForm TaskRecord TaskState TaskStatus TaskStep cursor_of "
-                "missing_extension poll_seconds read_created read_cursor read_task read_task_id related requested_ttl "
-                "unknown_task"
+                "TERMINAL TaskDeed TaskEvent TaskForm TaskRecord TaskStatus TaskStep cursor_of missing_extension "
+                "read_cursor read_task_id related requested_ttl unknown_task"
             ),
             "turns": "FairQueue to_make_room",
             "unparsed": (

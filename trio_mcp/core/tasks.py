@@ -1,8 +1,8 @@
 """Tasks: the life of a call that outlives its request, and the two forms in which the protocol shows it.
 
 A task is one `TaskRecord`, whatever form its requestor knows.  The core feature of 2025-11-25 and the extension
-`io.modelcontextprotocol/tasks` of 2026-07-28 are two views of it: a `TaskForm` writes the record for the wire, and
-`read_task` reads both.  `TASKS` is the only place that knows what may happen to a task.
+`io.modelcontextprotocol/tasks` of 2026-07-28 are two views of it: a `TaskForm` writes the record for the wire.  `TASKS`
+is the only place that knows what may happen to a task.  `task_states` reads both views.
 
 A step is a method of the record.  It gets the time and returns a `TaskStep`: the new record, and the deed for the
 caller.  A step that comes too late changes nothing, and its deed is NOTHING.  The caller stores the new record with
@@ -14,7 +14,7 @@ Two things surprise:
   (task-64); the extension keeps `failed` for JSON-RPC errors (xtask-09).
 - *Times are wall-clock seconds.*  A record outlives its process, and `createdAt` is a date.
 
-No other module of `core` imports this one: a program without tasks never loads it.
+No other module of `core` imports these two: a program without tasks never loads them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from math import inf
-from types import MappingProxyType
 from typing import Any, Final
 
 import attrs
@@ -34,7 +33,6 @@ from trio_mcp.core.errors import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
     MISSING_CLIENT_CAPABILITY,
-    RemoteProtocolError,
     RequestError,
     UsageError,
     shown,
@@ -45,9 +43,8 @@ from trio_mcp.core.rounds import Question, read_answers
 
 __all__ = [
     "CORE_TASKS", "EXTENSION_TASKS", "IMMEDIATE_RESPONSE", "MAX_MESSAGE", "POLL_MS", "RELATED_TASK", "TASKS",
-    "TASKS_EXTENSION", "TERMINAL", "TaskDeed", "TaskEvent", "TaskForm", "TaskRecord", "TaskState", "TaskStatus",
-    "TaskStep", "cursor_of", "missing_extension", "poll_seconds", "read_created", "read_cursor", "read_task",
-    "read_task_id", "related", "requested_ttl", "unknown_task",
+    "TASKS_EXTENSION", "TERMINAL", "TaskDeed", "TaskEvent", "TaskForm", "TaskRecord", "TaskStatus", "TaskStep",
+    "cursor_of", "missing_extension", "read_cursor", "read_task_id", "related", "requested_ttl", "unknown_task",
 ]  # fmt: skip
 
 TASKS_EXTENSION: Final = "io.modelcontextprotocol/tasks"
@@ -61,8 +58,7 @@ less than a millisecond."""
 MAX_MESSAGE = 1024
 """Characters of a status message.  It is a line for a person or a model, and every poll repeats it."""
 
-_LONGEST = 2**53 - 1  # milliseconds; a peer may send any number, and a larger one is not exact in JSON
-_POLL_SECONDS = (0.05, 86_400.0)  # a peer may send any number; more than a day is longer than a client lives
+LONGEST_MS = 2**53 - 1  # milliseconds; a peer may send any number, and a larger one is not exact in JSON
 _LAYOUT = 3  # of a stored record
 _OF_THE_MESSAGE = ("_meta", "resultType")  # members of a result that each form writes in its own way
 
@@ -517,7 +513,7 @@ def requested_ttl(params: Mapping[str, Any], longest: float) -> int | None:
         return limit
     if type(ttl) not in (int, float) or not 0 <= ttl < inf:
         raise RequestError(INVALID_PARAMS, "task must be an object, and its ttl a number of milliseconds, 0 or more")
-    return int(min(ttl, _LONGEST if limit is None else limit))
+    return int(min(ttl, LONGEST_MS if limit is None else limit))
 
 
 def cursor_of(task: TaskRecord) -> str:
@@ -534,103 +530,3 @@ def read_cursor(cursor: Json) -> tuple[float, str]:
     if type(created) is not float or not isinstance(id, str):
         raise RequestError(INVALID_PARAMS, "the cursor is not from this server; list again without a cursor")
     return created, id
-
-
-# The requestor's side
-
-
-@record
-class TaskState:
-    """One state of a task, as its requestor sees it.
-
-    `result` and `error` are set if the form has them in the task; otherwise tasks/result returns them.  `created` and
-    `updated` are ISO 8601 texts, as the peer wrote them.
-    """
-
-    id: str
-    status: TaskStatus
-    message: str | None = None
-    created: str = ""
-    updated: str = ""
-    ttl: int | None = None
-    poll: int | None = None
-    questions: tuple[Question, ...] = ()
-    result: JsonObject | None = None
-    error: RequestError | None = None
-    immediate: str | None = None
-    """A text for the model while the task runs (task-65)."""
-
-    @property
-    def terminal(self) -> bool:
-        """Whether the task has ended."""
-        return self.status in TERMINAL
-
-
-_STATUSES = MappingProxyType({each.value: each for each in TaskStatus if each is not GONE})
-
-
-def read_created(result: JsonObject) -> TaskState | None:
-    """Read CreateTaskResult in either form; None if the result is that of the call itself."""
-    if result.get("resultType") == "task":
-        return read_task(result)
-    task = result.get("task")
-    if not isinstance(task, dict) or "taskId" not in task:
-        return None
-    meta = result.get("_meta")
-    immediate = meta.get(IMMEDIATE_RESPONSE) if isinstance(meta, dict) else None
-    return attrs.evolve(read_task(task), immediate=immediate if isinstance(immediate, str) else None)
-
-
-def read_task(task: JsonObject) -> TaskState:
-    """Read a task in either form.  Raises `RemoteProtocolError` if a member that the requestor needs is invalid."""
-    id, status = task.get("taskId"), task.get("status")
-    if not isinstance(id, str) or not isinstance(status, str) or status not in _STATUSES:
-        raise RemoteProtocolError(f"a task needs a taskId and a known status, got {shown(id)} and {shown(status)}")
-    return TaskState(
-        id,
-        _STATUSES[status],
-        _text(task.get("statusMessage")),
-        _text(task.get("createdAt")) or "",
-        _text(task.get("lastUpdatedAt")) or "",
-        _milliseconds(task.get("ttlMs", task.get("ttl"))),
-        _milliseconds(task.get("pollIntervalMs", task.get("pollInterval"))),
-        _read_questions(task.get("inputRequests", {})) if status == "input_required" else (),
-        *_read_outcome(task, status),
-    )
-
-
-def _text(value: Json) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _milliseconds(value: Json) -> int | None:
-    return int(min(value, _LONGEST)) if type(value) in (int, float) and 0 <= value < inf else None
-
-
-def _read_questions(requests: Json) -> tuple[Question, ...]:
-    questions = []
-    for key, each in requests.items() if isinstance(requests, dict) else [("", requests)]:
-        method = each.get("method") if isinstance(each, dict) else None
-        params = each.get("params", {}) if isinstance(each, dict) else None
-        if not isinstance(method, str) or not isinstance(params, dict):
-            raise RemoteProtocolError(f"inputRequests of a task: {shown(key)} must be a request with a method")
-        questions.append(Question(key, method, params))
-    return tuple(questions)
-
-
-def _read_outcome(task: JsonObject, status: str) -> tuple[JsonObject | None, RequestError | None]:
-    result, error = task.get("result"), task.get("error")
-    if status == "completed" and isinstance(result, dict):
-        return result, None
-    if status != "failed" or not isinstance(error, dict):
-        return None, None
-    code, message = error.get("code"), error.get("message")
-    if type(code) is not int or not isinstance(message, str):
-        raise RemoteProtocolError("the error of a failed task needs a code and a message")
-    return None, RequestError(code, message, error.get("data"))
-
-
-def poll_seconds(state: TaskState) -> float:
-    """Seconds until the next poll: the interval of the latest state (task-13, xtask-12)."""
-    shortest, longest = _POLL_SECONDS
-    return min(max((POLL_MS if state.poll is None else state.poll) / 1000, shortest), longest)

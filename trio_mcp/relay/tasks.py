@@ -49,6 +49,7 @@ from trio_mcp.core.messages import Json, JsonObject
 from trio_mcp.core.models import CallToolResult
 from trio_mcp.core.revisions import REVISIONS, declares, stable_name
 from trio_mcp.core.shares import holder_of
+from trio_mcp.core.task_states import TaskState
 from trio_mcp.core.tasks import (
     CORE_TASKS,
     EXTENSION_TASKS,
@@ -58,7 +59,6 @@ from trio_mcp.core.tasks import (
     TASKS_EXTENSION,
     TaskForm,
     TaskRecord,
-    TaskState,
     TaskStatus,
     read_task_id,
     requested_ttl,

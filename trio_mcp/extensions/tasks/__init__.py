@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from trio_mcp._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from trio_mcp.core.tasks import TaskState as TaskState
+    from trio_mcp.core.task_states import TaskState as TaskState
     from trio_mcp.core.tasks import TaskStatus as TaskStatus
     from trio_mcp.extensions.tasks.client import ClientTask as ClientTask
     from trio_mcp.extensions.tasks.client import ClientTasks as ClientTasks
@@ -18,7 +18,8 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "core.tasks": "TaskState TaskStatus",
+            "core.task_states": "TaskState",
+            "core.tasks": "TaskStatus",
             "extensions.tasks.client": "ClientTask ClientTasks TaskCancelled",
             "extensions.tasks.server": "ToolTask add_tool",
         },

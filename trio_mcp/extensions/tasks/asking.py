@@ -17,7 +17,8 @@ import trio
 from trio_mcp.core.errors import INTERNAL_ERROR, McpError, RemoteProtocolError
 from trio_mcp.core.messages import JsonObject
 from trio_mcp.core.rounds import Question
-from trio_mcp.core.tasks import TaskState, TaskStatus, poll_seconds, read_created, read_task
+from trio_mcp.core.task_states import TaskState, poll_seconds, read_created, read_task
+from trio_mcp.core.tasks import TaskStatus
 from trio_mcp.server.context import ClientError, ClientGone
 from trio_mcp.server.parking import PendingQuestion
 from trio_mcp.transport.nursery import open_nursery

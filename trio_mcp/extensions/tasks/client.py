@@ -39,6 +39,7 @@ from trio_mcp.core.messages import Json, JsonObject, Limits
 from trio_mcp.core.models import CallToolResult
 from trio_mcp.core.revisions import META_CLIENT_CAPABILITIES, Role, Terms, declares
 from trio_mcp.core.rounds import Question
+from trio_mcp.core.task_states import TaskState, poll_seconds, read_created, read_task
 from trio_mcp.core.tasks import (
     CORE_TASKS,
     EXTENSION_TASKS,
@@ -46,11 +47,7 @@ from trio_mcp.core.tasks import (
     RELATED_TASK,
     TASKS_EXTENSION,
     TaskForm,
-    TaskState,
     TaskStatus,
-    poll_seconds,
-    read_created,
-    read_task,
 )
 from trio_mcp.extensions.tasks.answering import ClientAnswers
 from trio_mcp.extensions.tasks.forms import EXTENSION_FORM, core_form_of_client
