@@ -36,7 +36,7 @@ def _all_options() -> dict[str, list[argparse.Action]]:
     """The options of each command, and its arguments without a name, which have no `option_strings`."""
     found = {}
     for name, command in COMMANDS.items():
-        parser = CommandParser(add_help=False)
+        parser = CommandParser(f"trio-mcp {name}", add_help=False)
         parser.add_argument("--help", action="store_true", help="show the options")
         importlib.import_module(f"trio_mcp.cli.{command.module}").add_arguments(name, parser)
         found[name] = parser._actions
