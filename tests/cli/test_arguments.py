@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.cli.test_cli import SERVER, run
+from tests.cli.here import run
+from tests.cli.test_cli import SERVER
 from tests.cli.test_hostile import SERVER as HOSTILE
 from trio_mcp.cli.arguments import divided  # the command line has no other door
 from trio_mcp.cli.http_options import http_address  # the same

@@ -21,7 +21,7 @@ import trustme
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from tests.cli.servers import server
-from tests.cli.test_cli import on_terminal, run
+from tests.cli.test_cli import apart, on_terminal
 from tests.http.auth_site import auth_site, protected_by
 from tests.peers.visits import served_by_process
 from trio_mcp import open_client, serve_http
@@ -332,7 +332,7 @@ async def test_a_host_on_stdio_logs_in_once(tmp_path: Path) -> None:
 
 async def test_a_login_that_is_required_names_the_options() -> None:
     async with auth_site() as site, protected_by(site) as url:
-        shown = await trio.to_thread.run_sync(run, "list", url)
+        shown = await trio.to_thread.run_sync(apart, "list", url)
     assert (shown.returncode, shown.stdout) == (1, "")
     assert shown.stderr.endswith("; use --oauth to log in, or --header 'Authorization: Bearer TOKEN'\n")
 

@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from tests.cli.servers import server as weather
-from tests.cli.test_cli import SERVER, run
+from tests.cli.test_cli import SERVER, apart
 from tests.requirements import TABLE, read
 from trio_mcp import serve_http
 
@@ -209,7 +209,7 @@ async def test_a_server_over_http_is_checked(revision: str) -> None:
     async with trio.open_nursery() as nursery:
         address = await nursery.start(serve_http, weather)
         arguments = ["check", address.url, "--revision", revision, "--strict", "--json"]
-        shown = await trio.to_thread.run_sync(partial(run, *arguments))
+        shown = await trio.to_thread.run_sync(partial(apart, *arguments))
         nursery.cancel_scope.cancel()
     assert (shown.returncode, shown.stderr) == (0, "")
     report = found(shown.stdout)

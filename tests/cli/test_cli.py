@@ -14,18 +14,19 @@ from typing import Any
 
 import pytest
 
+from tests.cli.here import ROOT, run
 from trio_mcp.cli.call import read_arguments  # the command line has no other door
 from trio_mcp.cli.main import COMMANDS, main  # the same
 from trio_mcp.cli.target import last_entry  # the same
 from trio_mcp.errors import UsageError
 from trio_mcp.types import Tool
 
-ROOT = Path(__file__).parents[2]
 SERVER = str(Path(__file__).parent / "servers.py")
 COMMAND = (sys.executable, "-m", "trio_mcp")
 
 
-def run(*arguments: str, input: str | None = "", cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def apart(*arguments: str, input: str | None = "", cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """As `run`, in a process of its own."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
     return subprocess.run(
         [*COMMAND, *arguments], input=input, capture_output=True, text=True, timeout=60, cwd=cwd, env=environ
@@ -116,7 +117,7 @@ def test_help_loads_no_protocol() -> None:
 
 
 def test_list_shows_what_the_server_has() -> None:
-    shown = run("list", SERVER)
+    shown = apart("list", SERVER)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert shown.stdout == (
         "weather 1.0 (2026-07-28)\n  Ask for a city.\n\nTools\n"
@@ -203,7 +204,7 @@ def test_arguments_may_come_as_json(tmp_path: Path) -> None:
 
 
 def test_a_failing_tool_has_status_one() -> None:
-    shown = run("call", SERVER, "fails")
+    shown = apart("call", SERVER, "fails")
     assert (shown.stdout, shown.returncode) == ("tools/call 'fails' failed; the server's log says why\n", 1)
     assert (
         shown.stderr == "trio-mcp: the log of the server ends with: ValueError: a secret reason; --verbose shows it\n"
@@ -319,7 +320,7 @@ def test_prompts_and_completions() -> None:
     ],
 )
 def test_a_server_that_does_not_speak_is_told_apart(command: Sequence[str], message: str) -> None:
-    shown = run("list", "--timeout", "3", "--", *command)
+    shown = apart("list", "--timeout", "3", "--", *command)
     assert shown.returncode == 3
     assert message in shown.stderr
     assert shown.stderr.splitlines()[-1].startswith("trio-mcp: ")
@@ -349,7 +350,7 @@ def test_a_file_that_cannot_be_loaded_is_one_line_with_its_place(text: str, reas
     why = "ended with status 1 before its first message; the last line on stderr"
     assert shown.stderr.startswith(f"trio-mcp: the server {os.path.basename(sys.executable)!r} {why}: {reason}")
     assert shown.stderr.count("\n") == 1
-    traceback, _, last = run("run", "server.py", cwd=tmp_path).stderr.rstrip().rpartition("\n")
+    traceback, _, last = apart("run", "server.py", cwd=tmp_path).stderr.rstrip().rpartition("\n")
     assert last.startswith(f"trio-mcp: {reason}")
     assert "trio_mcp" not in traceback
 

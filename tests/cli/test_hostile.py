@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_cli import on_terminal, run
+from tests.cli.here import run
+from tests.cli.test_cli import on_terminal
 
 SERVER = (sys.executable, str(Path(__file__).parent / "hostile_server.py"))
 BEHIND = ("--revision", "2025-11-25", "--", *SERVER)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_cli import ROOT, run
+from tests.cli.here import ROOT, run
 from tests.peers.installed import needs, tool
 
 # The command line has no other door.

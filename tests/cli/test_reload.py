@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import trio
 
-from tests.cli.test_cli import COMMAND, ROOT, run
+from tests.cli.here import ROOT, run
+from tests.cli.test_cli import COMMAND
 from trio_mcp import Client, RequestError, open_client
 from trio_mcp.cli.reload import ChangedFiles  # the command line has no other door
 

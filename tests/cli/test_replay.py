@@ -15,7 +15,8 @@ from trio_mcp import Accepted, open_client
 from trio_mcp.cli.main import main  # the command line has no other door
 from trio_mcp.errors import RequestError
 
-from .test_cli import COMMAND, ROOT, SERVER, run
+from .here import ROOT, run
+from .test_cli import COMMAND, SERVER
 
 CHANGED = '''
 import tests.cli.servers as servers

@@ -17,7 +17,8 @@ import pytest
 import trio
 import trustme
 
-from tests.cli.test_cli import COMMAND, ROOT, SERVER, run
+from tests.cli.here import ROOT, run
+from tests.cli.test_cli import COMMAND, SERVER
 from trio_mcp import open_client
 from trio_mcp.cli.main import main  # the command line has no other door
 

@@ -27,8 +27,9 @@ from trio_mcp.errors import McpError
 from trio_mcp.transport.http_pool import HttpPool  # requests that no client of the protocol sends
 from trio_mcp.types import HttpAddress
 
+from .here import run
 from .servers import server
-from .test_cli import SERVER, on_terminal, run
+from .test_cli import SERVER, on_terminal
 
 ROOT = Path(__file__).parents[2]
 # The recorder starts its process before `tap` has threads; in a test run there may be some.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -12,18 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.here import ROOT, run
 from tests.cli.test_cli import on_terminal
 from trio_mcp.cli.output import ReportLines  # the command line has no other door
 from trio_mcp.core.tasks import TaskState, TaskStatus  # the same
 
-ROOT = Path(__file__).parents[2]
 SERVER = str(Path(__file__).parent / "task_server.py")
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
-    command = [sys.executable, "-m", "trio_mcp", *arguments]
-    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, env=environ)
 
 
 @pytest.fixture(scope="module")

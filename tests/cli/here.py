@@ -1,0 +1,59 @@
+"""A command in this process: to start one of its own for each command takes twice as long.
+
+`tests/cli/test_cli.py` starts some, on a terminal and in a pipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+from unittest import mock
+
+from trio_mcp.cli.main import main  # the command line has no other door
+
+__all__ = ["ROOT", "run"]
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments: str, input: str = "", cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run a command with pipes or files as its standard streams, which its server inherits."""
+    environ = {"PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        with mock.patch.dict(os.environ, environ), contextlib.chdir(cwd), _streams(_pipe(input), out, err):
+            try:
+                status: Any = main(arguments)
+            except SystemExit as ended:  # of argparse
+                status = ended.code
+        for file in (out, err):
+            file.seek(0)
+        return subprocess.CompletedProcess(arguments, status, out.read(), err.read())
+
+
+def _pipe(text: str) -> IO[str]:
+    read, write = os.pipe()
+    with open(write, "w") as file:
+        file.write(text)
+    return open(read)
+
+
+@contextlib.contextmanager
+def _streams(stdin: IO[str], stdout: IO[str], stderr: IO[str]) -> Iterator[None]:
+    """These are the standard streams of this process during the block, and `stdin` is closed afterwards."""
+    kept = [os.dup(fd) for fd in range(3)]
+    for fd, file in enumerate((stdin, stdout, stderr)):
+        os.dup2(file.fileno(), fd)
+    try:
+        with stdin, mock.patch.multiple("sys", stdin=stdin, stdout=stdout, stderr=stderr):
+            yield
+            stdout.flush()
+            stderr.flush()
+    finally:
+        for fd, copy in enumerate(kept):
+            os.dup2(copy, fd)
+            os.close(copy)
