@@ -30,7 +30,7 @@ from trio_mcp import TextContent, open_client
 
 PROGRAM = """
 import contextlib, logging, os, signal, sys
-import trio, trio_mcp, trio_mcp.stores
+import trio, trio_mcp, trio_mcp.server.http.listener, trio_mcp.stores
 
 logging.basicConfig(level="INFO", format="%(processName)s|%(message)s")
 
@@ -41,6 +41,8 @@ async def lifespan(server):
     yield
 
 options = dict(argument.split("=") for argument in sys.argv[1:])
+if "settle" in options:  # a client on a busy machine needs more than a second for its next request
+    trio_mcp.server.http.listener._SETTLE = float(options["settle"])
 store = trio_mcp.stores.SQLiteStore(options["store"]) if "store" in options else None
 server = trio_mcp.Server("crew", lifespan=lifespan, store=store, state_keys=[bytes(32)])
 
@@ -69,6 +71,13 @@ async def report(ctx: trio_mcp.Context) -> None:
     await ctx.progress(1, 2)
     while not os.path.exists("go"):
         await trio.sleep(0.01)
+
+@server.tool
+async def stay() -> int:
+    logging.info("<called>")
+    while not os.path.exists("go"):
+        await trio.sleep(0.01)
+    return os.getpid()
 
 @server.tool
 async def hold() -> None:
@@ -328,7 +337,7 @@ async def test_a_worker_that_is_killed_is_replaced_and_the_others_notice_nothing
 
 @pytest.mark.full
 async def test_no_request_fails_while_all_workers_are_replaced(tmp_path: Path) -> None:
-    async with running(tmp_path, workers=3) as service:
+    async with running(tmp_path, workers=3, settle=4) as service:
         old = await service.opened(3)
         async with loaded(service, 200) as load:
             await load.more(500)
@@ -346,7 +355,7 @@ async def test_no_request_fails_while_all_workers_are_replaced(tmp_path: Path) -
 @pytest.mark.full
 async def test_a_client_between_two_requests_notices_no_restart(tmp_path: Path) -> None:
     """Its connection is kept for a moment, and the next response is the last one on it."""
-    async with running(tmp_path, workers=2) as service:
+    async with running(tmp_path, workers=2, settle=4) as service:
         old = await service.opened(2)
         clients = [client_of(service) for _ in range(8)]
         for client in clients:
@@ -362,7 +371,7 @@ async def test_a_client_between_two_requests_notices_no_restart(tmp_path: Path) 
 
 @pytest.mark.full
 async def test_a_call_outlives_the_restart_of_its_worker(tmp_path: Path) -> None:
-    async with running(tmp_path, workers=2) as service:
+    async with running(tmp_path, workers=2, shutdown=50) as service:
         old = await service.opened(2)
         calls = []
         async with trio.open_nursery() as nursery:
@@ -393,7 +402,7 @@ async def test_a_restart_that_fails_leaves_the_old_workers(tmp_path: Path) -> No
 
 @pytest.mark.full
 async def test_one_worker_that_gets_sigterm_leaves_without_a_failed_request(tmp_path: Path) -> None:
-    async with running(tmp_path, workers=3) as service:
+    async with running(tmp_path, workers=3, settle=4) as service:
         workers = await service.opened(3)
         async with loaded(service, 100) as load:
             await load.more(200)
@@ -406,13 +415,13 @@ async def test_one_worker_that_gets_sigterm_leaves_without_a_failed_request(tmp_
 
 @pytest.mark.full
 async def test_workers_of_a_killed_supervisor_end_and_free_the_address_at_once(tmp_path: Path) -> None:
-    async with running(tmp_path, workers=2) as service:
+    async with running(tmp_path, workers=2, shutdown=50) as service:
         await service.opened(2)
         port, found = service.port, []
         async with trio.open_nursery() as nursery:
 
             async def call() -> None:
-                found.append(await client_of(service).call("pid", seconds=1.5))
+                found.append(await client_of(service).call("stay"))
 
             nursery.start_soon(call)
             await service.line("<called>")
@@ -422,6 +431,7 @@ async def test_workers_of_a_killed_supervisor_end_and_free_the_address_at_once(t
             async with running(tmp_path, workers=2, http=f"127.0.0.1:{port}") as successor:
                 await successor.opened(2)
                 assert not found
+                (tmp_path / "go").touch()
         assert len(found) == 1
         await service.line("<end>")
 
@@ -522,13 +532,13 @@ async def test_a_worker_that_stands_still_is_counted_as_silent_and_killed_at_the
 
 @pytest.mark.full
 async def test_a_service_that_ends_accepts_no_connection_and_is_not_ready(tmp_path: Path) -> None:
-    async with running(tmp_path, workers=2) as service:
+    async with running(tmp_path, workers=2, shutdown=50) as service:
         await service.opened(2)
         probe = client_of(service)
         assert [(await probe.ask(get(path)))[0] for path in ("/healthz", "/readyz")] == [200, 200]
         async with trio.open_nursery() as nursery:
             for _ in range(4):
-                nursery.start_soon(lambda: client_of(service).call("pid", seconds=2))
+                nursery.start_soon(lambda: client_of(service).call("stay"))
                 await service.line("<called>")
             service.process.terminate()
             # The signal is on its way.  The probe never idles: a worker that ends closes connections that do.
@@ -539,6 +549,7 @@ async def test_a_service_that_ends_accepts_no_connection_and_is_not_ready(tmp_pa
             with contextlib.suppress(OSError, AssertionError, trio.BrokenResourceError):
                 while True:  # until the worker has accepted the connections that waited
                     await client_of(service).ask(get("/healthz"))
+            (tmp_path / "go").touch()
         assert await service.ended() == 143
 
 
@@ -546,24 +557,24 @@ async def test_a_service_that_ends_accepts_no_connection_and_is_not_ready(tmp_pa
 async def test_sessions_of_older_revisions_go_on_in_other_workers(tmp_path: Path) -> None:
     async with running(tmp_path, workers=3) as service:
         old = await service.opened(3)
-        answers, called = set[int](), trio.Event()
+        answers, new, called = set[int](), dict[int, int](), trio.Event()
         async with trio.open_nursery() as nursery:
 
             async def call() -> None:
                 async with open_client(f"http://localhost:{service.port}/mcp", revision="2025-11-25") as client:
-                    for _ in range(100):
+                    pid = None
+                    while pid is None or pid not in new.values():
                         (text,) = (await client.call_tool("pid", {"seconds": 0.01})).content
                         assert isinstance(text, TextContent)
-                        answers.add(int(text.text))
+                        answers.add(pid := int(text.text))
                         called.set()
 
             for _ in range(6):
                 nursery.start_soon(call)
             await called.wait()
             service.process.send_signal(signal.SIGHUP)
-            new = await service.opened(3)
+            new |= await service.opened(3)
         assert answers & {*old.values()}
-        assert answers & {*new.values()}
 
 
 @pytest.mark.full
