@@ -115,8 +115,7 @@ async def test_each_event_in_each_place(
         session = await session_in(crew)
         copy = await arrive(crew, session, place, monkeypatch)
         speaker, number = copy.speaker, copy.mail.number
-        ours = place in (SpeakerPlace.HERE, SpeakerPlace.LEAVING)
-        named = {"from": number if ours else speaker._other}
+        named = {"from": speaker._named or number}
         record = SessionRecord(D, {}, None, None)
         match event.name:
             case "NAMED":

@@ -220,7 +220,7 @@ class SharedSession(HttpSession):
         """Renew the row, if the client is here, and read the mail, if a call would wait for a message that was lost."""
         if self._lost:
             self._lost = not self.mail.later(self._look_again)
-        self.speaker.keep()
+        await self.speaker.keep()
         if self.server_session.awaits_answers:
             await self.mail.read()
         if not self.row.due:

@@ -106,11 +106,9 @@ class Speaker:
         self._session = session
         self._run = run
         self._replica = replica
-        self._other = 0  # ELSEWHERE, OFFERED: the number of the copy that speaks
+        self._named = 0  # the number of the copy that the mail names; 0: none, or at first this one
         # LEAVING: the messages that go with our `silent` item.  NOWHERE: those that wait in each copy.
         self._waiting: Sequence[str] = ()
-        self._most = run.limits.outgoing + run.limits.listener_changes  # of them
-        self._bytes = run.limits.message_bytes  # of all of them
         self._changing = trio.Lock()  # held while the row and the mail are written
         self._wanted = False  # a task waits for our `speaker` item
         self._resigning = False  # a task is about to post our `silent` item
@@ -155,17 +153,11 @@ class Speaker:
             return waiting
         return ()
 
-    def _is_speaker(self, number: int) -> bool:
-        """Whether the mail that was read names this copy as the speaker."""
-        if self.place in _OURS:
-            return number == self._session.mail.number
-        return self.place is not _NOWHERE and number == self._other
-
     def learn(self, record: SessionRecord) -> None:
         """Learn from the row which copy speaks, because this one has not read all mail."""
-        self._other = record.speaker[1]
+        self._named = record.speaker[1]
         names = {0: PlaceEvent.ROW_NAMES_NONE, self._session.mail.number: PlaceEvent.ROW_NAMES_US}
-        self.say(self._move(names.get(self._other, PlaceEvent.ROW_NAMES_OTHER)))
+        self.say(self._move(names.get(self._named, PlaceEvent.ROW_NAMES_OTHER)))
         self._seek()
 
     async def look_again(self) -> SessionRecord:
@@ -185,17 +177,18 @@ class Speaker:
                 return
 
     def _hear_speaker(self, item: JsonObject) -> None:
-        if item["from"] == self._session.mail.number:
+        self._named = item["from"]
+        if self._named == self._session.mail.number:
             wanted = self._wanted and not self._session.over  # else its client was told that it failed
             self._move(PlaceEvent.NAMED if wanted else PlaceEvent.NAMED_LATE)
             return
         spoke, publisher, server_session = self.place in _OURS, self._run.publisher, self._session.server_session
         if self.here:  # of the changes that are untold, the other copy hears later
             publisher.tell(server_session, publisher.queued(server_session) - self._replica.untold)
-        waiting, self._other = self._move(PlaceEvent.REPLACED), item["from"]
+        waiting = self._move(PlaceEvent.REPLACED)
         if spoke:
             self._session.retire_standalone(item["resumes"])
-            self._session.later(self._hand_over, item["from"], waiting)
+            self._session.later(self._hand_over, self._named, waiting)
 
     async def _hand_over(self, number: int, waiting: Sequence[str]) -> None:
         if isinstance(self._session.log, SharedEventLog):
@@ -211,22 +204,24 @@ class Speaker:
 
     def _hear_silent(self, item: JsonObject) -> None:
         waiting = item.get("waiting")
-        if self._is_speaker(item["from"]):
-            self.say(self._move(PlaceEvent.NO_STREAM if waiting is None else PlaceEvent.STOPPED))
+        if item["from"] == (self._named or self._session.mail.number):
+            if waiting is None:
+                self._move(PlaceEvent.NO_STREAM)
+            else:
+                self._named = 0
+                self.say(self._move(PlaceEvent.STOPPED))
         self._hear_messages(waiting or ())
         self._seek()
-
-    def _hear_say(self, item: JsonObject) -> None:
-        self._hear_messages([item["say"]])
 
     def _hear_messages(self, texts: Sequence[str]) -> None:
         """Messages that all copies hear: the speaker sends them."""
         if self.here:
             self.say(texts)
         elif self.place in (_LEAVING, _NOWHERE):  # else another copy sends them
-            texts = [*dict.fromkeys((*self._waiting, *texts))][: self._most]
+            limits, texts = self._run.limits, [*dict.fromkeys((*self._waiting, *texts))]
             sizes = itertools.accumulate(map(len, texts))
-            self._waiting = [text for text, size in zip(texts, sizes, strict=True) if size <= self._bytes]
+            fits = [text for text, size in zip(texts, sizes, strict=True) if size <= limits.message_bytes]
+            self._waiting = fits[: limits.outgoing + limits.listener_changes]
 
     def say(self, texts: Sequence[str], told: Collection[ChangeEvent] = ()) -> None:
         """Queue messages of another copy, or mail them on, if this one does not speak any more."""
@@ -316,8 +311,8 @@ class Speaker:
         if self.here and not self._session.has_stream:
             self._offered = self._session.mail.put({"silent": True})
 
-    def keep(self) -> None:
-        """Called every few seconds, for what no mail tells.
+    async def keep(self) -> None:
+        """Called every few seconds, for what no mail tells.  Raises `StoreFailed`.
 
         The client of a GET may have gone before its stream was open, and the process of the speaker may have died.
         """
@@ -325,12 +320,9 @@ class Speaker:
         if not self._offered and trio.current_time() > self._began + _OPENING:
             self.offer()
         if self.place is _ELSEWHERE and self._session.has_stream:
-            self._session.later(self._replace_dead)
-
-    async def _replace_dead(self) -> None:
-        replica = (await self._session.row.read()).speaker[0]
-        if replica and not await self._replica.quickly(self._replica.alive(replica)):
-            await self.look_again()
+            replica = (await self._session.row.read()).speaker[0]
+            if replica and not await self._replica.quickly(self._replica.alive(replica)):
+                await self.look_again()
 
     def give_up(self) -> None:
         """This copy does not speak: one with a stream may, and gets the messages that wait here."""
@@ -449,6 +441,6 @@ _PROCESSES: Mapping[str, Callable[[Speaker, JsonObject], None]] = {
     "watched": Speaker._hear_verdict,
     "speaker": Speaker._hear_speaker,
     "yielded": Speaker._hear_yielded,
-    "say": Speaker._hear_say,
+    "say": lambda speaker, item: speaker._hear_messages([item["say"]]),
     "silent": Speaker._hear_silent,
 }
