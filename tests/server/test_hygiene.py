@@ -555,11 +555,11 @@ ENDS = {
     ("session", "_work_in_turn"): "whoever is before has been cancelled, too",
     ("session", "serve"): "what it waits for has been cancelled",
     ("wire", "run"): "the write that it waits for has a deadline by then",
-    ("sqlite", "__aexit__"): "SQLite waits for other processes for five seconds",
+    ("sqlite_file", "close"): "SQLite waits for other processes for five seconds",
     ("redis", "__aenter__"): "it waits for a task of this process to start",
     ("redis", "__aexit__"): "a block that is being entered has deadlines, and so has the end of the connections",
     ("tap_websocket", "pass_websocket"): "to close a stream forcefully takes no time",
-    ("listener", "_close"): "to close a listener takes no time",
+    ("listener", "serve_http"): "to close a listener takes no time",
     ("connection", "write"): "its pace has a deadline, which moves with what the client reads",
 }
 
