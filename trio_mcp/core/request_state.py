@@ -42,41 +42,33 @@ MAX_STATE_CHARS = 1024 * 1024
 hashed once for each key, so it stays well below the size limit of a message."""
 
 
-class StateRefusal(enum.Enum):
-    """Why a `requestState` is refused.  `error` is the answer to the client, which tells less."""
-
-    MALFORMED = enum.auto()  # not a text of a StateSealer with any key
-    BAD_SEAL = enum.auto()  # changed, or sealed with a key that this sealer does not have, or not any more
-    OTHER_PRINCIPAL = enum.auto()
-    EXPIRED = enum.auto()
-    OTHER_METHOD = enum.auto()
-    OTHER_PARAMS = enum.auto()
-    SPENT = enum.auto()  # this instance parked its handler, which is not parked any more
-    ELSEWHERE = enum.auto()  # another instance parked its handler, or this one before a restart
-    HOLDER_GONE = enum.auto()  # the replica that parked its handler has ended
-
-    @property
-    def error(self) -> RequestError:
-        """The error to send to the client."""
-        return RequestError(INVALID_PARAMS, _REFUSALS[self])
-
-
 # The first three errors are the same, so that a forger does not learn which check failed, and a thief does not learn
 # that a stolen state is genuine.  The other errors go to a caller that has proven to own the state, and say how to go
 # on.
 _NOT_YOURS = "requestState was not issued to this caller by this server"
 _NOT_THIS = "requestState belongs to another request: a retry repeats the method and params of the original"
-_REFUSALS: Mapping[StateRefusal, str] = {
-    StateRefusal.MALFORMED: _NOT_YOURS,
-    StateRefusal.BAD_SEAL: _NOT_YOURS,
-    StateRefusal.OTHER_PRINCIPAL: _NOT_YOURS,
-    StateRefusal.EXPIRED: "requestState has expired: send the request again without it",
-    StateRefusal.OTHER_METHOD: _NOT_THIS,
-    StateRefusal.OTHER_PARAMS: _NOT_THIS,
-    StateRefusal.SPENT: "requestState has been used or has expired: send the request again without it",
-    StateRefusal.HOLDER_GONE: "The process that held this call has ended: send the request again without requestState",
-    StateRefusal.ELSEWHERE: "The call of this requestState does not wait here: send the request again without it",
-}
+
+
+class StateRefusal(enum.Enum):
+    """Why a `requestState` is refused, and the text for the client, which tells less."""
+
+    MALFORMED = 1, _NOT_YOURS  # not a text of a StateSealer with any key
+    BAD_SEAL = 2, _NOT_YOURS  # changed, or sealed with a key that this sealer does not have, or not any more
+    OTHER_PRINCIPAL = 3, _NOT_YOURS
+    EXPIRED = 4, "requestState has expired: send the request again without it"
+    OTHER_METHOD = 5, _NOT_THIS
+    OTHER_PARAMS = 6, _NOT_THIS
+    # This instance parked its handler, which is not parked any more.
+    SPENT = 7, "requestState has been used or has expired: send the request again without it"
+    # Another instance parked its handler, or this one before a restart.
+    ELSEWHERE = 8, "The call of this requestState does not wait here: send the request again without it"
+    # The replica that parked its handler has ended.
+    HOLDER_GONE = 9, "The process that held this call has ended: send the request again without requestState"
+
+    @property
+    def error(self) -> RequestError:
+        """The error to send to the client."""
+        return RequestError(INVALID_PARAMS, self.value[1])
 
 
 @record
