@@ -24,25 +24,7 @@ import attrs
 from trio_mcp.core.errors import UsageError, shown
 from trio_mcp.core.http.fields import JSON, PROTOCOL_VERSION, Fields
 from trio_mcp.core.messages import JsonObject
-from trio_mcp.core.oauth import discovery, messages
-from trio_mcp.core.oauth.actions import (
-    ANSWERS,
-    AskAssertion,
-    FlowAbandoned,
-    FlowAction,
-    FlowDone,
-    FlowEvent,
-    FlowFailed,
-    ForbiddenAddress,
-    OpenBrowser,
-    OpenReceiver,
-    Persist,
-    ReceiverReady,
-    Replied,
-    RequestFailed,
-    ReturnIgnored,
-    SendRequest,
-)
+from trio_mcp.core.oauth import actions, discovery, messages
 from trio_mcp.core.oauth.discovery import DPOP, AuthChallenge, ResourceDocument, ServerDocument
 from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame, issuer_failed
 from trio_mcp.core.oauth.messages import AuthorizationCode, IdentityAssertion, Key
@@ -56,7 +38,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # The generators below: they yield actions, are resumed with events, and return a T.
-_Course: TypeAlias = Generator[FlowAction, Any, T]
+_Course: TypeAlias = Generator[actions.FlowAction, Any, T]
 
 _FORM_HEADERS: Final[Fields] = (("Content-Type", "application/x-www-form-urlencoded"), ("Accept", JSON))
 _JSON_HEADERS: Final[Fields] = (("Content-Type", JSON), ("Accept", JSON))
@@ -78,7 +60,7 @@ class Flow:
     """
 
     def __init__(self, authorizer: Authorizer, challenge: AuthChallenge | None) -> None:
-        self.outcome: FlowDone | FlowFailed | None = None
+        self.outcome: actions.FlowDone | actions.FlowFailed | None = None
         self.abandoned = False
         self.adopted = False  # True if another process got the token
         self._renews = challenge is None  # a token that has expired; no server has refused it
@@ -87,8 +69,8 @@ class Flow:
         self._application = authorizer.application
         self._rules = authorizer.rules
         self._running: _Course[None] | None = None
-        self._action: FlowAction | None = None  # the action that waits for its event
-        self._queued: tuple[FlowAction, ...] = ()  # actions before the next one
+        self._action: actions.FlowAction | None = None  # the action that waits for its event
+        self._queued: tuple[actions.FlowAction, ...] = ()  # actions before the next one
         self._now = 0.0
         self._networks = discovery.networks_of(authorizer.server_url, authorizer.record.network)
         self._document: ResourceDocument | None = None
@@ -104,21 +86,21 @@ class Flow:
     def over(self) -> bool:
         return self.outcome is not None or self.abandoned
 
-    def start(self, now: float) -> tuple[FlowAction, ...]:
+    def start(self, now: float) -> tuple[actions.FlowAction, ...]:
         if self._running is not None or self.over:
             raise UsageError("start() of a flow must be called once")
         self._running = self._course()
         return self._advance(None, now)
 
-    def receive(self, event: FlowEvent, now: float) -> tuple[FlowAction, ...]:
+    def receive(self, event: actions.FlowEvent, now: float) -> tuple[actions.FlowAction, ...]:
         """Return the next actions.  Events after the end are late, and ignored."""
         if self.over:
             return ()
         waiting = None if self._action is None else type(self._action)
-        if not isinstance(event, (*ANSWERS.get(waiting, ()), FlowAbandoned)):
+        if not isinstance(event, (*actions.ANSWERS.get(waiting, ()), actions.FlowAbandoned)):
             name = "no event" if waiting is None else f"the answer to {waiting.__name__}"
             raise UsageError(f"a flow that waits for {name} cannot receive {type(event).__name__}")
-        if isinstance(event, ReceiverReady):
+        if isinstance(event, actions.ReceiverReady):
             discovery.check_redirect_uri(event.redirect_uri)
         return self._advance(event, now)
 
@@ -133,7 +115,7 @@ class Flow:
             return False
         if self._running is not None or self.over:
             raise UsageError("adopt() must be called before start()")
-        self.outcome, self.adopted = FlowDone(), True
+        self.outcome, self.adopted = actions.FlowDone(), True
         self._authorizer.restore(stored)
         self._authorizer.obtained()
         self._authorizer.flow_over(self)
@@ -144,30 +126,30 @@ class Flow:
         self.abandoned, self._running = self.outcome is None, None
         self._authorizer.flow_over(self)
 
-    def _advance(self, event: FlowEvent | None, now: float) -> tuple[FlowAction, ...]:
-        last: FlowAction
+    def _advance(self, event: actions.FlowEvent | None, now: float) -> tuple[actions.FlowAction, ...]:
+        last: actions.FlowAction
         action, self._action, self._now = self._action, None, now
         try:
-            if isinstance(event, FlowAbandoned):
+            if isinstance(event, actions.FlowAbandoned):
                 # Not thrown into the course, which an unexpected error may have ended.
-                in_browser = isinstance(action, OpenBrowser | ReturnIgnored)
+                in_browser = isinstance(action, actions.OpenBrowser | actions.ReturnIgnored)
                 raise self._abandoned_error(event, in_browser=in_browser) from event.cause
             assert self._running is not None
             last = self._action = self._running.send(event)
         except StopIteration:
-            last = self.outcome = FlowDone()
+            last = self.outcome = actions.FlowDone()
         except AuthorizationFailed as error:
-            last = self.outcome = FlowFailed(error)
+            last = self.outcome = actions.FlowFailed(error)
         except UsageError as error:  # a key of the application could not sign
-            failure = self._abandoned_error(FlowAbandoned(str(error)), in_browser=False)
+            failure = self._abandoned_error(actions.FlowAbandoned(str(error)), in_browser=False)
             failure.__cause__ = error.__cause__
-            last = self.outcome = FlowFailed(failure)
+            last = self.outcome = actions.FlowFailed(failure)
         if self.over:
             self._authorizer.flow_over(self)
-        actions, self._queued = (*self._queued, last), ()
-        return actions
+        following, self._queued = (*self._queued, last), ()
+        return following
 
-    def _abandoned_error(self, event: FlowAbandoned, *, in_browser: bool) -> AuthorizationFailed:
+    def _abandoned_error(self, event: actions.FlowAbandoned, *, in_browser: bool) -> AuthorizationFailed:
         if in_browser and self._reused:
             # A server that has lost the registration shows an error to the user, and does not redirect the browser.
             self._forget_client()
@@ -213,7 +195,7 @@ class Flow:
     def _persist(self, record: ServerRecord) -> None:
         if record != self._authorizer.record:
             self._authorizer.restore(record)
-            self._queued = (Persist(record),)
+            self._queued = (actions.Persist(record),)
 
     # Requests.
 
@@ -226,18 +208,18 @@ class Flow:
         *,
         uses_up: bool = False,
         by_application: bool = False,
-    ) -> SendRequest:
+    ) -> actions.SendRequest:
         """Make a request.  It may connect to any network if the application named the URL or trusts it."""
         named = by_application or discovery.same_origin(url, self._authorizer.server_url)
         anywhere = named or any(discovery.is_trusted(each, self._rules) for each in (url, self._issuer))
         networks = None if anywhere else self._networks
-        return SendRequest(method, url, headers, body, networks=networks, uses_up=uses_up)
+        return actions.SendRequest(method, url, headers, body, networks=networks, uses_up=uses_up)
 
     def _read_reply(
-        self, request: SendRequest, event: Replied | ForbiddenAddress | RequestFailed
+        self, request: actions.SendRequest, event: actions.Replied | actions.ForbiddenAddress | actions.RequestFailed
     ) -> tuple[int, JsonObject]:
         """Return the status and the object in the body of a reply, {} without one.  Raises if there was no reply."""
-        if not isinstance(event, Replied):
+        if not isinstance(event, actions.Replied):
             raise _no_reply(request.url, event, Blame.AUTHORIZATION_SERVER)
         return event.status, discovery.read_object(event.body, request.body_bytes) or {}
 
@@ -264,7 +246,7 @@ class Flow:
             request = self._request("GET", url, (("Accept", JSON), *fields))
             event = yield request
             fault: AuthorizationFailed | None = None
-            if not isinstance(event, Replied):
+            if not isinstance(event, actions.Replied):
                 error = error or _no_reply(url, event, blame)
                 continue
             if event.address and discovery.same_origin(url, authorizer.server_url):
@@ -431,14 +413,14 @@ class Flow:
     # The grants: each returns the fields of the token request.
 
     def _ask_user(self, server: ServerDocument) -> _Course[Mapping[str, str | None]]:
-        redirect_uri = (yield OpenReceiver()).redirect_uri
+        redirect_uri = (yield actions.OpenReceiver()).redirect_uri
         client = yield from self._identify(server, redirect_uri)
         pending = messages.new_authorization(server, redirect_uri, self._authorizer.entropy)
         url = messages.authorization_url(server, client.client_id, pending, self._requested, self._resource)
-        event = yield OpenBrowser(url, self._issuer, self._rules.user_seconds)
+        event = yield actions.OpenBrowser(url, self._issuer, self._rules.user_seconds)
         try:
             while (code := messages.read_return(event.query, pending)) is None:
-                event = yield ReturnIgnored("the browser came back with the answer to another request")
+                event = yield actions.ReturnIgnored("the browser came back with the answer to another request")
         except AuthorizationFailed as error:
             self._learn_from(error)
             raise
@@ -453,7 +435,7 @@ class Flow:
         grant, scope = self._application.grant, " ".join(self._requested) or None
         if isinstance(grant, messages.ClientCredentials):
             return {"grant_type": "client_credentials", "scope": scope}
-        assertion: str = (yield AskAssertion(self._issuer, self._resource)).assertion
+        assertion: str = (yield actions.AskAssertion(self._issuer, self._resource)).assertion
         if isinstance(grant, IdentityAssertion):
             # The user's assertion; the identity provider exchanges it for one for this issuer and this MCP server.
             url, client = grant.token_endpoint, grant.client
@@ -535,7 +517,7 @@ class Flow:
             body = messages.form({**grant, "resource": self._resource, **proofs})
             request = self._request("POST", url, (*_FORM_HEADERS, *headers), body, uses_up=True)
             event = yield request
-            if isinstance(event, ForbiddenAddress) and renewed is not None and self._renews:
+            if isinstance(event, actions.ForbiddenAddress) and renewed is not None and self._renews:
                 # The network of the MCP server may have changed, as with a VPN.  Its refusal of the request shows its
                 # present network, so send the request first.
                 return False
@@ -581,8 +563,8 @@ class Flow:
         self._authorizer.obtained()
 
 
-def _no_reply(url: str, event: ForbiddenAddress | RequestFailed, blame: Blame) -> AuthorizationFailed:
-    if isinstance(event, ForbiddenAddress):
+def _no_reply(url: str, event: actions.ForbiddenAddress | actions.RequestFailed, blame: Blame) -> AuthorizationFailed:
+    if isinstance(event, actions.ForbiddenAddress):
         where = discovery.forbidden_reason(discovery.network_at(event.address))
         return AuthorizationFailed(
             blame, f"{_bare(url)} leads to {shown(event.address)}, which {where}", discovery.trust_advice(url)
