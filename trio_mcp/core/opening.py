@@ -26,25 +26,8 @@ from typing import Any, Final
 
 import attrs
 
-from trio_mcp.core.errors import (
-    INVALID_PARAMS,
-    MODERN_ERRORS,
-    UNSUPPORTED_VERSION,
-    RequestError,
-    UsageError,
-    shown,
-)
-from trio_mcp.core.messages import (
-    CachedResult,
-    Error,
-    Event,
-    Id,
-    JsonObject,
-    Notification,
-    Request,
-    prepare,
-    record,
-)
+from trio_mcp.core.errors import INVALID_PARAMS, MODERN_ERRORS, UNSUPPORTED_VERSION, RequestError, UsageError, shown
+from trio_mcp.core.messages import CachedResult, Error, Event, Id, JsonObject, Notification, Request, prepare, record
 from trio_mcp.core.requests import (
     Answered,
     ConnectionLost,

@@ -30,7 +30,7 @@ from trio_mcp.core.errors import (
     UsageError,
     shown,
 )
-from trio_mcp.core.messages import ABSENT, Absent, Json, JsonObject, record
+from trio_mcp.core.messages import ABSENT, KINDS, Absent, Json, JsonObject, record
 from trio_mcp.core.revisions import Capability, Revision, capability_object, missing_capabilities
 
 __all__ = ["MAX_ROUNDS", "Answers", "Question", "Rounds", "input_required", "is_complete", "read_answers"]
@@ -142,9 +142,7 @@ def _check_answer(question: Question, answer: Json) -> JsonObject:
 
 def _kind(value: Json) -> str:
     """The type of a JSON value for an error message, without the value."""
-    return {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}.get(
-        type(value), "a number"
-    )
+    return "a number" if type(value) in (int, float) else KINDS[type(value)]
 
 
 # The members that each kind of answer must have.  The caller checks whether a form fits its schema, and whether a

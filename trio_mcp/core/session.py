@@ -270,9 +270,7 @@ class SessionProtocol(Peer):
             raise UsageError(f"{method} was not sent: the handshake has not ended")
         if row is None:
             self._check_beyond(method, terms, undeclared=undeclared)
-            return params, None
-        missing = missing_capabilities(terms.revision, row, params, terms.capabilities)
-        if missing and not undeclared:
+        elif not undeclared and (missing := missing_capabilities(terms.revision, row, params, terms.capabilities)):
             raise NotDeclared(method, row.owner.value, missing[0])
         return params, None
 
@@ -283,8 +281,7 @@ class SessionProtocol(Peer):
         row = terms.revision.notification(self.role, method)
         if row is None:
             self._check_beyond(method, terms, notification=True)
-            return not self._is_too_early(row, terms.revision)
-        if not declares(self.declared(terms.revision), row.needs):
+        elif not declares(self.declared(terms.revision), row.needs):
             raise NotDeclared(method, row.owner.value, row.needs)
         return not self._is_too_early(row, terms.revision)
 

@@ -300,8 +300,8 @@ class TaskRecord:
             members["result"] = _essence(self.result)
             rest = {name: each for name, each in self.result.items() if name not in _OF_THE_MESSAGE}
         if self.result is None and not any(rest.values()):
-            return _compact(members)
-        return f"{_compact(members)}\n{_compact(rest)}"
+            return to_text(members).decode()
+        return b"\n".join((to_text(members), to_text(rest))).decode()
 
     @classmethod
     def from_text(cls, text: str) -> TaskRecord:
@@ -337,10 +337,6 @@ class TaskStep:
 
     task: TaskRecord
     deed: TaskDeed
-
-
-def _compact(value: JsonObject) -> str:
-    return to_text(value).decode()
 
 
 def _essence(result: JsonObject) -> JsonObject:

@@ -55,15 +55,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import trio_mcp.core.schema as room  # it loads a module of the room when one of its names is used for the first time
 from trio_mcp.core.errors import UsageError
 from trio_mcp.core.messages import ABSENT, Absent, Json, JsonObject
-from trio_mcp.core.schema.hints import (
-    Field,
-    Hint,
-    Member,
-    describe,
-    parameters_of,
-    unsupported,
-    wrapper_of,
-)
+from trio_mcp.core.schema.hints import Field, Hint, Member, describe, parameters_of, unsupported, wrapper_of
 
 if TYPE_CHECKING:
     from trio_mcp.core.schema.validation import CompiledSchema
