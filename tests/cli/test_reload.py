@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -436,3 +437,19 @@ def test_a_server_without_it_loads_none_of_it(module: str) -> None:
     script = f"import sys; import trio_mcp.cli.serve; print({module!r} in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert shown.stdout == "False\n"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "command", [("run", "weather.py", "--reload"), ("tap", "-o", "talk.jsonl", "http://127.0.0.1:1/")]
+)
+def test_a_port_in_use_is_told_before_a_server_starts(command: tuple[str, ...], weather: Path) -> None:
+    weather.write_text("raise ValueError('not started')\n")
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        address = f"127.0.0.1:{used.getsockname()[1]}"
+        shown = run(*command, "--http", address, cwd=weather.parent)
+    assert (shown.stdout, shown.returncode, shown.stderr.count("\n")) == ("", 1, 1)
+    assert shown.stderr.startswith(f"trio-mcp: cannot listen at {address}: ")
+    assert shown.stderr.endswith(
+        "; another program listens there; stop it, or choose another port (0: any free port)\n"
+    )

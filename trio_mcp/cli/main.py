@@ -7,7 +7,7 @@ needs no protocol, and `list` needs no server.  A module has two functions: `add
 | Status | Meaning |
 |---|---|
 | 0 | the command succeeded |
-| 1 | the server answered with an error, or the tool failed |
+| 1 | the server answered with an error, the tool failed, or a port is in use |
 | 2 | wrong arguments |
 | 3 | no connection: the server cannot be started or reached, has ended, or does not speak MCP |
 | 130 | ended by Ctrl-C |

@@ -51,6 +51,7 @@ from trio_mcp.relay.relay import ASKS, Relay
 from trio_mcp.relay.upstream import FORWARDED
 from trio_mcp.server.context import Context
 from trio_mcp.server.http.listener import serve_http
+from trio_mcp.server.http.sockets import tcp_listeners
 from trio_mcp.server.process import parse_address, serve_stdio
 from trio_mcp.transport.child import Child, ServerExited, start_child
 from trio_mcp.transport.nursery import open_nursery
@@ -77,9 +78,12 @@ async def serve_reloading(
     """Serve until the end of input, or with `http` until it is cancelled.  Returns the exit status.
 
     A first child that does not start is started again when one of its files changes.  Raises `ConnectionFailed` if it
-    has no files, or if the client on stdio has gone.
+    has no files, or if the client on stdio has gone, and `CannotServe` if the port is in use.
     """
     logging.getLogger("trio_mcp.relay").setLevel(logging.ERROR)  # the reloader reports the same to the user
+    if http is not None:  # a port in use is told now, and not after the first good start
+        for each in await tcp_listeners(*parse_address(http)):
+            await each.aclose()
     with tempfile.TemporaryDirectory(prefix="trio-mcp-") as folder, unhindered_stderr():
         async with open_nursery() as nursery:
             reloader = _Reloader(nursery, target, Path(folder, "report"), events, over_http=http is not None)

@@ -37,6 +37,7 @@ from trio_mcp.core.messages import Limits
 from trio_mcp.core.shares import Account, ByteBudget
 from trio_mcp.server.http.connection import HttpConnection, ListenerState
 from trio_mcp.server.http.responses import HttpResponse
+from trio_mcp.server.http.sockets import tcp_sockets
 from trio_mcp.server.process import parse_address
 from trio_mcp.transport.dial import is_this_machine
 from trio_mcp.transport.http_pool import HttpPool, HttpReply, ReplyBroken
@@ -75,10 +76,7 @@ def serve_tap(path: str, most: int, url: str, address: str, *, as_json: bool) ->
     recorder = open_recorder(path, {"kind": "http", "server": shown}, most)
 
     async def work() -> int:
-        try:
-            listeners = await trio.open_tcp_listeners(port, host=host)
-        except OSError as error:
-            raise UsageError(f"{address} cannot be used: {error.strerror}") from None
+        listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(each)) for each in tcp_sockets(host, port)]
         bound = listeners[0].socket.getsockname()[1]
         here = f"{scheme.removesuffix('s')}://{address.rpartition(':')[0]}:{bound}{urlsplit(url).path or '/'}"
         if as_json:

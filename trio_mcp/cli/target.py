@@ -32,6 +32,7 @@ from trio_mcp.client.options import ClientOptions
 from trio_mcp.client.session import HandshakeError
 from trio_mcp.core.errors import (
     INTERNAL_ERROR,
+    CannotServe,
     ConnectionFailed,
     McpError,
     RemoteProtocolError,
@@ -286,7 +287,7 @@ def exit_status(run: Callable[[], int], *, verbose: bool) -> int:
         sys.stderr.write(f"trio-mcp: {printable(' '.join(message.split()))}\n")
         sys.stderr.writelines(f"trio-mcp: {note}\n" for note in getattr(error, "__notes__", ()))
         if isinstance(error, UsageError):
-            return 2
+            return 1 if isinstance(error, CannotServe) else 2
         return NO_CONNECTION if isinstance(error, ConnectionFailed | HandshakeError | SessionClosed) else 1
 
 
