@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 
 from tests.cli.here import ROOT, run
+from trio_mcp import Server, open_client
 from trio_mcp.cli.call import read_arguments  # the command line has no other door
 from trio_mcp.cli.main import COMMANDS, main  # the same
-from trio_mcp.cli.target import last_entry  # the same
-from trio_mcp.errors import UsageError
-from trio_mcp.types import Tool
+from trio_mcp.cli.output import headline  # the same
+from trio_mcp.cli.target import exit_status, last_entry  # the same
+from trio_mcp.errors import NotDeclared, UsageError
+from trio_mcp.types import PromptReference, Tool
 
 SERVER = str(Path(__file__).parent / "servers.py")
 COMMAND = (sys.executable, "-m", "trio_mcp")
@@ -267,6 +269,23 @@ def ask() -> str:
 def note(name: str) -> str:
     return {}[name]
 """
+
+
+def test_a_server_may_have_no_version() -> None:
+    assert headline({"name": "sdk", "version": ""}, "2025-11-25") == "sdk (2025-11-25)"
+    assert headline({}, "2025-11-25") == "a server (2025-11-25)"
+
+
+async def test_a_server_without_completions_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    async with open_client(Server("plain")) as client:
+        with pytest.raises(NotDeclared) as caught:
+            await client.complete(PromptReference("review"), "style", "")
+
+    def fail() -> int:
+        raise caught.value
+
+    assert exit_status(fail, verbose=False) == 2
+    assert capsys.readouterr().err == "trio-mcp: the server has no completions, which completion/complete needs\n"
 
 
 def test_a_resource_that_fails_is_told_with_the_log(tmp_path: Path) -> None:

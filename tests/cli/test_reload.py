@@ -426,6 +426,12 @@ def test_changed_files_are_noticed_once(tmp_path: Path) -> None:
     (tmp_path / "three.py").touch()
     os.utime(tmp_path, (1002, 1002))
     assert files.look(folder) == tmp_path.name
+    # An editor that replaces a file changes its folder, too.
+    both = {str(one): 2000.0, **folder}
+    files.look(both)
+    os.utime(one, (1003, 1003))
+    os.utime(tmp_path, (1004, 1004))
+    assert files.look(both) == "one.py"
     files.look({str(one): 2000.0})
     one.unlink()
     assert files.look({str(one): 999.0}) == "one.py"

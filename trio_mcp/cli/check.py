@@ -22,7 +22,7 @@ from typing import Any
 from trio_mcp.cli.check_probes import probe_all
 from trio_mcp.cli.check_rules import RULES, CheckReport
 from trio_mcp.cli.check_stream import LineWatch, check_lines
-from trio_mcp.cli.output import Output
+from trio_mcp.cli.output import Output, headline
 from trio_mcp.cli.target import add_target_arguments, connected, run_command, target_of
 from trio_mcp.client.options import ClientOptions
 from trio_mcp.core.errors import UsageError
@@ -101,7 +101,7 @@ def _as_json(report: CheckReport, server: Mapping[str, Any]) -> dict[str, Any]:
 
 def _show(report: CheckReport, server: Mapping[str, Any], output: Output) -> None:
     found = report.deviations
-    output.title(f"{server.get('name', 'a server')} {server.get('version', '')} ({report.revision})")
+    output.title(headline(server, report.revision))
     for rule in dict.fromkeys(each.rule for each in found):
         level = RULES[rule].level
         output.line()

@@ -12,7 +12,7 @@ from typing import Any
 import trio
 
 from trio_mcp.cli.arguments import above_zero
-from trio_mcp.cli.output import Output, compact, write_file
+from trio_mcp.cli.output import Output, compact, headline, write_file
 from trio_mcp.cli.target import add_target_arguments, connected, run_command, server_log
 from trio_mcp.client.client import Client
 from trio_mcp.core.codec import to_json
@@ -80,7 +80,7 @@ async def _list(arguments: argparse.Namespace, client: Client, output: Output) -
         listed = {kind: [to_json(each, revision) for each in entries] for kind, entries in found.items()}
         output.json({"server": client.server, "revision": client.revision, **listed})
         return
-    output.title(_headline(client))
+    output.title(headline(client.server, client.revision))
     if client.instructions:
         output.paragraph(client.instructions, 2, "dim")
     if tools := found["tools"]:
@@ -122,11 +122,6 @@ async def _everything(client: Client) -> dict[str, Sequence[Any]]:
     if "prompts" in client.capabilities:
         found["prompts"] = await client.list_prompts()
     return found
-
-
-def _headline(client: Client) -> str:
-    server = client.server or {}
-    return f"{server.get('title') or server.get('name', 'a server')} {server.get('version', '')} ({client.revision})"
 
 
 def _words(entry: Any) -> str:
@@ -252,7 +247,7 @@ async def _listen(arguments: argparse.Namespace, client: Client, output: Output)
     wanted: Any = arguments.uris or "resources" in lists
     async with client.listen(tools="tools" in lists, prompts="prompts" in lists, resources=wanted) as changes:
         if not output.as_json:
-            output.line(f"listening to {_headline(client)}; Ctrl-C ends")
+            output.line(f"listening to {headline(client.server, client.revision)}; Ctrl-C ends")
         async for change in changes:
             if output.as_json:
                 output.json({"kind": change.kind.name.lower(), "item": change.item or None})

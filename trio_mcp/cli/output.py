@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from trio_mcp.core.errors import UsageError, printable
 if TYPE_CHECKING:
     from trio_mcp.core.task_states import TaskState
 
-__all__ = ["Output", "ReportLines", "compact", "few_names", "write_file"]
+__all__ = ["Output", "ReportLines", "compact", "few_names", "headline", "write_file"]
 
 _CODES = {"title": "1", "name": "1;36", "dim": "2", "bad": "31", "good": "32", "warn": "33", "note": "36"}
 _NARROWEST = 40
@@ -44,6 +44,12 @@ def few_names(names: Iterable[str]) -> str:
     every = sorted(names)
     more = f" and {len(every) - _NAMES} more" if len(every) > _NAMES else ""
     return ", ".join(every[:_NAMES]) + more
+
+
+def headline(server: Mapping[str, Any], revision: str) -> str:
+    """The name and the version of a server, as it states them, and the revision of a connection to it."""
+    name, version = server.get("title") or server.get("name", "a server"), server.get("version")
+    return f"{name} {version} ({revision})" if version else f"{name} ({revision})"
 
 
 def write_file(path: Path, data: bytes) -> None:

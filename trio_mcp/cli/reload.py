@@ -133,9 +133,9 @@ class ChangedFiles:
             times[name] = mtime = _mtime(name)
             if name in self._times:
                 if mtime != self._times[name]:
-                    changed = name
+                    changed = changed or name  # of a file and its folder the file, which comes first
             elif mtime is None or since * 1e9 < mtime <= now:
-                changed = name
+                changed = changed or name
         self._times = times
         return os.path.basename(changed)
 

@@ -35,6 +35,7 @@ from trio_mcp.core.errors import (
     CannotServe,
     ConnectionFailed,
     McpError,
+    NotDeclared,
     RemoteProtocolError,
     RequestError,
     SessionClosed,
@@ -283,6 +284,8 @@ def exit_status(run: Callable[[], int], *, verbose: bool) -> int:
             sys.stderr.writelines(f"{printable(line)}\n" for line in traceback.format_exc().split("\n"))
         sys.stdout.flush()
         prefix = "the server answered: " if isinstance(error, RequestError) else ""
+        if isinstance(error, NotDeclared) and error.owner == "server":
+            error = UsageError(f"the server has no {'.'.join(error.capability)}, which {error.method} needs")
         message = f"{prefix}{_in_options(_without_traceback(str(error)))}"[:_LONGEST]
         sys.stderr.write(f"trio-mcp: {printable(' '.join(message.split()))}\n")
         sys.stderr.writelines(f"trio-mcp: {note}\n" for note in getattr(error, "__notes__", ()))
