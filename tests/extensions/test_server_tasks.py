@@ -465,6 +465,33 @@ async def test_an_answer_of_the_wrong_shape_may_be_sent_again(revision: str, aut
         assert text((await until(wire, id))["result"]) == "confirmed: Declined()"
 
 
+@req("elic-45")
+@NEWER
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ({"name": 3}, "/name must be of type string, not an integer"),
+        ({"name": None}, ' lacks the member "name"'),
+        (None, ' lacks the member "name"'),
+        ({"value": "Ann"}, ' lacks the member "name"'),
+    ],
+)
+async def test_an_answer_that_does_not_fit_its_form_may_be_sent_again(
+    content: Any, why: str, revision: str, autojump_clock: MockClock
+) -> None:
+    async with speaking(revision) as wire:
+        id = await begin(wire, "two")
+        await until(wire, id, "input_required")
+        fits = {"action": "accept", "content": {"name": "Ann"}}
+        wrong = {"action": "accept"} if content is None else {"action": "accept", "content": content}
+        with pytest.raises(WireError) as caught:
+            await wire.call("tasks/update", {"taskId": id, "inputResponses": {"first": fits, "second": wrong}})
+        assert caught.value.code == INVALID_PARAMS
+        assert caught.value.message == f"inputResponses['second']: the answer does not fit the form: content{why}"
+        await wire.call("tasks/update", {"taskId": id, "inputResponses": {"first": fits, "second": fits}})
+        assert text((await until(wire, id))["result"]) == "Ann and Ann"
+
+
 @BOTH
 async def test_a_task_may_return_its_questions(revision: str, autojump_clock: MockClock) -> None:
     server = Server("returning")

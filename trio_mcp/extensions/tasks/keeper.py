@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import trio
 
+from trio_mcp.core.elicitation import FormCheck
 from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_PARAMS, RequestError, UsageError
 from trio_mcp.core.messages import JsonObject
 from trio_mcp.core.revisions import stable_name
@@ -376,7 +377,7 @@ class Keeper:
             task, responses = await self.owned(read_task_id(params), principal), params.get("inputResponses")
             if not isinstance(responses, dict):
                 raise RequestError(INVALID_PARAMS, "inputResponses must be an object")
-            await self.step(task.id, lambda task: task.answer(responses, wall_time()))
+            await self.step(task.id, lambda task: _answered(task, responses))
         return {}
 
     async def cancel(self, params: Mapping[str, Any], principal: Any, form: TaskForm) -> JsonObject:
@@ -444,3 +445,22 @@ def _readable(rows: Sequence[Row]) -> Iterator[TaskRecord]:
             yield _read(row, whole=False)
         except UsageError as error:
             _log.error("%s", error)
+
+
+def _answered(task: TaskRecord, responses: JsonObject) -> TaskStep:
+    """Take answers.  Those that do not fit their form are refused, so that the client can correct them (elic-45)."""
+    step = task.answer(responses, wall_time())
+    for each in task.questions:
+        form, answer = each.params.get("requestedSchema"), responses.get(each.key, {})
+        if not isinstance(form, dict) or answer.get("action") != "accept":
+            continue
+        given = {name: value for name, value in (answer.get("content") or {}).items() if value is not None}
+        try:
+            problems = FormCheck(form).errors(given)
+        except UsageError:  # of a server behind a relay; it checks the answer itself
+            continue
+        if problems:
+            why = "; ".join(f"content{problem.path} {problem.message}" for problem in problems)
+            where = f"inputResponses[{each.key!r}]"
+            raise RequestError(INVALID_PARAMS, f"{where}: the answer does not fit the form: {why}")
+    return step
