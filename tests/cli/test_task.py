@@ -14,7 +14,8 @@ import pytest
 from tests.cli.here import ROOT, run
 from tests.cli.test_cli import on_terminal
 from trio_mcp.cli.output import ReportLines  # the command line has no other door
-from trio_mcp.core.tasks import TaskState, TaskStatus  # the same
+from trio_mcp.core.task_states import TaskState  # the same
+from trio_mcp.core.tasks import TaskStatus  # the same
 
 SERVER = str(Path(__file__).parent / "task_server.py")
 
