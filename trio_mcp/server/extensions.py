@@ -13,7 +13,6 @@ A server loads this module with its first extension or method.  Calls without a 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Unpack
@@ -55,7 +54,6 @@ __all__ = [
     "notify_client", "offered_by", "request_client", "start_subscription",
 ]  # fmt: skip
 
-_log = logging.getLogger("trio_mcp")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
