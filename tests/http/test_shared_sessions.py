@@ -664,33 +664,6 @@ async def test_a_subscription_made_while_another_copy_begins_to_speak_is_told(
             await opened[0].aclose()
 
 
-async def test_a_change_during_a_handover_is_told(autojump_clock: MockClock, crew_of: Any) -> None:
-    """Wherever it happens, and whenever: each replica tells of changes a moment later."""
-    dice = random.Random(0)
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        for web in crew.webs:
-            await web.call("ping", session=session)
-        for step in range(40):
-            await trio.sleep(10)
-            uri = f"r://{step}"
-            assert await subscribe(crew.webs[step % 3], uri, session) is None
-            await trio.sleep(10)
-
-            async def change(uri: str = uri, step: int = step) -> None:
-                await trio.sleep(dice.uniform(0.0, 0.3))
-                crew.stages[step % 3].server.notify_resource_updated(uri)
-
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(change)
-                await trio.sleep(dice.uniform(0.0, 0.3))
-                stream = await crew.webs[step % 2].open(session=session)
-            with trio.fail_after(5):
-                while (await stream.message())["params"].get("uri") != uri:
-                    pass
-            await stream.aclose()
-
-
 async def test_a_message_for_a_copy_that_speaks_no_more_is_passed_on(autojump_clock: MockClock, crew_of: Any) -> None:
     async with crew_of() as crew:
         session = await session_in(crew)

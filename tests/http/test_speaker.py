@@ -393,7 +393,7 @@ async def test_a_copy_in_the_same_replica_hands_over_its_messages(
 
 
 async def test_a_change_during_a_handover_is_told_once(autojump_clock: MockClock, crew_of: Any) -> None:
-    """Wherever it happens, and whenever."""
+    """Wherever it happens, and whenever: each replica tells of changes a moment later."""
     dice = random.Random(0)
     async with crew_of() as crew:
         session = await session_in(crew)

@@ -16,8 +16,9 @@ that was initialized, then one that the mail names, because the mail has one ord
 | `ROW_NAMES_OTHER`: the same | OFFERED | OFFERED | OFFERED | | OFFERED |
 | `ROW_NAMES_NONE`: the same | NOWHERE | NOWHERE | NOWHERE | NOWHERE | |
 
-| A message (`say`) | is sent | waits | | | waits |
+| Then | `HERE` | `LEAVING` | `ELSEWHERE` | `OFFERED` | `NOWHERE` |
 |---|---|---|---|---|---|
+| A message (`say`) | is sent | waits | | | waits |
 | A subscription (`watch`) | has its verdict | | | | |
 | The client has a stream here | | | | speaks | speaks |
 | Its last stream here has closed | posts `silent` | | | | |
@@ -25,7 +26,7 @@ that was initialized, then one that the mail names, because the mail has one ord
 - A copy listens to changes if and only if its place is HERE.  It then has all subscriptions of the row.
 - The mail names this copy if and only if its place is HERE or LEAVING.  LEAVING ends, because a task posts `silent`,
   with all that waits here, until the store takes it.
-- NOWHERE: each copy has the messages that wait, and the next speaker sends them.
+- NOWHERE: each copy has the messages that have come since it joined, and the next speaker sends them.
 
 A speaker that is replaced sends its successor the messages that still wait (`yielded`).  If it has died, the client is
 told of every change that the session listens to.  A copy that has no room for the subscriptions does not speak, and its
