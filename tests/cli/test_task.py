@@ -131,6 +131,12 @@ async def test_each_new_message_of_a_task_that_works_is_a_line(capsys: pytest.Ca
 
 
 @pytest.mark.full
+def test_one_value_is_asked_without_the_name_of_its_field(url: str) -> None:
+    shown, status = on_terminal(("call", url, "agree"), [("  answer (y/n): ", "y\n")])
+    assert (shown.splitlines()[-1], status) == ("Accepted(value=True)", 0)
+
+
+@pytest.mark.full
 def test_one_value_is_answered_without_its_field(url: str) -> None:
     id = run("task", "start", url, "agree").stdout.strip()
     while "form" not in run("task", "status", url, id).stdout:

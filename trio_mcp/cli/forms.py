@@ -77,7 +77,8 @@ class Terminal:
         for name, field in form.properties.items():
             required, default = name in (form.required or ()), request.defaults.get(name)
             while True:
-                text = await self._ask(self._prompt(name, field, required, default))
+                label = "answer" if list(form.properties) == ["value"] else name  # the form of one value
+                text = await self._ask(self._prompt(label, field, required, default))
                 if not text and (default is not None or not required):
                     break  # the default is sent for a field that is left out
                 try:
@@ -94,8 +95,8 @@ class Terminal:
                     self._say(f"  {problem.message}")
         return values
 
-    def _prompt(self, name: str, field: Any, required: bool, default: Any) -> str:
-        label = printable(getattr(field, "title", None) or name)
+    def _prompt(self, label: str, field: Any, required: bool, default: Any) -> str:
+        label = printable(getattr(field, "title", None) or label)
         if description := getattr(field, "description", None):
             self._say(f"  {description}")
         for number, (value, title) in enumerate(getattr(field, "choices", ())):

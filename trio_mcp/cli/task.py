@@ -31,21 +31,26 @@ from trio_mcp.core.tasks import TaskStatus
 
 __all__ = ["add_arguments", "run"]
 
-_ACTIONS = (
-    "start TARGET TOOL [NAME=VALUE ...] calls a tool as a task, and prints its id",
-    "list TARGET shows the tasks that the server has (2025-11-25 only)",
-    "status TARGET ID shows the state of a task",
-    "follow TARGET ID shows its states, asks its questions, and shows its result",
-    "answer TARGET ID KEY=JSON ... answers questions by their keys (2026-07-28); also KEY=decline, KEY=cancel",
-    "cancel TARGET ID cancels a task",
-)
+_ACTIONS = """\
+actions:
+  start TARGET TOOL [NAME=VALUE ...]
+                        call a tool as a task, and print its id
+  list TARGET           show the tasks that the server has (2025-11-25 only)
+  status TARGET ID      show the state of a task
+  follow TARGET ID      show its states, ask its questions, and show its result
+  answer TARGET ID KEY=JSON ...
+                        answer questions by their keys (2026-07-28);
+                        also KEY=decline, KEY=cancel
+  cancel TARGET ID      cancel a task
+"""
 _Work = Callable[[argparse.Namespace, Client, Output], Awaitable[int]]
 
 
 def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=_WORKS, metavar="ACTION", help="; ".join(_ACTIONS))
+    parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, _ACTIONS
+    parser.add_argument("action", choices=_WORKS, metavar="ACTION", help=", ".join(_WORKS))
     add_target_arguments(parser)
-    parser.add_argument("words", nargs="*", default=[], metavar="WORD", help="see ACTION; arguments as for call")
+    parser.add_argument("words", nargs="*", default=[], metavar="WORD", help="see below; arguments as for call")
     add_result_arguments(parser)
 
 
