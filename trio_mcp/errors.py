@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from trio_mcp._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from trio_mcp.client.session import HandshakeError as HandshakeError
-    from trio_mcp.client.session import NoResponse as NoResponse
-    from trio_mcp.client.session import SessionLost as SessionLost
-    from trio_mcp.client.session import Unauthorized as Unauthorized
+    from trio_mcp.client.errors import HandshakeError as HandshakeError
+    from trio_mcp.client.errors import NoResponse as NoResponse
+    from trio_mcp.client.errors import SessionLost as SessionLost
+    from trio_mcp.client.errors import Unauthorized as Unauthorized
     from trio_mcp.client.subscriptions import SubscriptionUnsupported as SubscriptionUnsupported
     from trio_mcp.client.tools import ToolFailed as ToolFailed
     from trio_mcp.client.websocket import UpgradeRefused as UpgradeRefused
@@ -45,7 +45,7 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "client.session": "HandshakeError NoResponse SessionLost Unauthorized",
+            "client.errors": "HandshakeError NoResponse SessionLost Unauthorized",
             "client.subscriptions": "SubscriptionUnsupported",
             "client.tools": "ToolFailed",
             "client.websocket": "UpgradeRefused",

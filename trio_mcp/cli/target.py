@@ -28,8 +28,8 @@ import trio
 from trio_mcp.cli.arguments import above_zero
 from trio_mcp.cli.hosts import configured_entries
 from trio_mcp.client.client import Client, open_client
+from trio_mcp.client.errors import HandshakeError
 from trio_mcp.client.options import ClientOptions
-from trio_mcp.client.session import HandshakeError
 from trio_mcp.core.errors import (
     INTERNAL_ERROR,
     CannotServe,

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from trio_mcp.client.client import *
     from trio_mcp.client.connecting import *
     from trio_mcp.client.connection import *
+    from trio_mcp.client.errors import *
     from trio_mcp.client.extensions import *
     from trio_mcp.client.http import *
     from trio_mcp.client.http_sender import *
@@ -32,6 +33,10 @@ else:
             "client": "Client ToolCall _stream_call connect_client open_client",
             "connecting": "Connector SessionOptions Target connector_for",
             "connection": "ClientConnection",
+            "errors": (
+                "HandshakeError HeadersRefused NoResponse SessionLost Unauthorized failure_of "
+                "too_large_questions too_many_questions"
+            ),
             "extensions": "Around CallNextRequest ClientExtension ClientExtensions ExtensionCall",
             "http": "AUTH_ADVICE CLOSED_HERE HttpLink NeedsSse",
             "http_sender": (
@@ -42,9 +47,7 @@ else:
                 "fields_of"
             ),
             "session": (
-                "ClientSession DroppingQueue HandshakeError HeadersRefused NoResponse OnProgress PAUSES Progress "
-                "STABLE ServerMessageHandler SessionLost StreamLink Timer Unauthorized failure_of "
-                "too_large_questions too_many_questions"
+                "ClientSession DroppingQueue OnProgress PAUSES Progress STABLE ServerMessageHandler StreamLink Timer"
             ),
             "sse": "SseLink",
             "startup": "GARBAGE START Startup",

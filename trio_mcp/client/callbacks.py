@@ -48,7 +48,7 @@ from urllib.parse import SplitResult, urlsplit
 import attrs
 import trio
 
-from trio_mcp.client.session import too_many_questions
+from trio_mcp.client.errors import too_many_questions
 from trio_mcp.core import codec, forms, models
 from trio_mcp.core.content import MalformedContent, Model, TextContent, ToolUseContent, well_formed
 from trio_mcp.core.elicitation import LOOPBACK_HOSTS, Accepted, Declined, Dismissed, FormCheck, split_url

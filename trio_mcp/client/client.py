@@ -29,6 +29,7 @@ import trio
 from trio_mcp.client.callbacks import Answering, GivenRoots
 from trio_mcp.client.connecting import Target, connector_for
 from trio_mcp.client.connection import ClientConnection
+from trio_mcp.client.errors import HeadersRefused, NoResponse
 from trio_mcp.client.options import (
     ANSWERING,
     ClientOptions,
@@ -38,7 +39,7 @@ from trio_mcp.client.options import (
     copy_mapping,
     fields_of,
 )
-from trio_mcp.client.session import DroppingQueue, HeadersRefused, NoResponse, OnProgress, Progress, Timer
+from trio_mcp.client.session import DroppingQueue, OnProgress, Progress, Timer
 from trio_mcp.client.subscriptions import Subscription
 from trio_mcp.client.tools import ReturnType
 from trio_mcp.core import models

@@ -32,7 +32,8 @@ from urllib.parse import urlsplit
 import attrs
 import trio
 
-from trio_mcp.client.session import ClientSession, HandshakeError, NoResponse, ServerMessageHandler, StreamLink
+from trio_mcp.client.errors import HandshakeError, NoResponse
+from trio_mcp.client.session import ClientSession, ServerMessageHandler, StreamLink
 from trio_mcp.client.startup import Startup
 from trio_mcp.core.errors import (
     McpError,

@@ -29,7 +29,8 @@ import trio
 
 from trio_mcp.client.callbacks import Answering
 from trio_mcp.client.connecting import Connector, SessionOptions
-from trio_mcp.client.session import PAUSES, STABLE, ClientSession, OnProgress, SessionLost, Timer, failure_of
+from trio_mcp.client.errors import SessionLost, failure_of
+from trio_mcp.client.session import PAUSES, STABLE, ClientSession, OnProgress, Timer
 from trio_mcp.client.subscriptions import SubscriptionManager
 from trio_mcp.client.tools import KnownTools
 from trio_mcp.core.caching import ResponseCache

@@ -43,14 +43,9 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
+from trio_mcp.client.errors import HeadersRefused, NoResponse, SessionLost
 from trio_mcp.client.http_sender import ACKNOWLEDGE_TIMEOUT, INITIALIZED, HttpSender, drain, is_initialized, title_of
-from trio_mcp.client.session import (
-    ClientSession,
-    HeadersRefused,
-    NoResponse,
-    ServerMessageHandler,
-    SessionLost,
-)
+from trio_mcp.client.session import ClientSession, ServerMessageHandler
 from trio_mcp.core.errors import ConnectionFailed, McpError, RemoteProtocolError, SessionClosed
 from trio_mcp.core.http import client_rules as rules
 from trio_mcp.core.http.fields import Fields, Mirror

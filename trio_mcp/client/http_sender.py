@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from trio_mcp.client.session import NoResponse, SessionLost, Unauthorized
+from trio_mcp.client.errors import NoResponse, SessionLost, Unauthorized
 from trio_mcp.core.errors import ConnectionFailed, UsageError
 from trio_mcp.core.http import client_rules as rules
 from trio_mcp.core.http.fields import (

@@ -6,9 +6,9 @@ import math
 
 import trio
 
+from trio_mcp.client.errors import NoResponse, SessionLost, Unauthorized
 from trio_mcp.client.http import CLOSED_HERE, HttpLink
 from trio_mcp.client.http_sender import ENDPOINT
-from trio_mcp.client.session import NoResponse, SessionLost, Unauthorized
 from trio_mcp.core.errors import McpError, RemoteProtocolError, SessionClosed
 from trio_mcp.core.http import client_rules as rules
 from trio_mcp.core.http.sse import EventReader, Oversized

@@ -39,8 +39,9 @@ from functools import partial
 
 import trio
 
+from trio_mcp.client.errors import Unauthorized, failure_of
 from trio_mcp.client.options import copy_mapping
-from trio_mcp.client.session import PAUSES, STABLE, ClientSession, Unauthorized, failure_of
+from trio_mcp.client.session import PAUSES, STABLE, ClientSession
 from trio_mcp.core.client_subscriptions import (
     OpenSubscription,
     SubscriptionAcknowledged,

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import trio
 
 from trio_mcp.client.callbacks import FormElicitationRequest, SamplingRequest, UrlElicitationRequest
-from trio_mcp.client.client import Client, ClientOptions, open_client
+from trio_mcp.client.client import Client, open_client
 from trio_mcp.client.session import DroppingQueue
 from trio_mcp.core.codec import REQUESTS, from_json, to_json
 from trio_mcp.core.content import Model, well_formed
@@ -288,17 +288,18 @@ class Upstream:
             "elicitation_url": self._visit_url,
             "roots": self._list_roots,
         }
-        own: ClientOptions = {"on_log": self._logged, "on_elicitation_complete": self._elicitation_complete}
-        own["on_notification"] = self._notified
-        own["tasks"] = True
-        own["log_level"] = "debug"
-        own["cache"] = False  # two caches in a row would keep a result for twice its lifetime
-        offered: Any = {name: answers[name] for name in asks}
-        own.update(offered)
+        own: dict[str, Any] = {
+            "on_log": self._logged,
+            "on_elicitation_complete": self._elicitation_complete,
+            "on_notification": self._notified,
+            "tasks": True,
+            "log_level": "debug",
+            "cache": False,  # two caches in a row would keep a result for twice its lifetime
+            **{name: answers[name] for name in asks},
+        }
         if "sampling" in asks and "sampling" not in given:
             own["sampling_tools"] = True
-        merged: ClientOptions = {**own, **given}
-        return open_client(self._relay.target, **merged)
+        return open_client(self._relay.target, **{**own, **given})
 
     async def _run_life(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         life, opened_at = self._life, math.inf

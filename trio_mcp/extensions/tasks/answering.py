@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from trio_mcp.client.session import too_large_questions, too_many_questions
+from trio_mcp.client.errors import too_large_questions, too_many_questions
 from trio_mcp.core.messages import JsonObject, Limits, to_text
 from trio_mcp.core.tasks import CORE_TASKS, TaskRecord, read_task_id, requested_ttl, unknown_task
 from trio_mcp.stores.rows import wall_time

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 import attrs
 import trio
 
+from trio_mcp.client.errors import NoResponse, SessionLost
 from trio_mcp.client.extensions import CallNextRequest, ClientExtension, ExtensionCall
-from trio_mcp.client.session import NoResponse, SessionLost
 from trio_mcp.client.tools import ReturnType
 from trio_mcp.core.codec import from_json
 from trio_mcp.core.errors import (
