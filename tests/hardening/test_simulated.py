@@ -554,3 +554,16 @@ def test_a_change_waits_behind_a_large_answer_on_a_slow_line() -> None:
     played = play(Plan(8097327, "stream", E, (Program(moves),), line))
     assert played.outcomes == ("answered",) * 3
     assert played.violations == ()
+
+
+def test_a_relay_may_show_the_question_of_another_call_in_a_task() -> None:
+    """The session behind it is of 2024-11-05, in which a question names no call."""
+    moves = (
+        Move("ask", 0.01), Move("ask"), Move("ask"), Move("ask"), Move("ask", 0.3), Move("peek", 45.0), Move("ask"),
+        Move("ask", 0.01, patience=0.002), Move("answer"), Move("ask"),
+    )  # fmt: skip
+    line = Line(delay=0.001, splits=True)
+    faults = (Fault("kill", 67, 3, 0.012, back=True),)
+    played = play(Plan(8233621, "websocket", E, (Program(moves),), line, faults, behind="sse", behind_era=D))
+    assert set(played.fired) == {"kill"}
+    assert played.violations == ()

@@ -216,12 +216,19 @@ async def answer(visitor: Visitor, client: Client, call: Call, move: Move, along
         return
     while not (state := await look(visitor, started, kept)).terminal:
         if state.questions:
-            given = {"action": "accept", "content": {"answer": f"answer to {call.token}"}}
-            await started.answer({each.key: given for each in state.questions})
+            await started.answer({each.key: _reply(each) for each in state.questions})
             kept.answered |= {each.key for each in state.questions}
             await started.answer({each.key: {"action": "decline"} for each in state.questions})
         await trio.sleep(0.2)
     await finish(visitor, call, started, kept)
+
+
+def _reply(question: Any) -> dict[str, Any]:
+    """It tells its own call: a relay before a legacy session may show the question of another one."""
+    if question.method == "sampling/createMessage":
+        text = question.params["messages"][0]["content"]["text"]
+        return {"role": "assistant", "content": {"type": "text", "text": f"answer to {text}"}, "model": "model"}
+    return {"action": "accept", "content": {"answer": f"answer to {question.params['message']}"}}
 
 
 async def drop(visitor: Visitor, client: Client, call: Call, move: Move, along: Any) -> None:
