@@ -29,6 +29,10 @@ ABOVE = "a whole number above 0"
         (["run", "x.py", "--http", "0", "--workers", "0"], f"--workers must be {ABOVE}, got '0'"),
         (["tap", "-o", "x", "--limit", "-1", "--", "x"], "--limit must be a number above 0, got '-1'"),
         (["call"], "the following arguments are required: TARGET"),
+        (
+            ["run", "https://x.y/mcp"],
+            "TARGET must be a file or a module; for a URL write trio-mcp bridge https://x.y/mcp",
+        ),
         (["task"], "the following arguments are required: ACTION, TARGET"),
         (["completion", "tcsh"], "shell: invalid choice: 'tcsh'"),
         (

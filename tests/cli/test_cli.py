@@ -238,6 +238,8 @@ def test_the_last_entry_of_a_log_is_whole(log: str, expected: str) -> None:
     [
         ({"type": "object"}, "x", "a JSON object, such as it='{\"a\": 1}'"),
         ({"type": "array"}, "1, 2", "a JSON array, such as it='[1, 2]'"),
+        ({"type": "array", "items": {"type": "string"}}, "a", 'a JSON array, such as it=\'["a", "b"]\''),
+        ({"type": "boolean"}, "yes", "true or false"),
         ({"type": "integer", "enum": [1, 2]}, "HIGH", "one of [1, 2]"),
         ({"type": ["integer", "null"]}, "x", "a JSON value"),
         (True, "x", "a JSON value"),

@@ -174,7 +174,10 @@ def _expected(name: str, schema: Any) -> str:
         case "object":
             return f"a JSON object, such as {name}='{{\"a\": 1}}'"
         case "array":
-            return f"a JSON array, such as {name}='[1, 2]'"
+            example = '["a", "b"]' if _takes_text(schema.get("items")) else "[1, 2]"
+            return f"a JSON array, such as {name}='{example}'"
+        case "boolean":
+            return "true or false"
         case str(kind):
             return f"a JSON {kind}"
     return "a JSON value"

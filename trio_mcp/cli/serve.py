@@ -45,7 +45,9 @@ _OURS = str(Path(__file__).parents[1])
 
 
 def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", metavar="TARGET", help="weather.py, weather.py:server or package.module:server")
+    parser.add_argument(
+        "target", type=_program, metavar="TARGET", help="weather.py, weather.py:server or package.module:server"
+    )
     parser.add_argument(
         "--http", type=http_address, metavar="HOST:PORT", help="serve HTTP at this address instead of standard input"
     )
@@ -55,6 +57,13 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="write events as JSON lines: to standard output with --http, else to stderr"
     )
+
+
+def _program(text: str) -> str:
+    """The `type` of TARGET.  The scheme of a URL would be imported as a module, and Python has one named `http`."""
+    if "://" in text:
+        raise argparse.ArgumentTypeError(f"must be a file or a module; for a URL write trio-mcp bridge {text}")
+    return text
 
 
 def run(arguments: argparse.Namespace) -> int:
