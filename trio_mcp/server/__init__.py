@@ -49,7 +49,7 @@ else:
             ),
             "forwarding": "SharedParking",
             "handlers": "Arguments BadArguments Handler RunMode arguments_of raw typed",
-            "held_reports": "HeldReports hold_report",
+            "held_reports": "HeldReports hold_report send_held",
             "media": "audio file image",
             "parking": "ParkedCall Parking PendingQuestion",
             "process": (

@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import trio
 
-from trio_mcp.core.messages import PROGRESS, JsonObject, Notification, encode, prepare, prepared_progress
+from trio_mcp.core.messages import PROGRESS, Id, JsonObject, Notification, encode, prepare, prepared_progress
 from trio_mcp.core.requests import checked_total
 from trio_mcp.core.shares import LONG
 from trio_mcp.server.context import LOG, Context
@@ -20,8 +21,9 @@ from trio_mcp.server.context import LOG, Context
 if TYPE_CHECKING:
     from trio_mcp.core.session import ServerProtocol
     from trio_mcp.server.session import ServerSession
+    from trio_mcp.transport.wire import Wire
 
-__all__ = ["HeldReports", "hold_report"]
+__all__ = ["HeldReports", "hold_report", "send_held"]
 
 _LOGS = 16  # log messages of one call that are held
 # Seconds between two held reports of one call: a loop that only reports would take all of the CPU.
@@ -67,6 +69,21 @@ class HeldReports:
         return True
 
 
+def send_held(session: ServerSession, has_room: Callable[[Wire], bool]) -> None:
+    """Send held reports on wires that have room."""
+    for id in tuple(session.held_reports):
+        _send(session, id, has_room)
+
+
+def _send(session: ServerSession, id: Id, has_room: Callable[[Wire], bool]) -> None:
+    """Send the held reports of this request, as long as its wire has room."""
+    held = session.held_reports.get(id)
+    while held is not None and has_room(held.ctx._wire):
+        if not held.send_next(session.session):
+            del session.held_reports[id]
+            return
+
+
 async def hold_report(session: ServerSession, ctx: Context, method: str, *report: Any) -> bool:
     """Hold a report until there is room.  Return False if it can be sent now."""
     ctx._wire.wake()
@@ -78,7 +95,7 @@ async def hold_report(session: ServerSession, ctx: Context, method: str, *report
     id = ctx.request.id
     if session._contexts.get(id) is not ctx:
         return True  # meanwhile the call has ended or moved to another session
-    session._send_held(id, lambda wire: not wire.full)  # in order
+    _send(session, id, lambda wire: not wire.full)  # in order
     held = session.held_reports.get(id)
     if held is None and not ctx._wire.full:
         return False

@@ -114,10 +114,7 @@ async def serve_stdio(server: Server, *, shutdown_timeout: float = 5.0, tap: Tap
 def run_stdio(server: Server, *, shutdown_timeout: float = 5.0, tap: Tap | None = None) -> None:
     """Serve one client on standard input and output until the process ends.
 
-    Returns after the end of input; raises SystemExit(130) after Ctrl-C and SystemExit(143) after SIGTERM.  Calls that
-    run at the end of input, or when SIGTERM arrives, have `shutdown_timeout` seconds (`math.inf`: without a limit).
-    Three seconds later the process ends without them.  Signals that the program ignores or handles already are not
-    touched, and no signal is outside the main thread.
+    Returns after the end of input; raises SystemExit as `live` does.
     """
 
     async def serve(life: ProcessLife) -> None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from contextvars import Context as Variables
 from contextvars import copy_context
@@ -460,19 +460,6 @@ class ServerSession:
             await wire.room()
             self._last_yield = trio.current_time()
 
-    def _send_held(self, id: Id, room: Callable[[Wire], bool]) -> None:
-        """Send the held reports of this request, as long as its wire has room."""
-        held = self.held_reports.get(id)
-        while held is not None and room(held.ctx._wire):
-            if not held.send_next(self.session):
-                del self.held_reports[id]
-                return
-
-    def send_held(self, room: Callable[[Wire], bool]) -> None:
-        """Send held reports on wires that have room."""
-        for id in tuple(self.held_reports):
-            self._send_held(id, room)
-
     async def _flush_reports(self, ctx: Context) -> None:
         """Wait until the reports of a call are written, so that they are not in one piece with its answer.
 
@@ -552,7 +539,8 @@ class ServerSession:
         Call it when the wire of the session is drained.  All held change notifications go there: sessions over HTTP
         have no subscriptions on other wires.
         """
-        self.send_held(lambda _: self.session.queued < self._run.limits.outgoing)
+        if self.held_reports:
+            room.send_held(self, lambda _: self.session.queued < self._run.limits.outgoing)
         held, self.held_changes = self.held_changes, {}
         for (_, _, about), notification in held.items():
             self.session.notify(notification.method, notification.params, about=about)

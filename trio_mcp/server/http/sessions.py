@@ -30,6 +30,7 @@ from typing import ClassVar, TypeAlias
 
 import trio
 
+import trio_mcp.server as room  # it has loaded `held_reports` for the first client that reads too slowly
 from trio_mcp.core.http.event_log import EventLog
 from trio_mcp.core.http.server_rules import Answer, SessionFacts, session_id
 from trio_mcp.core.messages import Id, Notification, encode
@@ -204,7 +205,7 @@ class HttpSession(StreamOwner, Wire):
         session = self.server_session.session
         woken: set[ResponseStream] = set()
         if self.server_session.held_reports:
-            self.server_session.send_held(_has_room)
+            room.send_held(self.server_session, _has_room)
         if session.queued:
             outgoing, unsent = session.outgoing(), session.take_charge()
             for message, wire in outgoing:
