@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import hypothesis
@@ -80,6 +81,13 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def cuts(pytestconfig: pytest.Config) -> Cuts:
     return Cuts(pytestconfig.getoption("speed"), pytestconfig.getoption("seed"))
+
+
+@pytest.fixture(scope="session")
+def examples(pytestconfig: pytest.Config) -> Callable[[int], hypothesis.settings]:
+    """For a function with examples within a test: the settings of so many, of which the default suite tries a third."""
+    share = 3 if pytestconfig.getoption("speed") == DEFAULT else 1
+    return lambda number: hypothesis.settings(max_examples=number // share)
 
 
 @pytest.fixture(scope="session")

@@ -45,7 +45,7 @@ def speeds(items: Iterable[pytest.Item]) -> dict[pytest.Item, frozenset[str]]:
         fast = all(each in NEWEST for each in revisions) or revisions == newest[_behaviour(item)]
         rule = DEFAULT if fast and "shared_schemas" not in fixtures else FULL
         marked = next((mark.name for mark in item.iter_markers() if mark.name in SPEEDS), rule)
-        several = "cuts" in fixtures or has_examples(item)
+        several = has_examples(item) or not {"cuts", "examples"}.isdisjoint(fixtures)
         found[item] = frozenset(SPEEDS[SPEEDS.index(marked) :] if several else [marked])
     return found
 

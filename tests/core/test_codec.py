@@ -69,8 +69,8 @@ def attempt(cls: type[Model], data: Any) -> Model | str:
 
 
 @EVERY
-def test_what_one_side_writes_the_other_reads_as_the_same(revision: Revision) -> None:
-    @settings(max_examples=100, deadline=None)
+def test_what_one_side_writes_the_other_reads_as_the_same(revision: Revision, examples: Any) -> None:
+    @examples(100)
     @given(instances(revision))
     def check(value: Model) -> None:
         written = to_json(value, revision)

@@ -21,7 +21,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypedDict, Typ
 import attrs
 import pytest
 import typing_extensions
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core import test_schema as hints
@@ -346,11 +346,11 @@ def objects(hint: Any, depth: int) -> st.SearchStrategy[Any]:
 
 
 @pytest.mark.parametrize("label", ALL)
-def test_what_is_written_fits_the_schema_and_is_read_as_the_same(label: str) -> None:
+def test_what_is_written_fits_the_schema_and_is_read_as_the_same(label: str, examples: Any) -> None:
     hint = ALL[label]
     compiled, read = compile_schema(schema_of(hint)), shape_of(hint).read
 
-    @settings(max_examples=25, deadline=None)
+    @examples(25)
     @given(BOUNDED[label] if label in BOUNDED else values(hint))
     def check(value: Any) -> None:
         written = to_json_value(value, hint)
@@ -382,13 +382,13 @@ ODD_JSON = st.recursive(
 
 
 @pytest.mark.parametrize("label", ALL)
-def test_the_check_gives_the_verdict_of_the_schema(label: str) -> None:
+def test_the_check_gives_the_verdict_of_the_schema(label: str, examples: Any) -> None:
     shape = shape_of(ALL[label])
     compiled = compile_schema(shape.schema)
     near = BOUNDED[label] if label in BOUNDED else values(ALL[label])
     inside_out = st.one_of(near.map(lambda value: to_json_value(value, ALL[label])), ODD_JSON)
 
-    @settings(max_examples=40, deadline=None)
+    @examples(40)
     @given(inside_out | st.lists(inside_out, max_size=3) | st.dictionaries(MEMBERS, inside_out, max_size=4))
     def check(value: Any) -> None:
         if compiled.can_check(value):  # any value has room for a number that no double has, which the check lets pass
