@@ -30,6 +30,9 @@ for number, usual in (
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, usual)
 
+# The children of tests keep their bytecode: to compile the package at each start takes them longer than most tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 HERE = Path(__file__).parent
 
 

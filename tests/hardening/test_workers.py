@@ -608,7 +608,7 @@ async def test_a_subscription_goes_on_in_another_worker(revision: str, tmp_path:
 @pytest.mark.full
 @pytest.mark.parametrize("revision", ["2025-11-25", "2026-07-28"])
 async def test_a_question_is_answered_while_its_worker_is_replaced(revision: str, tmp_path: Path) -> None:
-    async with running(tmp_path, workers=2) as service:
+    async with running(tmp_path, workers=2, shutdown=50) as service:
         old = await service.opened(2)
         asked, go_on, answers = trio.Semaphore(0), trio.Event(), list[int]()
 
