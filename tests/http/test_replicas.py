@@ -14,6 +14,7 @@ from tests.http.replicas import KEYS, replicas, staged
 from tests.http.stage import TOOLS, UPDATED, B, C, D, Stage, play, text_of
 from trio_mcp import Server, UsageError
 from trio_mcp.core import CannotServe, Limits
+from trio_mcp.server.http.listener import leave_to_others  # the process calls it at SIGTERM
 from trio_mcp.stores import MemoryStore, StoreFailed, StoreFull
 
 LISTEN = "subscriptions/listen"
@@ -367,6 +368,30 @@ async def test_a_call_that_runs_long_elsewhere_is_answered(
         with trio.fail_after(250):
             stream = await crew.webs[1].open(request("tools/call", retry(params, result), progress="t"))
             assert text_of(await stream.response()) == "late"
+
+
+async def test_a_holder_that_leaves_writes_its_answers_first(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[str] = []
+    async with replicas(monkeypatch=monkeypatch) as crew, trio.open_nursery() as nursery:
+        params, result = await asked(crew.webs[0], "ask", "say hello")
+        append = crew.store.append
+
+        async def slowly(stream: str, body: bytes, **options: Any) -> Any:
+            if stream.endswith(" back"):
+                await trio.sleep(3)
+            return await append(stream, body, **options)
+
+        async def answer() -> None:
+            answers.append(text_of((await crew.webs[1].call("tools/call", retry(params, result))).json))
+
+        monkeypatch.setattr(crew.store, "append", slowly)
+        nursery.start_soon(answer)
+        await trio.sleep(0.1)
+        await leave_to_others(crew.stages[0].server, 60)
+        await wait_all_tasks_blocked()
+        assert answers == ["hello"]
 
 
 async def test_the_cancellation_of_a_long_call_reaches_it(

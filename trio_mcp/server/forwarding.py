@@ -273,6 +273,11 @@ class SharedParking(Parking):
     # As a connection of the run.
 
     @property
+    def is_busy(self) -> bool:
+        """A handler may have ended, and the store not yet have its answer."""
+        return bool(self.calls or self._taken)
+
+    @property
     def clients(self) -> int:
         return len(self._taken)
 

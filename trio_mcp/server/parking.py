@@ -429,6 +429,10 @@ class Parking:
             # The tasks are cancelled at the same time, but a shielded task would continue to wait for its answer.
             self.stop()
 
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.calls)
+
     def stop(self) -> None:
         """Cancel all parked handlers, because the server accepts no more retries."""
         for parked in tuple(self.calls.values()):

@@ -243,6 +243,11 @@ class Run:
         """The handlers that wait for a retry."""
         return () if self._parking is None else tuple(self._parking.calls.values())
 
+    @property
+    def awaits_retries(self) -> bool:
+        """Whether handlers wait for a retry, or the messages of one that is served for the store."""
+        return self._parking is not None and self._parking.is_busy
+
     def make_offers(self) -> None:
         """Make the offer to clients, and the one to clients that can only receive answers: without changes."""
         self.offered = len(self.kinds)

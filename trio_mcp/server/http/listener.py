@@ -368,7 +368,7 @@ class HttpService(ListenerState):
     def _is_busy(self) -> bool:
         """Whether calls run, or wait for their client, or requests are being read."""
         owes = any(connection.owes_response for connection in self._connections)
-        return bool(owes or self._run.running.held or self._run.parked)
+        return bool(owes or self._run.running.held or self._run.awaits_retries)
 
     def abort_pending(self) -> None:
         """Do nothing: the endpoint owns all running calls."""
