@@ -12,9 +12,8 @@ import logging
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, suppress
-from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
@@ -132,17 +131,19 @@ class Run:
         """The background work of extensions."""
         self._sessions: dict[ServerSession, Mapping[str, Any]] = {}  # legacy ones, and what was declared to them
         self._publisher: Publisher | None = None
+        self._subscribed = trio.Event()  # set when there is a publisher
         self._thread = threading.get_ident()
         self._token = trio.lowlevel.current_trio_token()
         self._sharing = trio.Lock()
         self.replica: Replica | None = None
         """The place of this run among the replicas of its server; see `share`."""
         self._parking: Parking | None = None
-        self._variables = copy_context()
-        self._stopped = False
+        self._asked = trio.Event()  # set when there is a `Parking`
         self.dispatcher = Dispatcher(self, catalog, lifespans)
         if watchers:  # they learn from the listeners which sessions there are
             self._make_publisher(watchers[0].listeners(limits, catalog, watchers))
+        nursery.start_soon(self._publish_changes, name="publish changes")
+        nursery.start_soon(self._expire_parked, name="expire parked handlers")
         for part in catalog.parts():
             if part.extended is not None:
                 part.extended.start(self)
@@ -165,13 +166,12 @@ class Run:
         self._publisher = Publisher(self.limits, self.server._change_debounce, listeners)
         for session, declared in self._sessions.items():
             self._publisher.add_session(session, declared)
-        self._start(self._publisher.run, "publish changes")
+        self._subscribed.set()
         return self._publisher
 
-    def _start(self, part: Callable[[], Awaitable[object]], name: str) -> None:
-        """Start a task that most runs never need.  It has the variables of the run, and not those of a handler."""
-        if not self._stopped:
-            self._variables.run(functools.partial(self.nursery.start_soon, part, name=name))
+    async def _publish_changes(self) -> None:  # starts with the run, so that it has no variables of a handler
+        await self._subscribed.wait()
+        await self.publisher.run()
 
     def join(self, session: ServerSession, declared: Mapping[str, Any]) -> None:
         """A legacy session has begun: it is notified of changes of the lists that were declared to it."""
@@ -235,8 +235,12 @@ class Run:
                 from trio_mcp.server.parking import Parking
 
                 self._parking = Parking(self.server._sealer, self.limits)
-            self._start(self._parking.run, "expire parked handlers")
+            self._asked.set()
         return self._parking
+
+    async def _expire_parked(self) -> None:  # starts with the run, so that it has no variables of a handler
+        await self._asked.wait()
+        await self.parking.run()
 
     @property
     def parked(self) -> Sequence[ParkedCall]:
@@ -307,7 +311,6 @@ class Run:
 
     def stop(self) -> None:
         """End all connections, before the lifespan that their handlers use."""
-        self._stopped = True
         for connection in tuple(self.connections):
             connection.stop()
         self._stop_calls()
@@ -335,7 +338,6 @@ async def running(stack: AsyncExitStack, server: Server, *, shared: bool) -> Run
     All connections within a `shared` run use it; see `Server.running`.
     """
     check_trio()
-    await trio.lowlevel.checkpoint_if_cancelled()
     ended = trio.Event()
     stack.callback(ended.set)
     if shared:
