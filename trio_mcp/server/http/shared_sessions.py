@@ -63,11 +63,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SharedServerSession", "SharedSession"]
 
-_HANDOVER: Final = 1.0  # seconds for the messages that wait at a speaker to reach its successor
 # Seconds that a message without a reply waits for the store: some clients end their session if one is refused.
 _HELD: Final = 5.0
-_AGAIN: Final = 1.0  # seconds until a store that failed is tried again
-_SUBSCRIBE: Final = "resources/subscribe"
 _OF_STATE: Final = frozenset({"notifications/initialized", "logging/setLevel"})
 
 
