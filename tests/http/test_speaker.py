@@ -120,11 +120,11 @@ async def test_each_event_in_each_place(
         match event.name:
             case "NAMED":
                 speaker._wanted = True
-                speaker.hear({"from": number, "speaker": True, "resumes": None})
+                speaker.hear({"from": number, "speaker": "other", "resumes": None})
             case "NAMED_LATE":
-                speaker.hear({"from": number, "speaker": True, "resumes": None})
+                speaker.hear({"from": number, "speaker": "other", "resumes": None})
             case "REPLACED":
-                speaker.hear({"from": 1000, "speaker": True, "resumes": None})
+                speaker.hear({"from": 1000, "speaker": "other", "resumes": None})
             case "STOPPED":
                 speaker.hear({**named, "silent": True, "waiting": []})
             case "NO_STREAM":
@@ -438,6 +438,47 @@ async def test_a_speaker_that_died_is_replaced_by_a_copy_with_a_stream(autojump_
         stream = await crew.webs[1].open(session=session)
         await crew.webs[0].open(session=session)
         await trio.sleep(2)
+        await crew.crash(0)
+        await trio.sleep(30)
+        assert listening(crew) == [copies[1].server_session]
+        await heard(stream)
+        crew.stages[2].server.notify_list_changed("tools")
+        assert await heard(stream) == [TOOLS]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_speaker_that_died_is_replaced_although_the_row_names_another_copy(
+    fails: bool, autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy has tried to speak later by the row, and earlier by the mail, or it has failed before the mail had it."""
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        copies = await everywhere(crew, session)
+        await copies[2].speaker.speak()
+        append = crew.store.append
+
+        async def late(stream: str, body: bytes, **options: Any) -> Any:
+            if b'"speaker"' in body and b'"from": 1,' in body:
+                await trio.sleep(0.3)
+            elif fails and b'"speaker"' in body:
+                raise StoreFailed("away")
+            return await append(stream, body, **options)
+
+        if fails:
+            stream = await crew.webs[1].open(session=session)
+        with monkeypatch.context() as patch:
+            patch.setattr(crew.store, "append", late)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(partial(crew.webs[0].open, session=session))
+                await trio.sleep(0.1)
+                if fails:
+                    with pytest.raises(StoreFailed):
+                        await copies[2].speaker.speak()
+                else:
+                    stream = await crew.webs[1].open(session=session)
+            await trio.sleep(5)
+        assert listening(crew) == [copies[0].server_session]
+        assert (await copies[1].row.read()).speaker[1] != copies[0].mail.number
         await crew.crash(0)
         await trio.sleep(30)
         assert listening(crew) == [copies[1].server_session]

@@ -33,7 +33,8 @@ told of every change that the session listens to.  A copy that has no room for t
 client is told so.  A copy that has failed to speak tries again a while later, if it has a stream.
 
 The row names the last copy that has tried to speak: it is written before the mail.  So a successor knows whether the
-process of the speaker lives, and a copy that has missed mail knows the speaker.
+process of the last speaker lives, and a copy that has missed mail knows the speaker.  If several copies try at the same
+time, or one fails, the row and the mail may name different copies.  So a `speaker` item tells its process, too.
 """
 
 from __future__ import annotations
@@ -108,6 +109,7 @@ class Speaker:
         self._run = run
         self._replica = replica
         self._named = 0  # the number of the copy that the mail names; 0: none, or at first this one
+        self._named_in = replica.name  # the replica of that copy; "" if there is none
         # LEAVING: the messages that go with our `silent` item.  NOWHERE: those that wait in each copy.
         self._waiting: Sequence[str] = ()
         self._changing = trio.Lock()  # held while the row and the mail are written
@@ -156,7 +158,7 @@ class Speaker:
 
     def learn(self, record: SessionRecord) -> None:
         """Learn from the row which copy speaks, because this one has not read all mail."""
-        self._named = record.speaker[1]
+        self._named_in, self._named = record.speaker
         names = {0: PlaceEvent.ROW_NAMES_NONE, self._session.mail.number: PlaceEvent.ROW_NAMES_US}
         self.say(self._move(names.get(self._named, PlaceEvent.ROW_NAMES_OTHER)))
         self._seek()
@@ -178,7 +180,7 @@ class Speaker:
                 return
 
     def _hear_speaker(self, item: JsonObject) -> None:
-        self._named = item["from"]
+        self._named, self._named_in = item["from"], item["speaker"]
         if self._named == self._session.mail.number:
             wanted = self._wanted and not self._session.over  # else its client was told that it failed
             self._move(PlaceEvent.NAMED if wanted else PlaceEvent.NAMED_LATE)
@@ -209,7 +211,7 @@ class Speaker:
             if waiting is None:
                 self._move(PlaceEvent.NO_STREAM)
             else:
-                self._named = 0
+                self._named, self._named_in = 0, ""
                 self.say(self._move(PlaceEvent.STOPPED))
         self._hear_messages(waiting or ())
         self._seek()
@@ -263,7 +265,7 @@ class Speaker:
         session, publisher = self._session, self._run.publisher
         self._yielded, self._began = trio.Event(), trio.current_time()
         before = await session.row.change(lambda record: attrs.evolve(record, speaks_in=self.name))
-        await session.mail.post({"speaker": True, "resumes": resumes})
+        await session.mail.post({"speaker": self._replica.name, "resumes": resumes})
         await session.mail.read()
         record = await session.row.read()  # with all subscriptions up to now
         if session.over:
@@ -320,10 +322,9 @@ class Speaker:
         self._seek()
         if not self._offered and trio.current_time() > self._began + _OPENING:
             self.offer()
-        if self.place is _ELSEWHERE and self._session.has_stream:
-            replica = (await self._session.row.read()).speaker[0]
-            if replica and not await self._replica.quickly(self._replica.alive(replica)):
-                await self.look_again()
+        waits = self.place is _ELSEWHERE and self._session.has_stream
+        if waits and not await self._replica.quickly(self._replica.alive(self._named_in)):
+            await self.look_again()
 
     def give_up(self) -> None:
         """This copy does not speak: one with a stream may, and gets the messages that wait here."""
@@ -405,7 +406,7 @@ class Speaker:
             watches = method == _SUBSCRIBE
             before = await row.change(lambda r: r.watching(uri, most) if watches else r.without(uri))
             await self._session.mail.post({"watch": method, "uri": uri, "asked": asked})
-            refused = await self._read_verdict(verdict, before) if watches else None
+            refused = await self._read_verdict(verdict) if watches else None
             if refused is not None:
                 if uri not in before.uris:  # else an earlier request was accepted
                     await row.change(lambda record: record.without(uri))
@@ -416,9 +417,7 @@ class Speaker:
             del self._verdicts[asked]
         return {}
 
-    async def _read_verdict(
-        self, verdict: trio.MemoryReceiveChannel[Sequence[Any] | None], before: SessionRecord
-    ) -> RequestError | None:
+    async def _read_verdict(self, verdict: trio.MemoryReceiveChannel[Sequence[Any] | None]) -> RequestError | None:
         """Wait until the speaker has subscribed, and return its refusal.  If it has gone, this copy takes its place.
 
         So each subscription has had a place somewhere before it is accepted.
@@ -426,7 +425,7 @@ class Speaker:
         with trio.move_on_after(QUICKLY):
             refused = await verdict.receive()
             return None if refused is None else RequestError(*refused)
-        if await self._replica.quickly(self._replica.alive(before.speaker[0])):
+        if await self._replica.quickly(self._replica.alive(self._named_in)):
             return RequestError(INTERNAL_ERROR, "the process that tells of changes is busy; try again later")
         try:
             await self.speak()
