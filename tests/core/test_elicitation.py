@@ -54,6 +54,9 @@ def test_a_form_is_checked_whole_and_field_by_field() -> None:
     assert FormCheck({"type": "object", "properties": {}}).errors({}) == []
     with pytest.raises(InvalidSchema):
         FormCheck({"type": "object", "properties": {"n": {"type": "odd"}}})
+    for required in (5, "n", [5], [["n"]]):  # the schema may be that of a peer
+        with pytest.raises(InvalidSchema, match="/required"):
+            FormCheck({"type": "object", "properties": {}, "required": required})
 
 
 @pytest.mark.parametrize("url", ["https://example.com/a?b#c", "http://127.0.0.1:80/", "x://h"])

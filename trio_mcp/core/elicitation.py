@@ -45,9 +45,13 @@ class FormCheck:
     __slots__ = ("_required", "fields")
 
     def __init__(self, schema: JsonObject) -> None:
+        from trio_mcp.core.schema.cost import InvalidSchema
         from trio_mcp.core.schema.validation import compile_schema
 
-        self._required = schema.get("required") or ()
+        required = schema.get("required") or []
+        if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+            raise InvalidSchema("invalid", "the schema of a form is not valid at /required: it must be a list of names")
+        self._required: list[str] = required
         self.fields = compile_schema({key: each for key, each in schema.items() if key != "required"})
         """Checks the fields that are there."""
 
