@@ -32,7 +32,8 @@ LOADER = "trio_mcp._lazy"
 # Imports inside functions: the target, and the reason why it waits for its first use.
 MODELS = {f"trio_mcp.core.{name}" for name in ("caching", "codec", "content", "forms", "models", "sampling")}
 SCHEMAS = {
-    f"trio_mcp.core.schema.{name}" for name in ("classes", "hints", "shapes", "templates", "validation", "writing")
+    f"trio_mcp.core.schema.{name}"
+    for name in ("classes", "cost", "hints", "shapes", "templates", "validation", "writing")
 }
 TRANSPORTS = {
     *(f"trio_mcp.client.{name}" for name in ("http", "sse", "websocket")),
