@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,27 @@ from trio_mcp.core.task_states import TaskState  # the same
 from trio_mcp.core.tasks import TaskStatus  # the same
 
 SERVER = str(Path(__file__).parent / "task_server.py")
+# A server whose tasks ask with the form that it was started with, and take any answer.
+ASKING = """
+import json, sys
+
+FORM = json.loads(sys.argv[1])
+CAPABILITIES = {"tools": {}, "extensions": {"io.modelcontextprotocol/tasks": {}}}
+QUESTION = {"method": "elicitation/create", "params": {"mode": "form", "message": "m", "requestedSchema": FORM}}
+RESULTS = {
+    "server/discover": {"supportedVersions": ["2026-07-28"], "capabilities": CAPABILITIES},
+    "tasks/get": {"taskId": "t", "status": "input_required", "inputRequests": {"form": QUESTION}},
+    "tasks/update": {},
+}
+for line in sys.stdin:
+    message = json.loads(line)
+    if message["method"] == "tasks/update":
+        with open(sys.argv[2], "w") as file:
+            json.dump(message["params"]["inputResponses"]["form"], file)
+    if "id" in message:
+        result = {"resultType": "complete", **RESULTS[message["method"]]}
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -146,3 +168,25 @@ def test_one_value_is_answered_without_its_field(url: str) -> None:
     assert (wrong.returncode, wrong.stderr) == (2, why)
     assert run("task", "answer", url, id, "form=true").returncode == 0
     assert run("task", "follow", url, id).stdout.splitlines()[-1] == "Accepted(value=True)"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("form", "text", "content"),
+    [
+        ({"properties": {"name": {"type": "string"}}, "required": 5}, '{"name": 1}', {"name": 1}),
+        ({"properties": {"name": {"type": "odd"}}}, '{"name": 1}', {"name": 1}),
+        ({"properties": {"value": 3}}, "1", {"value": 1}),
+        ({"properties": {"value": {"type": "string"}}}, "1", {"value": "1"}),
+        ({"properties": {"value": {"type": "string"}}}, '"1"', {"value": "1"}),
+        ({"properties": {"value": {"type": "string"}}}, "a b", {"value": "a b"}),
+        ({"properties": {"value": {"type": "integer"}}}, "1", {"value": 1}),
+    ],
+)
+def test_an_answer_is_sent_though_its_form_is_odd(form: Any, text: str, content: Any, tmp_path: Path) -> None:
+    (tmp_path / "asking.py").write_text(ASKING)
+    (tmp_path / "given.json").touch()
+    command = (sys.executable, "asking.py", json.dumps({"type": "object", **form}), "given.json")
+    shown = run("task", "answer", "t", f"form={text}", "--", *command, cwd=tmp_path)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert json.loads((tmp_path / "given.json").read_text()) == {"action": "accept", "content": content}

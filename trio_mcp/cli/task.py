@@ -26,6 +26,7 @@ from trio_mcp.core.errors import RemoteProtocolError, UsageError
 from trio_mcp.core.models import CallToolResult
 from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.core.rounds import Question
+from trio_mcp.core.schema.cost import InvalidSchema
 from trio_mcp.core.task_states import TaskState, read_task
 from trio_mcp.core.tasks import TaskStatus
 
@@ -159,19 +160,24 @@ def _response(key: str, text: str, question: Question | None) -> dict[str, Any]:
     if text in ("accept", "decline", "cancel"):
         return {"action": text}
     form: Any = None if question is None else question.params.get("requestedSchema")
-    fields = form.get("properties") if isinstance(form, dict) else None
+    fields: Any = form.get("properties") if isinstance(form, dict) else None
     one_value = isinstance(fields, dict) and list(fields) == ["value"]
     try:
         content = json.loads(text)
     except ValueError:
         content = text if one_value else None
     if one_value and not isinstance(content, dict):
-        content = {"value": content}
+        takes_text = isinstance(fields["value"], dict) and fields["value"].get("type") == "string"
+        content = {"value": text if takes_text and not isinstance(content, str) else content}
     if not isinstance(content, dict):
         expected = "a JSON object with the fields of the form, accept, decline or cancel"
         raise UsageError(f"the answer {key} must be {expected}, got {text!r}")
     # Here it can be mended: most servers take any answer, and their tool fails later.
-    if isinstance(form, dict) and (problems := FormCheck(form).errors(content)):
+    try:
+        problems = FormCheck(form).errors(content) if isinstance(form, dict) else []
+    except InvalidSchema:  # a mistake of the server, which checks the answer itself
+        problems = []
+    if problems:
         why = "; ".join(f"{each.path} {each.message}".strip() for each in problems)
         raise UsageError(f"the answer {key} does not fit its form: {why}")
     return {"action": "accept", "content": content}
