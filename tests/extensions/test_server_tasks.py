@@ -28,6 +28,8 @@ from trio_mcp.core import (
     MISSING_CLIENT_CAPABILITY,
     RELATED_TASK,
     TASKS_EXTENSION,
+    JsonObject,
+    Revision,
     TaskRecord,
 )
 
@@ -490,6 +492,51 @@ async def test_an_answer_that_does_not_fit_its_form_may_be_sent_again(
         assert caught.value.message == f"inputResponses['second']: the answer does not fit the form: content{why}"
         await wire.call("tasks/update", {"taskId": id, "inputResponses": {"first": fits, "second": fits}})
         assert text((await until(wire, id))["result"]) == "Ann and Ann"
+
+
+@NEWER
+async def test_what_is_no_field_of_its_form_does_not_spoil_an_answer(revision: str, autojump_clock: MockClock) -> None:
+    async with speaking(revision) as wire:
+        id = await begin(wire, "two")
+        await until(wire, id, "input_required")
+        more = {"action": "accept", "content": {"name": "Ann", "more": [None]}}
+        await wire.call("tasks/update", {"taskId": id, "inputResponses": {"first": more, "second": more}})
+        assert text((await until(wire, id))["result"]) == "Ann and Ann"
+
+
+@NEWER
+async def test_an_answer_to_a_form_that_cannot_be_checked_is_taken(revision: str, autojump_clock: MockClock) -> None:
+    class Strange(Elicit[Any]):
+        def _params_in(self, revision: Revision) -> JsonObject:
+            params = super()._params_in(revision)
+            return {**params, "requestedSchema": {"type": "object", "properties": {"name": {"type": "odd"}}}}
+
+    server = Server("strange")
+
+    @server.tool(task="optional")
+    async def strange(ctx: Context) -> str:
+        return repr((await ctx.ask(form=Strange("Who?", Name)))["form"])
+
+    async with speaking(revision, server) as wire:
+        id = await begin(wire, "strange")
+        await until(wire, id, "input_required")
+        answer = {"action": "accept", "content": {"name": "Ann"}}
+        await wire.call("tasks/update", {"taskId": id, "inputResponses": {"form": answer}})
+        assert text((await until(wire, id))["result"]) == "Accepted(value=Name(name='Ann'))"
+
+
+@NEWER
+@pytest.mark.parametrize("action", ["decline", "cancel"])
+async def test_the_content_of_a_refused_question_is_not_checked(
+    action: str, revision: str, autojump_clock: MockClock
+) -> None:
+    async with speaking(revision) as wire:
+        id = await begin(wire, "confirm")
+        await until(wire, id, "input_required")
+        answer = {"action": action, "content": {"value": "no truth value"}}
+        await wire.call("tasks/update", {"taskId": id, "inputResponses": {"form": answer}})
+        expected = {"decline": "Declined()", "cancel": "Dismissed()"}[action]
+        assert text((await until(wire, id))["result"]) == f"confirmed: {expected}"
 
 
 @BOTH

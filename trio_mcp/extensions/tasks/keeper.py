@@ -457,7 +457,7 @@ def _answered(task: TaskRecord, responses: JsonObject) -> TaskStep:
         given = {name: value for name, value in (answer.get("content") or {}).items() if value is not None}
         try:
             problems = FormCheck(form).errors(given)
-        except UsageError:  # of a server behind a relay; it checks the answer itself
+        except UsageError:  # no form of `Elicit`: the question checks the answer itself
             continue
         if problems:
             why = "; ".join(f"content{problem.path} {problem.message}" for problem in problems)
