@@ -3,7 +3,7 @@
 One request and its response are an `Exchange`.  `request_headers` returns the headers to send.  `read_reply` takes the
 status, the headers and the body, and returns the next step: pass a message on, read a stream, or one of the few steps
 that HTTP adds to a JSON-RPC answer (open a new session, try another era or transport, wait, get a token).  The caller
-takes each step once: if the second attempt has the same verdict, that is the error.
+limits how often it takes a step; if the next attempt has the same verdict, that is the error.
 
 Event streams are not read here: `read_reply` returns `Streaming` as soon as it can, without the body.  If a message of
 the stream answers the request (`Exchange.answered_by`), `read_answer` judges it, like an answer in a JSON body.  All
