@@ -266,6 +266,7 @@ async def test_an_address_that_is_taken_is_said_to_be() -> None:
     [
         ({"host": "203.0.113.1", "port": 9, "allowed_hosts": ["*"]}, "does not have that address"),
         ({"host": "no.such.name.invalid", "port": 9}, "the name is unknown"),
+        ({"host": "a..b", "port": 9}, "the name is invalid"),
         ({"host": ""}, "host must be a name or an address"),
         ({"host": None}, "host must be a name or an address"),
         ({"host": "127.0.0.1:80"}, "host must be a name or an address of this machine, without a port"),

@@ -49,7 +49,7 @@ _ADVICE: Final = {
 
 @contextlib.contextmanager
 def _listening_at(where: str) -> Iterator[None]:
-    """A block that listens; it raises `CannotServe` in place of the errors of the system."""
+    """A block that listens; it raises `CannotServe` in place of the errors of the system and of names."""
     try:
         yield
     except OSError as error:
@@ -57,6 +57,10 @@ def _listening_at(where: str) -> Iterator[None]:
         if isinstance(error, socket.gaierror):  # its numbers are not those of errno
             advice = "the name is unknown; choose a name of this machine, or an address such as 127.0.0.1"
         raise CannotServe(f"cannot listen at {where}: {error.strerror or error}; {advice}") from error
+    except UnicodeError as error:  # of the codec for names, for a label that is empty or too long
+        raise CannotServe(
+            f"cannot listen at {where}: the name is invalid; choose a name of this machine, or an address"
+        ) from error
 
 
 async def tcp_listeners(host: str, port: int) -> list[Listener]:
