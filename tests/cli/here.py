@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import subprocess
 import tempfile
@@ -25,7 +26,7 @@ def run(*arguments: str, input: str = "", cwd: Path = ROOT) -> subprocess.Comple
     """Run a command with pipes or files as its standard streams, which its server inherits."""
     environ = {"PYTHONPATH": str(ROOT), "COLUMNS": "100"}
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        with mock.patch.dict(os.environ, environ), contextlib.chdir(cwd), _streams(_pipe(input), out, err):
+        with mock.patch.dict(os.environ, environ), contextlib.chdir(cwd), _logging(), _streams(_pipe(input), out, err):
             try:
                 status: Any = main(arguments)
             except SystemExit as ended:  # of argparse
@@ -33,6 +34,19 @@ def run(*arguments: str, input: str = "", cwd: Path = ROOT) -> subprocess.Comple
         for file in (out, err):
             file.seek(0)
         return subprocess.CompletedProcess(arguments, status, out.read(), err.read())
+
+
+@contextlib.contextmanager
+def _logging() -> Iterator[None]:
+    """A command configures the logging of its process: afterwards it is as it was."""
+    root, relay = logging.getLogger(), logging.getLogger("trio_mcp.relay")
+    handlers, levels = root.handlers[:], {each: each.level for each in (root, relay)}
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        for each, level in levels.items():
+            each.setLevel(level)
 
 
 def _pipe(text: str) -> IO[str]:
