@@ -664,6 +664,27 @@ async def test_a_subscription_made_while_another_copy_begins_to_speak_is_told(
             await opened[0].aclose()
 
 
+@pytest.mark.parametrize("number", [0, 1])
+async def test_a_change_before_the_session_is_open_is_told_as_soon_as_it_is(
+    number: int, autojump_clock: MockClock, crew_of: Any
+) -> None:
+    """`notifications/initialized` may take longer than a subscription: over another line, to another replica."""
+    async with crew_of() as crew:
+        session = await session_in(crew, initialized=False)
+        stream = await crew.webs[0].open(session=session)
+        assert await subscribe(crew.webs[0], "r://1", session) is None
+        for _ in range(2):
+            crew.stages[2].server.notify_resource_updated("r://1")
+            await trio.sleep(5)
+        crew.stages[2].server.notify_resource_updated("r://2")
+        await crew.webs[number].post(note("notifications/initialized"), session=session)
+        found = []
+        with trio.move_on_after(5):
+            while True:
+                found.append((await stream.message())["params"])
+        assert found == [{"uri": "r://1"}]
+
+
 async def test_a_message_for_a_copy_that_speaks_no_more_is_passed_on(autojump_clock: MockClock, crew_of: Any) -> None:
     async with crew_of() as crew:
         session = await session_in(crew)

@@ -12,6 +12,7 @@ reaches only this scope.
 | `RequestCancelled` | cancel the handler's scope, or end the subscription |
 | the outcome of a request of the server | wake the handler that asked |
 | `SessionAgreed` | notify the session of changes from now on |
+| `Opened` | tell the changes that have waited for it |
 | `Notice` that the roots have changed | ask for the roots again when they are needed |
 
 Handlers that report progress or log wait for room on the wire.  A call that has ended still counts as running until
@@ -53,7 +54,7 @@ from trio_mcp.core.messages import (
 )
 from trio_mcp.core.requests import LinkKind, Outcome, RequestCancelled
 from trio_mcp.core.revisions import NOTHING, Terms, in_protocol
-from trio_mcp.core.session import Call, Notice, ServerProtocol, SessionAgreed
+from trio_mcp.core.session import Call, Notice, Opened, ServerProtocol, SessionAgreed
 from trio_mcp.core.shares import LONG, Account, holder_of
 from trio_mcp.server.context import ROOTS_CHANGED, Context
 from trio_mcp.server.run import Run
@@ -84,6 +85,7 @@ __all__ = [
 
 _log = logging.getLogger("trio_mcp")
 _LISTEN = "subscriptions/listen"
+_UPDATED = "notifications/resources/updated"
 # Seconds in which reports are batched: a turn of the loop and a write cost ten times as much as one report.
 _BATCH_SECONDS = 0.001
 _SHUTTING_DOWN = "the server is shutting down"
@@ -139,6 +141,9 @@ class ServerSession:
     _opening: ChargedMessage | None = None  # the message that opened the session, if it is long
     _idle: trio.lowlevel.ParkingLot | None = None  # tasks that wait until no request has a place
     _turn: trio.Event | None = None  # set at the end of the newest request of `_IN_TURN`
+    # The newest change of each resource to which the client has subscribed before its `notifications/initialized` came:
+    # over HTTP that may take longer.
+    _early_changes: dict[str, Notification] | None = None
     _last_yield = -math.inf  # when a reporting call last yielded to other tasks
 
     def __init__(
@@ -290,6 +295,8 @@ class ServerSession:
         elif isinstance(event, SessionAgreed):
             declared = self.session.declared(event.terms.revision)
             self._run.join(self, declared)
+        elif isinstance(event, Opened):
+            self.tell_early_changes()
         else:
             _log.debug("%s", event)
 
@@ -526,12 +533,23 @@ class ServerSession:
         wire = self.wire if about is None else self._listening.get(about)
         if wire is None:
             return  # the subscription has ended since the change was published
+        if about is None and not self.session.opened and notification.method == _UPDATED:
+            if self._early_changes is None:
+                self._early_changes = {}
+            self._early_changes[notification.params["uri"]] = notification
+            return
         if wire.full:
             key = str(notification.params.get("uri")) if key is None else key
             self.held_changes[notification.method, key, about] = notification
         else:
             self.session.notify(notification.method, notification.params, about=about)
             wire.wake()
+
+    def tell_early_changes(self) -> None:
+        """The session is open: tell the changes that could not be told before."""
+        early, self._early_changes = self._early_changes, None
+        for notification in (early or {}).values():
+            self.tell_change(notification, None)
 
     def release(self) -> None:
         """Send held messages, because there is room again.

@@ -312,7 +312,9 @@ class SharedSession(HttpSession):
     def _set_state(self, opened: bool, level: str | None) -> None:
         protocol = self.server_session.session
         assert protocol.terms is not None  # a copy has terms
-        protocol.opened = protocol.opened or opened
+        if opened and not protocol.opened:
+            protocol.opened = True
+            self.server_session.tell_early_changes()
         protocol.terms = attrs.evolve(protocol.terms, log_level=level)
 
     # Its streams.
