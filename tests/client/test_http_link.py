@@ -33,6 +33,7 @@ from tests.server.wire import CAPABILITIES
 from trio_mcp.client import HandshakeError, HeadersRefused, NeedsSse, NoResponse, SessionLost, Unauthorized
 from trio_mcp.core import META_VERSION, Limits, McpError, RemoteProtocolError, RequestError, SessionClosed, UsageError
 from trio_mcp.core.http import SseEvent, encode_event, find_mirrors
+from trio_mcp.core.oauth import AuthorizationFailed, Blame
 from trio_mcp.errors import ConnectionFailed
 from trio_mcp.transport import ReplyBroken, ReplyTooLong
 
@@ -701,6 +702,114 @@ async def test_the_end_of_the_handshake_is_sent_again_while_a_proxy_says_that_it
         assert len(bench.talk.mistakes) == (times == 4)
 
 
+@pytest.mark.parametrize(
+    ("ways", "times", "mistakes"),
+    [
+        (["cut", "400"], [0, 0], 1),
+        (["silent"] * 4, [0, 7.5, 15, 22.5], 1),
+        (["refused"] * 3 + ["cut", "202"], [0, 0, 1, 3, 7], 0),
+        (["cut"] * 3 + ["refused", "202"], [0, 0, 1, 3, 7], 0),
+    ],
+)
+async def test_attempts_to_end_the_handshake_count_if_the_server_may_have_received_them(
+    ways: list[str], times: list[float], mistakes: int, autojump_clock: MockClock
+) -> None:
+    opened, at = False, list[float]()
+
+    async def play(asked: Asked, out: Out) -> None:
+        nonlocal opened
+        if asked.what == "initialize":
+            await legacy(unasked)(asked, out)
+            opened = True
+            out.cut()  # so that each attempt needs a connection
+        elif asked.what == "notifications/initialized":
+            way = ways[len(at)]
+            at.append(trio.current_time())
+            if way == "silent":
+                await out.hold()
+            elif way != "cut":
+                await reply(int(way))(asked, out)
+            out.cut()
+        else:
+            await legacy(answers(lambda asked: asked.answer({"tools": []})))(asked, out)
+
+    async with script(play) as server:
+
+        async def connect() -> trio.abc.Stream:
+            if opened and len(at) < len(ways) and ways[len(at)] == "refused":
+                at.append(trio.current_time())
+                raise OSError("nobody listens here")
+            return await server.connect()
+
+        async with linked(connect, [D]) as bench:
+            assert await bench.caller.request("tools/list") == {"tools": []}
+            assert [seconds - at[0] for seconds in at] == times
+            assert len(bench.talk.mistakes) == mistakes
+
+
+@pytest.mark.parametrize(("blame", "attempts"), [(Blame.NETWORK, 3), (Blame.USER, 1)])
+async def test_an_answer_without_a_token_is_sent_again_only_if_there_may_be_one_later(
+    blame: Blame, attempts: int, autojump_clock: MockClock
+) -> None:
+    asked_for: list[str] = []
+
+    class Tokens:
+        refused = False
+
+        def credentials(self, method: str, url: str, operation: str) -> Tokens:
+            return self
+
+        async def get(self) -> None:
+            await trio.lowlevel.checkpoint()
+            asked_for.append("token")
+            if len(asked_for) < 3:
+                raise AuthorizationFailed(blame, "there is no token", "wait")
+
+        def replied(self, status: int, headers: Any) -> None:
+            pass
+
+        def beside(self, given: Any) -> Any:
+            return given
+
+    async def play(asked: Asked, out: Out) -> None:
+        if asked.what == "tools/list":
+            bench.link._sender._authorization = Tokens()
+            await out.begin()
+            await out.event({"jsonrpc": "2.0", "id": "s", "method": "ping"})
+            await trio.sleep(5)
+            await out.event(asked.answer({"tools": []}))
+            await out.end()
+        else:
+            await reply(202)(asked, out)
+
+    async with script(legacy(play)) as server, linked(server.connect, [D]) as bench:
+        assert await bench.caller.request("tools/list") == {"tools": []}
+        bench.link._sender._authorization = None
+        assert len(asked_for) == attempts
+        assert len(bench.talk.mistakes) == (attempts == 1)
+        assert ("answer" in server.heard) == (attempts == 3)
+
+
+async def test_a_busy_server_gets_the_connection_of_a_cancelled_call_back(autojump_clock: MockClock) -> None:
+    async def play(asked: Asked, out: Out) -> None:
+        if asked.what == "tools/call":
+            await out.begin()
+            await out.hold()
+        elif asked.what == "tools/list" and not server.left:
+            await reply(503, **{"Retry-After": "1"})(asked, out)
+        elif asked.what == "tools/list":
+            await answers(lambda asked: asked.answer({"tools": []}))(asked, out)
+        else:
+            await reply(202)(asked, out)
+
+    async with script(legacy(play)) as server, linked(server.connect, [D]) as bench:
+        with trio.move_on_after(1):
+            await bench.caller.request("tools/call", {"name": "slow"})
+        assert server.left == []
+        assert await bench.caller.request("tools/list") == {"tools": []}
+        assert server.left == ["tools/call"]
+
+
 async def test_a_batch_of_answers_is_sent_again_too(autojump_clock: MockClock) -> None:
     at, answered = list[float](), trio.Event()
 
@@ -735,6 +844,25 @@ async def test_a_redirect_within_the_origin_is_followed(revision: str) -> None:
     async with script(play) as server, linked(server.connect, [revision]) as bench:
         assert await bench.caller.request("tools/list") == {"tools": []}
     assert {each.target for each in server.asked} == {"/mcp", "/mcp/"}
+
+
+@pytest.mark.parametrize("times", [5, 6])
+async def test_five_redirects_are_followed_and_no_more(times: int) -> None:
+    async def play(asked: Asked, out: Out) -> None:
+        if (number := len(asked.target) - len("/mcp")) < times:
+            await out.reply(307, headers={"Location": f"/mcp{'/' * (number + 1)}"})
+        else:
+            await answers(lambda asked: asked.answer({"tools": []}))(asked, out)
+
+    async def playing(asked: Asked, out: Out) -> None:
+        await (play if asked.what == "tools/list" else modern(unasked))(asked, out)
+
+    async with script(playing) as server, linked(server.connect, [E]) as bench:
+        if times == 5:
+            assert await bench.caller.request("tools/list") == {"tools": []}
+        else:
+            assert "redirects more than 5 times" in str(await failing(bench))
+    assert server.heard.count("tools/list") == 6
 
 
 async def test_refused_headers_are_told_apart(autojump_clock: MockClock) -> None:
