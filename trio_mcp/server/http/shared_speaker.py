@@ -222,7 +222,7 @@ class Speaker:
             self.say(texts)
         elif self.place in (_LEAVING, _NOWHERE):  # else another copy sends them
             limits, texts = self._run.limits, [*dict.fromkeys((*self._waiting, *texts))]
-            sizes = itertools.accumulate(map(len, texts))
+            sizes = itertools.accumulate(len(text.encode()) for text in texts)
             fits = [text for text, size in zip(texts, sizes, strict=True) if size <= limits.message_bytes]
             self._waiting = fits[: limits.outgoing + limits.listener_changes]
 
