@@ -488,6 +488,10 @@ class ClientSession:
                 else:
                     pending.waiting = trio.lowlevel.current_task()
                     await trio.lowlevel.wait_task_rescheduled(pending.abort)
+        except BaseException:  # a cancellation in the step in which the answer comes, or a progress callback that fails
+            if type(pending.outcome) is Answered:
+                self._handler.answered_late(method, pending.outcome.result)
+            raise
         finally:
             if timer is not None:
                 self._timers.discard(timer)
