@@ -296,7 +296,8 @@ async def test_the_node_of_a_cluster_that_has_the_store_is_found() -> None:
     with redis_server(*options) as owner, redis_server(*cluster()) as other:
         owner.ask("CLUSTER ADDSLOTSRANGE 0 16383")
         other.ask(f"CLUSTER MEET 127.0.0.1 {options[3]} {options[5]}")
-        while not all(b"cluster_state:ok" in node.ask("CLUSTER INFO") for node in (owner, other)):  # noqa: ASYNC110  # the nodes decide when
+        # The nodes decide when.
+        while not all(b"cluster_state:ok" in each.ask("CLUSTER INFO") for each in (owner, other)):  # noqa: ASYNC110
             await trio.sleep(0.01)
         async with RedisStore(other.url) as store, RedisStore(owner.url) as direct, store.receive(["a"]) as messages:
             assert await store.add(ROW)
