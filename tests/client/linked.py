@@ -68,6 +68,8 @@ class Recorder:
     def notice(self, notice: Notice) -> None:
         self.notices.append(notice)
 
+    def answered_late(self, method: str, result: JsonObject) -> None: ...
+
     def missed(self, *, for_good: bool) -> None:
         self.missed_for_good.append(for_good)
 
