@@ -335,6 +335,14 @@ def test_a_client_that_ends_as_its_call_becomes_a_task_may_leave_the_task() -> N
     played = play(plan)
     assert set(played.fired) == {"cancel", "leave"}
     assert played.violations == ()
+    moves = (
+        Move("count", 0.3, 3), Move("fail", 45.0), Move("errand", 0.3, 2), Move("tools"), Move("errand", size=22),
+        Move("quiz"), Move("listen", 2.0, 59),
+    )  # fmt: skip
+    faults = Fault("cancel", 181, 7, 0.017), Fault("leave", 187, 1, 0.165, back=True)
+    played = play(Plan(8329212, "websocket", E, (Program(moves),), faults=faults))  # the client is opened again
+    assert set(played.fired) == {"cancel", "leave"}
+    assert played.violations == ()
 
 
 def test_sessions_that_another_replica_has_made_are_counted() -> None:

@@ -26,7 +26,6 @@ import contextlib
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from math import inf
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -142,8 +141,8 @@ class Book:
         """Whether there are replicas."""
         self.relayed = False
         """Whether clients call a relay."""
-        self.left: dict[str, float] = {}
-        """When a client was closed, or its process was killed, for the last time."""
+        self.left: defaultdict[str, list[float]] = defaultdict(list)
+        """When a client was closed, or its process was killed; a program opens it again."""
         self.exchanges = False
         """Whether a request has a response of its own, which its client may close before it begins."""
         self.sessions: Callable[[str], set[str]] = lambda client: set()
@@ -285,7 +284,7 @@ class Book:
         # A relay may ask in the course of any call, which it then parks.
         await trio.sleep(PARKED if call.kind in ASKING or not self.asks else STOPS)
         running = [run for run in self.runs[call.token] if not run.ended]
-        if unknown and over <= self.left.get(call.client, -inf) <= over + KNOWN:
+        if unknown and any(over <= left <= over + KNOWN for left in self.left[call.client]):
             return
         if self.shared:  # a replica that has to look for the session serves a request after its cancellation has come
             running = [run for run in running if run.since <= over]

@@ -72,7 +72,7 @@ class Visitor:
             self._scope, self._lost, self._pause = trio.CancelScope(), False, 0.0
             with self._scope:
                 await self._live()
-            self._book.left[self.name] = trio.current_time()
+            self._book.left[self.name].append(trio.current_time())
             self._book.tell(f"{self.name} has ended")
             await trio.sleep(self._pause)
 
