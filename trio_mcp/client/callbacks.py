@@ -478,8 +478,7 @@ class _Form:
                     expected = "a str, a finite number, a bool or a list of str"
                     raise UsageError(f"the form field {shown(name)} must be {expected}, got {type(value).__name__}")
                 content[name] = list(value) if isinstance(value, tuple) else value
-        if problems := self.check.errors(content):
-            why = "; ".join(f"content{each.path} {each.message}" for each in problems)
+        if why := self.check.misfit(content):
             raise UsageError(f"the values of the elicitation callback do not fit the form: {why}")
         return content
 

@@ -65,6 +65,10 @@ class FormCheck:
             *(Problem("", "required", f"lacks the member {name}") for name in lacking[:_PROBLEMS]),
         ]
 
+    def misfit(self, content: JsonObject) -> str:
+        """Return why an answer does not fit the form; "" if it fits."""
+        return "; ".join(f"content{each.path} {each.message}" for each in self.errors(content))
+
 
 # As many problems, and as long names, as in other error messages.
 _PROBLEMS = 20

@@ -237,9 +237,8 @@ class _QuestionForm:
         if not isinstance(content, dict):
             raise RemoteProtocolError("the answer to elicitation/create: content must be an object")
         given = {name: content[name] for name in self._fields if content.get(name) is not None}
-        problems = [f"content{each.path} {each.message}" for each in self._check.errors(given)]  # elic-08, elic-45
-        if problems:
-            raise RemoteProtocolError(f"the answer does not fit the form: {'; '.join(problems)}")
+        if why := self._check.misfit(given):  # elic-08, elic-45
+            raise RemoteProtocolError(f"the answer does not fit the form: {why}")
         if self._value is None:
             return given
         from trio_mcp.core.schema.shapes import Unreadable

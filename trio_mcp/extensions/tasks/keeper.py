@@ -456,11 +456,10 @@ def _answered(task: TaskRecord, responses: JsonObject) -> TaskStep:
             continue
         given = {name: value for name, value in (answer.get("content") or {}).items() if value is not None}
         try:
-            problems = FormCheck(form).errors(given)
+            why = FormCheck(form).misfit(given)
         except UsageError:  # no form of `Elicit`: the question checks the answer itself
             continue
-        if problems:
-            why = "; ".join(f"content{problem.path} {problem.message}" for problem in problems)
+        if why:
             where = f"inputResponses[{each.key!r}]"
             raise RequestError(INVALID_PARAMS, f"{where}: the answer does not fit the form: {why}")
     return step
