@@ -89,8 +89,8 @@ async def _call(arguments: argparse.Namespace) -> int:
             async with until_signal() as stopped:  # cancels the call alone, so that the server is told
                 result = await client.call_tool(arguments.tool, given, on_progress=reports.progress, timeout=timeout)
         except RequestError as error:
-            if not REVISIONS[client.revision].handshake and _ASKS.search(str(error)):
-                error.add_note(_OLDER)
+            if advice := _asks_in_older(client, str(error)):
+                error.add_note(advice)
             raise
         reports.settle()
         if result is None:
@@ -101,9 +101,14 @@ async def _call(arguments: argparse.Namespace) -> int:
             show(result, output, Path(arguments.save), arguments.tool)
     if result.is_error and not arguments.quiet:  # the client has been closed, so the log is complete
         texts = " ".join(each.text for each in result.content if isinstance(each, TextContent))
-        older = _OLDER if not REVISIONS[client.revision].handshake and _ASKS.search(texts) else ""
-        sys.stderr.writelines(f"trio-mcp: {each}\n" for each in (end_of_log(log), older) if each)
+        hints = end_of_log(log), _asks_in_older(client, texts)
+        sys.stderr.writelines(f"trio-mcp: {each}\n" for each in hints if each)
     return 1 if result.is_error else 0
+
+
+def _asks_in_older(client: Client, failure: str) -> str:
+    """Advice if a call has failed because the server asks the user only in older revisions; "" otherwise."""
+    return _OLDER if not REVISIONS[client.revision].handshake and _ASKS.search(failure) else ""
 
 
 async def tool_arguments(arguments: argparse.Namespace, client: Client) -> dict[str, Any]:
