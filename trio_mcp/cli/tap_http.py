@@ -37,7 +37,7 @@ from trio_mcp.core.messages import Limits
 from trio_mcp.core.shares import Account, ByteBudget
 from trio_mcp.server.http.connection import HttpConnection, ListenerState
 from trio_mcp.server.http.responses import HttpResponse
-from trio_mcp.server.http.sockets import tcp_sockets
+from trio_mcp.server.http.sockets import Listener, socket_name, tcp_listeners
 from trio_mcp.server.process import parse_address
 from trio_mcp.transport.dial import is_this_machine
 from trio_mcp.transport.http_pool import HttpPool, HttpReply, ReplyBroken
@@ -76,8 +76,8 @@ def serve_tap(path: str, most: int, url: str, address: str, *, as_json: bool) ->
     recorder = open_recorder(path, {"kind": "http", "server": shown}, most)
 
     async def work() -> int:
-        listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(each)) for each in tcp_sockets(host, port)]
-        bound = listeners[0].socket.getsockname()[1]
+        listeners = await tcp_listeners(host, port)
+        bound = socket_name(listeners[0])[1]
         here = f"{scheme.removesuffix('s')}://{address.rpartition(':')[0]}:{bound}{urlsplit(url).path or '/'}"
         if as_json:
             Output(as_json).json({"url": here, "server": shown, "file": path})
@@ -116,7 +116,7 @@ class HttpTap:
         self._numbers = itertools.count(1)
         self._hosts = AllowList("hosts", LOOPBACK_HOSTS, schemes=False)
 
-    async def serve_listeners(self, listeners: list[trio.SocketListener]) -> None:
+    async def serve_listeners(self, listeners: list[Listener]) -> None:
         """Accept connections until cancelled."""
         # A connection needs of an endpoint the three methods that this class has.
         shared = _TapListener(
