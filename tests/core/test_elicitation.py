@@ -48,6 +48,10 @@ def test_a_form_is_checked_whole_and_field_by_field() -> None:
         ("/name", "type", "must be of type string, not an integer"),
         ("", "required", 'lacks the member "n"'),
     ]
+    assert check.misfit({"n": 1, "name": "x"}) == ""
+    assert check.misfit({"name": 3}) == (
+        'content/name must be of type string, not an integer; content lacks the member "n"'
+    )
     assert check.fields.fits({"name": "x"})
     assert not check.fields.fits({"n": 0})
     assert not check.fields.fits({"name": {1}})
