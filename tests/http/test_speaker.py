@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import re
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -46,6 +47,14 @@ async def everywhere(crew: Crew, session: str) -> list[Any]:
         await web.call("ping", session=session)
     await trio.sleep(2)
     return [copy_in(crew, number, session) for number in range(len(crew.webs))]
+
+
+@asynccontextmanager
+async def shared(crew_of: Any) -> AsyncIterator[tuple[Crew, str, list[Any]]]:
+    """Replicas, a session of theirs, and its copies."""
+    async with crew_of() as crew:
+        session = await session_in(crew)
+        yield crew, session, await everywhere(crew, session)
 
 
 async def heard(stream: Any, seconds: float = 5) -> list[str]:
@@ -207,9 +216,7 @@ async def test_a_copy_that_ends_while_it_begins_to_speak_leaves_the_place(
 async def test_a_message_mailed_just_before_its_copy_speaks_is_told(
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        copies = await everywhere(crew, session)
+    async with shared(crew_of) as (crew, session, copies):
         append = crew.store.append
 
         async def late(stream: str, body: bytes, **options: Any) -> Any:
@@ -225,9 +232,7 @@ async def test_a_message_mailed_just_before_its_copy_speaks_is_told(
 
 async def test_messages_of_a_copy_that_ends_are_told_once(autojump_clock: MockClock, crew_of: Any) -> None:
     """Several other copies have streams, and each tries to speak."""
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        copies = await everywhere(crew, session)
+    async with shared(crew_of) as (crew, session, copies):
         streams = [await crew.webs[number].open(session=session) for number in (1, 2)]
         await trio.sleep(2)
         await copies[0].speaker.speak()
@@ -238,9 +243,7 @@ async def test_messages_of_a_copy_that_ends_are_told_once(autojump_clock: MockCl
 
 
 async def test_messages_wait_while_no_copy_speaks(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        copies = await everywhere(crew, session)
+    async with shared(crew_of) as (crew, session, copies):
         copies[0]._queue(told("1"), 0)
         copies[0]._sessions.end(session, "for the test")
         await trio.sleep(2)
@@ -255,9 +258,7 @@ async def test_a_copy_that_has_lost_the_mail_about_a_silence_speaks(
     waits: bool, autojump_clock: MockClock, crew_of: Any
 ) -> None:
     """It has a stream, and a message may wait at the copy that has none."""
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        copies = await everywhere(crew, session)
+    async with shared(crew_of) as (crew, session, copies):
         stream = await crew.webs[1].open(session=session)
         await trio.sleep(2)
         await copies[0].speaker.speak()
@@ -280,9 +281,7 @@ async def test_a_copy_that_has_lost_the_mail_about_a_silence_speaks(
 async def test_messages_of_a_copy_that_has_lost_the_mail_about_another_are_told(
     autojump_clock: MockClock, crew_of: Any
 ) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        copies = await everywhere(crew, session)
+    async with shared(crew_of) as (crew, session, copies):
         copies[0].mail._process = lambda item: None  # its mail was dropped
         stream = await crew.webs[1].open(session=session)
         copies[0]._queue(told("7"), 0)
@@ -298,9 +297,7 @@ async def test_a_copy_that_never_spoke_takes_no_place_with_it(
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store failed before the mail had its name: the speaker goes on, and the other stream takes no place."""
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        copies = await everywhere(crew, session)
+    async with shared(crew_of) as (crew, session, copies):
         streams = [await crew.webs[number].open(session=session) for number in (1, 2)]
         await trio.sleep(2)
         with monkeypatch.context() as patch:
@@ -317,9 +314,7 @@ async def test_an_item_that_reaches_the_store_late_names_no_copy_that_does_not_s
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store took it after it had failed, and after the copy had said that it does not speak."""
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        copies = await everywhere(crew, session)
+    async with shared(crew_of) as (crew, session, copies):
         stream = await crew.webs[1].open(session=session)
         await trio.sleep(2)
         append, late = crew.store.append, list[Any]()
@@ -347,9 +342,7 @@ async def test_a_copy_that_resigns_late_leaves_the_row_of_its_successor(
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both are in one replica."""
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        copies = await everywhere(crew, session)
+    async with shared(crew_of) as (crew, session, copies):
         replace, held = crew.store.replace, True
 
         async def hold(row: Any) -> Any:
@@ -419,9 +412,7 @@ async def test_a_change_during_a_handover_is_told_once(autojump_clock: MockClock
 async def test_a_copy_whose_client_goes_before_its_stream_is_open_lets_another_one_speak(
     autojump_clock: MockClock, crew_of: Any
 ) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        copies = await everywhere(crew, session)
+    async with shared(crew_of) as (crew, session, copies):
         stream = await crew.webs[1].open(session=session)
         await trio.sleep(2)
         await copies[2].speaker.speak()  # and no stream is opened
@@ -432,9 +423,7 @@ async def test_a_copy_whose_client_goes_before_its_stream_is_open_lets_another_o
 
 
 async def test_a_speaker_that_died_is_replaced_by_a_copy_with_a_stream(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        copies = await everywhere(crew, session)
+    async with shared(crew_of) as (crew, session, copies):
         stream = await crew.webs[1].open(session=session)
         await crew.webs[0].open(session=session)
         await trio.sleep(2)
@@ -451,9 +440,7 @@ async def test_a_speaker_that_died_is_replaced_although_the_row_names_another_co
     fails: bool, autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy has tried to speak later by the row, and earlier by the mail, or it has failed before the mail had it."""
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        copies = await everywhere(crew, session)
+    async with shared(crew_of) as (crew, session, copies):
         await copies[2].speaker.speak()
         append = crew.store.append
 
