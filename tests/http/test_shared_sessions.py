@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -444,9 +446,9 @@ async def test_a_session_belongs_to_its_principal_everywhere(autojump_clock: Moc
         assert session not in repr(crew.store._rows)
 
 
-async def test_two_endpoints_of_one_run_share_sessions(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@asynccontextmanager
+async def endpoints_of_one_run(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Stage, list[Web], str]]:
+    """A server with two endpoints in one run, a client for each, and a session that both clients know."""
     monkeypatch.setattr(clock, "wall", trio.current_time)
     stage = staged(MemoryStore())
     async with stage.server.running(), trio.open_nursery() as nursery:
@@ -457,6 +459,16 @@ async def test_two_endpoints_of_one_run_share_sessions(
             webs.append(Web(listener.connect))
         session = await webs[0].initialize(D)
         webs[1]._revisions[session] = D
+        yield stage, webs, session
+        for web in webs:
+            await web.aclose()
+        nursery.cancel_scope.cancel()
+
+
+async def test_two_endpoints_of_one_run_share_sessions(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with endpoints_of_one_run(monkeypatch) as (stage, webs, session):
         stream = await webs[1].open(plays("progress", "wait x", id=7), session=session)
         await stream.message()
         await webs[0].post(note("notifications/cancelled", {"requestId": 7}), session=session)
@@ -467,9 +479,6 @@ async def test_two_endpoints_of_one_run_share_sessions(
         assert (await webs[0].end(session)).status == 204
         await wait_all_tasks_blocked()
         assert (await webs[1].post(request("ping", revision=D), session=session)).status == 404
-        for web in webs:
-            await web.aclose()
-        nursery.cancel_scope.cancel()
 
 
 async def test_an_endpoint_that_has_ended_hears_nothing(

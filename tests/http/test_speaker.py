@@ -15,14 +15,12 @@ import trio
 from trio.testing import MockClock
 
 from tests.http.client import Web
-from tests.http.replicas import KEYS, Crew, replicas, staged
-from tests.http.served import MemoryListener
+from tests.http.replicas import KEYS, Crew, replicas
 from tests.http.stage import TOOLS, D, Stage
-from tests.http.test_shared_sessions import copy_in, fail, session_in, subscribe
+from tests.http.test_shared_sessions import copy_in, endpoints_of_one_run, fail, session_in, subscribe
 from trio_mcp.core import Limits, Notification, encode
-from trio_mcp.server.http import PlaceEvent, SessionRecord, SpeakerPlace, serve_http, shared_speaker
+from trio_mcp.server.http import PlaceEvent, SessionRecord, SpeakerPlace, shared_speaker
 from trio_mcp.stores import MemoryStore, StoreFailed
-from trio_mcp.stores import rows as clock  # its clock is that of the test
 
 DONE = "notifications/elicitation/complete"
 
@@ -366,23 +364,11 @@ async def test_a_copy_in_the_same_replica_hands_over_its_messages(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client is not told of every change, because the speaker lives."""
-    monkeypatch.setattr(clock, "wall", trio.current_time)
-    stage = staged(MemoryStore())
-    async with stage.server.running(), trio.open_nursery() as nursery:
-        webs = []
-        for _ in range(2):
-            listener = MemoryListener()
-            await nursery.start(partial(serve_http, stage.server, listeners=[listener], allowed_hosts=["127.0.0.1"]))
-            webs.append(Web(listener.connect))
-        session = await webs[0].initialize(D)
-        webs[1]._revisions[session] = D
+    async with endpoints_of_one_run(monkeypatch) as (_stage, webs, session):
         assert await subscribe(webs[1], "r://1", session) is None
         await trio.sleep(20)
         stream = await webs[1].open(session=session)
         assert await heard(stream) == []
-        for web in webs:
-            await web.aclose()
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_change_during_a_handover_is_told_once(autojump_clock: MockClock, crew_of: Any) -> None:
