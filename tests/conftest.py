@@ -30,6 +30,8 @@ for number, usual in (
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, usual)
 
+EXAMPLES = 3  # the default suite tries one example of Hypothesis in so many
+
 # The children of tests keep their bytecode: to compile the package at each start takes them longer than most tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
@@ -63,7 +65,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if speed == DEFAULT:
         for test in {item.obj for item in items if isinstance(item, pytest.Function) and has_examples(item)}:
             given = test._hypothesis_internal_use_settings
-            test._hypothesis_internal_use_settings = hypothesis.settings(given, max_examples=given.max_examples // 3)
+            test._hypothesis_internal_use_settings = hypothesis.settings(
+                given, max_examples=given.max_examples // EXAMPLES
+            )
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -89,7 +93,7 @@ def cuts(pytestconfig: pytest.Config) -> Cuts:
 @pytest.fixture(scope="session")
 def examples(pytestconfig: pytest.Config) -> Callable[[int], hypothesis.settings]:
     """For a function with examples within a test: the settings of so many, of which the default suite tries a third."""
-    share = 3 if pytestconfig.getoption("speed") == DEFAULT else 1
+    share = EXAMPLES if pytestconfig.getoption("speed") == DEFAULT else 1
     return lambda number: hypothesis.settings(max_examples=number // share)
 
 
