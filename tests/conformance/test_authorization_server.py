@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # it may be the first
 
 PATIENCE = 300.0  # seconds for all of it, on a busy machine
 PAGE = re.compile(r"(http://127\.0\.0\.1:\d+/authorize\?\S+)\n")
+READY = "Callback server started"  # the suite may print the page first, and the browser would be refused
 
 
 def agree(page: str) -> None:
@@ -39,7 +40,7 @@ async def said_by(process: trio.Process) -> str:
     async with trio.open_nursery() as nursery:
         async for data in process.stdout:
             said += data.decode()
-            if not seen and (page := PAGE.search(said)):
+            if not seen and READY in said and (page := PAGE.search(said)):
                 seen = True
                 nursery.start_soon(trio.to_thread.run_sync, agree, page[1])
     return said
