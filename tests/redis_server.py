@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from tests.peers.installed import NotHere, needs, tool
+from tests.peers.installed import Unavailable, needs, tool
 from tests.ports import unclaimed_port
 
 __all__ = ["RedisServer", "cluster", "redis_server", "started_redis"]
@@ -87,15 +87,15 @@ def cluster() -> list[str]:
 
 
 def _program() -> str:
-    """Where redis-server is.  Raises `NotHere`, also without coredis."""
+    """Where redis-server is.  Raises `Unavailable`, also without coredis."""
     if find_spec("coredis") is None:
-        raise NotHere("there is no coredis in this environment")
+        raise Unavailable("there is no coredis in this environment")
     return tool("redis-server")
 
 
 @contextmanager
 def started_redis(*options: str) -> Iterator[RedisServer]:
-    """A server for a block, started.  Raises `NotHere`."""
+    """A server for a block, started.  Raises `Unavailable`."""
     folder = Path(tempfile.mkdtemp(prefix="redis-"))
     try:
         server = RedisServer(folder, *options)

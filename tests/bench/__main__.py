@@ -28,7 +28,7 @@ from tests.bench.measures import Figure
 from tests.bench.report import HEAD, Outcome, as_json, shown
 from tests.bench.rows import ROWS, Row, chosen
 from tests.bench.subjects import checked_out
-from tests.peers.installed import NotHere
+from tests.peers.installed import Unavailable
 
 ROUNDS, AGAINST_ROUNDS, SECONDS = 7, 20, 0.3
 # Processes of each tree: two of the same tree differ by up to 2 % for as long as they run.  Each has an even number of
@@ -39,7 +39,7 @@ WARM_UP = 3.0  # seconds: by then node has compiled what it calls most, and cost
 FILES = 16_384  # 5,000 streams, and what else there is
 PAGES = {"growth": growth.main, "calls": calls.main}
 # It cannot be had here, has no place for so many, answered wrongly, or has gone.
-FAILURES = (NotHere, Refused, AssertionError, OSError)
+FAILURES = (Unavailable, Refused, AssertionError, OSError)
 
 
 def measured(

@@ -39,20 +39,20 @@ BEFORE = ROOT / ".peers" / "before"
 
 @cache
 def _orjson() -> str:
-    """The folder to import orjson from.  Raises `NotHere`."""
+    """The folder to import orjson from.  Raises `Unavailable`."""
     (folder,) = python_of("bench-orjson", ("orjson",)).parents[1].glob("lib/*/site-packages")
     return str(folder)
 
 
 @cache
 def official_python() -> str:
-    """The Python of the official SDK.  Raises `NotHere`."""
+    """The Python of the official SDK.  Raises `Unavailable`."""
     return str(python_of("bench-python-2.3.0", ("mcp==2.3.0", "httptools", "uvloop")))
 
 
 @cache
 def _typescript() -> Path:
-    """The folder of the official TypeScript SDK, with the program of the bench.  Raises `NotHere`."""
+    """The folder of the official TypeScript SDK, with the program of the bench.  Raises `Unavailable`."""
     folder = npm("typescript-server-2.4.0", PEERS["typescript-server-2.4.0"].packages)
     return Path(shutil.copy(PROGRAMS / "official.mjs", folder))  # a module finds its packages from where it lies
 
@@ -87,7 +87,7 @@ def server_command(
     subject: str, transport: str, *, tools: int = 3, style: str = "json", works: bool = False
 ) -> list[str]:
     """What starts the server of this subject, with so many tools; by HTTP it answers calls in this style, where the
-    client leaves it the choice.  With `works` it has all that `works.py` asks for.  Raises `NotHere`."""
+    client leaves it the choice.  With `works` it has all that `works.py` asks for.  Raises `Unavailable`."""
     options = [transport, str(tools), style, *(["works"] if works else [])]
     match subject:
         case "python":
@@ -100,7 +100,7 @@ def server_command(
 
 
 def tasks_command(subject: str, store: str) -> list[str]:
-    """What starts the server with tasks of this subject; ours has them in this store.  Raises `NotHere`."""
+    """What starts the server with tasks of this subject; ours has them in this store.  Raises `Unavailable`."""
     if subject == "python":
         peer = PEERS["fastmcp-tasks-4.1.2"]
         return [str(python_of(peer.name, peer.packages)), str(PROGRAMS / "tasks_fastmcp.py")]
@@ -118,7 +118,7 @@ def replica_command(subject: str, store: str) -> list[str]:
 
 
 def client_command(subject: str, *arguments: str) -> list[str]:
-    """What starts the client of this subject.  Raises `NotHere`."""
+    """What starts the client of this subject.  Raises `Unavailable`."""
     if subject == "python":
         return [official_python(), str(PROGRAMS / "official_client.py"), *arguments]
     kind = "bare" if subject.startswith("bare") else "ours"

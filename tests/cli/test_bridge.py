@@ -310,7 +310,7 @@ async def test_a_host_on_stdio_logs_in_once(tmp_path: Path) -> None:
     browser = tmp_path / "browser"
     browser.write_text(
         f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(ROOT)!r})\n"
-        "from tests.peers.programs.surf import Browser\nuser = Browser()\nuser.ask(user.visit(sys.argv[1]))\n"
+        "from tests.peers.programs.oauth_browser import Browser\nuser = Browser()\nuser.ask(user.visit(sys.argv[1]))\n"
     )
     browser.chmod(0o755)
     env = {"BROWSER": f"{browser} %s &", "HOME": str(tmp_path)}

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from tests.http.auth_site import AuthSite, Hold, auth_site, protected_by
-from tests.peers.programs.surf import Browser
+from tests.peers.programs.oauth_browser import Browser
 from tests.requirements import req
 from trio_mcp import Client, OAuth, open_client
 from trio_mcp.errors import AuthorizationFailed

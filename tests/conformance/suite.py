@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 
 import attrs
 
-from tests.peers.installed import NotHere, node, npm
+from tests.peers.installed import Unavailable, node, npm
 
 __all__ = ["LOOPBACK", "NOT_DEMANDED", "Scenario", "Suite", "suite", "why_not"]
 
@@ -73,19 +73,19 @@ class Suite:
 
 
 @cache
-def _look_up() -> Suite | NotHere:
+def _look_up() -> Suite | Unavailable:
     """What cannot be had is not asked for twice."""
     try:
         folder = npm(f"conformance-{VERSION}", [f"{PACKAGE}@{VERSION}"])
         return Suite(folder, _required(folder))
-    except NotHere as reason:
+    except Unavailable as reason:
         return reason
 
 
 def suite() -> Suite:
-    """The suite, installed if it was not yet.  Raises `NotHere`."""
+    """The suite, installed if it was not yet.  Raises `Unavailable`."""
     found = _look_up()
-    if isinstance(found, NotHere):
+    if isinstance(found, Unavailable):
         raise found
     return found
 

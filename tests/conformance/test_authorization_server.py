@@ -15,7 +15,7 @@ import trio
 from tests.conformance.suite import suite
 from tests.http.auth_site import auth_site
 from tests.peers.installed import needs
-from tests.peers.programs.surf import Browser
+from tests.peers.programs.oauth_browser import Browser
 from tests.ports import unclaimed_port
 from tests.requirements import req
 from tests.server.test_example_oauth_proxy import PROVIDER, proxy_before

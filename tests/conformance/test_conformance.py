@@ -14,7 +14,7 @@ import pytest
 
 from tests.conformance.suite import LOOPBACK, NOT_DEMANDED, Scenario, suite, why_not
 from tests.conformance.verdicts import Outcomes
-from tests.peers.installed import NotHere, needs, node
+from tests.peers.installed import Unavailable, needs, node
 from tests.speeds import DEFAULT
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the first that needs it installs the suite and runs it
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the first that need
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "scenario" in metafunc.fixturenames:
         wanted: list[Scenario | None] = [None]  # one test, to say what is missing
-        with contextlib.suppress(NotHere):
+        with contextlib.suppress(Unavailable):
             if metafunc.config.getoption("speed") != DEFAULT:  # for which nothing is to be installed
                 wanted = [each for each in suite().scenarios if why_not(each) is None]
         metafunc.parametrize("scenario", wanted, ids=lambda each: str(each or "not-installed"))

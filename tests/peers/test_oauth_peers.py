@@ -15,7 +15,7 @@ import trio
 
 from tests.http.auth_site import auth_site, protected_by
 from tests.peers.installed import PEERS, needs, node, npm
-from tests.peers.programs.surf import Browser
+from tests.peers.programs.oauth_browser import Browser
 from tests.requirements import req
 from tests.server.test_example_oauth_proxy import PROVIDER, proxy_before
 from trio_mcp import open_client

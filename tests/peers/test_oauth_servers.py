@@ -10,7 +10,7 @@ import trio
 
 from tests.peers.installed import PEERS, needs
 from tests.peers.listening import listening
-from tests.peers.programs.surf import Browser
+from tests.peers.programs.oauth_browser import Browser
 from tests.requirements import req
 from trio_mcp import Client, OAuth, open_client
 from trio_mcp.oauth import MemoryTokenStore

@@ -27,7 +27,7 @@ from tests.http.asgi_servers import hosted
 from tests.http.auth_site import AuthSite, auth_site
 from tests.http.client import Answer, Web, request
 from tests.http.served import bearer
-from tests.peers.programs.surf import Browser
+from tests.peers.programs.oauth_browser import Browser
 from tests.requirements import req
 from tests.server.test_example_servers import line_of, until_sigterm
 from trio_mcp import OAuth, open_client

@@ -15,8 +15,8 @@ from urllib.parse import parse_qsl, urlsplit
 import anyio
 from mcp.client.auth import OAuthClientProvider
 from mcp.shared.auth import OAuthClientMetadata
+from oauth_browser import Browser
 from report import Report
-from surf import Browser
 
 CALLBACK = "http://127.0.0.1:9/callback"
 
