@@ -1,7 +1,7 @@
-"""Instances of every model, as one revision may hold them: built from the same annotations that the codec reads.
+"""Instances of every model that are valid in one revision, built from the annotations that the codec reads.
 
-`build(cls, revision, Fixed(full=False))` has only what is required, `Fixed(full=True)` everything, and `Drawn(draw)`
-whatever Hypothesis likes.
+`build(cls, revision, Fixed(full=False))` sets only the required fields, `Fixed(full=True)` sets all fields, and
+`Drawn(draw)` lets Hypothesis choose.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SCALARS: dict[Any, tuple[st.SearchStrategy[Any], Any]] = {
     bytes: (st.binary(max_size=8), b"\x00\xffdata"),
     Any: (JSON, {"any": [None, True, 0.5]}),
 }
-# Where the type says less than the protocol.
+# Values for fields whose type is wider than the protocol allows.
 OBJECT_SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
 BY_NAME: dict[str, Any] = {
     "uri": "file:///a/b",
@@ -149,7 +149,7 @@ def make(options: Sequence[Any], revision: Revision, choose: Choose) -> Any:
 
 
 def one_of(shape: Any, revision: Revision, choose: Choose) -> Any:
-    """An instance of a class or a union of them."""
+    """An instance of a class, or of one class of a union."""
     return make(alternatives(shape, revision), revision, choose)
 
 
@@ -161,14 +161,14 @@ def instances(revision: Revision) -> st.SearchStrategy[Model]:
     return drawn()
 
 
-def our_own(value: Any) -> Any:
-    """The same without what the peer sent, so that only modelled fields are left."""
+def without_raw_data(value: Any) -> Any:
+    """The same value without the raw data that the peer sent, so that only modelled fields are left."""
     if isinstance(value, Model):
         return type(value)(
-            **{field.alias: our_own(getattr(value, field.name)) for field in attrs.fields(type(value))[1:]}
+            **{field.alias: without_raw_data(getattr(value, field.name)) for field in attrs.fields(type(value))[1:]}
         )
     if isinstance(value, Mapping):
-        return {key: our_own(held) for key, held in value.items()}
+        return {key: without_raw_data(held) for key, held in value.items()}
     if isinstance(value, list):
-        return [our_own(held) for held in value]
+        return [without_raw_data(held) for held in value]
     return value

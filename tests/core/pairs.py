@@ -1,4 +1,4 @@
-"""Two sessions joined by bytes: what one sends is encoded, decoded, and heard by the other."""
+"""A client session and a server session that exchange messages as bytes: each is encoded, decoded and received."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ EVERYTHING_OF_A_SERVER = {
 
 
 def wire(message: Message) -> Message:
-    """The message as the other side reads it."""
+    """The message after it is encoded and decoded, as the other side reads it."""
     return decode(encode(message), LIMITS)
 
 
 def drain(session: SessionProtocol) -> list[Message]:
-    """What a session has to say, as the other side reads it."""
+    """The queued messages of a session, as the other side reads them."""
     return [wire(message) for message, _ in session.outgoing()]
 
 
@@ -61,23 +61,23 @@ class Pair:
     server: ServerProtocol
     client_saw: list[Event] = attrs.field(factory=list)
     server_saw: list[Event] = attrs.field(factory=list)
-    said: list[Message] = attrs.field(factory=list)  # by both, in the order of the wire
+    sent: list[Message] = attrs.field(factory=list)  # by both, in the order of the wire
 
     def pump(self) -> None:
-        """Carry everything to and fro until both are silent."""
+        """Deliver messages in both directions until both queues are empty."""
         while messages := [(self.server, self.server_saw, each) for each in drain(self.client)] + [
             (self.client, self.client_saw, each) for each in drain(self.server)
         ]:
-            for hearer, saw, message in messages:
-                self.said.append(message)
-                saw += hearer.receive(message, 0.0)
+            for receiver, saw, message in messages:
+                self.sent.append(message)
+                saw += receiver.receive(message, 0.0)
 
     def methods(self) -> list[str]:
-        """The requests that were made, by either side."""
-        return [message.method for message in self.said if isinstance(message, Request)]
+        """The methods of the requests of both sides."""
+        return [message.method for message in self.sent if isinstance(message, Request)]
 
     def forget(self) -> None:
-        for log in (self.client_saw, self.server_saw, self.said):
+        for log in (self.client_saw, self.server_saw, self.sent):
             log.clear()
 
 
@@ -98,7 +98,7 @@ def pair(
 def opened(
     revision: Revision, client: Mapping[str, Any] | None = None, server: Mapping[str, Any] | None = None
 ) -> Pair:
-    """A pair that has agreed on this revision, with nothing in its logs."""
+    """A pair that has agreed on this revision, with empty logs."""
     made = pair(
         EVERYTHING_OF_A_CLIENT if client is None else client,
         EVERYTHING_OF_A_SERVER if server is None else server,
@@ -115,7 +115,7 @@ def opened(
 def modern(
     id: int | str, method: str, params: JsonObject | None = None, *, version: str = "2026-07-28", **meta: Any
 ) -> Request:
-    """A request with everything that the modern era requires in its `_meta`; `meta` by the last part of its names."""
+    """A request with the `_meta` that the modern era requires.  A keyword of `meta` is the last part of a name."""
     named = {f"io.modelcontextprotocol/{name}": value for name, value in meta.items()}
     whole = {META_VERSION: version, META_CLIENT_CAPABILITIES: {}, **named}
     return Request(id, method, {**(params or {}), "_meta": whole})

@@ -1,19 +1,21 @@
-"""Two peers, the network between them, and everything that can happen to their requests, in every order.
+"""A model of two peers and the network between them, which plays the events of their requests in every order.
 
-A `Plan` says which requests are made and what may happen to them; a `World` is one moment of it.  `World.moves` names
-everything that can happen next, `World.play` lets it happen and compares what the peers return, report and send with
-what the protocol promises.  The promises are written down here once more, and without a table.
+A `Plan` lists the requests and the events that may happen to each.  A `World` is the state of the model at one moment.
+`World.moves` lists every event that can happen next.  `World.play` makes one of them happen, and compares the values
+that the peers return, the events they report and the messages they send with the rules of the protocol.  The rules are
+written here a second time, without a table.
 
-`explore` plays every order of a plan.  It visits each distinct world once: all that a promise depends on, past events
-included, is part of the world, so equal worlds (told by a digest of all they are made of) have equal futures, and the
-number of orders that lead on from one is the sum over its moves.  Nothing is left out, and nothing is played twice.
-`tell` plays one order, given as text.
+`explore` plays every order of a plan.  It visits each distinct world once.  All that a rule depends on, past events
+included, is part of the world.  So equal worlds have equal futures, and the number of orders that continue from a world
+is the sum over its moves.  Worlds are compared by a digest of their whole content.  No order is left out, and no world
+is played twice.  `play_script` plays one order, which is given as text.
 
-How messages travel: on a duplex in one order each way; to a session each in a POST of its own, so in any order, and
-back in the order of each stream; on an exchange likewise, with a server for each request.  A broken stream of a session
-is resumed, so nothing on it is lost.  On a duplex each side may end its own direction: what it sends afterwards goes
-nowhere, and the other side hears of the end after all that came before it.  What was due may be noticed late: time
-passes by one move, and is looked at by another, or when the next message comes.
+The network: on a duplex the messages of each direction keep their order.  In a session each message to the server has
+a POST of its own, so these arrive in any order, and the messages to the client keep the order of their stream.  An
+exchange is like a session, with one server for each request.  A broken stream of a session is resumed, so its messages
+are not lost.  On a duplex each side may end its own direction: messages that it sends afterwards are dropped, and the
+other side learns of the end after all earlier messages.  A deadline may be noticed late: one move lets the time pass,
+and the peer looks at the clock in another move or when the next message arrives.
 """
 
 from __future__ import annotations
@@ -55,8 +57,8 @@ LISTEN = "subscriptions/listen"
 UNCANCELLABLE = ("initialize", "server/discover")
 
 Move = tuple[str, int]
-"""What happens, and to what: a request by its place in the plan, a peer by its place in `World.peers`, a message going
-up by its place in the queue, a stream coming down by the id of its request (0: the one for everything else)."""
+"""A verb and the number of its object: the index of a request in the plan, the index of a peer in `World.peers`, the
+index of a message in the queue to the server, or the request id of a stream to the client (0: the common stream)."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -64,12 +66,13 @@ def _words(text: str) -> frozenset[str]:
 
 
 @attrs.frozen
-class Wish:
-    """One request: who makes it, in the course of which other, and what may happen to it besides an answer.
+class PlannedRequest:
+    """One request: its sender (`by`), the request inside which it is sent, and the events that may happen to it.
 
-    `may` holds any of: `progress` and `note` (by its handler), `error`, `garble` (the answer is spoilt on the way),
-    `cancel` and `fail` (by its maker), `rogue` (a cancellation where none may come, or once more), `teardown` (a
-    cancellation by the side that serves it, without a word).
+    An answer is always possible.  `may` holds any of these other events: `progress` and `note` (notifications of its
+    handler), `error`, `garble` (the answer is damaged on the way), `cancel` and `fail` (by its sender), `rogue` (a
+    cancellation where the protocol forbids one, or a second one), `teardown` (the side that serves the request puts a
+    cancellation on the wire without a call of its peer).
     """
 
     method: str = "tools/call"
@@ -77,52 +80,52 @@ class Wish:
     by: Role = CLIENT
     inside: int | None = None
     deadline: float | None = None
-    times: int = 1  # that each of these may happen
+    times: int = 1  # how often each of these may happen
 
 
 @attrs.frozen
 class Plan:
-    """`losses`: of `stream`, `link` and `input` (one direction of a duplex), what may be lost.  `lazy`: what is queued
-    leaves by a move of its own."""
+    """`losses` holds those of `stream`, `link` and `input` (one direction of a duplex) that may be lost.  With `lazy`,
+    queued messages leave by a separate move."""
 
     link: LinkKind
-    wishes: tuple[Wish, ...]
+    requests: tuple[PlannedRequest, ...]
     losses: frozenset[str] = attrs.field(default="", converter=_words)
     lazy: bool = False
 
 
 @attrs.define(slots=False)
 class Track:
-    """What has happened to one request so far."""
+    """The past events of one request."""
 
-    id: int = 0  # none yet
-    outcome: str = ""  # that its maker got
+    id: int = 0  # 0 until the request is sent
+    outcome: str = ""  # the outcome that its sender got
     received: bool = False
-    stopped: bool = False  # its handler was told to stop
+    stopped: bool = False  # its handler got the order to stop
     done: bool = False  # its handler has ended
-    taken: bool = False  # and its answer was taken
-    replied: bool = False  # which was put on the wire
-    told: bool = False  # its cancellation was
-    parted: bool = False  # the notice was that a server ended it
-    broken: bool = False  # its stream is, or was closed by the client
-    used: tuple[str, ...] = ()  # the moves made that are counted
+    taken: bool = False  # the peer accepted the answer of the handler
+    replied: bool = False  # the answer was put on the wire
+    cancel_sent: bool = False  # the cancellation was put on the wire
+    end_sent: bool = False  # the notice that the server ended the subscription was put on the wire
+    broken: bool = False  # its stream is broken, or the client closed it
+    moves_made: tuple[str, ...] = ()  # the moves so far that are counted
 
     @property
     def served(self) -> bool:
         return self.received and not self.stopped and not self.done
 
 
-class Broken(AssertionError):
-    """A promise was."""
+class RuleBroken(AssertionError):
+    """A rule of the protocol was broken."""
 
 
-def expect(holds: object, promise: str) -> None:
+def expect(holds: object, rule: str) -> None:
     if not holds:
-        raise Broken(promise)
+        raise RuleBroken(rule)
 
 
 class World:
-    """One moment of a plan."""
+    """The state of a plan at one moment."""
 
     def __init__(self, plan: Plan, frozen: bytes | None = None) -> None:
         self.plan = plan
@@ -132,17 +135,17 @@ class World:
                 self.closing, self.closed,
             ) = pickle.loads(frozen)  # fmt: skip
             return
-        # The client, and the server; but each modern POST has a server for itself.
-        servers = len(plan.wishes) if plan.link is EXCHANGE else 1
+        # The client and the server.  On an exchange each request has a server of its own.
+        servers = len(plan.requests) if plan.link is EXCHANGE else 1
         self.peers = [Peer(CLIENT, link=plan.link), *(Peer(SERVER, link=plan.link) for _ in range(servers))]
-        self.tracks = [Track() for _ in plan.wishes]
+        self.tracks = [Track() for _ in plan.requests]
         self.up: list[Message] = []
         self.down: dict[Id, list[Message]] = {}
         self.queued: tuple[int, ...] = ()
         self.now = 0.0
         self.cut_off = False
-        self.closing: tuple[int, ...] = ()  # the peers that have ended their direction,
-        self.closed: tuple[int, ...] = ()  # and those that have heard of it from the other one
+        self.closing: tuple[int, ...] = ()  # the peers that have ended their own direction
+        self.closed: tuple[int, ...] = ()  # the peers that know that the other one has ended its direction
 
     def freeze(self) -> bytes:
         lanes = {lane: self.down[lane] for lane in sorted(self.down) if self.down[lane]}
@@ -150,36 +153,36 @@ class World:
             self.peers, self.tracks, self.up, lanes, self.queued, self.now, self.cut_off, self.closing, self.closed,
         )  # fmt: skip
         for peer in self.peers:
-            peer.next_deadline()  # forgets the deadlines that were met
+            peer.next_deadline()  # removes the deadlines of finished requests
         buffer = io.BytesIO()
         pickler = pickle.Pickler(buffer, pickle.HIGHEST_PROTOCOL)
-        pickler.fast = True  # by value only: which equal strings are the same object says nothing
+        pickler.fast = True  # by value only: the identity of equal strings must not matter
         pickler.dump(parts)
         return buffer.getvalue()
 
-    # Who is who.
+    # The peers and the requests.
 
     def _place(self, index: int, role: Role) -> int:
-        """Where the peer of this role stands that request `index` concerns."""
+        """The index of the peer that has this role for request `index`."""
         return 0 if role is CLIENT else index + 1 if self.plan.link is EXCHANGE else 1
 
-    def _maker(self, index: int) -> int:
-        return self._place(index, self.plan.wishes[index].by)
+    def _sender(self, index: int) -> int:
+        return self._place(index, self.plan.requests[index].by)
 
-    def _servant(self, index: int) -> int:
-        return self._place(index, self.plan.wishes[index].by.other)
+    def _receiver(self, index: int) -> int:
+        return self._place(index, self.plan.requests[index].by.other)
 
     def _made_by(self, place: int, id: object) -> int | None:
-        return next((at for at, each in enumerate(self.tracks) if each.id == id and self._maker(at) == place), None)
+        return next((at for at, each in enumerate(self.tracks) if each.id == id and self._sender(at) == place), None)
 
     def _served_by(self, place: int, id: object) -> int | None:
-        return next((at for at, each in enumerate(self.tracks) if each.id == id and self._servant(at) == place), None)
+        return next((at for at, each in enumerate(self.tracks) if each.id == id and self._receiver(at) == place), None)
 
     def _subject(self, message: Message) -> int | None:
-        """Which request a message from the client is about, on an exchange."""
+        """The index of the request that a message of the client concerns, on an exchange."""
         return self._made_by(0, message.params["requestId"] if isinstance(message, Notification) else message.id)
 
-    # What can happen next.
+    # The possible next events.
 
     def moves(self) -> list[Move]:
         moves = [(verb, index) for index in range(len(self.tracks)) for verb in self._moves_of(index)]
@@ -195,59 +198,59 @@ class World:
             moves.append(("cut", 0))
         if "input" in self.plan.losses and not self.cut_off and any(track.id for track in self.tracks):
             moves += [("close", place) for place in (0, 1) if place not in (*self.closing, *self.queued)]
-            moves += [("end", place) for place in (0, 1) if self._may_hear_the_end(place)]
+            moves += [("end", place) for place in (0, 1) if self._can_learn_of_the_end(place)]
         return moves
 
-    def _may_hear_the_end(self, place: int) -> bool:
+    def _can_learn_of_the_end(self, place: int) -> bool:
         on_the_way = any(self.down.values()) if place == 0 else bool(self.up)
         return 1 - place in self.closing and place not in self.closed and not on_the_way
 
     def _moves_of(self, index: int) -> Iterator[str]:
-        wish, track = self.plan.wishes[index], self.tracks[index]
+        planned, track = self.plan.requests[index], self.tracks[index]
         if not track.id:
-            maker = self._maker(index)
-            silent = self.peers[maker].closed or maker in (*self.closing, *self.closed)
-            if not silent and (wish.inside is None or self.tracks[wish.inside].served):
+            sender = self._sender(index)
+            silent = self.peers[sender].closed or sender in (*self.closing, *self.closed)
+            if not silent and (planned.inside is None or self.tracks[planned.inside].served):
                 yield "send"
             return
-        left = [verb for verb in sorted(wish.may) if track.used.count(verb) < wish.times]
+        left = [verb for verb in sorted(planned.may) if track.moves_made.count(verb) < planned.times]
         yield from (verb for verb in left if verb in ("cancel", "fail"))
-        given_up = track.broken if self.plan.link is EXCHANGE else track.told or wish.method in UNCANCELLABLE
+        given_up = track.broken if self.plan.link is EXCHANGE else track.cancel_sent or planned.method in UNCANCELLABLE
         if "rogue" in left and given_up:
             yield "rogue"
         if track.received:
             yield from (verb for verb in left if verb in ("progress", "note", "teardown"))
             if not track.done:
                 yield from ("answer", *(verb for verb in left if verb in ("error", "garble")))
-        if "stream" in self.plan.losses and wish.by is CLIENT and not self.cut_off and not track.broken:
+        if "stream" in self.plan.losses and planned.by is CLIENT and not self.cut_off and not track.broken:
             yield "break"
-        if "break" in track.used and "feel" not in track.used:
-            yield "feel"
-        if track.broken and track.received and "hear" not in track.used:
-            yield "hear"
+        if "break" in track.moves_made and "client_loses" not in track.moves_made:
+            yield "client_loses"
+        if track.broken and track.received and "server_loses" not in track.moves_made:
+            yield "server_loses"
 
-    # Letting it happen: a method for each verb.
+    # One method for each verb: the event happens.
 
     def play(self, move: Move) -> World:
         verb, at = move
         getattr(self, "_" + verb)(at)
         return self
 
-    def _count(self, index: int, verb: str) -> Track:
+    def _record(self, index: int, verb: str) -> Track:
         track = self.tracks[index]
-        track.used = tuple(sorted((*track.used, verb)))
+        track.moves_made = tuple(sorted((*track.moves_made, verb)))
         return track
 
     def _send(self, index: int) -> None:
-        wish, place = self.plan.wishes[index], self._maker(index)
-        about = None if wish.inside is None else self.tracks[wish.inside].id
+        planned, place = self.plan.requests[index], self._sender(index)
+        about = None if planned.inside is None else self.tracks[planned.inside].id
         self.tracks[index].id = self.peers[place].request(
-            wish.method, deadline=wish.deadline, progress="progress" in wish.may, about=about
+            planned.method, deadline=planned.deadline, progress="progress" in planned.may, about=about
         )
         self._drain(place)
 
     def _cancel(self, index: int) -> None:
-        track, place = self._count(index, "cancel"), self._maker(index)
+        track, place = self._record(index, "cancel"), self._sender(index)
         cancelled = self.peers[place].cancel(track.id, "enough")
         expect(cancelled == (not track.outcome), "cancel tells whether it came in time")
         if cancelled:
@@ -255,70 +258,70 @@ class World:
         self._drain(place)
 
     def _fail(self, index: int) -> None:
-        """Its maker learns that there will be no answer; one that comes all the same is late."""
-        track, place = self._count(index, "fail"), self._maker(index)
+        """The sender learns that there will be no answer.  An answer that still arrives is late."""
+        track, place = self._record(index, "fail"), self._sender(index)
         self._compare(
             self.peers[place].fail(track.id, "refused"), [(ConnectionLost, index)] if self._waits(index) else []
         )
         self._drain(place)
 
     def _progress(self, index: int) -> None:
-        track, place = self._count(index, "progress"), self._servant(index)
-        sent = self.peers[place].progress(track.id, track.used.count("progress"))
+        track, place = self._record(index, "progress"), self._receiver(index)
+        sent = self.peers[place].progress(track.id, track.moves_made.count("progress"))
         expect(sent == track.served, "progress is sent while the request is served, and only then")
         self._drain(place)
 
     def _note(self, index: int) -> None:
-        track, place = self._count(index, "note"), self._servant(index)
+        track, place = self._record(index, "note"), self._receiver(index)
         sent = self.peers[place].notify(MESSAGE, about=track.id)
         expect(sent == track.served, "a note is sent while its request is served, and only then")
         self._drain(place)
 
     def _answer(self, index: int, answer: Callable[[Peer, Id], bool] = lambda peer, id: peer.answer(id, {})) -> None:
-        track, place = self.tracks[index], self._servant(index)
+        track, place = self.tracks[index], self._receiver(index)
         track.taken = answer(self.peers[place], track.id)
         expect(track.taken != track.stopped, "an answer is taken unless the handler was told to stop")
         track.done = True
         self._drain(place)
 
     def _error(self, index: int) -> None:
-        self._count(index, "error")
+        self._record(index, "error")
         self._answer(index, lambda peer, id: peer.refuse(id, RequestError(-32603, "no")))
 
     def _garble(self, index: int) -> None:
-        self._count(index, "garble")
+        self._record(index, "garble")
         self._answer(index)
 
     def _rogue(self, index: int) -> None:
-        self._travel(self._maker(index), Notification(CANCELLED, {"requestId": self._count(index, "rogue").id}), None)
+        self._travel(self._sender(index), Notification(CANCELLED, {"requestId": self._record(index, "rogue").id}), None)
 
     def _teardown(self, index: int) -> None:
-        id = self._count(index, "teardown").id
-        self._travel(self._servant(index), Notification(CANCELLED, {"requestId": id}), id)
+        id = self._record(index, "teardown").id
+        self._travel(self._receiver(index), Notification(CANCELLED, {"requestId": id}), id)
 
     def _break(self, index: int) -> None:
-        track = self._count(index, "break")
+        track = self._record(index, "break")
         track.broken = True
-        if self.plan.link is EXCHANGE:  # what was on it is lost; a session sends it again
+        if self.plan.link is EXCHANGE:  # its messages are lost; a session sends them again
             self.up = [message for message in self.up if self._subject(message) != index]
             self.down.pop(track.id, None)
 
-    def _feel(self, index: int) -> None:
+    def _client_loses(self, index: int) -> None:
         """The client notices that the stream is broken."""
-        track = self._count(index, "feel")
+        track = self._record(index, "client_loses")
         lost = self.plan.link is EXCHANGE and not track.outcome
         self._lose_stream(0, track, [(ConnectionLost, index)] if lost else [])
 
-    def _hear(self, index: int) -> None:
-        """The server notices that the stream is broken, or was closed."""
-        track = self._count(index, "hear")
+    def _server_loses(self, index: int) -> None:
+        """The server notices that the stream is broken, or that the client closed it."""
+        track = self._record(index, "server_loses")
         stops = self.plan.link is EXCHANGE and track.served
         self._lose_stream(self._place(index, SERVER), track, [(RequestCancelled, index)] if stops else [])
 
-    def _lose_stream(self, place: int, track: Track, promised: list[tuple[type, int]]) -> None:
+    def _lose_stream(self, place: int, track: Track, expected_events: list[tuple[type, int]]) -> None:
         before = pickle.dumps(self.peers[place])
-        self._compare(self.peers[place].connection_lost(about=track.id), promised)
-        if not promised:
+        self._compare(self.peers[place].connection_lost(about=track.id), expected_events)
+        if not expected_events:
             expect(pickle.dumps(self.peers[place]) == before, "a lost stream that ends nothing changes nothing")
         self._drain(place)
 
@@ -329,25 +332,27 @@ class World:
 
     def _lost(self, place: int) -> None:
         by_id = sorted(range(len(self.tracks)), key=lambda at: self.tracks[at].id)
-        promised = [(ConnectionLost, at) for at in by_id if self._maker(at) == place and self._waits(at)]
-        promised += [(RequestCancelled, at) for at in by_id if self._servant(at) == place and self.tracks[at].served]
-        events = self.peers[place].connection_lost()  # in whatever order
-        self._compare(sorted(events, key=lambda event: (type(event) is not ConnectionLost, event.id)), promised)
+        expected_events = [(ConnectionLost, at) for at in by_id if self._sender(at) == place and self._waits(at)]
+        expected_events += [
+            (RequestCancelled, at) for at in by_id if self._receiver(at) == place and self.tracks[at].served
+        ]
+        events = self.peers[place].connection_lost()  # in any order
+        self._compare(sorted(events, key=lambda event: (type(event) is not ConnectionLost, event.id)), expected_events)
         self._drain(place)
 
     def _close(self, place: int) -> None:
         self.closing = tuple(sorted((*self.closing, place)))
 
     def _end(self, place: int) -> None:
-        """What it waited for will not come; what it serves goes on."""
+        """The requests that wait for an answer fail.  The requests that are served continue."""
         self.closed = tuple(sorted((*self.closed, place)))
-        lost = [at for at in range(len(self.tracks)) if self._maker(at) == place and self._waits(at)]
+        lost = [at for at in range(len(self.tracks)) if self._sender(at) == place and self._waits(at)]
         lost.sort(key=lambda at: self.tracks[at].id)
         self._compare(self.peers[place].input_ended(), [(ConnectionLost, at) for at in lost])
         self._drain(place)
 
     def _clock(self, place: int) -> None:
-        """Time passes, and nobody looks at it yet."""
+        """Time passes, but no peer looks at the clock yet."""
         self.now = self.peers[place].next_deadline() or 0
 
     def _tick(self, place: int) -> None:
@@ -364,16 +369,19 @@ class World:
     def _flush(self, place: int) -> None:
         self.queued = tuple(each for each in self.queued if each != place)
         for message, about in self.peers[place].outgoing():
-            self._leaves(place, message, about)
+            self._check_outgoing(place, message, about)
             self._travel(place, message, about)
 
-    # What follows.
+    # The consequences of an event.
 
     def _drain(self, place: int) -> None:
         peer, tracks = self.peers[place], list(enumerate(self.tracks))
-        waiting = sum(self._maker(at) == place and self._waits(at) for at, _ in tracks)
-        serving = sum(self._servant(at) == place and each.received and not each.done for at, each in tracks)
-        expect((peer.waiting, peer.serving) == (waiting, serving), "what has not ended is known, and nothing else")
+        waiting = sum(self._sender(at) == place and self._waits(at) for at, _ in tracks)
+        serving = sum(self._receiver(at) == place and each.received and not each.done for at, each in tracks)
+        expect(
+            (peer.waiting, peer.serving) == (waiting, serving),
+            "the counters have exactly the requests that have not ended",
+        )
         if self.plan.lazy:
             self.queued = tuple(sorted({*self.queued, place}))
         else:
@@ -388,25 +396,25 @@ class World:
         else:
             at = self._served_by(place, about)
             to = self.down.setdefault(0 if about is None or self.plan.link is DUPLEX else about, [])
-        if at is not None and self.plan.link is EXCHANGE and "break" in self.tracks[at].used:
+        if at is not None and self.plan.link is EXCHANGE and "break" in self.tracks[at].moves_made:
             return
-        if at is not None and isinstance(message, Response) and "garble" in self.tracks[at].used:
+        if at is not None and isinstance(message, Response) and "garble" in self.tracks[at].moves_made:
             message = InvalidMessage("spoilt", answers=message.id)
         to.append(message)
 
     def _receive(self, place: int, message: Message) -> None:
-        promised = self._due(place)
-        late = [index for _, index in promised]
-        promised += [each for each in self._promised(place, message) if each[1] not in late]
-        self._compare(self.peers[place].receive(message, self.now), promised)
+        expected_events = self._due(place)
+        late = [index for _, index in expected_events]
+        expected_events += [each for each in self._expected(place, message) if each[1] not in late]
+        self._compare(self.peers[place].receive(message, self.now), expected_events)
         self._drain(place)
 
-    def _compare(self, events: list[Event], promised: list[tuple[type, int]]) -> None:
-        """What was reported against what should have been, which then becomes true."""
-        expected = [(kind, self.tracks[index].id if index >= 0 else None) for kind, index in promised]
+    def _compare(self, events: list[Event], expected_events: list[tuple[type, int]]) -> None:
+        """Compare the reported events with the expected ones, then record these."""
+        expected = [(kind, self.tracks[index].id if index >= 0 else None) for kind, index in expected_events]
         found = [(type(event), getattr(event, "id", None)) for event in events]
         expect(found == expected, f"expected {expected}, got {events}")
-        for kind, index in promised:
+        for kind, index in expected_events:
             if kind is Request:
                 self.tracks[index].received = True
             elif kind is RequestCancelled:
@@ -419,27 +427,27 @@ class World:
         expect(not track.outcome, f"one outcome for each request, not {track.outcome} and {outcome}")
         track.outcome = outcome
         if self.plan.link is EXCHANGE and outcome in ("Cancelled", "TimedOut"):
-            track.broken = True  # the client closes the stream, which is how the server learns of it
+            track.broken = True  # the client closes the stream, and the server learns of the outcome by that
 
-    # The promises.
+    # The rules.
 
     def _waits(self, index: int) -> bool:
         return bool(self.tracks[index].id) and not self.tracks[index].outcome
 
     def _due(self, place: int) -> list[tuple[type, int]]:
-        """What was due happens before anything else."""
+        """The timeouts that are due: they happen before any other event."""
         due = [
-            (wish.deadline, index)
-            for index, wish in enumerate(self.plan.wishes)
-            if self._maker(index) == place
+            (planned.deadline, index)
+            for index, planned in enumerate(self.plan.requests)
+            if self._sender(index) == place
             and self._waits(index)
-            and wish.deadline is not None
-            and wish.deadline <= self.now
+            and planned.deadline is not None
+            and planned.deadline <= self.now
         ]
         return [(TimedOut, index) for _, index in sorted(due)]
 
-    def _promised(self, place: int, message: Message) -> list[tuple[type, int]]:
-        """What comes of a message; never a mistake, since nobody makes one."""
+    def _expected(self, place: int, message: Message) -> list[tuple[type, int]]:
+        """The events that a message causes.  Never a protocol error, since both peers obey the protocol."""
         match message:
             case Request(id):
                 return [(Request, self._served_by(place, id))]
@@ -451,29 +459,29 @@ class World:
                 index = self._made_by(place, token)
                 return [(ProgressReported, index)] if self._waits(index) else []
             case Notification("notifications/cancelled", {"requestId": id}):
-                return self._promised_by_cancel(place, id)
+                return self._expected_after_cancel(place, id)
         return [(Notification, -1)]
 
-    def _promised_by_cancel(self, place: int, id: Id) -> list[tuple[type, int]]:
+    def _expected_after_cancel(self, place: int, id: Id) -> list[tuple[type, int]]:
         index = self._served_by(place, id)
         if index is not None and self.tracks[index].received and not self.tracks[index].done:
             stops = self.tracks[index].served and not self._is_fixed(index)
             return [(RequestCancelled, index)] if stops else []
         index = self._made_by(place, id)
-        if index is not None and self._waits(index) and self.plan.wishes[index].method == LISTEN:
+        if index is not None and self._waits(index) and self.plan.requests[index].method == LISTEN:
             return [(SubscriptionEnded, index)]
         return []
 
     def _is_fixed(self, index: int) -> bool:
-        """Never cancelled, except by its stream, where requests have one each."""
-        return self.plan.wishes[index].method in UNCANCELLABLE and self.plan.link is not EXCHANGE
+        """The request is never cancelled, except by its stream, on links with a stream for each request."""
+        return self.plan.requests[index].method in UNCANCELLABLE and self.plan.link is not EXCHANGE
 
-    def _leaves(self, place: int, message: Message, about: Id | None) -> None:
-        """What is put on the wire, and when it must not be."""
+    def _check_outgoing(self, place: int, message: Message, about: Id | None) -> None:
+        """A message is put on the wire: check that it is allowed at this moment."""
         if isinstance(message, Request):
             return
         if isinstance(message, Notification) and message.method == CANCELLED:
-            self._cancel_leaves(place, message.params["requestId"], about)
+            self._check_outgoing_cancel(place, message.params["requestId"], about)
             return
         track = self.tracks[self._served_by(place, about)]
         expect(not track.stopped, "nothing is sent for a request once its cancellation was seen")
@@ -484,26 +492,29 @@ class World:
         elif message.method == PROGRESS:
             expect(message.params["progressToken"] == track.id, "progress goes by the token of its request")
 
-    def _cancel_leaves(self, place: int, id: Id, about: Id | None) -> None:
+    def _check_outgoing_cancel(self, place: int, id: Id, about: Id | None) -> None:
         expect(self.plan.link is not EXCHANGE, "an exchange is cancelled by its stream")
         outer = self._served_by(place, about)
-        expect(self.plan.lazy or outer is None or self.tracks[outer].served or self.tracks[outer].id == id, "not there")
+        expect(
+            self.plan.lazy or outer is None or self.tracks[outer].served or self.tracks[outer].id == id,
+            "not on this stream",
+        )
         index = self._made_by(place, id)
         if index is None:  # a subscription that we served
             track = self.tracks[self._served_by(place, id)]
             expect(self.plan.link is DUPLEX and track.replied, "a subscription ends with its result, then the notice")
-            expect(not track.parted, "one notice is enough")
-            track.parted = True
+            expect(not track.end_sent, "one notice is enough")
+            track.end_sent = True
         else:
             track = self.tracks[index]
-            expect(not track.told, "one cancellation is enough")
-            track.told = True
-            expect(track.outcome in ("Cancelled", "TimedOut"), "only what we gave up is cancelled")
+            expect(not track.cancel_sent, "one cancellation is enough")
+            track.cancel_sent = True
+            expect(track.outcome in ("Cancelled", "TimedOut"), "only a request that we gave up is cancelled")
             expect(not self._is_fixed(index), "the opening is never cancelled")
 
     def check_end(self) -> None:
-        """Nothing can happen any more."""
-        for index, (wish, track) in enumerate(zip(self.plan.wishes, self.tracks, strict=True)):
+        """Check a world without moves."""
+        for index, (planned, track) in enumerate(zip(self.plan.requests, self.tracks, strict=True)):
             if not track.id:
                 continue
             expect(track.outcome, f"request {index} has no outcome")
@@ -512,24 +523,27 @@ class World:
                 continue
             expect(track.replied == track.taken, "an answer that was taken is sent")
             gave_up = track.outcome in ("Cancelled", "TimedOut")
-            quiet = self.plan.link is EXCHANGE or wish.method in UNCANCELLABLE
-            expect(track.told == (gave_up and not quiet), "who gives up says so")
-            ended = wish.method == LISTEN and track.replied and "error" not in track.used
-            expect(track.parted == (ended and self.plan.link is DUPLEX), "who ends a subscription says so")
+            quiet = self.plan.link is EXCHANGE or planned.method in UNCANCELLABLE
+            expect(track.cancel_sent == (gave_up and not quiet), "a sender that gives up sends the cancellation")
+            ended = planned.method == LISTEN and track.replied and "error" not in track.moves_made
+            expect(
+                track.end_sent == (ended and self.plan.link is DUPLEX),
+                "a server that ends a subscription sends the notice",
+            )
         for peer in self.peers:
-            expect(peer.waiting == peer.serving == 0, "no request is kept that has ended")
-            expect(peer.next_deadline() is None, "nothing is waited for")
-            expect(not peer.outgoing(), "nothing was left behind")
+            expect(peer.waiting == peer.serving == 0, "a request that has ended is forgotten")
+            expect(peer.next_deadline() is None, "no deadline is left")
+            expect(not peer.outgoing(), "no message is left in the queue")
 
 
 @attrs.frozen
-class Tally:
+class Count:
     orders: int
     worlds: int
 
 
-def explore(plan: Plan) -> Tally:
-    """Play every order of everything that can happen; how many there are, and how many distinct worlds."""
+def explore(plan: Plan) -> Count:
+    """Play every order of the events of a plan.  Return the number of orders and of distinct worlds."""
     orders: dict[bytes, int] = {}
     path: list[Move] = []
 
@@ -543,32 +557,32 @@ def explore(plan: Plan) -> Tally:
             total = 0 if moves else 1
             for at, move in enumerate(moves, 1):
                 path.append(move)
-                # The last move may have the world itself: nobody needs it any more.
+                # The last move may use the world itself, which is not needed afterwards.
                 total += follow((world if at == len(moves) else World(plan, frozen)).play(move))
                 path.pop()
             orders[key] = total
         return orders[key]
 
     try:
-        return Tally(follow(World(plan)), len(orders))
+        return Count(follow(World(plan)), len(orders))
     except Exception as error:
         error.add_note(f"in {plan}\nafter {', '.join(f'{verb} {at}' for verb, at in path)}")
         raise
 
 
-def tell(plan: Plan, story: str) -> None:
-    """Play one order: verbs, each with or without what it happens to (without: to the first it can happen to).
+def play_script(plan: Plan, script: str) -> None:
+    """Play one order: verbs, each with or without the number of its object (without: the first possible one).
 
-    `arrive` is for everything on its way, in order.
+    `arrive` delivers all messages on their way, in order.
     """
     world = World(plan)
-    for chapter in story.split(", "):
-        verb, _, at = chapter.partition(" ")
+    for step in script.split(", "):
+        verb, _, at = step.partition(" ")
         verbs = ("up", "down") if verb == "arrive" else (verb,)
         while fitting := [each for each in world.moves() if each[0] in verbs and at in ("", str(each[1]))]:
             world.play(fitting[0])
             if verb != "arrive":
                 break
         else:
-            expect(verb == "arrive", f"{chapter} cannot happen now")
+            expect(verb == "arrive", f"{step} cannot happen now")
     world.check_end()

@@ -314,7 +314,7 @@ def _end_by_the_server(link: Pair, listeners: Listeners[int], id: int) -> Iterat
     link.server.answer(id, result.result)
     link.pump()
     yield from (event.method for event in link.client_saw if isinstance(event, Answered))
-    yield from (message.method for message in link.said if isinstance(message, Notification))
+    yield from (message.method for message in link.sent if isinstance(message, Notification))
 
 
 @req("cancel-12", "sub-08")

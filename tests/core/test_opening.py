@@ -597,7 +597,7 @@ def test_every_modern_request_carries_its_terms() -> None:
     made.client.request("tools/list")
     made.client.request("subscriptions/listen", {"_meta": {META_VERSION: "1"}})
     made.pump()
-    requests = [message for message in made.said if isinstance(message, Request)]
+    requests = [message for message in made.sent if isinstance(message, Request)]
     assert len(requests) == 4
     for message in requests:
         meta = message.params["_meta"]

@@ -112,7 +112,7 @@ def test_a_handshake_agrees_one_revision_and_tells_each_side_about_the_other(rev
     made = pair(client_speaks=(revision,), server_speaks=ALL, instructions="Be brief.")
     made.client.open()
     made.pump()
-    first, second, third = made.said
+    first, second, third = made.sent
     assert isinstance(first, Request)
     assert first.method == "initialize"
     assert first.params == {
@@ -1075,7 +1075,7 @@ def test_a_server_cancels_nothing_but_a_subscription() -> None:
             made.server.notify("notifications/cancelled", {"requestId": id}, about=id)
         assert made.server.answer(id, {})
     made.pump()
-    assert [message.params["requestId"] for message in made.said if isinstance(message, Notification)] == [listen]
+    assert [message.params["requestId"] for message in made.sent if isinstance(message, Notification)] == [listen]
 
 
 def test_a_cancelled_request_is_quiet_in_both_eras() -> None:

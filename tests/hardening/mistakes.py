@@ -1,4 +1,4 @@
-"""What handlers do wrong, each as a function without arguments that may be registered as a tool."""
+"""Mistakes of handlers: each is a function without arguments that can be registered as a tool."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import trio
 from trio_mcp import Limits, RequestError, Server
 
 __all__ = [
-    "KEPT",
-    "KEPT_IN_THE_LOG",
+    "EXPECTED_IN_THE_LOG",
+    "KEPT_GENERATORS",
     "MISTAKES",
+    "CustomBaseException",
     "Mistake",
-    "Strange",
-    "a_stale_cancellation",
-    "with_a_nursery",
-    "with_mistakes",
+    "server_with_mistakes",
+    "stale_cancellation",
+    "yield_in_a_nursery",
 ]
 
 Mistake = Callable[[], Awaitable[Any]]
 MISTAKES: dict[str, Mistake] = {}
-KEPT: list[Any] = []
+KEPT_GENERATORS: list[Any] = []
 
 
 def mistake(function: Mistake) -> Mistake:
@@ -30,31 +30,31 @@ def mistake(function: Mistake) -> Mistake:
     return function
 
 
-# What is left open.
+# Scopes and nurseries that are left open.
 
 
-async def with_a_nursery() -> AsyncIterator[int]:
+async def yield_in_a_nursery() -> AsyncIterator[int]:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.sleep_forever)
         nursery.start_soon(trio.sleep_forever)
         yield 1
 
 
-async def with_a_timeout() -> AsyncIterator[int]:
+async def yield_in_a_timeout() -> AsyncIterator[int]:
     with trio.move_on_after(1):
         yield 1
 
 
 @mistake
 async def return_out_of_a_nursery() -> int:
-    async for number in with_a_nursery():
+    async for number in yield_in_a_nursery():
         return number
     return 0
 
 
 @mistake
 async def break_out_of_a_nursery() -> int:
-    async for _ in with_a_nursery():
+    async for _ in yield_in_a_nursery():
         break
     for _ in range(5):
         await trio.sleep(0.1)
@@ -65,27 +65,27 @@ async def break_out_of_a_nursery() -> int:
 async def break_out_of_a_nursery_within_another() -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.sleep, 1)
-        async for _ in with_a_nursery():
+        async for _ in yield_in_a_nursery():
             break
         await trio.sleep(0.1)
 
 
 @mistake
 async def raise_out_of_a_nursery() -> None:
-    async for _ in with_a_nursery():
+    async for _ in yield_in_a_nursery():
         raise ValueError("raised beside a nursery")
 
 
 @mistake
 async def return_out_of_a_timeout() -> int:
-    async for number in with_a_timeout():
+    async for number in yield_in_a_timeout():
         return number
     return 0
 
 
 @mistake
 async def outlast_a_timeout_that_was_left() -> None:
-    async for _ in with_a_timeout():
+    async for _ in yield_in_a_timeout():
         break
     await trio.sleep(60)
 
@@ -110,15 +110,15 @@ async def enter_a_nursery() -> None:
 
 @mistake
 async def keep_a_nursery_open() -> None:
-    generator = with_a_nursery()
-    KEPT.append(generator)
+    generator = yield_in_a_nursery()
+    KEPT_GENERATORS.append(generator)
     await anext(generator)
 
 
-# What is raised.
+# Unusual exceptions.
 
 
-async def a_stale_cancellation() -> trio.Cancelled:
+async def stale_cancellation() -> trio.Cancelled:
     with trio.CancelScope() as scope:
         scope.cancel()
         try:
@@ -131,12 +131,12 @@ async def a_stale_cancellation() -> trio.Cancelled:
 
 @mistake
 async def raise_a_stale_cancellation() -> None:
-    raise await a_stale_cancellation()
+    raise await stale_cancellation()
 
 
 @mistake
 async def raise_a_stale_cancellation_in_a_group() -> None:
-    raise BaseExceptionGroup("two", [await a_stale_cancellation(), ValueError("raised beside a cancellation")])
+    raise BaseExceptionGroup("two", [await stale_cancellation(), ValueError("raised beside a cancellation")])
 
 
 @mistake
@@ -154,17 +154,17 @@ async def raise_system_exit() -> None:
     raise SystemExit(3)
 
 
-class Strange(BaseException):
-    """No Exception, and nothing that Python knows."""
+class CustomBaseException(BaseException):
+    """A class that derives from BaseException and is unknown to Python."""
 
 
 @mistake
 async def raise_a_base_exception() -> None:
-    raise Strange
+    raise CustomBaseException
 
 
 class Unwritable(dict[str, int]):
-    """Data of an error, which is written after the handler has ended."""
+    """Data of an error that raises when it is written, which happens after the handler has ended."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(a=1)
@@ -175,23 +175,23 @@ class Unwritable(dict[str, int]):
 
 
 @mistake
-async def raise_what_cannot_be_written() -> None:
+async def raise_an_error_with_unwritable_data() -> None:
     raise RequestError(-32000, "refused by the callback", Unwritable(KeyError("a")))
 
 
 @mistake
-async def raise_what_exits_when_it_is_written() -> None:
+async def raise_an_error_whose_data_exits_when_written() -> None:
     raise RequestError(-32000, "refused by the callback", Unwritable(GeneratorExit()))
 
 
-KEPT_IN_THE_LOG = {
+EXPECTED_IN_THE_LOG = {
     "raise_out_of_a_nursery": "raised beside a nursery",
     "raise_a_stale_cancellation_in_a_group": "raised beside a cancellation",
     "raise_generator_exit_in_a_group": "raised beside a generator's exit",
 }
 
 
-def with_mistakes(**limits: float) -> tuple[Server, trio.Event]:
+def server_with_mistakes(**limits: float) -> tuple[Server, trio.Event]:
     server = Server("mistaken", limits=Limits(**limits))
     gate = trio.Event()
     for function in MISTAKES.values():

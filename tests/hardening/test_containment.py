@@ -16,13 +16,13 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.client.everywhere import Where, at_home, contract, nothing_left, visiting
 from tests.hardening.mistakes import (
-    KEPT,
-    KEPT_IN_THE_LOG,
+    EXPECTED_IN_THE_LOG,
+    KEPT_GENERATORS,
     MISTAKES,
     Mistake,
-    a_stale_cancellation,
-    with_a_nursery,
-    with_mistakes,
+    server_with_mistakes,
+    stale_cancellation,
+    yield_in_a_nursery,
 )
 from tests.http.client import Cut
 from tests.http.served import served
@@ -41,14 +41,14 @@ def closed_at_the_end() -> Any:
     try:
         yield
     finally:
-        KEPT.clear()
+        KEPT_GENERATORS.clear()
 
 
 @contract(without=("child",), revisions=("2025-11-25", "2026-07-28"))
 async def test_a_mistake_costs_its_own_call_only(
     where: Where, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server, gate = with_mistakes()
+    server, gate = server_with_mistakes()
     waited: list[Any] = []
     with closed_at_the_end(), caplog.at_level(logging.ERROR, "trio_mcp"):
         async with visiting(where, server) as client, trio.open_nursery() as nursery:
@@ -62,7 +62,7 @@ async def test_a_mistake_costs_its_own_call_only(
                 with pytest.raises(ToolFailed, match="failed; the server's log says why"):
                     await client.call_tool(name, returns=int)
                 assert any(record.name == "trio_mcp" and name in record.getMessage() for record in caplog.records), name
-                assert KEPT_IN_THE_LOG.get(name, "") in caplog.text, name
+                assert EXPECTED_IN_THE_LOG.get(name, "") in caplog.text, name
                 with pytest.raises(RequestError, match="failed; the server's log says why"):
                     await client.read_resource(f"mistake://{name}")
             assert not waited
@@ -115,7 +115,7 @@ def test_a_generator_with_a_nursery_may_be_dropped_while_its_handler_waits(dropp
 
     @server.tool
     async def mistaken() -> None:
-        kept.append(with_a_nursery())
+        kept.append(yield_in_a_nursery())
         await anext(kept[0])
         await trio.sleep(5)
 
@@ -198,12 +198,12 @@ async def test_ctrl_c_in_a_handler_is_no_failure_of_its_call(where: Where, autoj
 async def test_a_handler_that_is_cancelled_and_left_something_open_costs_nobody_else(
     where: Where, autojump_clock: MockClock
 ) -> None:
-    server, gate = with_mistakes()
+    server, gate = server_with_mistakes()
     begun = trio.Event()
 
     @server.tool
     async def leave_and_wait() -> None:
-        async for _ in with_a_nursery():
+        async for _ in yield_in_a_nursery():
             break
         begun.set()
         await trio.sleep_forever()
@@ -340,7 +340,7 @@ def verify_at_once(token: str) -> Principal | None:
 async def test_a_mistake_of_authentication_costs_its_own_request_only(
     how: str, where: Where, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server, gate = with_mistakes(authenticate_seconds=5)
+    server, gate = server_with_mistakes(authenticate_seconds=5)
     options: dict[str, Any] = {}
     mistakes, hanging = dict(MISTAKES), dict(HANGING)
     if how == "authenticate":
@@ -415,13 +415,13 @@ import logging, warnings
 import trio
 from trio.testing import memory_stream_pair
 from trio_mcp import RequestError, Server, ToolFailed, open_client
-from tests.hardening.mistakes import KEPT, MISTAKES, with_mistakes
+from tests.hardening.mistakes import KEPT_GENERATORS, MISTAKES, server_with_mistakes
 
 assert not hasattr(trio.lowlevel.Task, renamed)
 assert not hasattr(sys.modules["trio._core._parking_lot"], renamed)
 
 async def main():
-    server, gate = with_mistakes()
+    server, gate = server_with_mistakes()
     lock = trio.Lock()
 
     @server.tool
@@ -446,7 +446,7 @@ async def main():
             else:
                 raise AssertionError("the lock")
         gate.set()
-    KEPT.clear()
+    KEPT_GENERATORS.clear()
 
 logging.disable()
 warnings.simplefilter("ignore")
@@ -468,7 +468,7 @@ def test_a_mistake_is_contained_where_trio_has_another_private_name(name: str) -
 
 @pytest.mark.parametrize("when", ["at its beginning", "at its end", "in a group"])
 async def test_a_cancellation_that_a_lifespan_raises_again_is_a_failure(when: str, autojump_clock: MockClock) -> None:
-    kept = await a_stale_cancellation()
+    kept = await stale_cancellation()
 
     @contextlib.asynccontextmanager
     async def lifespan(server: Server) -> AsyncIterator[None]:
@@ -491,7 +491,7 @@ async def test_a_lifespan_that_cancels_the_run_is_told_of(
     @contextlib.asynccontextmanager
     async def lifespan(server: Server) -> AsyncIterator[None]:
         async def mistaken() -> None:
-            kept = await a_stale_cancellation()
+            kept = await stale_cancellation()
             await trio.sleep(1000 if cancelled else 1)
             raise kept
 
@@ -541,7 +541,7 @@ async def test_a_mistake_of_a_filter_costs_its_own_request_only(
 
         nursery.start_soon(call)
         await wait_all_tasks_blocked()
-        for error in (GeneratorExit(), SystemExit(3), await a_stale_cancellation()):
+        for error in (GeneratorExit(), SystemExit(3), await stale_cancellation()):
             mistakes[:] = [error]
             with pytest.raises(McpError):
                 await client.list_tools_page()
@@ -584,7 +584,7 @@ async def test_a_mistake_of_an_event_log_costs_its_own_stream_only(autojump_cloc
 async def test_a_mistake_of_a_callback_costs_its_own_question_only(
     where: Where, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server, gate = with_mistakes()
+    server, gate = server_with_mistakes()
     wanted: Mistake
 
     @server.tool
