@@ -1,1 +1,1 @@
-"""Attacks as programs: each prints what an attacker got before, and gets now."""
+"""Attacks as programs.  Each one prints the effect of the attack in an earlier version and its effect now."""

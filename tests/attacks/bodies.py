@@ -1,17 +1,17 @@
-"""Bodies that lack their last byte: ``python -m tests.attacks.bodies``."""
+"""Request bodies without their last byte: ``python -m tests.attacks.bodies``."""
 
 from __future__ import annotations
 
 import trio
 
-from tests.attacks.victim import post, request, said, victim
+from tests.attacks.victim import first_answer, post, request, victim
 
 SIZE = 16 * 1024 * 1024
 
 
 async def main() -> None:
     print("Mallory sends 40 bodies of 16 MiB, each but for its last byte; then Ann sends one of 1 MiB.")
-    print("before: 16 of them were enough; everybody else got 503 for 34 seconds, and up to an hour")
+    print("before: 16 of them were enough; all other clients got 503 for 34 seconds, and up to an hour")
     async with victim(body_seconds=5) as (port, memory, _), trio.open_nursery() as nursery:
         empty, refused = memory(), 0
 
@@ -28,7 +28,7 @@ async def main() -> None:
         for _ in range(40):
             nursery.start_soon(attack)
         await trio.sleep(4)
-        seconds, answer = await said(port, post("echo", request("echo", text="x" * 1_000_000), "ann"))
+        seconds, answer = await first_answer(port, post("echo", request("echo", text="x" * 1_000_000), "ann"))
         print(f"now:    Ann got {answer[9:12].decode()} after {seconds:.2f} s;")
         print(f"        the server has {memory() - empty:.0f} MiB more")
         await trio.sleep(6)

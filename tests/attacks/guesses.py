@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from tests.attacks.victim import post, request, said, victim
+from tests.attacks.victim import first_answer, post, request, victim
 
 
 async def main() -> None:
@@ -13,7 +13,7 @@ async def main() -> None:
     async with victim(request_rate=5) as (port, _, asked):
         began, statuses = trio.current_time(), []
         for number in range(300):
-            _, answer = await said(port, post("echo", request("echo"), f"guess {number}"))
+            _, answer = await first_answer(port, post("echo", request("echo"), f"guess {number}"))
             statuses.append(answer[9:12].decode())
         seconds = trio.current_time() - began
         counts = ", ".join(f"{statuses.count(each)} times {each}" for each in sorted(set(statuses)))

@@ -1,4 +1,4 @@
-"""Answers that nobody reads: ``python -m tests.attacks.output``."""
+"""Answers that the client does not read: ``python -m tests.attacks.output``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import struct
 
 import trio
 
-from tests.attacks.victim import post, request, said, victim
+from tests.attacks.victim import first_answer, post, request, victim
 from tests.http.ws import opening
 
 
@@ -20,7 +20,7 @@ async def main() -> None:
             await streams[-1].send_all(post("give", request("give"), "mallory"))
         await trio.sleep(3)
         more = memory() - empty
-        seconds, answer = await said(port, post("echo", request("echo"), "ann"))
+        seconds, answer = await first_answer(port, post("echo", request("echo"), "ann"))
         print(f"now:    all together {more:.0f} MiB, {more / 200:.1f} each;")
         print(f"        Ann got {answer[9:12].decode()} in {seconds:.2f} s")
         await trio.sleep(6)
@@ -46,7 +46,7 @@ async def main() -> None:
 
 
 async def objects() -> None:
-    """Requests that take many times their length once they are objects of Python."""
+    """Requests that take many times their length in memory, once they are Python objects."""
     print("Mallory makes 70 calls of 1 MB with 200,000 objects each by one WebSocket, and then 9,000 of 3.7 KB.")
     print("before: 2,465 MiB and 1,218 MiB more")
     for nests, count in ((1900, 70), (7, 9000)):

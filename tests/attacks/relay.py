@@ -1,8 +1,9 @@
-"""What user B gets to see of user A behind one relay: ``python -m tests.attacks.relay``.
+"""The data of user A that user B sees if both use one relay: ``python -m tests.attacks.relay``.
 
-The server behind is a process of revision 2025-11-25 that ignores `notifications/cancelled`, as it may.  A's call of
-`transfer` is cancelled while the server works on it.  Then B makes a call, and the server goes on with that of A: it
-asks for a confirmation, for the roots, and logs a line.  In 2025-11-25 nothing says to which call these belong.
+The server behind the relay is a process of revision 2025-11-25 that ignores `notifications/cancelled`, as it may.
+A's call of `transfer` is cancelled while the server works on it.  Then B makes a call, and the server continues A's
+call: it asks for a confirmation and for the roots, and logs a line.  In 2025-11-25, these messages do not say to which
+call they belong.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.http.served import bearer, by_token
 from trio_mcp import open_client
 from trio_mcp.relay import open_relay
 
-__all__ = ["CASES", "COMMAND", "Case", "Findings", "attack", "transferring"]
+__all__ = ["CASES", "COMMAND", "Case", "Findings", "attack", "cancelled_transfer"]
 
 PROGRAM = """
 import json, sys
@@ -71,7 +72,7 @@ COMMAND = [sys.executable, "-E", "-S", "-c", PROGRAM]
 
 @attrs.frozen
 class Case:
-    """How the two users reach the relay."""
+    """The connection of the two users to the relay."""
 
     transport: str
     revision: str
@@ -96,14 +97,14 @@ CASES = [
 
 @attrs.define
 class Findings:
-    """What B was asked and told, and what the server behind took for A's."""
+    """The messages that B received, and the answers of B that the server took as answers of A."""
 
     asked: list[str] = attrs.field(factory=list)
     logged: list[str] = attrs.field(factory=list)
     roots: int = 0
-    """How often B was asked for its roots."""
+    """The number of times that B was asked for its roots."""
     answer: dict[str, Any] = attrs.field(factory=dict)
-    """What the server behind got for A's transfer; nothing if it got nothing."""
+    """The answers that the server received for A's transfer.  Empty if it received no answer."""
 
     def __str__(self) -> str:
         shown, taken = self.asked, isinstance(self.answer.get("confirm"), dict)
@@ -113,8 +114,8 @@ class Findings:
         )
 
 
-class _Words:
-    """What the processes behind wrote to stderr."""
+class _Stderr:
+    """The text that the server process wrote to stderr."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -130,9 +131,9 @@ class _Words:
 
 
 @contextlib.asynccontextmanager
-async def transferring(case: Case, target: Any = COMMAND) -> AsyncIterator[Any]:
-    """A's transfer has been cancelled, and the server behind is still at work; gives what opens B's client."""
-    words = _Words()
+async def cancelled_transfer(case: Case, target: Any = COMMAND) -> AsyncIterator[Any]:
+    """Cancel A's transfer, on which the server still works.  Yields the function that opens B's client."""
+    stderr = _Stderr()
     http = {"authenticate": by_token} if case.principals else {}
 
     def client(name: str, **options: Any) -> Any:
@@ -140,22 +141,22 @@ async def transferring(case: Case, target: Any = COMMAND) -> AsyncIterator[Any]:
         return open_client(url, revision=case.revision, **headers, **options)
 
     async with (
-        open_relay(target, revision="2025-11-25", stderr=words) as shown,
+        open_relay(target, revision="2025-11-25", stderr=stderr) as shown,
         shown.running(),
         at_home(case.transport, shown, **http) as url,
         client("alice", elicitation=lambda asked: None, roots=["/home/alice"]) as alice,
     ):
-        with trio.CancelScope() as patience:
+        with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(alice.call_tool, "transfer", {"owner": "alice"})
-                await words.wait_for("begun")
-                patience.cancel()
-        await words.wait_for("cancelled")
+                await stderr.wait_for("begun")
+                scope.cancel()
+        await stderr.wait_for("cancelled")
         yield client
 
 
 async def attack(case: Case) -> Findings:
-    """What B finds out."""
+    """Make the calls of both users.  Returns the messages that B received."""
     found = Findings()
 
     def confirm(asked: Any) -> dict[str, bool]:
@@ -169,7 +170,7 @@ async def attack(case: Case) -> Findings:
     offered: dict[str, Any] = {"elicitation": confirm} if case.revision > "2025-06" else {}
     with trio.fail_after(30):
         async with (
-            transferring(case) as client,
+            cancelled_transfer(case) as client,
             client("bob", roots=roots, on_log=lambda message: found.logged.append(message.data), **offered) as bob,
         ):
             said = await bob.call_tool("balance")
@@ -177,7 +178,7 @@ async def attack(case: Case) -> Findings:
     return found
 
 
-# At commit a4d8e0f.  A client of 2024-11-05 cannot be asked by elicitation.
+# The results at commit a4d8e0f.  Revision 2024-11-05 has no elicitation.
 _ALL = Findings(["?"], ["?"], 1, {"confirm": {}})
 BEFORE = {case: _ALL if case.revision > "2025-06" else Findings([], ["?"], 1) for case in CASES}
 

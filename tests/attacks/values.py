@@ -1,11 +1,11 @@
-"""How long one message keeps all others waiting, and what memory it takes: ``python -m tests.attacks.values``.
+"""The time that one message delays all others, and the memory that it takes: ``python -m tests.attacks.values``.
 
-``--against COMMIT`` shows the same at another commit beside it; words choose among the attacks.  Each server and client
-is a process of its own on loopback, without orjson, as a plain installation has it.  The unit is the time of
-`json.loads` for 16 MiB of ``\\n`` escapes in one string, about 25 ms.
+``--against COMMIT`` also shows the figures of another commit.  Words choose the attacks that have them in their names.
+Each server and client is its own process on loopback, without orjson, like a plain installation.  The unit is the time
+of `json.loads` for 16 MiB of ``\\n`` escapes in one string, about 25 ms.
 
-What is measured of a server: while it gets a message, another client calls a tool again and again; shown is the longest
-of these calls, and the peak of its memory.  Of a client: the longest time in which no other task of its had a turn.
+While a server receives the message, another client calls a tool many times.  The figures are the longest of these
+calls, and the peak memory of the server.  The figure of a client is the longest time in which no other task of it runs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["ANSWERS", "MESSAGES", "Figures", "attack_client", "attack_ids", "att
 
 MIB = 1024 * 1024
 PATIENCE = 60.0
-"""Seconds after which an attack has won."""
+"""Seconds after which the measurement gives up, and the attack has succeeded."""
 
 SERVER = """
 import sys
@@ -199,7 +199,7 @@ ANSWERS: Mapping[str, tuple[str, Callable[[], str]]] = {
 
 @attrs.frozen
 class Figures:
-    """`waited`: seconds, of whom the attack was not for.  `peak`: bytes that the victim had at most."""
+    """`waited`: seconds that another client or task waited.  `peak`: the peak memory of the victim, in bytes."""
 
     waited: float
     peak: int | None = None
@@ -217,7 +217,7 @@ def environment(tree: Path) -> dict[str, str]:
 
 @contextmanager
 def running(tree: Path) -> Iterator[tuple[int, int]]:
-    """A server of this tree: its port and its process."""
+    """A server of this tree: its port and its process id."""
     command = [sys.executable, "-P", "-c", SERVER]
     with subprocess.Popen(
         command, env=environment(tree), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -250,7 +250,7 @@ def call(argument: str) -> bytes:
 
 
 async def answer_of(stream: trio.SocketStream, data: bytes) -> bytes:
-    """The whole answer, which has a length, or what came of it."""
+    """The whole body of the answer, which has a length.  If the connection closes, the bytes until then."""
     await stream.send_all(data)
     said = b""
     while more := await stream.receive_some():
@@ -300,7 +300,7 @@ def _forget_peak(pid: int) -> None:
 
 
 def _peak(pid: int) -> int:
-    """The most bytes that a process has had since."""
+    """The peak memory of a process since `_forget_peak`, in bytes."""
     return int(Path(f"/proc/{pid}/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024
 
 
@@ -318,7 +318,7 @@ def _said(answer: bytes) -> str:
 
 
 def attack_client(tree: Path, method: str, result: str) -> Figures:
-    """Answer the call of a client."""
+    """Answer the call of a client with this result."""
     command = [sys.executable, "-P", "-c", CLIENT, method]
     try:
         done = subprocess.run(
@@ -331,7 +331,7 @@ def attack_client(tree: Path, method: str, result: str) -> Figures:
 
 
 def attack_ids(tree: Path, ids: Iterator[int]) -> float:
-    """CPU seconds of a server on standard input for 10,000 calls with these ids that wait together."""
+    """The CPU seconds of a server on standard input for 10,000 waiting calls with these ids."""
     first = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "a", "version": "1"}}
     said = [{"id": "first", "method": "initialize", "params": first}]
     said += [{"id": id, "method": "tools/call", "params": {"name": "wait"}} for id in islice(ids, 10_000)]
@@ -353,7 +353,7 @@ def attack_ids(tree: Path, ids: Iterator[int]) -> float:
             process.kill()
 
 
-# The page.
+# The report.
 
 
 def unit() -> float:
@@ -368,8 +368,8 @@ def unit() -> float:
 
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.attacks.values", description=__doc__)
-    parser.add_argument("words", nargs="*", help="of the names of attacks")
-    parser.add_argument("--against", metavar="COMMIT", help="show the same at this commit")
+    parser.add_argument("words", nargs="*", help="words in the names of the attacks")
+    parser.add_argument("--against", metavar="COMMIT", help="also show the figures of this commit")
     given = parser.parse_args(arguments)
 
     def wanted(name: str) -> bool:

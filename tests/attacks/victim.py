@@ -1,9 +1,9 @@
-"""The server that is attacked: a process of its own on loopback, so that its memory can be seen.
+"""The server that is attacked: a separate process on loopback, so that its memory can be measured.
 
-    async with victim() as (port, memory): ...
+    async with victim() as (port, memory, asked): ...
 
-Its tools: `give` answers with 4 MB, `keep` waits, `block` waits in a thread, `echo` answers at once.  A bearer token is
-the name of its owner, but for those that begin with ``guess``.
+Its tools: `give` answers with 4 MB, `keep` waits, `block` waits in a thread, `thread` answers from a thread, `echo`
+answers at once.  A bearer token is the name of its user.  Tokens that begin with ``guess`` are invalid.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import trio
 
-__all__ = ["LATEST", "post", "request", "said", "victim"]
+__all__ = ["LATEST", "first_answer", "post", "request", "victim"]
 
 LATEST = "2026-07-28"
 PROGRAM = """
@@ -69,7 +69,7 @@ trio.run(main)
 
 @asynccontextmanager
 async def victim(**limits: Any) -> AsyncIterator[tuple[int, Callable[[], float], list[int]]]:
-    """Its port, its memory in MiB, and how often it was asked to authenticate, which is a list of one."""
+    """Yields its port, a function for its memory in MiB, and a list with the number of calls of `authenticate`."""
     asked = [0]
     command = [sys.executable, "-c", PROGRAM, json.dumps(limits)]
     async with trio.open_nursery() as nursery:
@@ -115,8 +115,8 @@ def post(name: str, body: bytes, token: str, size: int | None = None) -> bytes:
     return "\r\n".join(lines).encode() + body
 
 
-async def said(port: int, data: bytes, seconds: float = 20) -> tuple[float, bytes]:
-    """How long another client waits for the first of its answer, and what that is."""
+async def first_answer(port: int, data: bytes, seconds: float = 20) -> tuple[float, bytes]:
+    """The seconds until the first bytes of the answer to another client, and these bytes."""
     began = trio.current_time()
     with trio.move_on_after(seconds):
         stream = await trio.open_tcp_stream("127.0.0.1", port)
