@@ -1,6 +1,6 @@
-"""Runs of the conformance suite: at our server, all of a revision at once; at our client, a process for each scenario.
+"""Runs of the conformance suite: one run per revision for the server, one process per scenario for the client.
 
-Left to itself, the suite starts its clients all at once, and on a small machine that is enough to make them late.
+Without a limit, the suite starts all its clients at the same time, and on a small machine they are then too late.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from pathlib import Path
 import trio
 
 from tests.conformance.suite import Scenario, Suite
-from tests.conformance.verdicts import Outcomes, against, log_of, log_of_server, results_of
+from tests.conformance.verdicts import Outcomes, faults, log_of, log_of_server, results_of
 
-__all__ = ["play", "run"]
+__all__ = ["run_command", "run_scenarios"]
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-AT_ONCE = 3  # processes of the suite, each of which waits for one of ours most of the time
-PATIENCE = 60  # seconds for one scenario, on a busy machine
-DEADLINE = 600  # seconds for all; what has not been run by then has failed
+AT_ONCE = 3  # processes of the suite at a time; each mostly waits for a process of ours
+TIMEOUT = 60  # seconds for one scenario, on a busy machine
+DEADLINE = 600  # seconds for all scenarios; a scenario that has not run by then has failed
 
 
-async def play(suite: Suite, scenarios: Collection[Scenario], folder: Path) -> Outcomes:
-    """What speaks against each of these, of which all is kept in that folder."""
+async def run_scenarios(suite: Suite, scenarios: Collection[Scenario], folder: Path) -> Outcomes:
+    """Run these scenarios, and return the faults of each.  All results are kept in the folder."""
     places = trio.CapacityLimiter(AT_ONCE)
     of_servers = [each for each in scenarios if each.side == "server"]
-    visits = {each.revision: each for each in of_servers if each.group != "alone"}  # one stands for all
+    visits = {each.revision: each for each in of_servers if each.group != "alone"}  # one run has all of a revision
     alone = [each for each in of_servers if each.group == "alone"]
     with trio.move_on_after(DEADLINE):
         async with trio.open_nursery() as nursery:
@@ -40,36 +40,36 @@ async def play(suite: Suite, scenarios: Collection[Scenario], folder: Path) -> O
             for each in scenarios:
                 if each.side == "client":
                     nursery.start_soon(_start_client, suite, each, folder, places)
-    return {each: against(each, folder) for each in scenarios}
+    return {each: faults(each, folder) for each in scenarios}
 
 
 async def _visit_server(suite: Suite, visits: Sequence[Scenario], folder: Path, places: trio.CapacityLimiter) -> None:
-    """One process for all revisions, and one after the other: some scenarios change what every client sees."""
+    """One process for all revisions, and one run at a time: some scenarios change the server for all its clients."""
     async with _served(log_of_server(folder)) as url, places:
         for each in visits if url else ():
             which = ["--requirements", each.revision]
             if each.group == "alone":
                 which = ["--scenario", each.name, "--spec-version", each.revision, "--force"]
             options = ["--url", url, *which, "-o", str(results_of(each, folder))]
-            await run(suite.command("server", *options), log_of(each, folder), 5 * PATIENCE)
+            await run_command(suite.command("server", *options), log_of(each, folder), 5 * TIMEOUT)
 
 
 async def _start_client(suite: Suite, scenario: Scenario, folder: Path, places: trio.CapacityLimiter) -> None:
-    # The suite starts a shell, which makes way, so that what is ended when its time is over is the client itself.
+    # The suite starts a shell.  With exec, the client replaces the shell, so the suite ends the client at the timeout.
     client = f"exec {shlex.join([sys.executable, str(FIXTURES / 'everything_client.py')])}"
     which = ["--scenario", scenario.name, "--spec-version", scenario.revision, "--force"]
-    how = ["--command", client, "--timeout", str(1000 * PATIENCE), "-o", str(results_of(scenario, folder))]
+    how = ["--command", client, "--timeout", str(1000 * TIMEOUT), "-o", str(results_of(scenario, folder))]
     async with places:
-        await run(suite.command("client", *which, *how), log_of(scenario, folder), 2 * PATIENCE)
+        await run_command(suite.command("client", *which, *how), log_of(scenario, folder), 2 * TIMEOUT)
 
 
-async def run(command: Sequence[str], log: Path, patience: float) -> None:
-    """Run it, in a process group of its own that is ended when its time is over.
+async def run_command(command: Sequence[str], log: Path, seconds: float) -> None:
+    """Run a command in its own process group, which is killed at the timeout.
 
-    Its status is of no interest: the suite's says no more than what it saves.
+    The exit status is ignored: the results that the suite saves say the same.
     """
     async with await trio.open_file(log, "wb") as said:
-        with trio.move_on_after(patience) as scope:
+        with trio.move_on_after(seconds) as scope:
             await trio.run_process(
                 command,
                 stdout=said.fileno(),
@@ -79,7 +79,7 @@ async def run(command: Sequence[str], log: Path, patience: float) -> None:
                 deliver_cancel=_end_group,
             )
         if scope.cancelled_caught:
-            await said.write(f"\nended after {patience} seconds\n".encode())
+            await said.write(f"\nended after {seconds} seconds\n".encode())
 
 
 async def _end_group(process: trio.Process) -> None:
@@ -88,14 +88,14 @@ async def _end_group(process: trio.Process) -> None:
 
 @asynccontextmanager
 async def _served(log: Path) -> AsyncIterator[str]:
-    """The URL of our server, which ends with the block; nothing if it does not start."""
+    """The URL of our server, which ends with the block.  Empty if the server does not start."""
     command = [sys.executable, str(FIXTURES / "everything_server.py"), "http", "0"]
     async with await trio.open_file(log, "wb") as said:
         process = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE, stderr=said.fileno())
     assert process.stdout is not None
     try:
         line: bytes | bytearray = b""
-        with trio.move_on_after(PATIENCE):
+        with trio.move_on_after(TIMEOUT):
             line = await process.stdout.receive_some()
         yield line.decode().strip()
     finally:

@@ -1,6 +1,6 @@
-"""The official conformance suite: what runs it, and which scenarios it has for servers and clients of a revision.
+"""The official conformance suite: its command, and its scenarios for servers and clients of each revision.
 
-All that are in its requirement sets are demanded, those too that it does not score, but for what `NOT_DEMANDED` names.
+All scenarios in its requirement sets must pass, also those that it does not score, except those in `NOT_REQUIRED`.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import attrs
 
 from tests.peers.installed import Unavailable, node, npm
 
-__all__ = ["LOOPBACK", "NOT_DEMANDED", "Scenario", "Suite", "suite", "why_not"]
+__all__ = ["LOOPBACK", "NOT_REQUIRED", "Scenario", "Suite", "exemption", "suite"]
 
 VERSION = "0.2.0-alpha.12"
 PACKAGE = "@modelcontextprotocol/conformance"
 REVISIONS = ("2025-11-25", "2026-07-28")
 LOOPBACK = Path(__file__).with_name("loopback.mjs")
 
-# How the names of scenarios begin that need not pass, and why.  The first that fits counts.
-NOT_DEMANDED = {
+# Scenarios that need not pass: how their names begin, and the reason.  The first match counts.
+NOT_REQUIRED = {
     "tasks-status-notifications": "the suite itself skips it",
 }
 
 Side: TypeAlias = Literal["server", "client"]
 
-# Scenarios of an extension, which are in no set of requirements.
+# Scenarios of an extension, which are not in the requirement sets.
 SKILLS: Mapping[Side, Sequence[str]] = {
     "server": ("sep-2640-skills-enumeration", "sep-2640-skills-manifest", "sep-2640-skills-directory"),
     "client": (
@@ -42,27 +42,27 @@ SKILLS: Mapping[Side, Sequence[str]] = {
 
 @attrs.frozen
 class Scenario:
-    """A scenario of one side's requirements in one revision."""
+    """A scenario for one side, in one revision."""
 
     side: Side
     revision: str
     name: str
     group: str
-    """Whether it is required, or why the suite does not score it: pending, added-after-release, extension; or alone, if
-    no set of requirements has it."""
+    """`required`, or the reason why the suite does not score it (`pending`, `added-after-release`, `extension`), or
+    `alone` if it is not in the requirement sets."""
 
     def __str__(self) -> str:
         return f"{self.side}-{self.revision}-{self.name}"
 
 
-def why_not(scenario: Scenario) -> str | None:
-    """Why this one is not demanded."""
-    return next((reason for start, reason in NOT_DEMANDED.items() if scenario.name.startswith(start)), None)
+def exemption(scenario: Scenario) -> str | None:
+    """The reason why this scenario need not pass, if there is one."""
+    return next((reason for start, reason in NOT_REQUIRED.items() if scenario.name.startswith(start)), None)
 
 
 @attrs.frozen
 class Suite:
-    """The suite as it is installed."""
+    """The installed suite."""
 
     folder: Path
     scenarios: Sequence[Scenario]
@@ -74,7 +74,7 @@ class Suite:
 
 @cache
 def _look_up() -> Suite | Unavailable:
-    """What cannot be had is not asked for twice."""
+    """The suite, or the reason why it cannot be installed.  Cached, so that it is tried only once."""
     try:
         folder = npm(f"conformance-{VERSION}", [f"{PACKAGE}@{VERSION}"])
         return Suite(folder, _required(folder))
@@ -83,14 +83,14 @@ def _look_up() -> Suite | Unavailable:
 
 
 def suite() -> Suite:
-    """The suite, installed if it was not yet.  Raises `Unavailable`."""
+    """The suite, which is installed first if necessary.  Raises `Unavailable`."""
     found = _look_up()
     if isinstance(found, Unavailable):
         raise found
     return found
 
 
-# The sets are YAML, for which the suite brings a parser along.
+# The requirement sets are YAML.  The suite has a parser for it.
 READ = """
 import { readFileSync } from "node:fs";
 import { parse } from "yaml";
@@ -101,7 +101,7 @@ console.log(JSON.stringify(process.argv.slice(1).map((path) => parse(readFileSyn
 def _required(folder: Path) -> list[Scenario]:
     sets = folder / "node_modules" / PACKAGE / "requirements"
     command = [node(), "--input-type=module", "-e", READ, *(str(sets / f"{revision}.yaml") for revision in REVISIONS)]
-    # A program that is an argument finds its packages from where it runs.
+    # A program in an argument finds its packages from the working directory.
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=60)
     sides: tuple[Side, ...] = ("server", "client")
     found = []

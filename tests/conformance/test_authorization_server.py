@@ -1,6 +1,6 @@
-"""What the official conformance suite has for authorization servers, at the one in the examples, run as a user runs it.
+"""The scenarios of the official conformance suite for authorization servers, run against the one in the examples.
 
-The suite asks the user to visit a page, and waits for the browser to come back to it.
+The suite asks the user to visit a page, and waits until the browser comes back to it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tests.ports import unclaimed_port
 from tests.requirements import req
 from tests.server.test_example_oauth_proxy import PROVIDER, proxy_before
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # it may be the first that needs the suite
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the first test that needs the suite installs it
 
-PATIENCE = 300.0  # seconds for all of it, on a busy machine
+TIMEOUT = 300.0  # seconds for the whole run, on a busy machine
 PAGE = re.compile(r"(http://127\.0\.0\.1:\d+/authorize\?\S+)\n")
-READY = "Callback server started"  # the suite may print the page first, and the browser would be refused
+READY = "Callback server started"  # the suite may print the page earlier, when it still refuses the browser
 
 
 def agree(page: str) -> None:
@@ -33,8 +33,8 @@ def agree(page: str) -> None:
     assert status == 200
 
 
-async def said_by(process: trio.Process) -> str:
-    """All that it says, while its user does what it asks for."""
+async def output_of(process: trio.Process) -> str:
+    """The output of the process, while its user visits the page that it asks for."""
     assert process.stdout is not None
     said, seen = "", False
     async with trio.open_nursery() as nursery:
@@ -47,7 +47,7 @@ async def said_by(process: trio.Process) -> str:
 
 
 @req("auth-09", "auth-29", "auth-36", "auth-60")
-async def test_the_proxy_passes_all_that_there_is_for_authorization_servers() -> None:
+async def test_the_proxy_passes_all_scenarios_for_authorization_servers() -> None:
     found = needs("the conformance suite", suite)
     port = unclaimed_port()  # the suite listens there
     wanted = {"redirect_uris": [f"http://127.0.0.1:{port}/callback"], "token_endpoint_auth_method": "none"}
@@ -55,11 +55,11 @@ async def test_the_proxy_passes_all_that_there_is_for_authorization_servers() ->
         public = url.removesuffix("/mcp")
         register = f"{public}/register"
         _, _, client = await trio.to_thread.run_sync(Browser().ask, register, json.dumps(wanted).encode())
-        who = ["--client-id", json.loads(client)["client_id"], "-p", str(port)]
-        command = found.command("authorization", "--url", public, "--resource", url, *who)
-        with trio.fail_after(PATIENCE):
+        options = ["--client-id", json.loads(client)["client_id"], "-p", str(port)]
+        command = found.command("authorization", "--url", public, "--resource", url, *options)
+        with trio.fail_after(TIMEOUT):
             process = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-            said = await said_by(process)
+            said = await output_of(process)
             assert await process.wait() == 0, said
     passed = re.findall(r"✓ (\S+): (\d+) passed, 0 failed", said)
     assert [name for name, number in passed if number != "0"] == [

@@ -1,7 +1,7 @@
-"""Every scenario that the official conformance suite has for servers and clients of a revision, each a test of its own.
+"""Each scenario of the official conformance suite for servers and clients of a revision is one test.
 
-There is no list of failures to expect: what cannot pass yet, for want of a whole part of the protocol, is in
-`NOT_DEMANDED`, is run all the same, and leaves that table with the first run in which all of it passes.
+There is no list of expected failures.  Scenarios that cannot pass yet, because a whole part of the protocol is missing,
+are in `NOT_REQUIRED`.  They are run, too.  An entry must leave the table as soon as all its scenarios pass.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from collections import Counter
 
 import pytest
 
-from tests.conformance.suite import LOOPBACK, NOT_DEMANDED, Scenario, suite, why_not
+from tests.conformance.suite import LOOPBACK, NOT_REQUIRED, Scenario, exemption, suite
 from tests.conformance.verdicts import Outcomes
 from tests.peers.installed import Unavailable, needs, node
 from tests.speeds import DEFAULT
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the first that needs it installs the suite and runs it
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the first test that needs the suite installs it and runs it
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "scenario" in metafunc.fixturenames:
-        wanted: list[Scenario | None] = [None]  # one test, to say what is missing
+        wanted: list[Scenario | None] = [None]  # one test, which reports the missing suite
         with contextlib.suppress(Unavailable):
-            if metafunc.config.getoption("speed") != DEFAULT:  # for which nothing is to be installed
-                wanted = [each for each in suite().scenarios if why_not(each) is None]
+            if metafunc.config.getoption("speed") != DEFAULT:  # the default suite must install nothing
+                wanted = [each for each in suite().scenarios if exemption(each) is None]
         metafunc.parametrize("scenario", wanted, ids=lambda each: str(each or "not-installed"))
 
 
-def test_the_suite_has_all_that_these_revisions_require() -> None:
+def test_the_suite_has_all_required_scenarios_of_each_revision() -> None:
     scenarios = needs("the conformance suite", suite).scenarios
     assert len(set(scenarios)) == len(scenarios)
     assert Counter((each.side, each.revision) for each in scenarios if each.group == "required") == {
@@ -40,7 +40,7 @@ def test_the_suite_has_all_that_these_revisions_require() -> None:
     }
 
 
-def test_the_servers_that_the_suite_plays_listen_on_loopback_only() -> None:
+def test_servers_of_the_suite_listen_on_loopback_only() -> None:
     listen = "const s = require('net').createServer().listen(0); console.log(s.address().address); s.close()"
     program = [needs("node", node), "--import", LOOPBACK.as_uri(), "-e", listen]
     done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=60)
@@ -52,6 +52,6 @@ def test_scenario(scenario: Scenario, outcomes: Outcomes) -> None:
         pytest.fail("\n".join(wrong), pytrace=False)
 
 
-@pytest.mark.parametrize("reason", NOT_DEMANDED.values(), ids=NOT_DEMANDED.keys())
-def test_what_is_not_demanded_does_not_pass_yet(reason: str, outcomes: Outcomes) -> None:
-    assert any(wrong for each, wrong in outcomes.items() if why_not(each) == reason), f"no longer true: {reason}"
+@pytest.mark.parametrize("reason", NOT_REQUIRED.values(), ids=NOT_REQUIRED.keys())
+def test_scenarios_that_are_not_required_do_not_pass_yet(reason: str, outcomes: Outcomes) -> None:
+    assert any(wrong for each, wrong in outcomes.items() if exemption(each) == reason), f"no longer true: {reason}"

@@ -1,4 +1,4 @@
-"""How the conformance suite's results are read, on results that it might have saved."""
+"""Reading the results of the conformance suite, with results that it could have saved."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.conformance.runs import run
+from tests.conformance.runs import run_command
 from tests.conformance.suite import Scenario
-from tests.conformance.verdicts import against, log_of, log_of_server, results_of, scores
+from tests.conformance.verdicts import faults, log_of, log_of_server, results_of, scores
 
 AT = "2026-07-28T12-00-00-000Z"
 OF_SERVER = Scenario("server", "2026-07-28", "tools-list", "required")
@@ -37,7 +37,7 @@ def save(scenario: Scenario, folder: Path, text: str, at: str = AT) -> Path:
 
 @pytest.mark.parametrize("scenario", [OF_SERVER, OF_CLIENT], ids=str)
 @pytest.mark.parametrize(
-    ("checks", "wrong"),
+    ("checks", "expected"),
     [
         ([GOOD], []),
         ([NOTE, LEFT_OUT, GOOD], []),
@@ -48,51 +48,51 @@ def save(scenario: Scenario, folder: Path, text: str, at: str = AT) -> Path:
         ([], ["no check of it succeeded"]),
     ],
 )
-def test_a_check_must_succeed_and_none_fail_or_warn(
-    scenario: Scenario, checks: list[dict[str, Any]], wrong: list[str], tmp_path: Path
+def test_one_check_must_succeed_and_no_check_may_fail_or_warn(
+    scenario: Scenario, checks: list[dict[str, Any]], expected: list[str], tmp_path: Path
 ) -> None:
     save(scenario, tmp_path, json.dumps(checks))
-    assert against(scenario, tmp_path) == wrong
+    assert faults(scenario, tmp_path) == expected
 
 
-def test_a_failure_comes_with_what_the_client_said(tmp_path: Path) -> None:
+def test_a_failure_has_the_output_of_the_client(tmp_path: Path) -> None:
     (save(OF_CLIENT, tmp_path, json.dumps([GOOD, FAILURE])) / "stderr.txt").write_text("no tool, no joy\n")
-    assert against(OF_CLIENT, tmp_path) == ["FAILURE schema: it has no type", "the client said:", "no tool, no joy"]
+    assert faults(OF_CLIENT, tmp_path) == ["FAILURE schema: it has no type", "the client said:", "no tool, no joy"]
 
 
-def test_a_failure_comes_with_what_the_server_said(tmp_path: Path) -> None:
+def test_a_failure_has_the_output_of_the_server(tmp_path: Path) -> None:
     save(OF_SERVER, tmp_path, json.dumps([GOOD, WARNING]))
     log_of_server(tmp_path).write_text("oh\ndear\n")
-    assert against(OF_SERVER, tmp_path) == ["WARNING names: Names are short", "the server said:", "oh", "dear"]
+    assert faults(OF_SERVER, tmp_path) == ["WARNING names: Names are short", "the server said:", "oh", "dear"]
 
 
-def test_what_a_client_said_is_nothing_against_it(tmp_path: Path) -> None:
+def test_the_output_of_a_client_alone_is_no_failure(tmp_path: Path) -> None:
     (save(OF_CLIENT, tmp_path, json.dumps([GOOD])) / "stderr.txt").write_text("all is well\n")
-    assert against(OF_CLIENT, tmp_path) == []
+    assert faults(OF_CLIENT, tmp_path) == []
 
 
-def test_a_scenario_that_saved_nothing_has_failed(tmp_path: Path) -> None:
+def test_a_scenario_without_a_saved_result_has_failed(tmp_path: Path) -> None:
     save(Scenario("server", "2026-07-28", "tools-list-all", "required"), tmp_path, json.dumps([GOOD]))
     log_of(OF_SERVER, tmp_path).write_text("it fell over\n")
-    assert against(OF_SERVER, tmp_path) == [
+    assert faults(OF_SERVER, tmp_path) == [
         "the suite has saved 0 results of it, not one",
         "the suite said:",
         "it fell over",
     ]
 
 
-def test_a_scenario_that_was_run_twice_has_failed(tmp_path: Path) -> None:
+def test_a_scenario_with_two_saved_results_has_failed(tmp_path: Path) -> None:
     save(OF_SERVER, tmp_path, json.dumps([GOOD]))
     save(OF_SERVER, tmp_path, json.dumps([GOOD]), AT.replace("12", "13"))
-    assert against(OF_SERVER, tmp_path) == ["the suite has saved 2 results of it, not one"]
+    assert faults(OF_SERVER, tmp_path) == ["the suite has saved 2 results of it, not one"]
 
 
-def test_what_cannot_be_read_has_failed(tmp_path: Path) -> None:
+def test_a_result_that_cannot_be_read_is_a_failure(tmp_path: Path) -> None:
     save(OF_SERVER, tmp_path, "[")
-    assert "cannot be read" in against(OF_SERVER, tmp_path)[0]
+    assert "cannot be read" in faults(OF_SERVER, tmp_path)[0]
 
 
-def test_scores_tell_apart_what_is_demanded() -> None:
+def test_scores_separate_the_scenarios_that_are_not_required() -> None:
     outcomes = {
         OF_SERVER: [],
         Scenario("server", "2026-07-28", "tools-call-image", "required"): ["no check of it succeeded"],
@@ -106,14 +106,14 @@ def test_scores_tell_apart_what_is_demanded() -> None:
     ]
 
 
-async def test_a_run_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path, mock_clock: MockClock) -> None:
+async def test_a_run_that_hangs_is_killed_with_its_children(tmp_path: Path, mock_clock: MockClock) -> None:
     pipe, log = tmp_path / "pipe", tmp_path / "log.txt"
     os.mkfifo(pipe)
     hang = ["sh", "-c", 'exec 3>"$0"; echo begun >&3; sleep 1000 & sleep 1000', str(pipe)]
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(run, hang, log, 60)
+        nursery.start_soon(run_command, hang, log, 60)
         async with await trio.open_file(pipe) as held:
             assert await held.readline() == "begun\n"
             mock_clock.jump(60)
-            assert await held.read() == ""  # which comes when nobody is left who could write
+            assert await held.read() == ""  # the pipe ends when no process has it open for writing
     assert log.read_text() == "\nended after 60 seconds\n"
