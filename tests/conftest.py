@@ -1,4 +1,4 @@
-"""What every test may use."""
+"""Options, hooks and fixtures of the whole suite."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ import pytest
 from tests.cuts import Cuts
 from tests.speeds import ALL, DEFAULT, SPEEDS, has_examples, part_of, speeds
 
-# In CI the same examples every time, so that what fails there fails again here; elsewhere new ones each run.
+# In CI, Hypothesis tries the same examples each time, so that a failure can be repeated.  Without CI, each run tries
+# new ones.
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("dev", deadline=None)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
-# What runs in the background, or under nohup, ignores these, and so would each child that a test starts, also where the
-# test is about Ctrl-C.
+# A process in the background, or under nohup, ignores these signals.  Each child that a test starts would inherit this,
+# and the tests of Ctrl-C would fail.
 for number, usual in (
     (signal.SIGINT, signal.default_int_handler),
     (signal.SIGQUIT, signal.SIG_DFL),
@@ -30,9 +31,9 @@ for number, usual in (
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, usual)
 
-EXAMPLES = 3  # the default suite tries one example of Hypothesis in so many
+EXAMPLES = 3  # the default suite tries one in three examples of Hypothesis
 
-# The children of tests keep their bytecode: to compile the package at each start takes them longer than most tests.
+# The children of tests keep their bytecode: to compile the package at each start takes longer than most tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 HERE = Path(__file__).parent
@@ -46,7 +47,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="the cases to run: those of the default suite, those that the full or the long suite adds, or all",
     )
     parser.addoption("--part", metavar="K/N", help="of these cases, the K-th of N parts of about the same length")
-    parser.addoption("--seed", type=int, help="what varies from run to run; the end of a run prints it")
+    parser.addoption(
+        "--seed", type=int, help="the seed of the cases that differ from run to run; printed at the end of a run"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -79,8 +82,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def pytest_collection_finish() -> None:
-    # Some tests look for garbage, or count objects, again and again.  The objects of pytest are not among them, and
-    # take a third of a second to look through.
+    # Some tests look for garbage, or count objects, many times.  They do not need the objects of pytest, and to look
+    # through these takes a third of a second.
     gc.collect()
     gc.freeze()
 
@@ -92,14 +95,14 @@ def cuts(pytestconfig: pytest.Config) -> Cuts:
 
 @pytest.fixture(scope="session")
 def examples(pytestconfig: pytest.Config) -> Callable[[int], hypothesis.settings]:
-    """For a function with examples within a test: the settings of so many, of which the default suite tries a third."""
+    """Settings for a function with `number` examples inside a test.  The default suite tries a third of them."""
     share = EXAMPLES if pytestconfig.getoption("speed") == DEFAULT else 1
     return lambda number: hypothesis.settings(max_examples=number // share)
 
 
 @pytest.fixture(scope="session")
 def shared_schemas() -> Path:
-    """The official JSON Schemas and example messages, where this checkout stands beside them."""
+    """The folder of the official JSON Schemas and example messages, if it is beside this checkout."""
     folder = HERE.parent.parent / "shared" / "spec"
     if not (folder / "schema").is_dir():
         pytest.skip("the official schemas are not beside this checkout")

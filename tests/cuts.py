@@ -28,11 +28,11 @@ class Cuts:
     seed: int
 
     def __call__(self, data: bytes) -> list[int]:
-        everywhere = range(len(data) + 1)
+        offsets = range(len(data) + 1)
         if self.speed == FULL:
-            return sorted({0, len(data), *everywhere[self.seed % FIFTH :: FIFTH]})
+            return sorted({0, len(data), *offsets[self.seed % FIFTH :: FIFTH]})
         if self.speed != DEFAULT:
-            return list(everywhere)
+            return list(offsets)
         classes = {0, 1, len(data) // 2, len(data) - 1, len(data)}
         classes |= {data.index(each) + len(each) for each in SEPARATORS if each in data}
-        return sorted(classes.intersection(everywhere))
+        return sorted(classes.intersection(offsets))

@@ -1,8 +1,8 @@
 """The long suite, in parts that can be run one by one: `python -m tests.long [K/N]`.
 
-Without K/N all of six parts run, but for those that have passed on this commit.  A part goes on after a failure.  The
-results are kept in `.long.json`, together with the commit; parts of another commit, or of a tree with changes, do not
-count, nor does a part during which the tree has changed.
+Without K/N, all six parts run, except those that have passed on this commit.  A part continues after a failure.  The
+results are kept in `.long.json`, together with the commit.  The result of a part is not kept if the tree has changes
+that are not committed, or if the tree changes while the part runs.  Results of another commit are not used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / ".long.json"
 PARTS = 6
 SECONDS: float = 25 * 60
-GRACE: float = 60  # for a part that is stopped, to report what it has found
+GRACE: float = 60  # seconds in which a part that is stopped writes its report
 
 
 def commit() -> str | None:
@@ -44,7 +44,7 @@ def results(of: str | None) -> dict[str, Any]:
 
 
 def run(part: str) -> dict[str, Any]:
-    """Run one part, and say how it ended."""
+    """Run one part, and return its result."""
     start = time.monotonic()
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--speed", "long", "--part", part]
     with tempfile.TemporaryDirectory() as folder:
@@ -78,7 +78,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def check(part: str) -> None:
-    """Raises `SystemExit` for what is no part: pytest finds no case there, and so no failure."""
+    """Raises `SystemExit` for an invalid part: pytest would find no case in it, and thus no failure."""
     number, _, parts = part.partition("/")
     if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
         raise SystemExit(f"a part must be K/N with K from 1 to N, such as 3/{PARTS}, got {part!r}")

@@ -1,15 +1,15 @@
 """Mutations of the package, and whether the suite notices them: `python -m tests.mutations --count 30 --seed 7`.
 
-A mutation is one small change of one module: `<` becomes `<=`, a statement is dropped, two cells of a table change
+A mutation is one small change of one module: `<` becomes `<=`, a statement is dropped, or two cells of a table change
 places.  The seed decides which mutations are drawn.  The default suite runs against each mutation until its first
-failure.  A mutation that survives meets the cases that are `full`, and with `--long` those that are `long`.
+failure.  If a mutation survives, the `full` cases run against it, and with `--long` the `long` cases.
 
-Each job has a clone of the commit, and an environment that has the packages of this one, but imports the clone.  The
+Each job has a clone of the commit, and an environment with the packages of this one that imports the clone.  The
 test files near to the mutated module run first, so most mutations are caught within seconds.  `--json FILE` keeps the
 results; a run that finds the file continues it, at the same commit.
 
-A mutation can be equivalent without a sign of it: the order of headers, a deadline that is one second longer.  A
-survivor is a question to the reader, not yet a gap in the suite.
+A mutation may change no behaviour that counts: the order of headers, a deadline that is one second longer.  So a
+mutation that survives is not yet a gap in the suite: a person must judge it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ import pytest
 from tests.speeds import DEFAULT, SPEEDS
 
 ROOT, PACKAGE = Path(__file__).parents[1], "trio_mcp"
-FIRST = 10  # so many near files run by themselves: to collect the whole suite takes ten seconds
+FIRST = 10  # the number of near files that run first: to collect the whole suite takes ten seconds
 EACH = 60.0  # seconds for one test of the default suite
 HANGS = 6.0  # times as long as the default suite takes without a mutation
 LATER = 4 * 3600.0  # seconds for the cases of a later speed
@@ -51,7 +51,7 @@ for each in pkgutil.walk_packages({PACKAGE}.__path__, "{PACKAGE}."):
 TURNED = {"==": "!=", "<": "<=", ">": ">=", "is": "is not", "in": "not in", "and": "or", "+": "-", "+=": "-="}
 TURNED |= {new: old for old, new in TURNED.items()}
 OPERATOR = re.compile(rb"is not|not in|is|in|and|or|[=!<>+-]=|[<>+-]")
-UNTOUCHED = {  # calls that log, that are for the type checker, or that take a name of Python
+UNTOUCHED = {  # functions that log, that serve the type checker, or that take the name of an attribute or a codec
     *("debug", "info", "warning", "error", "exception", "log", "warn", "getLogger"),
     *("assert_never", "cast", "NewType", "ParamSpec", "TypeVar", "getattr", "hasattr", "setattr", "encode", "decode"),
 }
@@ -59,7 +59,7 @@ UNTOUCHED = {  # calls that log, that are for the type checker, or that take a n
 
 @attrs.frozen
 class Mutation:
-    """In the source of a module, what stands between two offsets, in bytes, becomes another text."""
+    """A new text for the part of a module's source between two offsets, in bytes."""
 
     module: str
     source: bytes = attrs.field(repr=False)
@@ -73,7 +73,7 @@ class Mutation:
         return self.source[: self.start] + self.new.encode() + self.source[self.end :]
 
     def described(self) -> dict[str, Any]:
-        """Where it is, its kind, and the lines that it touches, before and after."""
+        """Its module and line, its kind, and the lines that it changes, before and after."""
         first = self.source.rfind(b"\n", 0, self.start) + 1
         rest = len(self.source) - (self.source + b"\n").index(b"\n", self.end)
         old, new = (" ".join(s[first : len(s) - rest].decode().split()) for s in (self.source, self.mutated))
@@ -82,13 +82,13 @@ class Mutation:
 
 
 class Source:
-    """The source of a module: which mutations it offers."""
+    """The source of a module, and its possible mutations."""
 
     def __init__(self, module: str, text: bytes) -> None:
         self.module, self.text, tree = module, text, ast.parse(text)
         self.lines = [0, *itertools.accumulate(map(len, text.splitlines(keepends=True)))]
         values = [node.value for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign) and node.value]
-        # The order of a tuple by itself, such as one of exceptions, seldom means anything; that of a row does.
+        # The order of a tuple alone, for example of exceptions, seldom has a meaning.  The order of a row does.
         self.tables = [each for top in values for each in _tables(top) if each is not top or isinstance(top, ast.Dict)]
         nodes = list(_mutable(tree))
         self.mutations = [each for some in (_expression, _statement) for node in nodes for each in some(self, node)]
@@ -105,7 +105,7 @@ class Source:
         return Mutation(self.module, self.text, kind, *self.span(node), new)
 
     def turned(self, kind: str, *operands: ast.AST) -> Iterator[Mutation]:
-        """An operator between two of these becomes its counterpart."""
+        """The operator between each two of these operands becomes its counterpart."""
         for left, right in itertools.pairwise(operands):
             (_, start), (end, _) = self.span(left), self.span(right)
             found = OPERATOR.search(self.text, start, end)
@@ -121,7 +121,7 @@ class Source:
 
 
 def _mutable(node: ast.AST) -> Iterator[ast.AST]:
-    """This node and all below it, without those that may not change."""
+    """This node and all nodes below it, without those that must not change."""
     yield node
     for name, value in ast.iter_fields(node):
         of_types = name in ("annotation", "returns") or (name == "body" and _fixed(getattr(node, "test", node)))
@@ -131,7 +131,7 @@ def _mutable(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _fixed(node: ast.AST) -> bool:
-    """Whether neither this node nor any part of it may change."""
+    """Whether this node and all its parts must stay as they are."""
     match node:
         case ast.Import() | ast.ImportFrom() | ast.Assert() | ast.Raise() | ast.JoinedStr():
             return True
@@ -151,7 +151,7 @@ def _fixed(node: ast.AST) -> bool:
 
 
 def _tables(node: ast.AST) -> Iterator[ast.AST]:
-    """The tables in the value of a module's name: the value itself, and what stands in its cells."""
+    """The tables in the value of a module's name: the value itself, and the values in its cells."""
     match node:
         case ast.Dict(values=cells) | ast.Tuple(elts=cells) | ast.List(elts=cells):
             yield node
@@ -178,7 +178,7 @@ def _expression(source: Source, node: ast.AST) -> Iterator[Mutation]:
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
             for moved in (number + 1, number - 1) if number >= 1 else (number + 1,):
                 yield source.replaced("bound moved", node, repr(moved))
-        # One word is a name of the protocol: of a method, a field, a header.
+        # A string of one word is a name of the protocol: of a method, a field, a header.
         case ast.Constant(value=str() as word) if re.fullmatch(r"[$A-Za-z_][\w$./:-]+", word):
             if source.of(node) == f'"{word}"':
                 yield source.replaced("word changed", node, f'"{word}x"')
@@ -211,10 +211,10 @@ def _statement(source: Source, node: ast.AST) -> Iterator[Mutation]:
 
 
 def drawn(package: Path, seed: int) -> Iterator[Mutation]:
-    """The mutations of a package, each one once, in the order of the seed.
+    """The mutations of a package, each once, in an order that the seed decides.
 
-    Each module is about equally likely: one that offers sixteen times as many has twice the chance.  So is each kind
-    that the module offers.
+    All modules are about equally likely: a module with sixteen times as many mutations has twice the chance.  All kinds
+    of mutation in a module are equally likely.
     """
     files = [file for file in sorted(package.rglob("*.py")) if "demo" not in file.parts]
     offers = [Source(file.relative_to(package.parent).as_posix(), file.read_bytes()).mutations for file in files]
@@ -231,7 +231,7 @@ def drawn(package: Path, seed: int) -> Iterator[Mutation]:
 
 
 class Clone:
-    """A clone of a commit, with an environment of its own, for one run at a time."""
+    """A clone of a commit, with its own environment, for one run at a time."""
 
     def __init__(self, folder: Path, repository: Path, commit: str, seed: int) -> None:
         self.root, self.seed, self.limit = folder / "clone", seed, LATER
@@ -242,17 +242,17 @@ class Clone:
         subprocess.run(["git", "clone", "-q", "--local", "--no-checkout", repository, self.root], check=True)
         subprocess.run(["git", "-C", self.root, "checkout", "-q", "--detach", commit], check=True)
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", self.root / ".venv"], check=True)
-        # A .pth file adds folders, and Python reads no .pth files in those: it does not see the editable install there.
+        # Python reads no .pth files in the folders that a .pth file adds, so it does not see the editable install.
         [packages] = self.root.glob(".venv/lib/python*/site-packages")
         (packages / "clone.pth").write_text(f"{self.root}\n{sysconfig.get_path('purelib')}\n")
         for there, here in ((repository.parent / "shared", folder), (repository / ".peers", self.root)):
-            if there.exists():  # the official schemas, and the programs of others
+            if there.exists():  # the official schemas, and the peer programs
                 (here / there.name).symlink_to(there)
         _, imported = self.run("-c", f"import {PACKAGE}; print({PACKAGE}.__file__)")
         assert imported.strip() == str(self.root / PACKAGE / "__init__.py"), f"{self.python} imports {imported}"
 
     def run(self, *arguments: str, limit: float = EACH) -> tuple[int | None, str]:
-        """How a program of the environment ends, None for one that hangs, and what it says."""
+        """Run a program of the environment.  Returns its exit code, None if it hangs, and its output."""
         with tempfile.TemporaryFile("w+", errors="replace") as said:
             ends: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": said, "stderr": said}
             where: dict[str, Any] = {"cwd": self.root, "env": self._environment, "start_new_session": True}
@@ -267,12 +267,12 @@ class Clone:
             return code, said.read()
 
     def stop(self) -> None:
-        """End what runs, and run nothing any more."""
+        """End the program that runs, and start no other one."""
         self._stopped = True
         self._end()
 
     def _end(self) -> None:
-        """End the program with its session, and whoever left the session but runs by the clone's interpreter."""
+        """End the program, its session, and each process outside it that runs by the clone's interpreter."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -282,9 +282,9 @@ class Clone:
                     os.kill(int(each.parent.name), signal.SIGKILL)
 
     def failure(self, files: Sequence[str], speed: str = DEFAULT, mutation: Mutation | None = None) -> str:
-        """The first test in these files that fails, with a mutation or without one; "" if none does."""
+        """The first test in these files that fails, with a mutation or without one; "" if all pass."""
         options = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider", "--hypothesis-profile=ci"]
-        # What varies from run to run is to be the same with a mutation and without one.
+        # The cases that differ from run to run must be the same with a mutation and without one.
         options += [f"--basetemp={self.root.parent / 'tmp'}", "--seed", str(self.seed), "--speed", speed]
         options += [f"--timeout={EACH}"] if speed == DEFAULT else []
         limit = self.limit if speed == DEFAULT else LATER
@@ -304,8 +304,8 @@ class Clone:
         with self.mutated(mutation):
             code, said = self.run("-c", IMPORTS)
         if code != 0:
-            what, why = mutation.described(), (said.strip().splitlines() or ["it hangs"])[-1]
-            print(f"drawn again: {what['module']}:{what['line']}  {what['new'][:80]}  does not import: {why[:80]}")
+            place, why = mutation.described(), (said.strip().splitlines() or ["it hangs"])[-1]
+            print(f"drawn again: {place['module']}:{place['line']}  {place['new'][:80]}  does not import: {why[:80]}")
         return code == 0
 
     @contextmanager
@@ -319,13 +319,13 @@ class Clone:
                 self._write(mutation.module, mutation.source)
 
     def _write(self, module: str, text: bytes) -> None:
-        # Bytecode counts as fresh if its source has the same time and size, so each text gets a time of its own.
+        # Python takes bytecode as fresh if its source has the same time and size, so each text gets its own time.
         (self.root / module).write_bytes(text)
         moment = next(self._clock)
         os.utime(self.root / module, (moment, moment))
 
     def files(self, module: str) -> tuple[list[str], list[str]]:
-        """The test files in two parts: those near to a module, which import it or are named after it, come first."""
+        """The test files in two lists.  The first has those near to the module: they import it or have its name."""
         package, _, name = module.removesuffix(".py").replace("/", ".").rpartition(".")
         imports = re.compile(rf"\b{re.escape(package)}(\.{name}\b| import .*\b{name}\b)")
         mentions = re.compile(rf"(?<![^\W_]){name}(?![^\W_])")
@@ -340,7 +340,7 @@ class Clone:
 
 
 def judged(clone: Clone, mutation: Mutation, speeds: Sequence[str]) -> dict[str, Any]:
-    """What the suite says of one mutation: the test that catches it, and at which speed, or that it survives."""
+    """The verdict on one mutation: the test that catches it, and at which speed, or that it survives."""
     start, near, others = time.monotonic(), *clone.files(mutation.module)
     verdict: dict[str, Any] = {"result": "survived", "left_out": []}
     runs = [(DEFAULT, near), (DEFAULT, others), *((speed, near + others) for speed in speeds if speed != DEFAULT)]
@@ -349,11 +349,11 @@ def judged(clone: Clone, mutation: Mutation, speeds: Sequence[str]) -> dict[str,
         test = clone.failure(files, speed, mutation)
         file = test.partition("::")[0]
         if file in files and clone.failure([file], speed):
-            # A file that fails without the mutation says nothing of it; the others run.
+            # A file that also fails without the mutation proves nothing; the other files run.
             verdict["left_out"].append(file)
             runs = [(speed, [each for each in files if each != file]), *runs]
         elif test:
-            # A test that fails by chance passes the second time.
+            # If a test fails by chance, it passes the second time.
             again = file not in files or bool(clone.failure([file], speed, mutation))
             verdict |= {"result": "caught", "speed": speed, "test": test, "again": again}
             break
@@ -368,7 +368,7 @@ def shown(result: dict[str, Any]) -> str:
     doubt = "" if result.get("again", True) else ", but its file passes the second time"
     doubt += "".join(f"; {file} fails without the mutation, too" for file in result["left_out"])
     place = f"{result['number']:3}  {result['module']}:{result['line']}  {result['kind']}"
-    # Of a long line, what is shown begins shortly before the change.
+    # Of a long line, only the part around the change is shown.
     old, new = result["old"], result["new"]
     same = sum(itertools.takewhile(bool, (a == b for a, b in zip(old, new, strict=False))))
     change = "  ->  ".join(line[max(0, same - 50) : same + 50] for line in (old, new))
@@ -422,7 +422,7 @@ def main(arguments: Sequence[str], repository: Path = ROOT) -> int:
 
 
 def unmutated(pool: ThreadPoolExecutor, clones: Sequence[Clone]) -> float:
-    """How many seconds the default suite takes without a mutation.  Raises `SystemExit` if it fails."""
+    """The seconds that the default suite takes without a mutation.  Raises `SystemExit` if it fails."""
     start = time.monotonic()
     files = list(itertools.chain(*clones[0].files(f"{PACKAGE}/__init__.py")))
     for test in pool.map(lambda clone: clone.failure(files), clones):
@@ -433,5 +433,5 @@ def unmutated(pool: ThreadPoolExecutor, clones: Sequence[Clone]) -> float:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the clones go away
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the clones are removed
     sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,7 @@
-"""A port for who wants to be told one, and binds it later: one that the system gives to nobody by itself.
+"""A free port for a test that must know the number before it binds the port.
 
-Of those that it does give, the one that was free just now may be somebody else's by then, on a busy machine.
+The port is not in the range from which Linux assigns ports.  On a busy machine, another process may get a port of that
+range before the test binds it.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import socket
 
 __all__ = ["unclaimed_port"]
 
-FREE = range(20_000, 32_768)  # below the least that Linux gives
-_chance = random.SystemRandom()  # two runs of the tests at once do not take the same
+FREE = range(20_000, 32_768)  # below the range from which Linux assigns ports
+_random = random.SystemRandom()  # two runs of the tests at the same time choose different ports
 
 
 def unclaimed_port() -> int:
     while True:
-        port = _chance.choice(FREE)
+        port = _random.choice(FREE)
         try:
             with socket.create_server(("127.0.0.1", port)):
                 return port

@@ -1,7 +1,7 @@
-"""A redis-server of one's own, at a socket in a folder of its own: `RedisServer()`.
+"""A redis-server process with its own folder and socket: `RedisServer()`.
 
-It keeps its data as the documentation asks for, ``appendonly yes``, so it has them again when it is started again.  It
-never waits for the disk, as tests that kill a process and no machine do not either.
+It keeps its data as the documentation asks for, with ``appendonly yes``, so the data is there after a restart.  It
+never waits for the disk: the tests kill the process, but not the machine.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tests.ports import unclaimed_port
 
 __all__ = ["RedisServer", "cluster", "redis_server", "started_redis"]
 
-PATIENCE = 20.0  # seconds in which it starts or stops
+TIMEOUT = 20.0  # seconds, to start or to stop
 
 
 class RedisServer:
-    """A process; `start` begins it, and again after `kill`."""
+    """A process; `start` starts it, also after `kill`."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.path = folder / "redis.sock"
@@ -40,7 +40,7 @@ class RedisServer:
 
     def start(self) -> None:
         self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while not self._answers():
             assert self._process.poll() is None, self._log()
             assert time.monotonic() < deadline, self._log()
@@ -53,9 +53,9 @@ class RedisServer:
             return False
 
     def ask(self, command: str) -> bytes:
-        """Send a command, and return the first bytes of what Redis says."""
+        """Send a command, and return the first bytes of the reply."""
         with socket.socket(socket.AF_UNIX) as client:
-            client.settimeout(PATIENCE)
+            client.settimeout(TIMEOUT)
             client.connect(str(self.path))
             client.sendall(f"{command}\r\n".encode())
             return client.recv(4096)
@@ -64,7 +64,7 @@ class RedisServer:
         return (self.path.parent / "log").read_text()
 
     def stop(self) -> None:
-        """Let the process do nothing, until `go_on`."""
+        """Suspend the process until `go_on`."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
@@ -76,18 +76,18 @@ class RedisServer:
         """End the process at once, as a crash does."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait(PATIENCE)
+            self._process.wait(TIMEOUT)
             self._process = None
             self.path.unlink(missing_ok=True)
 
 
 def cluster() -> list[str]:
-    """The options of a node of a cluster, with ports that nobody else takes by chance."""
+    """The options of a node of a cluster, with ports that no other process takes by chance."""
     return ["--cluster-enabled", "yes", "--port", str(unclaimed_port()), "--cluster-port", str(unclaimed_port())]
 
 
 def _program() -> str:
-    """Where redis-server is.  Raises `Unavailable`, also without coredis."""
+    """The path of redis-server.  Raises `Unavailable` if there is no redis-server or no coredis."""
     if find_spec("coredis") is None:
         raise Unavailable("there is no coredis in this environment")
     return tool("redis-server")
@@ -95,7 +95,7 @@ def _program() -> str:
 
 @contextmanager
 def started_redis(*options: str) -> Iterator[RedisServer]:
-    """A server for a block, started.  Raises `Unavailable`."""
+    """A started server, for the length of a block.  Raises `Unavailable`."""
     folder = Path(tempfile.mkdtemp(prefix="redis-"))
     try:
         server = RedisServer(folder, *options)
@@ -110,7 +110,7 @@ def started_redis(*options: str) -> Iterator[RedisServer]:
 
 @contextmanager
 def redis_server(*options: str) -> Iterator[RedisServer]:
-    """A server for a block, started.  Skips the test if there is none."""
+    """A started server, for the length of a block.  Skips the test if Redis is not installed."""
     needs("Redis", _program)
     with started_redis(*options) as server:
         yield server

@@ -1,6 +1,6 @@
-"""The requirement table, and which tests prove which of its rows.
+"""The requirement table, and the rows that each test proves.
 
-`@req("core-01")` on a test says which rows of requirements.tsv it proves.
+`@req("core-01")` on a test names the rows of requirements.tsv that it proves.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def read(path: Path) -> dict[str, dict[str, str]]:
 
 @functools.cache
 def references() -> frozenset[tuple[str, str]]:
-    """Every id that a call of `req` names, with the file that does."""
+    """Each id in a call of `req`, with the name of the file."""
     return frozenset(_references())
 
 
 def _references() -> Iterator[tuple[str, str]]:
     for path in sorted(set(HERE.rglob("*.py")) - {Path(__file__)}):
         text = path.read_text(encoding="utf-8")
-        for call in re.finditer(r"\breq\(", text):  # to parse all tests takes seconds
+        for call in re.finditer(r"\breq\(", text):  # faster than to parse all tests, which takes seconds
             for part in ast.walk(_call(text, call.start())):
                 if isinstance(part, ast.Constant) and isinstance(part.value, str):
                     yield part.value, path.name
@@ -47,5 +47,5 @@ def _call(text: str, start: int) -> ast.expr:
     end = start
     while True:
         end = text.index(")", end) + 1
-        with contextlib.suppress(SyntaxError):  # it was a bracket within the call
+        with contextlib.suppress(SyntaxError):  # the bracket was inside the call
             return ast.parse(text[start:end], mode="eval").body

@@ -1,18 +1,18 @@
-"""The three speeds of the suite, and which case runs at which.
+"""The three speeds of the suite, and the speed of each case.
 
-- `default`: what `pytest` runs.  A behaviour is tested once, where it lives, on the two newest revisions.
-- `full`: what `.ci/run` adds.  All revisions, conformance, the newest official SDKs, nginx and the browser.
-- `long`: what `.ci/run --long` adds.  All transports times all revisions, every cut, every peer.
+- `default`: the cases that `pytest` runs.  Each behaviour is tested once, near its code, on the two newest revisions.
+- `full`: `.ci/run` adds them.  All revisions, conformance, the newest official SDKs, nginx and the browser.
+- `long`: `.ci/run --long` adds them.  All transports times all revisions, every cut, every peer.
 
-A mark named after a speed, on a module, a test or a case, decides.  That of a test wins, then that of a case, then that
-of the module, as `iter_markers` has them.  Without a mark, two rules do:
+A mark with the name of a speed decides.  A mark of the test comes first, then a mark of the case, then a mark of the
+module: this is the order of `iter_markers`.  Without a mark, two rules decide:
 
 1. A case that needs the official schemas, which a user's checkout does not have, is `full`.
-2. Cases that differ in their revisions only are one behaviour.  Those of the two newest revisions are `default`, the
-   others `full`; where neither of the two is among them, the newest one is `default`.
+2. Cases that differ only in their revisions are one behaviour.  Those of the two newest revisions are `default`, the
+   others are `full`.  If the behaviour has neither of these two revisions, its newest one is `default`.
 
-A case of an exchange that is cut (`tests/cuts.py`) runs at each speed, with other cuts.  A case with examples of
-Hypothesis does as well: the default suite tries a third of them.
+A case that cuts an exchange (`tests/cuts.py`) runs at each speed, with other cuts.  A case with examples of Hypothesis
+also runs at each speed: the default suite tries a third of the examples.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ NEWEST = REVISION_NAMES[-2:]
 
 
 def speeds(items: Iterable[pytest.Item]) -> dict[pytest.Item, frozenset[str]]:
-    """The speeds at which each case runs: one, or this and the later ones for a case with cuts or examples."""
-    newest: defaultdict[str, Sequence[str]] = defaultdict(list)  # the newest revisions in which a behaviour is tried
+    """The speeds at which each case runs: one, and for a case with cuts or examples also the later ones."""
+    newest: defaultdict[str, Sequence[str]] = defaultdict(list)  # the newest revisions of each behaviour
     for item in items:
         newest[_behaviour(item)] = max(newest[_behaviour(item)], _revisions(item))
     found = {}
@@ -60,7 +60,7 @@ def part_of(item: pytest.Item, parts: int) -> int:
 
 
 def _revisions(item: pytest.Item) -> Sequence[str]:
-    """The revisions that a case is about: several, if it has a relay between two of them."""
+    """The revisions of a case: several, if the case has a relay between two of them."""
     callspec = getattr(item, "callspec", None)
     params = {} if callspec is None else callspec.params
     said = [getattr(each, "revision", each) for each in params.values()]
