@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 import hypothesis
 import pytest
 
-from tests.server.wire import REVISION_NAMES
+from tests.server.raw_client import REVISION_NAMES
 
 __all__ = ["ALL", "DEFAULT", "FULL", "LONG", "SPEEDS", "has_examples", "part_of", "speeds"]
 

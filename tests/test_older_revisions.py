@@ -23,7 +23,7 @@ from tests.http.client import note
 from tests.http.served import served
 from tests.http.stage import OLD, Stage, plays
 from tests.requirements import req
-from tests.server.wire import CLIENT_INFO, REVISION_NAMES, connected
+from tests.server.raw_client import CLIENT_INFO, REVISION_NAMES, connected
 from trio_mcp import (
     Client,
     Context,

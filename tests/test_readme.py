@@ -36,7 +36,7 @@ from tests.http.asgi_servers import hypercorn_of
 from tests.http.client import Web
 from tests.peers.installed import needs, tool
 from tests.ports import unclaimed_port
-from tests.server.wire import LATEST, Object, WireError, connected, everywhere, speaking
+from tests.server.raw_client import LATEST, ErrorResponse, Object, client_on, connected, every_revision
 from trio_mcp import Client, Context, Server, open_client, serve_http
 from trio_mcp.client import connecting
 from trio_mcp.testing import open_memory_pair
@@ -254,7 +254,7 @@ def cells(text: str, head: str) -> list[list[str]]:
     return [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines()[2:-1]]
 
 
-@everywhere
+@every_revision
 async def test_the_server_serves_what_it_says(revision: str, said: dict[str, Any], autojump_clock: MockClock) -> None:
     server = said["server"]
     assert isinstance(server, Server)
@@ -282,7 +282,7 @@ async def test_the_program_serves(said: dict[str, Any]) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(said["serve"], port)
         await trio.testing.wait_all_tasks_blocked()
-        async with speaking(await trio.open_tcp_stream("127.0.0.1", port), LATEST) as wire:
+        async with client_on(await trio.open_tcp_stream("127.0.0.1", port), LATEST) as wire:
             listed = await wire.call("tools/list")
         assert [tool["name"] for tool in listed["tools"]] == ["forecast", "order"]
         nursery.cancel_scope.cancel()
@@ -364,16 +364,16 @@ def pytest_in(folder: Path, *options: str) -> str:
     return shown.stdout
 
 
-@everywhere
+@every_revision
 async def test_the_library_says_what_it_lacks(revision: str, said: dict[str, Any], autojump_clock: MockClock) -> None:
     library = said["library"]
     async with connected(library, revision) as wire:
         found = await wire.call("resources/read", {"uri": "books://bees"})
         assert found["contents"][0]["text"].startswith("A hive in July")
-        with pytest.raises(WireError, match="There is no ulysses; there are bees, tides") as missing:
+        with pytest.raises(ErrorResponse, match="There is no ulysses; there are bees, tides") as missing:
             await wire.call("resources/read", {"uri": "books://ulysses"})
         assert missing.value.code == (-32602 if revision == LATEST else -32002)
-        with pytest.raises(WireError, match="There is no ulysses") as missing:
+        with pytest.raises(ErrorResponse, match="There is no ulysses") as missing:
             await wire.call("prompts/get", {"name": "discuss", "arguments": {"title": "ulysses"}})
         assert missing.value.code == -32602
         for ref in ({"type": "ref/prompt", "name": "discuss"}, {"type": "ref/resource", "uri": "books://{title}"}):
@@ -381,7 +381,7 @@ async def test_the_library_says_what_it_lacks(revision: str, said: dict[str, Any
             assert done["completion"]["values"] == ["bees"]
 
 
-@everywhere
+@every_revision
 async def test_arguments_that_do_not_fit_are_told_as_it_says(
     revision: str, said: dict[str, Any], autojump_clock: MockClock
 ) -> None:
@@ -392,7 +392,7 @@ async def test_arguments_that_do_not_fit_are_told_as_it_says(
             assert result["isError"]
             assert "/days" in result["content"][0]["text"]
         else:
-            with pytest.raises(WireError, match="/days") as refused:
+            with pytest.raises(ErrorResponse, match="/days") as refused:
                 await wire.call("tools/call", params)
             assert refused.value.code == -32602
 

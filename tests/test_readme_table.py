@@ -24,7 +24,7 @@ from tests.client.everywhere import at_home, reachable
 from tests.client.house import Forecast, build
 from tests.client.oauth_town import town
 from tests.http.served import MemoryListener
-from tests.server.wire import LATEST, REVISION_NAMES, connected
+from tests.server.raw_client import LATEST, REVISION_NAMES, connected
 from trio_mcp import (
     CacheHints,
     Client,

@@ -32,7 +32,7 @@ from tests.client.house import build
 from tests.http.asgi_servers import _connection
 from tests.http.served import MemoryListener
 from tests.http.stage import OLD, A, B, C, D, E
-from tests.server.checkpoints import running_tasks, where_all_stand
+from tests.server.checkpoints import running_tasks, task_positions
 from trio_mcp import Server, serve_http
 from trio_mcp.asgi import AsgiApp
 from trio_mcp.client import Client, open_client
@@ -112,7 +112,7 @@ async def nothing_left() -> AsyncIterator[None]:
     yield
     await wait_all_tasks_blocked()
     left = running_tasks() - before - {trio.lowlevel.current_task()}
-    assert not left, f"tasks were left: {sorted(task.name for task in left)}\n{where_all_stand()}"
+    assert not left, f"tasks were left: {sorted(task.name for task in left)}\n{task_positions()}"
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ import attrs
 import trio
 
 from tests.client.linked import Recorder
-from tests.server.checkpoints import Pair, PipeEnd, unwrapped, wide
+from tests.server.checkpoints import Pair, PipeEnd, unlimited_pipe, unwrapped
 from trio_mcp.client import ClientSession, HttpLink, SseLink
 from trio_mcp.core import REVISIONS, ClientProtocol, Limits, LinkKind, Offer
 from trio_mcp.core.http import Fields, Headers, Mirror, SseEvent, encode_event
@@ -175,7 +175,7 @@ def _cut() -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def script(play: Play, streams: Callable[[], Pair] = wide) -> AsyncIterator[Script]:
+async def script(play: Play, streams: Callable[[], Pair] = unlimited_pipe) -> AsyncIterator[Script]:
     with unwrapped():
         async with trio.open_nursery() as nursery:
             yield Script(play, nursery, streams)

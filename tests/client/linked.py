@@ -22,8 +22,8 @@ import attrs
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.server.checkpoints import patiently, unwrapped, wide
-from tests.server.wire import CAPABILITIES
+from tests.server.checkpoints import unlimited_pipe, unwrapped, wait_or_fail
+from tests.server.raw_client import CAPABILITIES
 from trio_mcp import Server, serve_stream
 from trio_mcp.client import ClientSession, StreamLink
 from trio_mcp.core import (
@@ -117,7 +117,7 @@ async def connect(
 
 
 @contextlib.asynccontextmanager
-async def serving(server: Server, *, streams: Streams = wide) -> AsyncIterator[trio.abc.Stream]:
+async def serving(server: Server, *, streams: Streams = unlimited_pipe) -> AsyncIterator[trio.abc.Stream]:
     """The client's end of a stream at whose other end a server of ours is."""
     ours, theirs = streams()
     async with trio.open_nursery() as nursery:
@@ -128,7 +128,7 @@ async def serving(server: Server, *, streams: Streams = wide) -> AsyncIterator[t
 
 @contextlib.asynccontextmanager
 async def linked(
-    server: Server, revision: str, *, talk: Recorder | None = None, streams: Streams = wide, **options: Any
+    server: Server, revision: str, *, talk: Recorder | None = None, streams: Streams = unlimited_pipe, **options: Any
 ) -> AsyncIterator[Link]:
     """A session with a server of ours.  When the block ends the link does, and the server has to return."""
     with unwrapped():
@@ -136,7 +136,7 @@ async def linked(
             link = await connect(nursery, stream, talk or Recorder(), revision, **options)
             yield link
             await stream.aclose()
-            await patiently(link.ended.wait, "the client's link to end")
+            await wait_or_fail(link.ended.wait, "the client's link to end")
 
 
 class Peer:
@@ -178,7 +178,7 @@ class Peer:
             while not self.messages:
                 await self._arrival.park()
 
-        await patiently(come, method)
+        await wait_or_fail(come, method)
         message = self.messages.pop(0)
         assert message.get("method") == method, message
         return message
@@ -206,7 +206,12 @@ class Peer:
 
 @contextlib.asynccontextmanager
 async def scripted(
-    revision: str, capabilities: Object, *, talk: Recorder | None = None, streams: Streams = wide, **options: Any
+    revision: str,
+    capabilities: Object,
+    *,
+    talk: Recorder | None = None,
+    streams: Streams = unlimited_pipe,
+    **options: Any,
 ) -> AsyncIterator[tuple[Link, Peer]]:
     """A session with a server that the test plays."""
     ours, theirs = streams()
@@ -218,4 +223,4 @@ async def scripted(
             yield link, peer
             await ours.aclose()
             await theirs.aclose()
-            await patiently(link.ended.wait, "the client's link to end")
+            await wait_or_fail(link.ended.wait, "the client's link to end")

@@ -28,7 +28,7 @@ from tests.client.http_script import Asked, Out, Play, Script
 from tests.core.auth_server import CALLBACK, NOW, AuthServer
 from tests.http.served import MemoryListener
 from tests.http.stage import OLD
-from tests.server.checkpoints import Pair, PipeEnd, running_tasks, unwrapped, where_all_stand, wide
+from tests.server.checkpoints import Pair, PipeEnd, running_tasks, task_positions, unlimited_pipe, unwrapped
 from trio_mcp import Client, OAuth, Principal, Server, open_client, serve_http
 from trio_mcp.core.oauth import SendRequest
 from trio_mcp.oauth import Application
@@ -153,7 +153,7 @@ async def town(
     server: Server | None = None,
     *,
     scopes: tuple[str, ...] = (),
-    streams: Callable[[], Pair] = wide,
+    streams: Callable[[], Pair] = unlimited_pipe,
     protected: bool = True,
     plain_verify: bool = True,
     front: Callable[[Town], Play] | None = None,
@@ -198,4 +198,4 @@ async def quiet() -> AsyncIterator[None]:
     yield
     await wait_all_tasks_blocked()
     left = running_tasks() - before - {trio.lowlevel.current_task()}
-    assert not left, f"tasks were left: {sorted(task.name for task in left)}\n{where_all_stand()}"
+    assert not left, f"tasks were left: {sorted(task.name for task in left)}\n{task_positions()}"

@@ -19,7 +19,7 @@ import trio
 
 from tests.core.pairs import opened
 from tests.requirements import req
-from tests.server.checkpoints import Attempt, cancel_everywhere
+from tests.server.checkpoints import Attempt, cancel_at_each_step
 from trio_mcp.client import Answering, FormElicitationRequest, RootLike, SamplingRequest, UrlElicitationRequest
 from trio_mcp.core import (
     INVALID_PARAMS,
@@ -1113,7 +1113,7 @@ def test_a_round_can_be_cancelled_at_any_step() -> None:
         assert (answering.finished({"elicitationId": "1"}) is None) is scope.cancelled_caught
 
     for watch in ("the server asks", "the scenario"):
-        assert cancel_everywhere(scenario, watch=watch) > 3
+        assert cancel_at_each_step(scenario, watch=watch) > 3
 
 
 @pytest.mark.parametrize("revision", LEGACY, ids=str)

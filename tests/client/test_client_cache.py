@@ -16,7 +16,7 @@ from tests.client.house import Size
 from tests.client.http_script import URL, Asked, Out, Script, script
 from tests.http.stage import D, E
 from tests.requirements import req
-from tests.server.checkpoints import patiently
+from tests.server.checkpoints import wait_or_fail
 from trio_mcp import Accepted, Context, RequestError, ResourceNotFound, Server
 from trio_mcp.client import Client, open_client
 from trio_mcp.core import CacheHints, McpError, UsageError
@@ -224,7 +224,7 @@ async def test_a_client_that_is_closed_has_nothing_left(
         await read(client)
         await client.aclose()
         with pytest.raises(SessionClosed):
-            await patiently(lambda: ask(client), "an outcome")
+            await wait_or_fail(lambda: ask(client), "an outcome")
 
 
 @pytest.mark.parametrize("ask", ASKS)
@@ -243,7 +243,7 @@ async def test_headers_that_cannot_be_made_are_one_error_for_all_calls(
         await client.list_tools_page()
         fails = True
         with pytest.raises(UsageError, match="the function given as headers raised an exception") as failed:
-            await patiently(lambda: ask(client), "an outcome")
+            await wait_or_fail(lambda: ask(client), "an outcome")
         assert failed.value.__cause__ is broken
         fails = False
         assert len(server.asked) == 1

@@ -16,7 +16,7 @@ from tests.client.everywhere import ROOT, Where, at_home, contract, nothing_left
 from tests.client.house import Forecast, build
 from tests.http.stage import A, B, C, D, E
 from tests.requirements import req
-from tests.server.checkpoints import patiently
+from tests.server.checkpoints import wait_or_fail
 from trio_mcp import Context, Declined, RequestError, Server, UsageError
 from trio_mcp.client import Client, HandshakeError, ToolFailed, connect_client, open_client
 from trio_mcp.core import (
@@ -574,7 +574,7 @@ async def test_leaving_a_call_takes_its_question_back(where: Where, clock: MockC
                 nursery.start_soon(client.call_tool, "think")
                 await asked.wait()
                 scope.cancel()
-        await patiently(dropped.wait, "the callback's end")
+        await wait_or_fail(dropped.wait, "the callback's end")
         assert await client.call_tool("add", {"a": 1, "b": 1}, returns=int) == 2
 
 

@@ -21,7 +21,15 @@ from tests.cuts import Cuts
 from tests.http.served import MemoryListener
 from tests.http.stage import OLD, A, D, E
 from tests.requirements import req
-from tests.server.checkpoints import Attempt, PipeEnd, anything, cancel_everywhere, patiently, where_all_stand, wide
+from tests.server.checkpoints import (
+    Attempt,
+    PipeEnd,
+    any_task,
+    cancel_at_each_step,
+    task_positions,
+    unlimited_pipe,
+    wait_or_fail,
+)
 from trio_mcp import Context, Server, UsageError, serve_http, serve_stream
 from trio_mcp.client import Client, HandshakeError, NoResponse, connect_client, open_client
 from trio_mcp.core import McpError
@@ -132,7 +140,7 @@ async def faulty(transport: str, fault: Fault, server: Server) -> AsyncIterator[
     """A target at which the server is, by such a way."""
     async with open_nursery() as nursery:
         if transport == "stream":
-            ours, theirs = wide()
+            ours, theirs = unlimited_pipe()
             nursery.start_soon(serve_stream, server, theirs)
             yield Faulty(ours, fault)
             return
@@ -162,7 +170,7 @@ async def outcome(call: Callable[[], Awaitable[Any]], fault: Fault) -> str:
             return "ours to blame" if isinstance(error, UsageError) else "an error"
         return "a result"
     # Junk may have taken the place of a question, and the server waits for its answer.
-    assert fault.how in ("stall", "junk"), where_all_stand()
+    assert fault.how in ("stall", "junk"), task_positions()
     return "left"
 
 
@@ -302,7 +310,7 @@ CANCELLED = {"memory": (D, E), "websocket": (E,), "http": (D, E), "http+sse": (A
 @pytest.mark.parametrize(
     "where", [Where(transport, each) for transport, known in CANCELLED.items() for each in known], ids=" ".join
 )
-@pytest.mark.parametrize("watch", ["the scenario", anything], ids=["its task", "any task"])
+@pytest.mark.parametrize("watch", ["the scenario", any_task], ids=["its task", "any task"])
 def test_a_client_may_be_cancelled_at_any_step(where: Where, watch: Any) -> None:
     async def scenario(attempt: Attempt) -> None:
         options: dict[str, Any] = {"revision": where.revision, "sampling": lambda asked: ("x", "m")}
@@ -315,7 +323,7 @@ def test_a_client_may_be_cancelled_at_any_step(where: Where, watch: Any) -> None
                     await anext(changes)
             await wait_all_tasks_blocked()
 
-    assert cancel_everywhere(scenario, watch=watch) > 5
+    assert cancel_at_each_step(scenario, watch=watch) > 5
 
 
 @pytest.mark.parametrize("revision", [D, E])
@@ -326,7 +334,7 @@ def test_the_link_may_end_at_any_step_and_nobody_waits(revision: str) -> None:
 
     async def scenario(attempt: Attempt) -> None:
         server = Server("s", capabilities=["tools"])
-        ours, theirs = wide()
+        ours, theirs = unlimited_pipe()
         async with open_nursery() as nursery:
             nursery.start_soon(serve_stream, server, theirs)
             with attempt.window(ours.close), contextlib.suppress(McpError):
@@ -334,9 +342,9 @@ def test_the_link_may_end_at_any_step_and_nobody_waits(revision: str) -> None:
                     await outcome(client.list_tools, Fault(0, "close"))
                     if attempt.fired:
                         with pytest.raises(McpError):
-                            await patiently(lambda: listen(client), "the end")
+                            await wait_or_fail(lambda: listen(client), "the end")
 
-    assert cancel_everywhere(scenario, watch=anything) > 5
+    assert cancel_at_each_step(scenario, watch=any_task) > 5
 
 
 async def test_what_a_block_raises_is_not_lost_when_it_is_cancelled_as_well(autojump_clock: MockClock) -> None:
@@ -374,7 +382,7 @@ async def _nobody() -> trio.abc.Stream:
 
 async def _silence() -> trio.abc.Stream:
     await trio.lowlevel.checkpoint()
-    return wide()[0]
+    return unlimited_pipe()[0]
 
 
 @pytest.mark.parametrize("url", [URL, WS])
@@ -396,7 +404,7 @@ async def test_one_that_says_nothing_is_given_up(target: str, autojump_clock: Mo
     async with nothing_left():
         start = trio.current_time()
         with reachable(_silence), pytest.raises(McpError, match=r"in time|within|silent") as given_up:
-            async with open_client(wide()[0] if target == "a stream" else target):
+            async with open_client(unlimited_pipe()[0] if target == "a stream" else target):
                 raise AssertionError("it was opened")
         assert isinstance(given_up.value, ConnectionFailed if target == WS else HandshakeError)
         assert trio.current_time() - start <= 300 + CLOSING
@@ -482,7 +490,7 @@ for line in sys.stdin:
 @contextlib.asynccontextmanager
 async def played(answer: Callable[[dict[str, Any]], Iterator[Any]], **options: Any) -> AsyncIterator[Any]:
     """A target that answers each message as told, and all that it was sent."""
-    ours, theirs = wide()
+    ours, theirs = unlimited_pipe()
     sent: list[Any] = []
 
     async def play() -> None:

@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.client.house import Forecast, build
-from tests.server.checkpoints import patiently
+from tests.server.checkpoints import wait_or_fail
 from trio_mcp import RequestError
 from trio_mcp.client import ToolCall, ToolFailed, _stream_call, open_client
 from trio_mcp.errors import SessionClosed
@@ -27,7 +27,7 @@ async def test_a_call_that_was_left_has_no_result_after_its_block() -> None:
             assert report.message == "begun"
             break
     with pytest.raises(SessionClosed, match="was cancelled"):
-        await patiently(call.result, "an outcome")
+        await wait_or_fail(call.result, "an outcome")
     assert [report async for report in call] == []
 
 

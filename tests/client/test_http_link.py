@@ -28,8 +28,8 @@ from tests.cuts import Cuts
 from tests.http.served import listening, served
 from tests.http.stage import OLD, QUESTIONS, TOOLS, A, B, C, D, E, Stage, play
 from tests.requirements import req
-from tests.server.checkpoints import Attempt, anything, cancel_everywhere, patiently
-from tests.server.wire import CAPABILITIES
+from tests.server.checkpoints import Attempt, any_task, cancel_at_each_step, wait_or_fail
+from tests.server.raw_client import CAPABILITIES
 from trio_mcp.client import HandshakeError, HeadersRefused, NeedsSse, NoResponse, SessionLost, Unauthorized
 from trio_mcp.core import META_VERSION, Limits, McpError, RemoteProtocolError, RequestError, SessionClosed, UsageError
 from trio_mcp.core.http import SseEvent, encode_event, find_mirrors
@@ -54,7 +54,7 @@ async def unasked(asked: Asked, out: Out) -> None:
 
 async def failing(bench: Bench, method: str = "tools/list", params: Any = None) -> McpError:
     with pytest.raises(McpError) as failed:
-        await patiently(partial(bench.caller.request, method, params), "an outcome")
+        await wait_or_fail(partial(bench.caller.request, method, params), "an outcome")
     return failed.value
 
 
@@ -1398,7 +1398,7 @@ async def test_a_server_that_pings_before_it_answers_initialize_is_answered(auto
             await legacy(unasked)(asked, out)
 
     async with script(play) as server, linked(server.connect, [D], opens=False) as bench:
-        await patiently(bench.caller.open, "an opening")
+        await wait_or_fail(bench.caller.open, "an opening")
         assert server.heard[:2] == ["initialize", "answer"]
 
 
@@ -1678,7 +1678,7 @@ async def test_a_fault_after_any_byte_is_one_outcome_at_once(
 @pytest.mark.parametrize("revision", [D, E])
 @pytest.mark.parametrize(
     ("watch", "reports"),
-    [("the scenario", False), ("the scenario", True), ("to the server", True), (anything, False), (anything, True)],
+    [("the scenario", False), ("the scenario", True), ("to the server", True), (any_task, False), (any_task, True)],
 )
 def test_cancelling_a_call_at_any_step_leaves_nothing_and_the_session_goes_on(
     revision: str, watch: Any, reports: bool
@@ -1704,7 +1704,7 @@ def test_cancelling_a_call_at_any_step_leaves_nothing_and_the_session_goes_on(
             assert not bench.link._scopes
             assert bench.talk.mistakes == []
 
-    assert cancel_everywhere(scenario, watch=watch) > 1
+    assert cancel_at_each_step(scenario, watch=watch) > 1
 
 
 @pytest.mark.parametrize("probe", [reply(400), stream(), stream(event({"jsonrpc": "2.0", "id": 1, "result": {}}))])
@@ -1729,7 +1729,7 @@ def test_a_probe_may_be_over_at_any_step_of_its_answer(probe: Play) -> None:
             assert server.heard[-2:] == ["initialize", "notifications/initialized"]
             assert server.heard.count("initialize") == 1
 
-    assert cancel_everywhere(scenario, watch="to the server") > 3
+    assert cancel_at_each_step(scenario, watch="to the server") > 3
 
 
 @pytest.mark.parametrize("kind", ["sessions", "modern", "http+sse"])
@@ -1746,4 +1746,4 @@ def test_cancelling_everything_at_any_step_leaves_nothing(kind: str) -> None:
                         bench.nursery.start_soon(bench.link.run_event_stream)
                     await bench.caller.request("tools/call", play("progress", "progress"), on_progress=lambda *_: None)
 
-    assert cancel_everywhere(scenario, watch="the scenario") > 5
+    assert cancel_at_each_step(scenario, watch="the scenario") > 5

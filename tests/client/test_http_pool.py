@@ -19,12 +19,12 @@ from tests.server.checkpoints import (
     Attempt,
     Pair,
     PipeEnd,
-    anything,
-    cancel_everywhere,
-    narrow,
-    patiently,
+    any_task,
+    cancel_at_each_step,
+    one_byte_pipe,
     pipe_pair,
-    wide,
+    unlimited_pipe,
+    wait_or_fail,
 )
 from trio_mcp import Limits, Server, UsageError
 from trio_mcp.transport import CLOSING, IDLE_SECONDS, HttpPool, ReplyBroken, ReplyTooLong, open_nursery
@@ -107,7 +107,7 @@ class Far:
 
 
 @contextlib.asynccontextmanager
-async def far(play: Play, make: Callable[[], Pair] = wide, **options: Any) -> AsyncIterator[Far]:
+async def far(play: Play, make: Callable[[], Pair] = unlimited_pipe, **options: Any) -> AsyncIterator[Far]:
     """After the block the pool is closed, and no connection is left open."""
     async with open_nursery() as nursery:
         there = Far(nursery, play, make, **options)
@@ -269,7 +269,7 @@ async def test_a_stream_is_read_as_it_comes() -> None:
     async with far(play) as there:
         async with there.pool.request("POST", URL, (), b"{}") as reply:
             assert reply.headers["content-type"] == "text/event-stream"
-            assert await patiently(reply.receive, "the first") == b"first"
+            assert await wait_or_fail(reply.receive, "the first") == b"first"
             go_on.set()
             assert [await reply.receive(), await reply.receive(), await reply.receive()] == [b"second", b"", b""]
         assert there.open == 1
@@ -296,7 +296,7 @@ async def test_a_body_is_read_up_to_a_limit(reply: bytes, limit: int, fits: bool
             assert await answer.read(limit) in (b"hi", b"")
         else:
             with pytest.raises(ReplyTooLong, match=rf"{limit} bytes \(Limits.message_bytes\)$"):
-                await patiently(lambda: answer.read(limit), "the refusal")
+                await wait_or_fail(lambda: answer.read(limit), "the refusal")
 
 
 async def test_a_packed_reply_is_refused_but_its_status_is_there() -> None:
@@ -440,16 +440,16 @@ async def test_a_reply_that_does_not_come_is_broken_and_may_have_been_acted_on(w
 
 
 @pytest.mark.parametrize("reply", [HI, CHUNKED + b"2\r\nhi\r\n0\r\n\r\n"])
-@pytest.mark.parametrize("make", [wide, narrow])
+@pytest.mark.parametrize("make", [unlimited_pipe, one_byte_pipe])
 async def test_a_reply_cut_anywhere_is_broken_and_the_next_request_goes_through(
     reply: bytes, make: Callable[[], Pair], cuts: Cuts
 ) -> None:
     for at in cuts(reply[:-1]):
         async with far(says(reply[:at], reply), make) as there:
             with pytest.raises(ReplyBroken) as caught:
-                await patiently(there.get, "the end")
+                await wait_or_fail(there.get, "the end")
             assert caught.value.sent
-            assert await patiently(there.get, "the next") == b"hi"
+            assert await wait_or_fail(there.get, "the next") == b"hi"
 
 
 async def test_a_body_that_is_reset_is_not_whole_even_if_the_connection_was_to_end_it() -> None:
@@ -550,7 +550,7 @@ async def test_a_server_that_does_not_read_is_given_up(autojump_clock: MockClock
     async def play(line: Line) -> None:
         await trio.sleep_forever()
 
-    async with far(play, narrow, limits=Limits(write_seconds=5)) as there:
+    async with far(play, one_byte_pipe, limits=Limits(write_seconds=5)) as there:
         start = trio.current_time()
         with pytest.raises(ReplyBroken, match="did not read the whole request") as caught:
             async with there.pool.request("POST", URL, (), b"x" * size):
@@ -579,7 +579,7 @@ async def test_a_refusal_before_all_was_sent_is_a_reply(autojump_clock: MockCloc
 # Cancelling.
 
 
-@pytest.mark.parametrize("make", [wide, pytest.param(narrow, marks=pytest.mark.full)])
+@pytest.mark.parametrize("make", [unlimited_pipe, pytest.param(one_byte_pipe, marks=pytest.mark.full)])
 @pytest.mark.parametrize("kept", [True, False])
 def test_cancelling_at_any_step_closes_the_connection_and_leaves_the_pool_usable(
     make: Callable[[], Pair], kept: bool
@@ -601,7 +601,7 @@ def test_cancelling_at_any_step_closes_the_connection_and_leaves_the_pool_usable
             assert await there.get() == b"hi"
             assert (there.open, len(there.lines)) == (1, opened + 1 - idle)
 
-    assert cancel_everywhere(scenario, watch=anything) > 7
+    assert cancel_at_each_step(scenario, watch=any_task) > 7
 
 
 def test_a_pool_that_is_closed_while_cancelled_closes_all() -> None:
@@ -613,7 +613,7 @@ def test_a_pool_that_is_closed_while_cancelled_closes_all() -> None:
                 await there.pool.aclose()
             assert there.open == 0
 
-    assert cancel_everywhere(scenario, watch="the scenario") > 1
+    assert cancel_at_each_step(scenario, watch="the scenario") > 1
 
 
 # Over sockets.

@@ -13,7 +13,7 @@ import trio
 import trustme
 from trio.testing import MockClock
 
-from tests.server.checkpoints import Attempt, anything, cancel_everywhere, wide
+from tests.server.checkpoints import Attempt, any_task, cancel_at_each_step, unlimited_pipe
 from trio_mcp import Limits, McpError, UsageError
 from trio_mcp.errors import ConnectionFailed
 from trio_mcp.transport import CONNECTING, HttpPool, Origin, Proxies, locate, open_nursery
@@ -329,7 +329,7 @@ async def test_a_connection_stands_within_a_stated_time_or_not_at_all(url: str, 
     async def connect(host: str, port: int) -> trio.abc.Stream:
         if url.startswith("http:"):
             await trio.sleep_forever()
-        ours, theirs = wide()
+        ours, theirs = unlimited_pipe()
         opened.append((ours, theirs))
         return ours
 
@@ -471,7 +471,7 @@ def test_cancelling_in_the_middle_of_tls_or_a_proxy_leaves_no_connection_open(
 
             async def connect(host: str, port: int) -> trio.abc.Stream:
                 await trio.lowlevel.checkpoint()
-                ours, theirs = wide()
+                ours, theirs = unlimited_pipe()
                 ends.append(ours)
                 nursery.start_soon(proxy, theirs)
                 return ours
@@ -488,4 +488,4 @@ def test_cancelling_in_the_middle_of_tls_or_a_proxy_leaves_no_connection_open(
                     assert await reply.read(10) == b"hi"
             assert all(each._out.no_sender for each in ends)
 
-    assert cancel_everywhere(scenario, watch=anything) > 8
+    assert cancel_at_each_step(scenario, watch=any_task) > 8

@@ -16,7 +16,7 @@ from tests.client.http_script import URL, Asked, Out, Script, script
 from tests.http.served import MemoryListener
 from tests.http.stage import A, D, E
 from tests.requirements import req
-from tests.server.checkpoints import Attempt, anything, cancel_everywhere, patiently
+from tests.server.checkpoints import Attempt, any_task, cancel_at_each_step, wait_or_fail
 from trio_mcp import RequestError, serve_http
 from trio_mcp.client import Client, HandshakeError, SessionLost, open_client
 from trio_mcp.core import TOOLS_CHANGED, McpError, resource_updated
@@ -125,7 +125,7 @@ async def forgetful(**options: Any) -> AsyncIterator[tuple[Client, Forgetful, Sc
 
 async def refused(call: Callable[[], Any]) -> McpError:
     with pytest.raises(McpError) as failed:
-        await patiently(call, "an outcome")
+        await wait_or_fail(call, "an outcome")
     return failed.value
 
 
@@ -440,7 +440,7 @@ async def test_a_session_that_has_ended_with_its_event_stream_is_opened_anew(aut
                     await wait_all_tasks_blocked()
                     await server.streams[-1].end()
                 assert await client.call_tool("t")
-                assert await patiently(changes.__anext__, "what may have been missed") == TOOLS_CHANGED
+                assert await wait_or_fail(changes.__anext__, "what may have been missed") == TOOLS_CHANGED
                 assert server.heard.count("initialize") == len(server.streams) == 2
 
 
@@ -586,9 +586,9 @@ def test_a_session_may_be_lost_and_the_client_cancelled_at_any_step() -> None:
             # Each was ended, but for one that the client was not told of any more.
             assert not server.sessions & {session for session, _ in server.asked}
 
-    assert cancel_everywhere(scenario, watch="the scenario") > 5
-    assert cancel_everywhere(scenario, watch="a client") > 1
-    assert cancel_everywhere(scenario, watch=anything) > 50
+    assert cancel_at_each_step(scenario, watch="the scenario") > 5
+    assert cancel_at_each_step(scenario, watch="a client") > 1
+    assert cancel_at_each_step(scenario, watch=any_task) > 50
 
 
 def test_a_session_may_be_lost_at_any_step() -> None:
@@ -607,10 +607,10 @@ def test_a_session_may_be_lost_at_any_step() -> None:
                             outcomes.add(f"may have run: {error.request_may_have_run}")
                     if attempt.fired:
                         await client.call_tool("t")
-                        await patiently(changes.__anext__, "what was missed")
+                        await wait_or_fail(changes.__anext__, "what was missed")
                     assert server.made == 1 + attempt.fired
 
-    assert cancel_everywhere(scenario, watch=anything) > 5
+    assert cancel_at_each_step(scenario, watch=any_task) > 5
     assert "a result" in outcomes
     assert "may have run: False" not in outcomes
 

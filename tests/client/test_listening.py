@@ -12,8 +12,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.client.linked import Link, Peer, Recorder, connect, linked, scripted, serving
 from tests.requirements import req
-from tests.server.checkpoints import Attempt, anything, cancel_everywhere, patiently, pipe_pair
-from tests.server.wire import CANCELLED, LATEST, everywhere, legacy, modern
+from tests.server.checkpoints import Attempt, any_task, cancel_at_each_step, pipe_pair, wait_or_fail
+from tests.server.raw_client import CANCELLED, LATEST, every_revision, legacy, modern
 from trio_mcp import Limits, Server, UsageError
 from trio_mcp.client import Subscription, SubscriptionManager, SubscriptionUnsupported, Unauthorized
 from trio_mcp.core import (
@@ -91,7 +91,7 @@ def heard(changes: Subscription) -> list[ChangeEvent]:
 
 
 async def taken(changes: Subscription, count: int) -> list[ChangeEvent]:
-    return [await patiently(changes.__anext__, "a change") for _ in range(count)]
+    return [await wait_or_fail(changes.__anext__, "a change") for _ in range(count)]
 
 
 class Block:
@@ -118,13 +118,13 @@ class Block:
         self.over.set()
 
     async def failed(self, kind: type[McpError]) -> McpError:
-        await patiently(self.over.wait, "the end of a block")
+        await wait_or_fail(self.over.wait, "the end of a block")
         assert type(self.failure) is kind
         assert isinstance(self.failure, McpError)
         return self.failure
 
     async def ended(self) -> list[ChangeEvent]:
-        await patiently(self.over.wait, "the end of a block")
+        await wait_or_fail(self.over.wait, "the end of a block")
         assert self.failure is None
         return self.heard
 
@@ -174,7 +174,7 @@ async def tell(peer: Peer, change: ChangeEvent, subscription: Object | None = No
 
 
 @req("sub-06", "sub-07", "sub-12", "res-21")
-@everywhere
+@every_revision
 async def test_each_block_hears_what_it_asked_for_until_it_is_left(revision: str, autojump_clock: MockClock) -> None:
     async with served(revision) as (listening, server, ear):
         async with listening.listen(tools=True, resources=["r://one"]) as changes:
@@ -199,7 +199,7 @@ async def test_each_block_hears_what_it_asked_for_until_it_is_left(revision: str
         assert ear.mistakes == []
 
 
-@everywhere
+@every_revision
 async def test_what_happens_again_before_it_is_taken_is_told_once(revision: str, autojump_clock: MockClock) -> None:
     async with (
         served(revision) as (listening, server, ear),
@@ -213,7 +213,7 @@ async def test_what_happens_again_before_it_is_taken_is_told_once(revision: str,
         assert sum(note.notification.method == ChangeKind.TOOLS.method for note in ear.notices) == 5
 
 
-@everywhere
+@every_revision
 async def test_the_bodys_own_exception_leaves_unchanged(revision: str, autojump_clock: MockClock) -> None:
     error = KeyError("mine")
     async with served(revision) as (listening, server, ear):
@@ -241,7 +241,7 @@ async def test_a_server_that_drains_ends_the_iterator(revision: str, autojump_cl
 
 
 @ERAS
-@pytest.mark.parametrize("watch", ["the scenario", anything], ids=["the block", "everything"])
+@pytest.mark.parametrize("watch", ["the scenario", any_task], ids=["the block", "everything"])
 def test_cancelled_anywhere_a_block_leaves_no_subscription_behind(revision: str, watch: Any) -> None:
     async def scenario(attempt: Attempt) -> None:
         ear, server = Ear(), everything()
@@ -261,7 +261,7 @@ def test_cancelled_anywhere_a_block_leaves_no_subscription_behind(revision: str,
                 server.notify_resource_updated("r://one")
                 assert await anext(changes) == ONE
 
-    assert cancel_everywhere(scenario, watch=watch) > (20 if watch is anything else 3)
+    assert cancel_at_each_step(scenario, watch=watch) > (20 if watch is any_task else 3)
 
 
 # What is asked for.
@@ -478,7 +478,7 @@ async def test_a_stream_that_has_held_for_a_while_is_asked_for_at_once_when_it_b
             await trio.sleep(8)
             link.caller.fail(request["id"], gone())
             broken = trio.current_time()
-            await patiently(peer_has_something(peer), "the next listen")
+            await wait_or_fail(peer_has_something(peer), "the next listen")
             assert trio.current_time() == broken
         assert block.heard == [TOOLS_CHANGED] * 19
 
@@ -821,7 +821,7 @@ async def test_what_lies_below_is_told_by_name_up_to_a_bound(revision: str, auto
 
 
 @req("sub-10")
-@everywhere
+@every_revision
 async def test_on_a_new_session_everything_is_asked_for_again_and_told_once(
     revision: str, autojump_clock: MockClock
 ) -> None:
@@ -842,7 +842,7 @@ async def _collect_after_gap(
             others = await stack.enter_async_context(listening.listen(resources=["r://one", "r://two"]))
             server.notify_resource_updated("r://two")
             assert await taken(others, 1) == [TWO]
-        await patiently(link.ended.wait, "the link to end")
+        await wait_or_fail(link.ended.wait, "the link to end")
         assert heard(changes) == heard(others) == []
         async with serving(server) as stream:
             link = await connect(nursery, stream, ear, revision)
@@ -924,7 +924,7 @@ async def test_a_block_that_was_refused_after_a_gap_is_not_asked_for_any_more(au
             ear.listening.attach(link.caller)
             one, two = await peer.take(SUBSCRIBE), await peer.take(SUBSCRIBE)
             await peer.refuse(one, -32002)
-            await patiently(refused.wait, "the refusal")
+            await wait_or_fail(refused.wait, "the refusal")
             link.caller.fail(two["id"], gone())
             assert (await peer.take(UNSUBSCRIBE))["params"] == {"uri": "r://two"}  # it may have been carried out
         async with scripted(OLD, EVERYTHING, talk=ear) as (link, peer):

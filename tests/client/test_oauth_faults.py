@@ -15,7 +15,7 @@ from tests.client.oauth_town import ISSUER, RESOURCE, Town, quiet, town
 from tests.core.auth_server import key
 from tests.http.stage import B, D, E
 from tests.requirements import req
-from tests.server.checkpoints import Attempt, anything, cancel_everywhere
+from tests.server.checkpoints import Attempt, any_task, cancel_at_each_step
 from trio_mcp import Client, UsageError
 from trio_mcp.core.oauth import SendRequest
 from trio_mcp.errors import AuthorizationFailed, ReplyBroken, Unauthorized, UpgradeRefused
@@ -188,7 +188,7 @@ def test_a_call_may_be_cancelled_at_any_step_of_a_flow() -> None:
             await client.list_tools_page()
             assert len(at.pages) <= 2  # the user is asked once for both
 
-    assert cancel_everywhere(scenario, watch="the scenario") > 3
+    assert cancel_at_each_step(scenario, watch="the scenario") > 3
 
 
 @pytest.mark.parametrize("watch", ["an authorization", "the scenario"])
@@ -204,7 +204,7 @@ def test_a_client_may_be_cancelled_at_any_step_of_a_flow(revision: str, watch: s
             async with at.client(auth, revision=revision) as client:
                 await client.list_tools_page()
 
-    assert cancel_everywhere(scenario, watch=watch) > 5
+    assert cancel_at_each_step(scenario, watch=watch) > 5
 
 
 @pytest.mark.full
@@ -218,7 +218,7 @@ def test_anything_may_be_cancelled_at_any_time() -> None:
             async with at.client(auth, revision=D) as client:
                 await client.list_tools_page()
 
-    assert cancel_everywhere(scenario, watch=anything) > 50
+    assert cancel_at_each_step(scenario, watch=any_task) > 50
 
 
 # What servers say.

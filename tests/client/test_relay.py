@@ -16,7 +16,7 @@ from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from tests.client.house import build
 from tests.client.linked import Peer
-from tests.server.checkpoints import Attempt, anything, cancel_everywhere, patiently
+from tests.server.checkpoints import Attempt, any_task, cancel_at_each_step, wait_or_fail
 from trio_mcp import (
     Accepted,
     Context,
@@ -164,7 +164,7 @@ async def changes_of_lists(client: Client, oldest: str) -> None:
     async with client.listen(tools=True, prompts=True, resources=True) as changes:
         await wait_all_tasks_blocked()
         await client.call_tool("grow")
-        heard = {(await patiently(changes.__anext__, "a change")).kind.name for _ in range(3)}
+        heard = {(await wait_or_fail(changes.__anext__, "a change")).kind.name for _ in range(3)}
     assert heard == {"TOOLS", "PROMPTS", "RESOURCES"}
 
 
@@ -173,12 +173,12 @@ async def changes_of_resources(client: Client, oldest: str) -> None:
         await wait_all_tasks_blocked()
         await client.call_tool("touch", {"uri": "house://two"})
         await client.call_tool("touch", {"uri": "house://one"})
-        assert (await patiently(changes.__anext__, "a change")).item == "house://one"
+        assert (await wait_or_fail(changes.__anext__, "a change")).item == "house://one"
     await wait_all_tasks_blocked()
     async with client.listen(resources="house://one") as changes:  # again, after nobody did
         await wait_all_tasks_blocked()
         await client.call_tool("touch", {"uri": "house://one"})
-        assert (await patiently(changes.__anext__, "a change")).item == "house://one"
+        assert (await wait_or_fail(changes.__anext__, "a change")).item == "house://one"
 
 
 TOOLS = [
@@ -742,7 +742,7 @@ def test_a_relay_can_be_cancelled_anywhere() -> None:
         await wait_all_tasks_blocked()
         assert server.statistics().connections == 0
 
-    assert cancel_everywhere(scenario, watch=anything) > 50
+    assert cancel_at_each_step(scenario, watch=any_task) > 50
 
 
 async def test_what_the_block_raises_leaves_it_as_it_is() -> None:
@@ -837,14 +837,14 @@ async def test_changes_of_a_mounted_relay_reach_the_clients_of_the_server(before
     ):
         await wait_all_tasks_blocked()
         await client.call_tool("house_touch", {"uri": "house://one"})
-        assert (await patiently(changes.__anext__, "a change")).item == "house://one"
+        assert (await wait_or_fail(changes.__anext__, "a change")).item == "house://one"
         await client.call_tool("house_grow")
         # In 2026-07-28 the relay reports a resource once more: it may have changed before the upstream server agreed.
-        while (change := await patiently(changes.__anext__, "a change")).item == "house://one":
+        while (change := await wait_or_fail(changes.__anext__, "a change")).item == "house://one":
             pass
         assert change.kind.name == "TOOLS"
         front.notify_resource_updated("own://one")
-        assert (await patiently(changes.__anext__, "a change")).item == "own://one"
+        assert (await wait_or_fail(changes.__anext__, "a change")).item == "own://one"
 
 
 @pytest.mark.parametrize("before", [D, E])
@@ -1013,7 +1013,7 @@ async def test_what_changed_before_anybody_listened_is_told() -> None:
         listening = await peer.take("subscriptions/listen")
         kinds = {"notifications": {"toolsListChanged": True}}
         await peer.tell("notifications/subscriptions/acknowledged", kinds, subscription=listening)
-        assert (await patiently(changes.__anext__, "a change")).kind.name == "TOOLS"
+        assert (await wait_or_fail(changes.__anext__, "a change")).kind.name == "TOOLS"
 
 
 # What is odd.

@@ -17,7 +17,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.server.checkpoints import Attempt, anything, cancel_everywhere
+from tests.server.checkpoints import Attempt, any_task, cancel_at_each_step
 from trio_mcp import Context, Server, testing
 from trio_mcp.core import REVISIONS
 from trio_mcp.errors import SessionClosed
@@ -147,7 +147,7 @@ def test_a_pair_can_be_cancelled_anywhere() -> None:
             async with open_memory_pair(adder()) as pair:
                 await pair.client.call_tool("add", {"a": 1, "b": 2})
 
-    assert cancel_everywhere(scenario, watch=anything) > 20
+    assert cancel_at_each_step(scenario, watch=any_task) > 20
 
 
 # Transcripts.

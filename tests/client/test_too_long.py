@@ -12,7 +12,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.client.linked import Link, linked, scripted
 from tests.http.stage import A, B, C, D, E
-from tests.server.checkpoints import patiently
+from tests.server.checkpoints import wait_or_fail
 from trio_mcp import Server, open_client
 from trio_mcp.core import Limits, McpError, RemoteProtocolError, RequestError
 from trio_mcp.transport import open_nursery
@@ -53,7 +53,7 @@ class Calls:
         self._nursery.start_soon(call)
 
     async def outcome(self, name: str) -> Any:
-        await patiently(self._ended[name].wait, name)
+        await wait_or_fail(self._ended[name].wait, name)
         return self._outcomes[name]
 
 

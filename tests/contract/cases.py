@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.contract.transports import TRANSPORTS
-from tests.server.wire import LATEST, REVISION_NAMES
+from tests.server.raw_client import LATEST, REVISION_NAMES
 
 __all__ = ["EXCEPTIONS", "MODULES", "copies", "over_transports", "tables_of"]
 

@@ -11,14 +11,14 @@ from pathlib import Path
 from trio.testing import MockClock
 
 from tests.contract.cases import EXCEPTIONS, MODULES, copies, over_transports
-from tests.server import wire
-from tests.server.wire import connected, everywhere
+from tests.server import raw_client
+from tests.server.raw_client import connected, every_revision
 from trio_mcp import Server
 
 globals().update(copies(contract=True))
 
 
-@everywhere
+@every_revision
 async def megabyte(revision: str, autojump_clock: MockClock) -> None:
     server, text = Server("large"), "\u00e6\U0001f3ba\u2028\n" * 2**17
 
@@ -35,7 +35,7 @@ test_a_megabyte_goes_there_and_back = over_transports(megabyte, {})
 
 
 def test_each_module_with_a_test_of_the_contract_is_among_the_modules() -> None:
-    files = Path(wire.__file__).parent.glob("test_*.py")
+    files = Path(raw_client.__file__).parent.glob("test_*.py")
     marked = {file.stem.removeprefix("test_") for file in files if "@pytest.mark.contract" in file.read_text()}
     assert marked - MODULES.keys() == set()
 

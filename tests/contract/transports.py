@@ -1,4 +1,4 @@
-"""Every transport, behind the byte stream of `tests.server.wire`.
+"""Every transport, behind the byte stream of `tests.server.raw_client`.
 
 A test that uses `connected(server, revision)` runs over any transport, unchanged: `connected` serves the server's end
 of its stream by `trio_mcp.server.session.serve_stream`, and the fixture of `tests.contract.cases` puts one of
@@ -40,7 +40,7 @@ from tests.http.asgi_servers import hosted
 from tests.http.client import Answer, Cut, Link, Stream, Web, _items, _key
 from tests.http.served import MemoryListener
 from tests.server.checkpoints import unwrapped
-from tests.server.wire import LATEST
+from tests.server.raw_client import LATEST
 from trio_mcp.asgi import AsgiApp
 from trio_mcp.core import META_VERSION
 from trio_mcp.core.http import LOOPBACK_HOSTS

@@ -13,7 +13,7 @@ from trio.testing import MockClock
 from examples import clock_app
 from tests.client.everywhere import Where, contract, visiting
 from tests.peers.installed import needs, tool
-from tests.server.wire import connected, everywhere
+from tests.server.raw_client import connected, every_revision
 from trio_mcp import Context, Server, UsageError, open_client
 from trio_mcp.core import RemoteProtocolError
 from trio_mcp.extensions.apps import (
@@ -54,7 +54,7 @@ async def test_a_host_finds_the_page_of_a_tool(where: Where, autojump_clock: Moc
         assert (await client.call_tool("time_in", {"city": "Nowhere"})).is_error
 
 
-@everywhere
+@every_revision
 async def test_a_handler_knows_whether_the_client_shows_pages(revision: str, autojump_clock: MockClock) -> None:
     server, known = Server("pages"), list[bool]()
     page = add_page(server, "ui://a", "<p>")

@@ -13,7 +13,7 @@ from trio.testing import MockClock
 
 from tests.client.everywhere import Where, contract, visiting
 from tests.requirements import req
-from tests.server.wire import CANCELLED, CAPABILITIES, Wire, WireError, connected, everywhere
+from tests.server.raw_client import CANCELLED, CAPABILITIES, ErrorResponse, RawClient, connected, every_revision
 from trio_mcp import Context, Elicit, Limits, RequestError, Sample, Server, open_client
 from trio_mcp.core import CORE_TASKS, INTERNAL_ERROR, INVALID_PARAMS, RELATED_TASK
 from trio_mcp.errors import SessionClosed
@@ -156,7 +156,7 @@ async def test_a_question_that_finds_no_room_leaves_its_place(autojump_clock: Mo
             assert "Limits.tasks" in await client.call_tool("bravely", returns=str)
 
 
-@everywhere
+@every_revision
 async def test_a_relay_keeps_the_questions_of_its_server(revision: str, autojump_clock: MockClock) -> None:
     sent: list[bytes] = []
 
@@ -174,7 +174,9 @@ async def test_a_relay_keeps_the_questions_of_its_server(revision: str, autojump
 class Kept:
     """The tasks of a client, each of which ends at its third poll, and the requests of the server."""
 
-    def __init__(self, wire: Wire, *, polls: int = 3, status: str = "completed", ttl: float | None = 60_000) -> None:
+    def __init__(
+        self, wire: RawClient, *, polls: int = 3, status: str = "completed", ttl: float | None = 60_000
+    ) -> None:
         self.requests: list[tuple[str, dict[str, Any], float]] = []
         self._polls: dict[str, int] = {}
         self._after, self._status, self._ttl = polls, status, ttl
@@ -217,7 +219,7 @@ async def keeping(server: Server | None = None, tasks: dict[str, Any] = TASKS, *
         yield wire, Kept(wire, **how)
 
 
-async def text_of(wire: Wire, name: str) -> str:
+async def text_of(wire: RawClient, name: str) -> str:
     result = await wire.call("tools/call", {"name": name, "arguments": {}})
     return str(result["content"][0]["text"])
 
@@ -315,7 +317,7 @@ async def test_the_wait_for_an_answer_is_bounded(ttl: float | None, seconds: int
 
 async def test_a_client_that_has_forgotten_its_task_fails_the_question(autojump_clock: MockClock) -> None:
     async with keeping() as (wire, kept):
-        wire.answers["tasks/get"] = lambda params: WireError(INVALID_PARAMS, "no such task")
+        wire.answers["tasks/get"] = lambda params: ErrorResponse(INVALID_PARAMS, "no such task")
         assert "no such task" in await text_of(wire, "bravely")
         assert kept.methods == ["elicitation/create"]
 
@@ -323,7 +325,7 @@ async def test_a_client_that_has_forgotten_its_task_fails_the_question(autojump_
 @req("task-35")
 async def test_a_failed_task_fails_the_question_as_its_request_would(autojump_clock: MockClock) -> None:
     async with keeping(status="failed") as (wire, kept):
-        kept.outcome = WireError(-1, "the user has left")
+        kept.outcome = ErrorResponse(-1, "the user has left")
         assert "the user has left" in await text_of(wire, "bravely")
 
 
@@ -337,7 +339,7 @@ async def test_a_client_without_room_for_a_request_is_asked_again(
 
         def refuse(params: dict[str, Any]) -> Any:
             left[0] -= 1
-            return answer(params) if left[0] < 0 else WireError(INTERNAL_ERROR, "too many requests")
+            return answer(params) if left[0] < 0 else ErrorResponse(INTERNAL_ERROR, "too many requests")
 
         wire.answers[method] = refuse
         said = await text_of(wire, "bravely")
@@ -355,7 +357,7 @@ async def test_a_state_that_cannot_be_read_is_the_fault_of_the_client(autojump_c
 
 async def test_a_question_that_fails_gives_up_the_others(autojump_clock: MockClock) -> None:
     async with keeping(polls=1000) as (wire, kept):
-        wire.answers["sampling/createMessage"] = lambda params: WireError(-1, "no model")
+        wire.answers["sampling/createMessage"] = lambda params: ErrorResponse(-1, "no model")
         result = await wire.call("tools/call", {"name": "both", "arguments": {}})
         assert result["isError"]
         await trio.sleep(1)

@@ -18,8 +18,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.client.everywhere import Where, visiting
 from tests.extensions.test_server_tasks import BOTH, CORE, NEWER, attached, begin, speaking, until
-from tests.server.wire import Wire, WireError
-from tests.server.wire import speaking as speaking_on
+from tests.server.raw_client import ErrorResponse, RawClient
+from tests.server.raw_client import client_on as speaking_on
 from trio_mcp import Limits, Server
 from trio_mcp.asgi import AsgiApp
 from trio_mcp.core import TaskRecord, TaskStatus
@@ -76,7 +76,7 @@ class Works:
         return bool(row.holder) and self.store._leases.get(row.holder, 0) <= 0
 
 
-async def two(wire: Wire, seconds: float) -> tuple[str, str]:
+async def two(wire: RawClient, seconds: float) -> tuple[str, str]:
     once = await begin(wire, "once", {"seconds": seconds})
     return once, await begin(wire, "again", {"seconds": seconds})
 
@@ -103,7 +103,7 @@ async def test_a_task_may_finish_while_the_server_drains(
         once, again = await two(wire, 3)
         begun = trio.current_time()
         async with server.draining(10):
-            with pytest.raises(WireError, match="shutting down"):
+            with pytest.raises(ErrorResponse, match="shutting down"):
                 await wire.call("tools/call", {"name": "once", "arguments": {"seconds": 0}})
             await wire.ended.wait()  # while tasks run, a client may ask about them, also after their end
         assert trio.current_time() == begun + 5.5
@@ -137,7 +137,7 @@ async def test_a_client_asks_about_its_tasks_during_a_drain(revision: str, autoj
                 assert {each["taskId"]: each["status"] for each in tasks} == {once: "working", again: "cancelled"}
                 await wire.call("tasks/result", {"taskId": once})
             else:
-                with pytest.raises(WireError, match="shutting down"):
+                with pytest.raises(ErrorResponse, match="shutting down"):
                     await wire.call("subscriptions/listen", {"notifications": {"taskIds": [once]}})
                 assert (await until(wire, once))["result"]["content"][0]["text"] == "done"
             assert trio.current_time() < begun + 3.5
@@ -282,7 +282,7 @@ async def test_the_arguments_of_a_task_are_charged_while_it_runs(revision: str, 
         id = await begin(wire, "again", {"seconds": 10, "text": text})
         await wait_all_tasks_blocked()
         assert 600_000 <= server.statistics().bytes < 700_000
-        with pytest.raises(WireError, match=r"Limits\.bytes_each"):
+        with pytest.raises(ErrorResponse, match=r"Limits\.bytes_each"):
             await begin(wire, "again", {"seconds": 10, "text": text})
         await until(wire, id)
         await wait_all_tasks_blocked()
@@ -334,7 +334,7 @@ PROGRAM = """
 
 
 @asynccontextmanager
-async def serving(folder: Path, shutdown_timeout: float) -> AsyncIterator[tuple[trio.Process, Wire]]:
+async def serving(folder: Path, shutdown_timeout: float) -> AsyncIterator[tuple[trio.Process, RawClient]]:
     """A process, and a client of it.  It has ended when the block ends."""
     program = folder / "mortal.py"
     program.write_text(textwrap.dedent(PROGRAM), encoding="utf-8")

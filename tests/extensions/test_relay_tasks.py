@@ -21,16 +21,16 @@ from tests.extensions.test_client_tasks import User
 from tests.extensions.test_client_tasks import text as said
 from tests.extensions.test_server_tasks import CORE, EXTENSION, begin, capabilities, serving, text, until
 from tests.requirements import req
-from tests.server.wire import (
+from tests.server.raw_client import (
     ACKNOWLEDGED,
     CAPABILITIES,
     MESSAGE,
     PROGRESS,
     REVISION_NAMES,
-    Wire,
-    WireError,
+    ErrorResponse,
+    RawClient,
+    client_on,
     connected,
-    speaking,
 )
 from trio_mcp import Context, Limits, RequestError, Server, serve_stream
 from trio_mcp.core import (
@@ -60,7 +60,7 @@ before = pytest.mark.parametrize("before", [CORE, EXTENSION])
 
 
 @asynccontextmanager
-async def relayed(behind: str, before: str, server: Server | None = None, **options: Any) -> AsyncIterator[Wire]:
+async def relayed(behind: str, before: str, server: Server | None = None, **options: Any) -> AsyncIterator[RawClient]:
     options.setdefault("capabilities", capabilities(before))
     options.setdefault("check", False)
     async with (
@@ -103,7 +103,7 @@ async def test_through_a_relay_tasks_are_as_they_are(
     autojump_clock: MockClock,
 ) -> None:  # fmt: skip
     @asynccontextmanager
-    async def through(server: Server, revision: str, **options: Any) -> AsyncIterator[Wire]:
+    async def through(server: Server, revision: str, **options: Any) -> AsyncIterator[RawClient]:
         async with open_relay(server, revision=behind) as relay, connected(relay, revision, **options) as wire:
             yield wire
 
@@ -134,7 +134,7 @@ async def test_the_server_decides_which_calls_become_tasks(behind: str, before: 
         if before == EXTENSION:
             assert text(await wire.call("tools/call", params)) == "Hello, Ann!"
         elif behind == CORE:
-            with pytest.raises(WireError) as caught:
+            with pytest.raises(ErrorResponse) as caught:
                 await wire.call("tools/call", {**params, "task": {}})
             assert caught.value.code == METHOD_NOT_FOUND
         else:  # the server has answered at once, and a client that asks for a task gets one
@@ -169,14 +169,14 @@ async def test_a_call_without_a_task_is_as_at_the_server(behind: str, before: st
         result = await wire.call("tools/call", {"name": "compute", "arguments": {"seconds": 3}}, progress="p")
         assert text(result) == "computed, no task"
         assert [each["progress"] for each in wire.noted(PROGRESS)] == [0, 1, 2]
-        with pytest.raises(WireError) as caught:
+        with pytest.raises(ErrorResponse) as caught:
             await wire.call("tools/call", {"name": "failing", "arguments": {"kind": "tool"}})
         if before == EXTENSION:
             assert caught.value.code == MISSING_CLIENT_CAPABILITY
             assert caught.value.data == {"requiredCapabilities": {"extensions": {TASKS_EXTENSION: {}}}}
         else:
             assert caught.value.code == METHOD_NOT_FOUND
-        with pytest.raises(WireError) as caught:
+        with pytest.raises(ErrorResponse) as caught:
             await wire.call("tools/call", {"name": "unknown"})
         assert caught.value.code == INVALID_PARAMS
 
@@ -197,7 +197,7 @@ async def test_a_relay_declares_the_tasks_that_its_server_declares(
             assert declared.get("extensions") == ({TASKS_EXTENSION: {}} if has else None)
         if not has:
             for method in ("tasks/get", "tasks/cancel", "tasks/list"):
-                with pytest.raises(WireError) as caught:
+                with pytest.raises(ErrorResponse) as caught:
                     await wire.call(method, {"taskId": "x"})
                 assert caught.value.code == METHOD_NOT_FOUND
             params = {"name": "compute", "arguments": {"seconds": 1}, "task": {}}
@@ -319,7 +319,7 @@ async def test_a_filter_with_too_many_tasks_asks_the_server_nothing(
     monkeypatch.setattr(RelayTasks, "_adopt", look)
     async with relayed(EXTENSION, EXTENSION) as wire:
         ids = [f"{number}" for number in range(1001)]
-        with pytest.raises(WireError, match="at most 1000 strings"):
+        with pytest.raises(ErrorResponse, match="at most 1000 strings"):
             await wire.call("subscriptions/listen", {"notifications": {"taskIds": ids}})
         assert not looked
         await wire.start("subscriptions/listen", {"notifications": {"taskIds": ids[:2]}})
@@ -638,7 +638,7 @@ async def test_the_ttl_is_that_of_the_server(behind: str, before: str, autojump_
             id = await begin(wire, "compute", {"seconds": 100}, **({"task": asked} if before == CORE else {}))
             assert (await wire.call("tasks/get", {"taskId": id}))[name] == given
         if before == CORE:
-            with pytest.raises(WireError) as caught:
+            with pytest.raises(ErrorResponse) as caught:
                 await begin(wire, "compute", {"seconds": 1}, task={"ttl": "long"})
             assert caught.value.code == INVALID_PARAMS
 
@@ -685,7 +685,7 @@ async def test_ids_outlive_the_relay(behind: str, before: str, autojump_clock: M
             assert (await until(wire, running))["status"] == "completed"
         async with relayed(behind, before, server) as wire:
             for id in (f"x{done}", f"{done}x", done.rpartition(".")[0], "unknown", "."):
-                with pytest.raises(WireError) as caught:
+                with pytest.raises(ErrorResponse) as caught:
                     await wire.call("tasks/get", {"taskId": id})
                 assert caught.value.code == INVALID_PARAMS
 
@@ -765,7 +765,7 @@ async def test_a_task_goes_on_when_its_run_ends(behind: str, before: str, autoju
 @asynccontextmanager
 async def speaking_to(
     server: Server, revision: str, principal: str | None = None, **options: Any
-) -> AsyncIterator[Wire]:
+) -> AsyncIterator[RawClient]:
     """A client on a stream, in the name of a principal."""
     ours, theirs = trio.testing.memory_stream_pair()
 
@@ -775,7 +775,7 @@ async def speaking_to(
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve)
-        async with speaking(ours, revision, **options) as wire:
+        async with client_on(ours, revision, **options) as wire:
             yield wire
 
 
@@ -821,7 +821,7 @@ async def test_an_id_that_could_be_guessed_has_a_secret_tag(
             assert len(id) == 24
             assert (await until(wire, id))["status"] == "completed"
         async with relayed(CORE, CORE, server) as wire:
-            with pytest.raises(WireError, match="there is no task"):
+            with pytest.raises(ErrorResponse, match="there is no task"):
                 await wire.call("tasks/get", {"taskId": id})
 
 
@@ -870,7 +870,7 @@ async def test_tasks_of_mounted_relays(behind: str, before: str, own: bool, auto
                     assert (await until(wire, ids[1]))["status"] == "completed"
                     assert set(heard) == {"two"}  # the id is not shown to another server
                     await wire.call("tasks/get", {"taskId": ids[0]})
-                    with pytest.raises(WireError) as caught:
+                    with pytest.raises(ErrorResponse) as caught:
                         await wire.call("tasks/get", {"taskId": "unknown"})
                     assert caught.value.code == INVALID_PARAMS
 
@@ -918,7 +918,7 @@ async def test_a_server_that_refuses_requests_for_a_while_says_nothing_of_its_ta
     async with relayed(behind, before, serving(middleware=[draining])) as wire:
         id = await begin(wire, "compute", {"seconds": 3})
         end = trio.current_time() + 30
-        with pytest.raises(WireError, match="shutting down") as caught:
+        with pytest.raises(ErrorResponse, match="shutting down") as caught:
             await wire.call("tasks/cancel", {"taskId": id})
         assert caught.value.code == INTERNAL_ERROR
         await trio.sleep(25)
@@ -960,7 +960,7 @@ async def test_without_room_for_its_record_a_task_is_cancelled(
         open_relay(server, revision=behind, limits=Limits(tasks=0)) as relay,
         connected(relay, before, check=False, capabilities=capabilities(before)) as wire,
     ):
-        with pytest.raises(WireError, match=r"Limits\.tasks"):
+        with pytest.raises(ErrorResponse, match=r"Limits\.tasks"):
             await begin(wire, "endless")
         await trio.sleep(1)
         assert ended == ["stopped"]

@@ -18,8 +18,8 @@ import trio.testing
 from trio.testing import MockClock
 
 from tests.requirements import req
-from tests.server.wire import ACKNOWLEDGED, CAPABILITIES, MESSAGE, PROGRESS, Wire, WireError, connected
-from tests.server.wire import speaking as on_stream
+from tests.server.raw_client import ACKNOWLEDGED, CAPABILITIES, MESSAGE, PROGRESS, ErrorResponse, RawClient, connected
+from tests.server.raw_client import client_on as on_stream
 from trio_mcp import Context, Elicit, InputRequired, Limits, RequestError, Server, ToolError, UsageError, serve_stream
 from trio_mcp.core import (
     INTERNAL_ERROR,
@@ -99,14 +99,14 @@ def capabilities(revision: str) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def speaking(revision: str, server: Server | None = None, **options: Any) -> AsyncIterator[Wire]:
+async def speaking(revision: str, server: Server | None = None, **options: Any) -> AsyncIterator[RawClient]:
     options.setdefault("capabilities", capabilities(revision))
     async with connected(server or serving(), revision, check=False, **options) as wire:
         yield wire
 
 
 @asynccontextmanager
-async def attached(revision: str, server: Server) -> AsyncIterator[Wire]:
+async def attached(revision: str, server: Server) -> AsyncIterator[RawClient]:
     """As `speaking`, in a run of the server that goes on; its tasks may be left."""
     ours, theirs = trio.testing.memory_stream_pair()
     async with trio.open_nursery() as nursery:
@@ -115,7 +115,7 @@ async def attached(revision: str, server: Server) -> AsyncIterator[Wire]:
             yield wire
 
 
-async def begin(wire: Wire, name: str, arguments: dict[str, Any] | None = None, **how: Any) -> str:
+async def begin(wire: RawClient, name: str, arguments: dict[str, Any] | None = None, **how: Any) -> str:
     """Call a tool as a task, and return the id of the task."""
     params: dict[str, Any] = {"name": name, "arguments": arguments or {}}
     if wire.revision == CORE:
@@ -129,7 +129,7 @@ async def begin(wire: Wire, name: str, arguments: dict[str, Any] | None = None, 
     return str(result["taskId"])
 
 
-async def until(wire: Wire, id: str, *statuses: str) -> dict[str, Any]:
+async def until(wire: RawClient, id: str, *statuses: str) -> dict[str, Any]:
     while True:
         task = await wire.call("tasks/get", {"taskId": id})
         assert wire.revision == CORE or task["resultType"] == "complete"
@@ -206,7 +206,7 @@ async def test_an_older_client_gets_an_ordinary_result(revision: str, autojump_c
         params = {"name": "compute", "arguments": {"seconds": 1}, "task": {}}
         assert text(await wire.call("tools/call", params)) == "computed, no task"
         for method in ("tasks/get", "tasks/list"):
-            with pytest.raises(WireError) as caught:
+            with pytest.raises(ErrorResponse) as caught:
                 await wire.call(method, {"taskId": "x"})
             assert caught.value.code == METHOD_NOT_FOUND
 
@@ -215,7 +215,7 @@ async def test_an_older_client_gets_an_ordinary_result(revision: str, autojump_c
 @BOTH
 async def test_a_tool_says_whether_it_runs_as_a_task(revision: str, autojump_clock: MockClock) -> None:
     async with speaking(revision, capabilities=CAPABILITIES[revision]) as wire:
-        with pytest.raises(WireError) as caught:
+        with pytest.raises(ErrorResponse) as caught:
             await wire.call("tools/call", {"name": "failing", "arguments": {"kind": "tool"}})
         if revision == CORE:
             assert caught.value.code == METHOD_NOT_FOUND
@@ -225,7 +225,7 @@ async def test_a_tool_says_whether_it_runs_as_a_task(revision: str, autojump_clo
     async with speaking(revision) as wire:
         params = {"name": "greet", "arguments": {"name": "Ann"}, "task": {"ttl": 5}}
         if revision == CORE:
-            with pytest.raises(WireError) as caught:
+            with pytest.raises(ErrorResponse) as caught:
                 await wire.call("tools/call", params)
             assert caught.value.code == METHOD_NOT_FOUND
         else:
@@ -284,7 +284,7 @@ async def test_failures_of_tools_and_of_the_protocol_differ(revision: str, autoj
         else:
             assert (tool["status"], tool["statusMessage"]) == ("failed", "no disk")
             assert (await wire.call("tasks/result", {"taskId": tool["taskId"]}))["isError"] is True
-            with pytest.raises(WireError) as caught:
+            with pytest.raises(ErrorResponse) as caught:
                 await wire.call("tasks/result", {"taskId": protocol["taskId"]})
             assert (caught.value.code, caught.value.message, caught.value.data) == (-5, "no protocol", {"x": 1})
 
@@ -295,7 +295,7 @@ async def test_arguments_that_are_no_object_make_no_task(
     revision: str, arguments: Any, autojump_clock: MockClock
 ) -> None:
     async with speaking(revision) as wire:
-        with pytest.raises(WireError, match="arguments must be an object") as caught:
+        with pytest.raises(ErrorResponse, match="arguments must be an object") as caught:
             await wire.call("tools/call", {"name": "confirm", "arguments": arguments, "task": {}})
         assert caught.value.code == INVALID_PARAMS
 
@@ -305,7 +305,7 @@ async def test_wrong_arguments_make_no_task(revision: str, autojump_clock: MockC
     async with speaking(revision) as wire:
         result = await wire.call("tools/call", {"name": "compute", "arguments": {"seconds": "x"}, "task": {}})
         assert result["isError"]
-        with pytest.raises(WireError):
+        with pytest.raises(ErrorResponse):
             await wire.call("tools/call", {"name": "unknown", "task": {}})
 
 
@@ -315,17 +315,17 @@ async def test_the_methods_of_each_form(revision: str, autojump_clock: MockClock
     there = {CORE: ("get", "result", "cancel"), EXTENSION: ("get", "update", "cancel")}[revision]
     async with speaking(revision) as wire:
         for name in ("get", "update", "result", "cancel"):
-            with pytest.raises(WireError) as caught:
+            with pytest.raises(ErrorResponse) as caught:
                 await wire.call(f"tasks/{name}", {"taskId": "x", "inputResponses": {}})
             assert caught.value.code == (INVALID_PARAMS if name in there else METHOD_NOT_FOUND)
         if revision == EXTENSION:
-            with pytest.raises(WireError) as caught:
+            with pytest.raises(ErrorResponse) as caught:
                 await wire.call("tasks/list")
             assert caught.value.code == METHOD_NOT_FOUND
     if revision == EXTENSION:
         async with speaking(revision, capabilities=CAPABILITIES[revision]) as wire:
             for name in there:
-                with pytest.raises(WireError) as caught:
+                with pytest.raises(ErrorResponse) as caught:
                     await wire.call(f"tasks/{name}", {"taskId": "x"})
                 assert caught.value.code == MISSING_CLIENT_CAPABILITY
 
@@ -355,9 +355,9 @@ async def test_a_task_is_cancelled(revision: str, autojump_clock: MockClock) -> 
         await trio.sleep(1)
         assert ended == ["stopped"]
         if revision == CORE:
-            with pytest.raises(WireError, match="is cancelled and cannot be cancelled"):
+            with pytest.raises(ErrorResponse, match="is cancelled and cannot be cancelled"):
                 await wire.call("tasks/cancel", {"taskId": id})
-            with pytest.raises(WireError, match="was cancelled and has no result"):
+            with pytest.raises(ErrorResponse, match="was cancelled and has no result"):
                 await wire.call("tasks/result", {"taskId": id})
         else:
             assert (await wire.call("tasks/cancel", {"taskId": id})).keys() <= {"resultType", "_meta"}
@@ -421,7 +421,7 @@ async def test_a_question_that_the_client_refuses_fails_in_the_handler(
     revision: str, autojump_clock: MockClock
 ) -> None:
     async with speaking(revision) as wire:
-        wire.answers["elicitation/create"] = lambda params: WireError(-1, "no user")
+        wire.answers["elicitation/create"] = lambda params: ErrorResponse(-1, "no user")
         id = await begin(wire, "confirm")
         result = await wire.call("tasks/result", {"taskId": id})
         assert result["isError"]
@@ -460,7 +460,7 @@ async def test_an_answer_of_the_wrong_shape_may_be_sent_again(revision: str, aut
         await until(wire, id, "input_required")
         wrong: list[Any] = [{"form": {"action": "perhaps"}}, {"form": 3}, [], None]
         for responses in wrong:
-            with pytest.raises(WireError) as caught:
+            with pytest.raises(ErrorResponse) as caught:
                 await wire.call("tasks/update", {"taskId": id, "inputResponses": responses})
             assert caught.value.code == INVALID_PARAMS
         await wire.call("tasks/update", {"taskId": id, "inputResponses": {"form": {"action": "decline"}}})
@@ -486,7 +486,7 @@ async def test_an_answer_that_does_not_fit_its_form_may_be_sent_again(
         await until(wire, id, "input_required")
         fits = {"action": "accept", "content": {"name": "Ann"}}
         wrong = {"action": "accept"} if content is None else {"action": "accept", "content": content}
-        with pytest.raises(WireError) as caught:
+        with pytest.raises(ErrorResponse) as caught:
             await wire.call("tasks/update", {"taskId": id, "inputResponses": {"first": fits, "second": wrong}})
         assert caught.value.code == INVALID_PARAMS
         assert caught.value.message == f"inputResponses['second']: the answer does not fit the form: content{why}"
@@ -674,11 +674,11 @@ async def test_listeners_get_the_whole_task(revision: str, autojump_clock: MockC
         last = {name: value for name, value in notes[-1].items() if name != "_meta"}
         assert last == {name: value for name, value in task.items() if name not in ("_meta", "resultType")}
         await wire.cancel(listening)
-        with pytest.raises(WireError) as caught:
+        with pytest.raises(ErrorResponse) as caught:
             await wire.call("subscriptions/listen", {"notifications": {"taskIds": "x"}})
         assert caught.value.code == INVALID_PARAMS
     async with speaking(revision, capabilities=CAPABILITIES[revision]) as wire:
-        with pytest.raises(WireError) as caught:
+        with pytest.raises(ErrorResponse) as caught:
             await wire.call("subscriptions/listen", {"notifications": {"taskIds": ["x"]}})
         assert caught.value.code == MISSING_CLIENT_CAPABILITY
 
@@ -697,7 +697,7 @@ async def test_a_session_lists_its_own_tasks(revision: str, autojump_clock: Mock
         assert sorted(task["taskId"] for task in listed["tasks"]) == sorted(ids)
         assert len((await bob.call("tasks/list"))["tasks"]) == 1
         assert (await bob.call("tasks/get", {"taskId": ids[0]}))["status"] == "working"  # the id is the key
-        with pytest.raises(WireError) as caught:
+        with pytest.raises(ErrorResponse) as caught:
             await ann.call("tasks/list", {"cursor": "x"})
         assert caught.value.code == INVALID_PARAMS
 
@@ -709,7 +709,7 @@ async def test_the_requested_ttl_counts_up_to_the_limit(revision: str, autojump_
         for asked, given in (({"ttl": 5_000}, 5_000), ({}, 86_400_000), ({"ttl": 10**12}, 86_400_000)):
             id = await begin(wire, "compute", {"seconds": 1}, task=asked)
             assert (await wire.call("tasks/get", {"taskId": id}))["ttl"] == given
-        with pytest.raises(WireError):
+        with pytest.raises(ErrorResponse):
             await begin(wire, "compute", {"seconds": 1}, task={"ttl": "long"})
 
 
@@ -752,13 +752,13 @@ async def test_ids_are_long_and_random(revision: str, autojump_clock: MockClock)
 async def test_limits_refuse_calls_before_their_handlers_start(revision: str, autojump_clock: MockClock) -> None:
     async with speaking(revision, serving(limits=Limits(tasks=1))) as wire:
         await begin(wire, "compute", {"seconds": 1})
-        with pytest.raises(WireError, match=r"no room for more tasks \(Limits.tasks\)") as caught:
+        with pytest.raises(ErrorResponse, match=r"no room for more tasks \(Limits.tasks\)") as caught:
             await begin(wire, "compute", {"seconds": 1})
         assert caught.value.code == INTERNAL_ERROR
     async with speaking(revision, serving(limits=Limits(call_rate=2))) as wire:
         id = await begin(wire, "compute", {"seconds": 1})
         await wire.call("tasks/get", {"taskId": id})
-        with pytest.raises(WireError, match=r"Limits\.call_rate"):
+        with pytest.raises(ErrorResponse, match=r"Limits\.call_rate"):
             await wire.call("tasks/get", {"taskId": id})
 
 
@@ -943,7 +943,7 @@ async def test_what_tasks_need_must_be_free(taken: str, autojump_clock: MockCloc
         assert text(await wire.call("tools/call", {"name": "plain"})) == "plain"
         if taken == "tasks/list":
             assert (await wire.call(taken))["by"] == "the program"
-            with pytest.raises(WireError) as caught:
+            with pytest.raises(ErrorResponse) as caught:
                 await wire.call("tasks/get", {"taskId": "x"})
             assert caught.value.code == METHOD_NOT_FOUND
         assert not [each for each in gc.get_objects() if isinstance(each, RunTasks) and each._run.server is server]
@@ -1049,7 +1049,7 @@ async def test_a_store_that_fails_is_an_internal_error(
         id = await begin(wire, "compute", {"seconds": 1})
         await until(wire, id)
         monkeypatch.setattr(MemoryStore, "get", broken)
-        with pytest.raises(WireError) as caught:
+        with pytest.raises(ErrorResponse) as caught:
             await wire.call("tasks/get", {"taskId": id})
         assert caught.value.code == INTERNAL_ERROR
         assert "disk" not in caught.value.message
@@ -1080,13 +1080,13 @@ async def test_a_client_is_told_that_the_store_is_away_or_full(
             for method, more in about[revision].items():
                 patch.setattr(MemoryStore, "get", away)
                 params = {"taskId": id, "notifications": {"taskIds": [id]}, **more}
-                with pytest.raises(WireError, match="the store of the tasks does not work") as caught:
+                with pytest.raises(ErrorResponse, match="the store of the tasks does not work") as caught:
                     await wire.call(method, params)
                 assert caught.value.code == INTERNAL_ERROR
                 assert "secret" not in caught.value.message
         with monkeypatch.context() as patch:
             patch.setattr(MemoryStore, "replace", full)
-            with pytest.raises(WireError, match="the store has no room") as caught:
+            with pytest.raises(ErrorResponse, match="the store has no room") as caught:
                 await wire.call("tasks/cancel", {"taskId": id})
         assert "Traceback" not in caplog.text
 
@@ -1108,7 +1108,7 @@ async def test_a_question_stays_open_if_its_answer_cannot_be_stored(
         id = await begin(wire, "confirm")
         await until(wire, id, "input_required")
         monkeypatch.setattr(MemoryStore, "replace", fail_once)
-        with pytest.raises(WireError, match="the store of the tasks does not work"):
+        with pytest.raises(ErrorResponse, match="the store of the tasks does not work"):
             await wire.call("tasks/result", {"taskId": id})
         assert text(await wire.call("tasks/result", {"taskId": id})) == "confirmed: Accepted(value=True)"
 
@@ -1120,7 +1120,7 @@ async def test_the_tasks_that_listeners_follow_are_bounded(revision: str, autoju
         params: dict[str, Any] = {"notifications": {"taskIds": [*ids, ids[0]]}}
         first = await wire.start("subscriptions/listen", params)
         await trio.sleep(1)
-        with pytest.raises(WireError, match=r"no room for more subscriptions \(Limits.subscriptions\)") as caught:
+        with pytest.raises(ErrorResponse, match=r"no room for more subscriptions \(Limits.subscriptions\)") as caught:
             await wire.call("subscriptions/listen", params)
         assert caught.value.code == INTERNAL_ERROR
         await wire.cancel(first)
@@ -1181,7 +1181,7 @@ async def test_a_listener_whose_request_fails_is_forgotten(
             return await find(id, **how)
 
         monkeypatch.setattr(run.keeper, "find", find_one)
-        with pytest.raises(WireError, match="the store of the tasks does not work"):
+        with pytest.raises(ErrorResponse, match="the store of the tasks does not work"):
             await wire.call("subscriptions/listen", {"notifications": {"taskIds": ids}})
         await trio.sleep(1)
         assert not run._listeners

@@ -13,7 +13,7 @@ import pytest
 from trio.testing import MockClock
 
 from tests.client.everywhere import Where, contract, visiting
-from tests.server.wire import Object, WireError, connected, everywhere
+from tests.server.raw_client import ErrorResponse, Object, connected, every_revision
 from trio_mcp import RequestError, ResourceNotFound, Server, UsageError, open_client
 from trio_mcp.core import INVALID_PARAMS, CacheHints, RemoteProtocolError
 from trio_mcp.errors import NotDeclared
@@ -148,7 +148,7 @@ async def test_a_client_lists_loads_and_reads_skills(where: Where, tmp_path: Pat
                 await client.read_resource(wrong)
 
 
-@everywhere
+@every_revision
 async def test_results_have_cache_hints_where_the_revision_has_them(
     revision: str, tmp_path: Path, autojump_clock: MockClock
 ) -> None:
@@ -163,7 +163,7 @@ async def test_results_have_cache_hints_where_the_revision_has_them(
         modern = revision == "2026-07-28"
         for result in (first, rest, got):
             assert (result.get("ttlMs"), result.get("cacheScope")) == ((5, "public") if modern else (None, None))
-        with pytest.raises(WireError) as caught:
+        with pytest.raises(ErrorResponse) as caught:
             await wire.call("skills/list", {"cursor": "no"})
         assert caught.value.code == INVALID_PARAMS
 

@@ -21,7 +21,7 @@ from tests.http.client import Web
 from tests.http.served import MemoryListener
 from tests.http.stage import C, D, E
 from tests.requirements import req
-from tests.server.wire import connected
+from tests.server.raw_client import connected
 from trio_mcp import Context, Field, Server, UsageError, open_client
 from trio_mcp.asgi import AsgiApp
 from trio_mcp.core import CreateMessageResult, SamplingMessage, ToolResultContent, ToolUseContent

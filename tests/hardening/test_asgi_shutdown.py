@@ -8,7 +8,7 @@ from trio.testing import MockClock
 
 from tests.http.asgi_servers import hosted, hypercorn_of, lifespan_of
 from tests.http.client import Web
-from tests.server.wire import legacy
+from tests.server.raw_client import legacy
 from trio_mcp import Context, Server
 from trio_mcp.asgi import AsgiApp
 

@@ -22,7 +22,7 @@ from tests.http.asgi_servers import hosted
 from tests.http.client import Web
 from tests.http.served import bearer, by_token, served
 from tests.http.stage import OLD
-from tests.server.checkpoints import patiently
+from tests.server.checkpoints import wait_or_fail
 from trio_mcp import Client, Limits, McpError, RequestError, Server, TextContent, open_client, serve_stream
 from trio_mcp.asgi import AsgiApp
 from trio_mcp.errors import RemoteProtocolError
@@ -346,7 +346,7 @@ async def test_a_session_is_judged_before_a_body_is_read_for_it(
         # Nothing of the body is ever sent.
         link = await web.link()
         await link.stream.send_all(f"POST {path} HTTP/1.1\r\n{lines}\r\n".encode())
-        said = await patiently(link.stream.receive_some, "an answer")
+        said = await wait_or_fail(link.stream.receive_some, "an answer")
         assert expected in said[:20]
         assert session.encode() not in said
 

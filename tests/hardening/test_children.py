@@ -15,7 +15,7 @@ import pytest
 import trio
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
-from tests.server.wire import LATEST
+from tests.server.raw_client import LATEST
 from trio_mcp import McpError, Server, UsageError, open_client
 from trio_mcp.errors import HandshakeError, ServerExited, SessionClosed
 

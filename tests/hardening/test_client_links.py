@@ -20,7 +20,7 @@ from tests.client.http_script import URL, Asked, Out, Script, legacy, modern, sc
 from tests.client.linked import Peer
 from tests.http.stage import D, E
 from tests.requirements import req
-from tests.server.checkpoints import wide
+from tests.server.checkpoints import unlimited_pipe
 from trio_mcp import (
     Client,
     Context,
@@ -144,7 +144,7 @@ async def test_a_call_whose_first_round_has_run_may_have_run(how: str, autojump_
 
         async def connect() -> trio.abc.Stream:
             if how == "nothing is taken" and server.refuses:
-                ours, theirs = wide()
+                ours, theirs = unlimited_pipe()
                 theirs.close()
                 return ours
             return await server.connect()

@@ -13,8 +13,8 @@ import pytest
 import trio
 from trio.testing import MockClock, lockstep_stream_pair, memory_stream_pair, wait_all_tasks_blocked
 
-from tests.server.streams import Whole
-from tests.server.wire import CAPABILITIES, LATEST, REVISION_NAMES, Wire, connected
+from tests.server.raw_client import CAPABILITIES, LATEST, REVISION_NAMES, RawClient, connected
+from tests.server.streams import NotHalfCloseable
 from trio_mcp import Accepted, Context, Server, serve_stream
 from trio_mcp.core import META_CLIENT_CAPABILITIES, META_VERSION
 from trio_mcp.errors import SessionClosed
@@ -141,7 +141,7 @@ async def test_a_write_that_fails_is_the_end_of_the_link_and_cancels_what_runs(
 async def test_where_a_stream_has_no_halves_its_end_is_the_end_of_all(autojump_clock: MockClock) -> None:
     def whole() -> Pair:
         ours, theirs = memory_stream_pair()
-        return ours, Whole(theirs)
+        return ours, NotHalfCloseable(theirs)
 
     working = Working()
     async with connected(working.server, LATEST, streams=whole) as wire:
@@ -232,7 +232,7 @@ async def sleep_for_ever(_params: object) -> None:
     await trio.sleep_forever()
 
 
-async def answered_after_the_end(wire: Wire, tool: str) -> dict[str, Any]:
+async def answered_after_the_end(wire: RawClient, tool: str) -> dict[str, Any]:
     id = await wire.start("tools/call", {"name": tool})
     await wire.close()
     result: dict[str, Any] = (await wire.response(id))["result"]

@@ -22,7 +22,7 @@ from tests.http.served import by_token, listening, served
 from tests.http.test_asgi import posted
 from tests.http.ws import CONTINUED, PING, TEXT, frame, opening
 from tests.requirements import req
-from tests.server.wire import LATEST, WireError, connected
+from tests.server.raw_client import LATEST, ErrorResponse, connected
 from trio_mcp import Context, Limits, Server
 from trio_mcp.asgi import AsgiApp
 from trio_mcp.core import Role
@@ -480,7 +480,7 @@ async def test_calls_have_a_rate_on_every_transport(transport: str, method: str,
         """The code of the error, if it is one."""
         try:
             answer = await call(method, CALLS[method])
-        except WireError as error:
+        except ErrorResponse as error:
             return error.code if "Limits.call_rate" in str(error) else 0
         return answer.code if isinstance(answer, Answer) else None
 

@@ -18,7 +18,7 @@ from tests.http.served import listening
 from tests.http.ws import TEXT, frame
 from tests.requirements import req
 from tests.server.checkpoints import pipe_pair
-from tests.server.wire import LATEST
+from tests.server.raw_client import LATEST
 from trio_mcp import Context, serve_stream
 from trio_mcp.core import Role
 

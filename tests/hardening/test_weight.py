@@ -26,7 +26,7 @@ from tests.hardening.test_output import META, deaf_legacy_stream
 from tests.http.test_asgi import posted
 from tests.http.ws import CONTINUED, PING, TEXT, frame
 from tests.server.checkpoints import pipe_pair
-from tests.server.wire import connected
+from tests.server.raw_client import connected
 from trio_mcp import Context, Limits, RequestError, Server, serve_stream
 from trio_mcp.asgi import AsgiApp
 from trio_mcp.core import Listeners, Notification, Peer, Request, Role, Subscriptions, resource_updated

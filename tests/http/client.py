@@ -10,8 +10,8 @@
 Every JSON-RPC message that comes is checked against the official schema of its revision, where that is beside the
 checkout, and against what HTTP demands of it: JSON is one response (or an array of them, in 2025-03-26), what is said
 on the stream of a request ends with its response, the modern revision has no requests by the server, and nothing is
-answered that was not asked.  What breaks a rule ends the test with `Broken`; whatever waits for the server gives up
-(`Stuck`) when nothing can happen any more under a mock clock.
+answered that was not asked.  What breaks a rule ends the test with `ProtocolViolation`; whatever waits for the server
+gives up (`Stuck`) when nothing can happen any more under a mock clock.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ import h11
 import trio
 
 from tests.server.checkpoints import stuck
-from tests.server.wire import (
+from tests.server.raw_client import (
     CAPABILITIES,
     CLIENT_INFO,
     LATEST,
-    Broken,
+    ErrorResponse,
     Object,
-    WireError,
+    ProtocolViolation,
     _key,
     _parse,
     _rule,
@@ -41,7 +41,19 @@ from tests.server.wire import (
 from trio_mcp.core import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_LOG_LEVEL, META_VERSION
 from trio_mcp.core.http import EventReader, Headers, SseEvent, encode_value
 
-__all__ = ["Answer", "Broken", "Cut", "Link", "Stream", "Web", "WireError", "note", "patiently", "request", "response"]
+__all__ = [
+    "Answer",
+    "Cut",
+    "ErrorResponse",
+    "Link",
+    "ProtocolViolation",
+    "Stream",
+    "Web",
+    "note",
+    "patiently",
+    "request",
+    "response",
+]
 
 T = TypeVar("T")
 Fields = Mapping[str, str | None] | Sequence[tuple[str, str]]
@@ -134,7 +146,7 @@ class _Checks:
         elif has == {"id", "result"} or has in ({"id", "error"}, {"error"}):
             self._response(message)
         else:
-            raise Broken(f"neither a request nor a notification nor a response: {message}")
+            raise ProtocolViolation(f"neither a request nor a notification nor a response: {message}")
 
     def _response(self, message: Object) -> None:
         if self._schema is not None and "error" in message:
@@ -277,10 +289,10 @@ class Answer:
 
     @property
     def result(self) -> Object:
-        """What was asked for, or `WireError`."""
+        """What was asked for, or `ErrorResponse`."""
         if "error" in self.message:
             error = self.message["error"]
-            raise WireError(error["code"], error["message"], error.get("data"))
+            raise ErrorResponse(error["code"], error["message"], error.get("data"))
         result: Object = self.message["result"]
         return result
 
@@ -567,7 +579,7 @@ class Web:
             checks = _Checks(revision if self.check else None, sent)
         stream = Stream(link, head, checks, after or "")
         if stream.headers.get("Content-Type") != "text/event-stream":
-            raise Broken(f"no stream, but {stream.status} {await link.body()!r}")
+            raise ProtocolViolation(f"no stream, but {stream.status} {await link.body()!r}")
         return stream
 
     @contextlib.asynccontextmanager

@@ -19,7 +19,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.http.client import Web, note, request
-from tests.server.wire import CAPABILITIES, CLIENT_INFO
+from tests.server.raw_client import CAPABILITIES, CLIENT_INFO
 from trio_mcp import Server
 from trio_mcp.core.http import EventReader, Fields, Headers, HttpRequest, Reply, SseEvent
 from trio_mcp.server import Run

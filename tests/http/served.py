@@ -13,7 +13,7 @@ from typing import Any
 import trio
 
 from tests.http.client import Web
-from tests.server.checkpoints import running_tasks, unwrapped, where_all_stand, wide
+from tests.server.checkpoints import running_tasks, task_positions, unlimited_pipe, unwrapped
 from trio_mcp.core.http import LOOPBACK_HOSTS, HttpRequest
 
 __all__ = ["MemoryListener", "bearer", "by_token", "listening", "served"]
@@ -22,7 +22,7 @@ __all__ = ["MemoryListener", "bearer", "by_token", "listening", "served"]
 class MemoryListener(trio.abc.Listener[trio.abc.Stream]):
     """Accepts what `connect` makes; `streams` makes the two ends.  `theirs` are the server's ends so far."""
 
-    def __init__(self, streams: Callable[[], tuple[trio.abc.Stream, trio.abc.Stream]] = wide) -> None:
+    def __init__(self, streams: Callable[[], tuple[trio.abc.Stream, trio.abc.Stream]] = unlimited_pipe) -> None:
         self._streams = streams
         self._send, self._receive = trio.open_memory_channel[trio.abc.Stream](float("inf"))
         self.theirs: list[trio.abc.Stream] = []
@@ -60,7 +60,7 @@ def bearer(principal: str) -> dict[str, str | None]:
 async def served(
     server: Any,
     *,
-    streams: Callable[[], tuple[trio.abc.Stream, trio.abc.Stream]] = wide,
+    streams: Callable[[], tuple[trio.abc.Stream, trio.abc.Stream]] = unlimited_pipe,
     check: bool = True,
     ends: bool = True,
     **options: Any,
@@ -106,4 +106,4 @@ async def _serving(serve_http: Any, server: Any, ends: bool, **options: Any) -> 
                 nursery.cancel_scope.cancel()
     await trio.testing.wait_all_tasks_blocked()  # some may be about to end
     left = {task for task in running_tasks() - before if task is not trio.lowlevel.current_task()}
-    assert not left, f"tasks were left: {sorted(task.name for task in left)}\n{where_all_stand()}"
+    assert not left, f"tasks were left: {sorted(task.name for task in left)}\n{task_positions()}"

@@ -14,7 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.http.client import Web, request
 from tests.server.checkpoints import Pair, pipe_pair
-from tests.server.wire import REVISION_NAMES
+from tests.server.raw_client import REVISION_NAMES
 from trio_mcp import Context, Server
 
 __all__ = [

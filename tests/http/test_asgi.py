@@ -27,7 +27,7 @@ from tests.http.test_rules import EVERY_ROW, options_for, rows, server_for, sess
 from tests.http.ws import Socket
 from tests.requirements import req
 from tests.server.checkpoints import unwrapped
-from tests.server.wire import LATEST, everywhere, speaking
+from tests.server.raw_client import LATEST, client_on, every_revision
 from trio_mcp import Context, Limits, Server, UsageError
 from trio_mcp.asgi import AsgiApp
 from trio_mcp.core.http import Headers, HttpRequest
@@ -250,11 +250,11 @@ async def test_hypercorn_speaks_http_2_for_it() -> None:
         await stream.aclose()
 
 
-@everywhere
+@every_revision
 async def test_a_websocket_under_hypercorn_carries_every_revision(revision: str) -> None:
     async with hypercorn_of(AsgiApp(Watched().server)) as web:
         socket = Socket(await web.connect())
-        async with speaking(socket, revision) as wire:
+        async with client_on(socket, revision) as wire:
             assert text_of(await wire.call("tools/call", echo("\U0001f3ba \u2028"))) == "\U0001f3ba \u2028"
         assert socket.refused is None
 
@@ -734,7 +734,7 @@ async def test_a_starlette_application_has_it_under_a_prefix(explicitly: bool) -
         assert text_of((await web.call("tools/call", echo())).result) == "x"
         await old_transport(web, "/tools")
         socket = Socket(await web.connect(), target="/tools/ws")
-        async with speaking(socket, LATEST) as wire:
+        async with client_on(socket, LATEST) as wire:
             assert text_of(await wire.call("tools/call", echo())) == "x"
         assert (await web.send("GET", "/mcp")).status == 404
         assert seen == ["begins"]

@@ -13,7 +13,7 @@ import trio
 from tests.http.client import Cut, Web, note, request
 from tests.http.test_wsgi_example import process
 from tests.requirements import req
-from tests.server.wire import CLIENT_INFO, LATEST, Object, everywhere, legacy
+from tests.server.raw_client import CLIENT_INFO, LATEST, Object, every_revision, legacy
 from trio_mcp import RequestError, open_client
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "asyncio_http.py"
@@ -53,7 +53,7 @@ async def test_our_own_client_calls_hears_of_progress_cancels_and_leaves(revisio
     assert complaints == [""]
 
 
-@everywhere
+@every_revision
 async def test_several_clients_at_once_have_their_own_answers(revision: str) -> None:
     texts: dict[int, str] = {}
 

@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.http.client import Broken, Stream, note, request, response
+from tests.http.client import ProtocolViolation, Stream, note, request, response
 from tests.http.served import served
 from tests.http.stage import (
     QUESTIONS,
@@ -25,7 +25,7 @@ from tests.http.stage import (
     text_of,
 )
 from tests.requirements import req
-from tests.server.wire import CANCELLED, PROGRESS
+from tests.server.raw_client import CANCELLED, PROGRESS
 from trio_mcp import Limits
 
 # Questions to the client.
@@ -456,7 +456,7 @@ async def test_who_comes_back_needs_a_place_unless_he_has_one(
                 stage.go["go"].set()
                 assert text_of(await rest.response()) == "done"
         else:
-            with pytest.raises(Broken, match="429"):
+            with pytest.raises(ProtocolViolation, match="429"):
                 await web.open(session=session, after=old.last_event_id)
             await others[0].aclose()
             await quiet()

@@ -17,8 +17,8 @@ from tests.http.recorder import Door, Recorder, Visit, at
 from tests.http.served import bearer, by_token
 from tests.http.stage import OLD, A, B, D, E, Stage, in_sessions, methods, play, plays, streamable
 from tests.requirements import req
-from tests.server.checkpoints import Attempt, anything, cancel_everywhere
-from tests.server.wire import ACKNOWLEDGED, CANCELLED, PROGRESS, connected, everywhere
+from tests.server.checkpoints import Attempt, any_task, cancel_at_each_step
+from tests.server.raw_client import ACKNOWLEDGED, CANCELLED, PROGRESS, connected, every_revision
 from trio_mcp import Context, Limits, Server
 from trio_mcp.core import NotDeclared, SessionClosed, UsageError
 from trio_mcp.core.http import HttpRequest, KnownHeads, MemoryEventLog, Reply, RequestReader
@@ -661,7 +661,7 @@ async def test_where_nobody_would_come_back_nothing_is_hung_up(
         assert told == [False]
 
 
-@everywhere
+@every_revision
 async def test_on_one_stream_for_everything_nothing_is_hung_up(revision: str, autojump_clock: MockClock) -> None:
     server = Server("polled")
 
@@ -947,7 +947,7 @@ def test_whoever_serves_may_be_cancelled_anywhere(revision: str, seed: int) -> N
                 assert door.run.statistics().running == 0
             returned.append(visit is not None)
 
-    assert cancel_everywhere(scenario, watch=anything, seed=seed) > 3
+    assert cancel_at_each_step(scenario, watch=any_task, seed=seed) > 3
     assert returned.count(True) > 2
 
 

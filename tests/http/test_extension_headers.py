@@ -9,7 +9,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.http.served import served
 from tests.requirements import req
-from tests.server.wire import CAPABILITIES, CLIENT_INFO, LATEST
+from tests.server.raw_client import CAPABILITIES, CLIENT_INFO, LATEST
 from trio_mcp import Server
 from trio_mcp.core import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_VERSION
 

@@ -23,7 +23,17 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.cuts import Cuts
-from tests.server.checkpoints import Attempt, Pair, PipeEnd, _Pipe, anything, cancel_everywhere, narrow, pipe_pair, wide
+from tests.server.checkpoints import (
+    Attempt,
+    Pair,
+    PipeEnd,
+    _Pipe,
+    any_task,
+    cancel_at_each_step,
+    one_byte_pipe,
+    pipe_pair,
+    unlimited_pipe,
+)
 from trio_mcp.core import ByteBudget, Error, Limits
 from trio_mcp.core.http import Fields, HttpRequest, Reply, RequestHead, refusal, refused
 from trio_mcp.server.http import HttpConnection, ListenerState
@@ -119,7 +129,7 @@ class Peer:
 async def connected(
     *,
     limits: Limits | None = None,
-    streams: Callable[[], Pair] = wide,
+    streams: Callable[[], Pair] = unlimited_pipe,
     script: Script | None = None,
     **shared: Any,
 ) -> AsyncIterator[Peer]:
@@ -262,7 +272,7 @@ async def test_a_tap_sees_what_comes_and_what_goes(autojump_clock: MockClock) ->
 async def test_bytes_that_come_and_go_one_by_one_make_the_same_conversation(autojump_clock: MockClock) -> None:
     asked = post(b"one") + get("/refuse") + post(b"two", "/echo", "Connection: close")
     heard = []
-    for streams in (wide, narrow):
+    for streams in (unlimited_pipe, one_byte_pipe):
         async with connected(streams=streams) as peer, trio.open_nursery() as nursery:
             nursery.start_soon(peer.send, asked)
             heard.append(answers(await peer.end()))
@@ -430,7 +440,7 @@ async def test_a_client_may_go_after_any_byte_that_it_hears(cuts: Cuts, autojump
         await peer.send(post(b"one") + get("/refuse"))
         whole = await peer.read()
     for cut in cuts(whole):
-        async with connected(streams=narrow) as peer:
+        async with connected(streams=one_byte_pipe) as peer:
             async with trio.open_nursery() as nursery:
 
                 async def ask(peer: Peer = peer) -> None:
@@ -1152,7 +1162,7 @@ async def test_what_is_being_written_may_be_finished_when_everything_is_cancelle
 async def test_a_stream_has_a_moment_to_close_politely_when_everything_is_cancelled(
     takes: float, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _ours, theirs = wide()
+    _ours, theirs = unlimited_pipe()
     ends: list[float] = []
 
     async def aclose() -> None:
@@ -1207,8 +1217,8 @@ def test_nothing_is_left_when_it_is_cancelled_anywhere() -> None:
 
         return scenario
 
-    for streams in (wide, narrow):
-        assert cancel_everywhere(attempt_with(streams), watch=anything) > 10
+    for streams in (unlimited_pipe, one_byte_pipe):
+        assert cancel_at_each_step(attempt_with(streams), watch=any_task) > 10
 
 
 async def test_a_connection_keeps_nothing_that_is_over(autojump_clock: MockClock) -> None:
@@ -1275,7 +1285,7 @@ async def test_what_a_tap_raises_leaves_the_connection_unchanged(way: str, autoj
         if direction == way:
             raise Mistake
 
-    ours, theirs = wide()
+    ours, theirs = unlimited_pipe()
     await ours.send_all(get())
     with pytest.raises(Mistake):
         await HttpConnection(ListenerState(Script(), Limits(), tap=tap), theirs).serve()  # type: ignore[arg-type]
@@ -1292,7 +1302,7 @@ async def test_what_a_tap_raises_at_a_body_is_no_fault_of_its_request(
         if data == b"body":
             raise Mistake
 
-    ours, theirs = wide()
+    ours, theirs = unlimited_pipe()
     asked = post(b"body")
     raised = []
 
@@ -1330,7 +1340,7 @@ async def test_nothing_is_logged_because_of_a_client(
 
 
 async def test_who_finds_no_place_is_told_so(autojump_clock: MockClock) -> None:
-    ours, theirs = wide()
+    ours, theirs = unlimited_pipe()
     shared = ListenerState(Script(), Limits())  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(HttpConnection(shared, theirs).serve, refused(503, "full"))

@@ -32,8 +32,8 @@ from tests.http.test_http_connection import answers, get, why
 from tests.http.ws import HANDSHAKE
 from tests.peers.installed import needs, tool
 from tests.requirements import req
-from tests.server.checkpoints import Pair, PipeEnd, _Pipe, narrow, unwrapped
-from tests.server.wire import LATEST
+from tests.server.checkpoints import Pair, PipeEnd, _Pipe, one_byte_pipe, unwrapped
+from tests.server.raw_client import LATEST
 from trio_mcp import Context, Limits, Server, UsageError
 from trio_mcp.server.http import HttpAddress, serve_http, serve_http_stream
 
@@ -664,7 +664,7 @@ async def test_a_client_that_is_out_of_reach_is_just_gone(
 
 @req("cancel-14")
 async def test_closing_the_stream_of_a_request_cancels_it(autojump_clock: MockClock) -> None:
-    for streams in ({}, {"streams": narrow}):
+    for streams in ({}, {"streams": one_byte_pipe}):
         stage = Stage()
         async with served(stage.server, **streams) as web:
             async with web.stream(web.request("tools/call", {"name": "wait"}, progress=1)) as stream:
@@ -777,7 +777,7 @@ async def test_a_connection_that_begins_while_its_server_drains_is_closed(autoju
     async with stage.server.running(), stage.server.draining(5):
         await wait_all_tasks_blocked()
         with trio.fail_after(1):
-            await serve_http_stream(stage.server, narrow()[1])
+            await serve_http_stream(stage.server, one_byte_pipe()[1])
 
 
 async def test_a_server_that_nobody_uses_drains_at_once(autojump_clock: MockClock) -> None:
@@ -893,7 +893,7 @@ async def test_what_is_read_in_that_moment_has_come_whole(autojump_clock: MockCl
 
 
 async def test_a_cancelled_server_leaves_nothing_behind(autojump_clock: MockClock) -> None:
-    for streams in (None, narrow):
+    for streams in (None, one_byte_pipe):
         stage = Stage()
         began = trio.current_time()
         # `served` cancels it, and looks whether a task is left.

@@ -20,7 +20,7 @@ from tests.http.client import note, request, response
 from tests.http.recorder import Door, Recorder, Visit, at
 from tests.http.stage import OLD, SESSIONS, TOOLS, UPDATED, B, D, Stage, in_sessions, methods, plays
 from tests.requirements import req
-from tests.server.wire import CANCELLED, PROGRESS
+from tests.server.raw_client import CANCELLED, PROGRESS
 from trio_mcp import Context, Limits, Server
 from trio_mcp.core import REVISIONS, ChangeKind
 from trio_mcp.core.http import MemoryEventLog, SessionFacts

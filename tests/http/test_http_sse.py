@@ -26,7 +26,7 @@ from tests.http.stage import (
     tight,
 )
 from tests.requirements import req
-from tests.server.wire import CANCELLED, PROGRESS
+from tests.server.raw_client import CANCELLED, PROGRESS
 from trio_mcp import Limits
 
 # HTTP+SSE.

@@ -31,7 +31,7 @@ from tests.http.stage import (
     tight,
 )
 from tests.requirements import req
-from tests.server.wire import PROGRESS, REVISION_NAMES
+from tests.server.raw_client import PROGRESS, REVISION_NAMES
 from trio_mcp import Context, Limits, Server
 from trio_mcp.transport import CLOSING
 

@@ -20,7 +20,7 @@ from tests.http.served import bearer, listening, served
 from tests.http.stage import OLD, A, B, C, D, E
 from tests.http.ws import Socket, opening, websocket
 from tests.requirements import req
-from tests.server.wire import WireError, speaking
+from tests.server.raw_client import ErrorResponse, client_on
 from trio_mcp import Context, Limits, McpError, Principal, RequestError, Server, UsageError, open_client
 from trio_mcp.asgi import AsgiApp
 from trio_mcp.core import TextContent
@@ -337,7 +337,7 @@ async def test_nobody_has_scopes_where_the_server_is_not_protected(
         assert "protect" in answer.json["error"]["message"]
         assert "WWW-Authenticate" not in answer.headers
     async with websocket(server, E, endpoint=options) as (wire, _):
-        with pytest.raises(WireError) as caught:
+        with pytest.raises(ErrorResponse) as caught:
             await wire.call("tools/call", {"name": "write", "arguments": {}})
         assert caught.value.data == {"error": "insufficient_scope", "scope": "write"}
 
@@ -514,7 +514,7 @@ async def test_a_websocket_ends_with_its_token(
     if front == "http":
         async with served(server) as web:
             socket = Socket(await web.connect(), extra_headers=[(b"Authorization", b"Bearer x")])
-            async with speaking(socket, E) as wire:
+            async with client_on(socket, E) as wire:
                 assert (await wire.call("tools/call", {"name": "who", "arguments": {}}))["content"]
                 await wire.ended.wait()
     else:

@@ -30,7 +30,7 @@ from tests.http.stage import (
     tight,
 )
 from tests.requirements import req
-from tests.server.wire import CANCELLED, PROGRESS
+from tests.server.raw_client import CANCELLED, PROGRESS
 from trio_mcp import Limits
 from trio_mcp.core.http import SseEvent
 

@@ -19,7 +19,7 @@ from tests.http.stage import (
     quiet,
 )
 from tests.requirements import req
-from tests.server.wire import ACKNOWLEDGED, PROGRESS
+from tests.server.raw_client import ACKNOWLEDGED, PROGRESS
 from trio_mcp.core import META_SUBSCRIPTION_ID
 
 # Subscriptions of the modern revision.

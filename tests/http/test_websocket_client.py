@@ -25,14 +25,14 @@ from tests.server.checkpoints import (
     Attempt,
     Pair,
     PipeEnd,
-    anything,
-    cancel_everywhere,
-    narrow,
-    patiently,
+    any_task,
+    cancel_at_each_step,
+    one_byte_pipe,
     pipe_pair,
-    wide,
+    unlimited_pipe,
+    wait_or_fail,
 )
-from tests.server.wire import LATEST
+from tests.server.raw_client import LATEST
 from trio_mcp import Limits, Server, UsageError, open_client
 from trio_mcp.client import dial_websocket
 from trio_mcp.core import REVISIONS, ClientProtocol, Message, Notification, Offer, Role
@@ -120,7 +120,7 @@ async def dial(
 
 
 async def test_the_request_is_one_for_mcp_and_without_compression(autojump_clock: MockClock) -> None:
-    ours, theirs = wide()
+    ours, theirs = unlimited_pipe()
     opened: list[Any] = []
     async with trio.open_nursery() as nursery:
 
@@ -160,7 +160,7 @@ BAD_URLS = [
 
 @pytest.mark.parametrize(("url", "why"), BAD_URLS)
 async def test_what_is_no_url_of_a_websocket_is_our_callers_mistake(url: str, why: str) -> None:
-    ours, theirs = wide()
+    ours, theirs = unlimited_pipe()
     with pytest.raises(UsageError) as caught:
         await dial(ours, url)
     assert why in str(caught.value)
@@ -179,7 +179,7 @@ async def test_what_is_no_url_of_a_websocket_is_our_callers_mistake(url: str, wh
     ],
 )
 async def test_what_is_no_header_is_our_callers_mistake(field: tuple[str, str], why: str) -> None:
-    ours, theirs = wide()
+    ours, theirs = unlimited_pipe()
     with pytest.raises(UsageError, match=why) as caught:
         await dial(ours, URL, field)
     assert "secret" not in str(caught.value)
@@ -190,7 +190,7 @@ async def refused_by(
     reply: Callable[[h11.Request], bytes], url: str = URL, *headers: tuple[str, str], ends: bool = True, **options: Any
 ) -> Exception:
     """What is raised to who dials a server that answers so, and says no more."""
-    ours, theirs = wide()
+    ours, theirs = unlimited_pipe()
     caught: list[Exception] = []
     async with trio.open_nursery() as nursery:
 
@@ -313,7 +313,7 @@ async def test_what_is_no_answer_at_all_is_told(
 
 
 async def test_a_connection_that_breaks_in_the_handshake_is_told(autojump_clock: MockClock) -> None:
-    ours, theirs = wide()
+    ours, theirs = unlimited_pipe()
     await theirs.aclose()
     with pytest.raises(SessionClosed, match=URL):
         await dial(ours)
@@ -323,7 +323,7 @@ async def test_a_connection_that_breaks_in_the_handshake_is_told(autojump_clock:
 async def test_a_server_that_never_answers_does_not_hold_its_client_for_ever(
     says: str, autojump_clock: MockClock
 ) -> None:
-    ours, theirs = wide()
+    ours, theirs = unlimited_pipe()
     async with open_nursery() as nursery:
 
         @nursery.start_soon
@@ -356,7 +356,7 @@ async def test_where_there_is_no_connection_that_is_said(error: OSError, why: st
 
 
 async def test_what_does_not_speak_tls_is_said_not_to(autojump_clock: MockClock) -> None:
-    ours, theirs = wide()
+    ours, theirs = unlimited_pipe()
     await theirs.send_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
     with pytest.raises(ConnectionFailed, match=r"does not speak TLS; is it ws:// instead of wss://\?") as caught:
         await dial(ours, "wss://a.test/ws")
@@ -369,7 +369,7 @@ async def test_wss_goes_through_the_proxy_of_https_and_ws_goes_straight(monkeypa
 
     async def connect(host: str, port: int) -> trio.abc.Stream:
         asked_for.append((host, port))
-        ours, theirs = wide()
+        ours, theirs = unlimited_pipe()
         servers.append(theirs)
         await theirs.send_all(b"HTTP/1.1 407 Who\r\n\r\n")
         await theirs.send_eof()
@@ -394,7 +394,7 @@ async def test_wss_goes_through_the_proxy_of_https_and_ws_goes_straight(monkeypa
 
 def test_a_handshake_may_be_cancelled_anywhere_and_leaves_no_connection() -> None:
     async def scenario(attempt: Attempt) -> None:
-        ours, theirs = wide()
+        ours, theirs = unlimited_pipe()
         opened = False
         async with trio.open_nursery() as nursery:
             nursery.start_soon(serve_here, Server("served"), theirs)
@@ -405,7 +405,7 @@ def test_a_handshake_may_be_cancelled_anywhere_and_leaves_no_connection() -> Non
                 assert ours._into.no_receiver is not opened
             ours.close()
 
-    assert cancel_everywhere(scenario, watch="the scenario") > 2
+    assert cancel_at_each_step(scenario, watch="the scenario") > 2
 
 
 # Frames.
@@ -445,7 +445,7 @@ class Ear:
 @asynccontextmanager
 async def linked(
     *,
-    streams: Callable[[], Pair] = wide,
+    streams: Callable[[], Pair] = unlimited_pipe,
     received: bytes = b"",
     limits: Limits | None = None,
     name: str = "client",
@@ -474,7 +474,7 @@ async def linked(
         nursery.start_soon(carry)
         yield ear, theirs, duplex
         await duplex.end()
-        await patiently(ear.over.wait, "the end of the link")
+        await wait_or_fail(ear.over.wait, "the end of the link")
     assert ours._into.no_receiver
     assert ear.why is not None
 
@@ -506,7 +506,7 @@ async def take(pieces: list[bytes], received: bytes = b"") -> tuple[list[str], s
         for piece in pieces:
             await server.send_all(piece)
             await wait_all_tasks_blocked()
-        await patiently(ear.over.wait, "the end")
+        await wait_or_fail(ear.over.wait, "the end")
     return ear.heard, ear.why, heard_by(server)
 
 
@@ -589,7 +589,7 @@ async def test_every_end_is_told_with_its_code_and_answered(
 ) -> None:
     async with linked(limits=Limits(message_bytes=100)) as (ear, server, duplex):
         await server.send_all(to_client(TEXT, note("before")) + data + to_client(TEXT, note("after")))
-        await patiently(ear.over.wait, "the end")
+        await wait_or_fail(ear.over.wait, "the end")
         assert (ear.heard, trio.current_time()) == (["before"], 0)
         assert ear.why is not None
         with pytest.raises(SessionClosed, match=says):
@@ -606,7 +606,7 @@ async def test_a_server_may_go_after_any_byte(breaks: Any, autojump_clock: MockC
         async with linked() as (ear, server, _):
             await server.send_all(whole[:size])
             await breaks(server)
-            await patiently(ear.over.wait, "the end")
+            await wait_or_fail(ear.over.wait, "the end")
         assert ear.heard == EXPECTED[0][: len(ear.heard)]
         assert ear.why == "the connection was lost without a close frame"
         assert (CLOSE, b"") not in heard_by(server)
@@ -618,7 +618,7 @@ async def test_a_server_may_go_after_any_byte(breaks: Any, autojump_clock: MockC
 
 async def test_a_silent_server_is_asked_and_then_given_up(autojump_clock: MockClock) -> None:
     async with linked() as (ear, server, _):
-        await patiently(ear.over.wait, "the end")
+        await wait_or_fail(ear.over.wait, "the end")
         assert (ear.over_at, ear.why) == (40, "the peer was silent for 40 seconds")
         assert heard_by(server) == [(PING, b"")]  # and no farewell to nobody
 
@@ -631,12 +631,12 @@ async def test_any_sign_of_life_will_do(autojump_clock: MockClock) -> None:
             if sign[0] == TEXT:
                 await server.send_all(to_client(CONTINUED, note("xy")[9:]))
         await server.send_all(close_frame(Role.CLIENT, 1000))
-        await patiently(ear.over.wait, "the end")
+        await wait_or_fail(ear.over.wait, "the end")
         assert (ear.heard, ear.over_at) == (["xy"] * 3, 39 * 9)
 
 
 async def test_a_server_that_asks_and_does_not_read_is_given_up(autojump_clock: MockClock) -> None:
-    async with linked(streams=narrow) as (ear, server, _), trio.open_nursery() as nursery:
+    async with linked(streams=one_byte_pipe) as (ear, server, _), trio.open_nursery() as nursery:
 
         @nursery.start_soon
         async def _() -> None:
@@ -645,7 +645,7 @@ async def test_a_server_that_asks_and_does_not_read_is_given_up(autojump_clock: 
                     await server.send_all(to_client(PING, b"?"))
                     await trio.sleep(5)
 
-        await patiently(ear.over.wait, "the end")
+        await wait_or_fail(ear.over.wait, "the end")
         assert (ear.over_at, ear.why) == (60, _UNREAD)
         assert server.heard[1:] == b""
 
@@ -654,7 +654,7 @@ async def test_a_server_that_asks_and_does_not_read_is_given_up(autojump_clock: 
 async def test_one_that_reads_nothing_from_the_first_byte_on_is_given_up(
     early: bool, autojump_clock: MockClock
 ) -> None:
-    async with linked(streams=narrow, early=early) as (ear, server, duplex):
+    async with linked(streams=one_byte_pipe, early=early) as (ear, server, duplex):
         if not early:
             talks(ear, duplex)
         while not ear.over.is_set():
@@ -689,35 +689,35 @@ async def test_closing_says_so_and_waits_for_the_answer(autojump_clock: MockCloc
         assert heard_by(server) == [(CLOSE, (1000).to_bytes(2, "big"))]
         assert not ear.over.is_set()
         await server.send_all(to_client(TEXT, note("late")) + to_client(PING) + close_frame(Role.CLIENT, 1000))
-        await patiently(ear.over.wait, "the end")
+        await wait_or_fail(ear.over.wait, "the end")
         assert (ear.heard, ear.over_at, len(heard_by(server))) == ([], 0, 1)
 
 
-@pytest.mark.parametrize("streams", [wide, narrow])
+@pytest.mark.parametrize("streams", [unlimited_pipe, one_byte_pipe])
 @pytest.mark.parametrize("after", [10, 30])
 async def test_closing_does_not_wait_for_ever(streams: Any, after: float, autojump_clock: MockClock) -> None:
     async with linked(streams=streams) as (ear, server, duplex):
         await trio.sleep(after)
-        if streams is wide:
+        if streams is unlimited_pipe:
             await duplex.end()
         else:
             ear.scope.cancel()  # `end` would wait for what is being written
-        await patiently(ear.over.wait, "the end")
+        await wait_or_fail(ear.over.wait, "the end")
         assert ear.over_at == after + CLOSING
         assert server._out.no_receiver
 
 
 async def test_nothing_follows_half_a_frame(autojump_clock: MockClock) -> None:
-    async with linked(streams=narrow) as (ear, server, duplex):
+    async with linked(streams=one_byte_pipe) as (ear, server, duplex):
         talks(ear, duplex)
         await wait_all_tasks_blocked()
         ear.scope.cancel()
-        await patiently(ear.over.wait, "the end")
+        await wait_or_fail(ear.over.wait, "the end")
         assert (ear.over_at, len(server.heard)) == (CLOSING, 1)
 
 
 async def test_a_frame_that_was_begun_is_finished_before_the_farewell(autojump_clock: MockClock) -> None:
-    async with linked(streams=narrow) as (ear, server, duplex):
+    async with linked(streams=one_byte_pipe) as (ear, server, duplex):
         talks(ear, duplex)
         await wait_all_tasks_blocked()
         ear.scope.cancel()
@@ -726,13 +726,13 @@ async def test_a_frame_that_was_begun_is_finished_before_the_farewell(autojump_c
         await server.receive_some()
         await wait_all_tasks_blocked()
         await server.send_all(close_frame(Role.CLIENT, 1000))
-        await patiently(ear.over.wait, "the end")
+        await wait_or_fail(ear.over.wait, "the end")
         assert [opcode for opcode, _ in heard_by(server)] == [TEXT, CLOSE]
         assert ear.over_at == CLOSING / 2
 
 
 async def test_pongs_wait_for_a_frame_that_is_being_sent(autojump_clock: MockClock) -> None:
-    async with linked(streams=narrow) as (ear, server, duplex):
+    async with linked(streams=one_byte_pipe) as (ear, server, duplex):
         talks(ear, duplex)
         await wait_all_tasks_blocked()
         await server.send_all(to_client(PING, b"!"))
@@ -757,10 +757,10 @@ def test_a_link_may_be_cancelled_anywhere() -> None:
     made: list[Pair] = []
 
     def attempt_streams() -> Pair:
-        made.append(wide())
+        made.append(unlimited_pipe())
         return made[-1]
 
-    assert cancel_everywhere(scenario, watch=anything) > 10
+    assert cancel_at_each_step(scenario, watch=any_task) > 10
 
 
 # Calls.
@@ -791,7 +791,7 @@ async def play(server: PipeEnd, then: bytes, rest: bytes = b"") -> None:
 async def test_a_call_that_waits_is_told_how_the_connection_ended(
     then: bytes, says: str, at: float, autojump_clock: MockClock
 ) -> None:
-    ours, theirs = wide()
+    ours, theirs = unlimited_pipe()
 
     async def connect() -> trio.abc.Stream:
         await trio.lowlevel.checkpoint()
@@ -812,7 +812,7 @@ async def test_headers_go_with_the_request_and_a_refusal_by_our_own_server_says_
     async with nothing_left(), trio.open_nursery() as nursery:
 
         async def connect() -> trio.abc.Stream:
-            ours, theirs = wide()
+            ours, theirs = unlimited_pipe()
             nursery.start_soon(lambda: serve_here(Server("served"), theirs, authenticate=by_token))
             await trio.lowlevel.checkpoint()
             return ours

@@ -15,8 +15,8 @@ import pytest
 import trio
 import trustme
 
-from tests.server.checkpoints import wide
-from tests.server.wire import Wire, everywhere
+from tests.server.checkpoints import unlimited_pipe
+from tests.server.raw_client import RawClient, every_revision
 from trio_mcp import Context, Limits, Server, TextContent, open_client
 from trio_mcp.errors import ConnectionFailed, SessionClosed, UpgradeRefused
 from trio_mcp.server.http import serve_http
@@ -49,7 +49,7 @@ async def listening(server: Server, *, ssl_context: ssl.SSLContext | None = None
 
 def requests(revision: str, text: str) -> list[bytes]:
     """A client's part, up to a call with the id "call"."""
-    wire = Wire(wide()[0], revision)
+    wire = RawClient(unlimited_pipe()[0], revision)
     start = {"protocolVersion": revision, "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
     note = {"jsonrpc": "2.0", "method": "notifications/initialized"}
     opening = [] if wire.modern else [wire.request("initialize", start), note]
@@ -70,7 +70,7 @@ def answer(texts: Iterator[bytes | str]) -> str:
 # Our two ends.
 
 
-@everywhere
+@every_revision
 async def test_our_two_ends_over_tcp(revision: str) -> None:
     async with listening(serving()) as url, open_client(url, revision=revision) as client:
         for text in ("ä€𝄞\u2028", "x" * LARGE):
@@ -162,7 +162,7 @@ async def by_other_client(url: str, talk: Callable[[Any], Any], **options: Any) 
     return await trio.to_thread.run_sync(run)
 
 
-@everywhere
+@every_revision
 async def test_another_client_uses_our_server(revision: str) -> None:
     def talk(connection: Any) -> None:
         assert connection.subprotocol == "mcp"

@@ -20,16 +20,16 @@ from tests.cuts import Cuts
 from tests.http.served import by_token, listening, served
 from tests.http.ws import CLOSE, HANDSHAKE, PING, TEXT, Socket, close_frame, frame, opening, serve_here, websocket
 from tests.requirements import req
-from tests.server.checkpoints import PipeEnd, narrow, patiently, running_tasks, unwrapped, wide
-from tests.server.wire import (
+from tests.server.checkpoints import PipeEnd, one_byte_pipe, running_tasks, unlimited_pipe, unwrapped, wait_or_fail
+from tests.server.raw_client import (
     LATEST,
     PROGRESS,
     REVISION_NAMES,
+    ErrorResponse,
     Object,
-    Wire,
-    WireError,
-    everywhere,
-    speaking,
+    RawClient,
+    client_on,
+    every_revision,
 )
 from trio_mcp import Context, Limits, Server
 from trio_mcp.core import Role
@@ -93,15 +93,15 @@ def text(result: Object) -> str:
     return found
 
 
-async def gone(wire: Wire) -> None:
-    await patiently(wire.ended.wait, "the end of the server's side")
+async def gone(wire: RawClient) -> None:
+    await wait_or_fail(wire.ended.wait, "the end of the server's side")
 
 
 # Sessions.
 
 
 @req("trans-02", "trans-03")
-@everywhere
+@every_revision
 async def test_all_that_a_session_is(revision: str, autojump_clock: MockClock) -> None:
     bench = Bench()
     async with websocket(bench.server, revision) as (wire, socket):
@@ -116,7 +116,7 @@ async def test_all_that_a_session_is(revision: str, autojump_clock: MockClock) -
         await wire.cancel(id)
         await wait_all_tasks_blocked()
         assert bench.ended == ["b"]
-        with pytest.raises(WireError):
+        with pytest.raises(ErrorResponse):
             await wire.call("tools/call", call("nothing"))
         assert not wire.answered(id)
         assert socket.closed is None
@@ -129,7 +129,7 @@ async def test_all_that_a_session_is(revision: str, autojump_clock: MockClock) -
 
 async def test_two_eras_share_a_link(autojump_clock: MockClock) -> None:
     async with websocket(Bench().server, "2025-06-18") as (wire, _):
-        modern = Wire(wire.stream, LATEST)
+        modern = RawClient(wire.stream, LATEST)
         both = [
             wire.request("tools/call", call("echo", text="old"), id="old"),
             modern.request("tools/call", call("echo", text="new"), id="new"),
@@ -143,7 +143,7 @@ async def test_two_eras_share_a_link(autojump_clock: MockClock) -> None:
         assert ["resultType" in results[id] for id in ("old", "new")] == [False, True]
 
 
-@everywhere
+@every_revision
 async def test_a_batch_is_one_message_where_there_are_batches(revision: str, autojump_clock: MockClock) -> None:
     async with websocket(Bench().server, revision) as (wire, _):
         ids = ["x", "y"]
@@ -156,7 +156,7 @@ async def test_a_batch_is_one_message_where_there_are_batches(revision: str, aut
             assert [error["error"]["code"] for error in wire.unaddressed] == [-32600]
 
 
-@everywhere
+@every_revision
 async def test_what_is_no_message_is_answered_and_costs_nothing_else(revision: str, autojump_clock: MockClock) -> None:
     async with websocket(Bench().server, revision) as (wire, _):
         for count, junk in enumerate(["hello", "", "{}"], 1):
@@ -184,7 +184,7 @@ async def test_a_client_may_do_without_a_subprotocol(autojump_clock: MockClock) 
 
 
 async def answer_to(data: bytes, *, bench: Bench | None = None, **how: Any) -> bytes:
-    ours, theirs = wide()
+    ours, theirs = unlimited_pipe()
     await ours.send_all(data)
     await serve_here((bench or Bench()).server, theirs, **how)
     return ours.heard
@@ -240,7 +240,7 @@ async def test_requests_for_websockets_count_as_requests(autojump_clock: MockClo
         endpoint = Endpoint(cast("Run", run))
         answers = []
         for peer in ("one", "one", "other"):
-            ours, theirs = wide()
+            ours, theirs = unlimited_pipe()
             await ours.send_eof()
             request = HttpRequest("GET", "/ws", HANDSHAKE)
             await serve_upgrade(cast("Run", run), endpoint, theirs, request, b"", peer=peer)
@@ -272,7 +272,7 @@ async def test_what_the_tap_raises_leaves_and_closes_the_connection(autojump_clo
     def tap(direction: str, data: bytes) -> None:
         raise KeyError("x")
 
-    ours, theirs = wide()
+    ours, theirs = unlimited_pipe()
     await ours.send_all(opening())
     with pytest.raises(KeyError):
         await serve_here(Bench().server, theirs, tap=tap)
@@ -281,7 +281,7 @@ async def test_what_the_tap_raises_leaves_and_closes_the_connection(autojump_clo
 
 async def test_a_client_that_went_during_the_handshake_is_no_error(autojump_clock: MockClock) -> None:
     for data in (opening(), opening(Upgrade="h2c")):
-        ours, theirs = wide()
+        ours, theirs = unlimited_pipe()
         await ours.send_all(data)
         await ours.aclose()
         await serve_here(Bench().server, theirs)
@@ -289,7 +289,7 @@ async def test_a_client_that_went_during_the_handshake_is_no_error(autojump_cloc
 
 @pytest.mark.parametrize("data", [opening(), opening(Upgrade="h2c")], ids=["consent", "refusal"])
 async def test_who_does_not_read_the_answer_is_not_waited_for_for_ever(data: bytes, autojump_clock: MockClock) -> None:
-    ours, theirs = wide()
+    ours, theirs = unlimited_pipe()
     await ours.send_all(data)
     ours._into.capacity = 1
     await serve_here(Bench(limits=Limits(write_seconds=60)).server, theirs)
@@ -302,7 +302,7 @@ async def test_who_does_not_read_the_answer_is_not_waited_for_for_ever(data: byt
 
 def exchange(revision: str) -> list[bytes]:
     """What a client sends, one frame after the other: messages in fragments, pings between, and a close frame."""
-    wire = Wire(wide()[0], revision)
+    wire = RawClient(unlimited_pipe()[0], revision)
     start = {"protocolVersion": revision, "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
     note = {"jsonrpc": "2.0", "method": "notifications/initialized"}
     messages: list[Any] = [] if wire.modern else [wire.request("initialize", start), note]
@@ -322,7 +322,7 @@ def answers_to(revision: str, pieces: list[bytes], closes: bool = True) -> tuple
     """What a server sends for these pieces: messages, sorted, as calls may end in any order; and the rest."""
 
     async def main() -> bytes:
-        ours, theirs = wide()
+        ours, theirs = unlimited_pipe()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(serve_here, Bench().server, theirs)
             for piece in pieces:
@@ -366,13 +366,13 @@ def test_chunk_boundaries_do_not_matter(revision: str, data: st.DataObject) -> N
     assert (cut[0], cut[1][-1]) == (messages, controls[-1])
 
 
-@everywhere
+@every_revision
 def test_bytes_may_come_one_by_one(revision: str) -> None:
     pieces = exchange(revision)
     assert answers_to(revision, [bytes([byte]) for byte in b"".join(pieces)]) == answers_to(revision, pieces)
 
 
-@everywhere
+@every_revision
 def test_all_may_come_at_once_with_the_request(revision: str) -> None:
     pieces = exchange(revision)
     # With the close frame in the same piece nobody would wait for the answers.
@@ -385,7 +385,7 @@ def test_a_client_may_go_after_any_byte(revision: str, cuts: Cuts) -> None:
     whole = b"".join(exchange(revision)) + close_frame(Role.SERVER, 1000)
 
     async def main(size: int) -> None:
-        ours, theirs = wide()
+        ours, theirs = unlimited_pipe()
         before = running_tasks()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(serve_here, Bench().server, theirs)
@@ -414,7 +414,7 @@ FAULTS: list[tuple[bytes, int, str]] = [
 
 @asynccontextmanager
 async def opened(
-    bench: Bench, *, streams: Any = wide, **how: Any
+    bench: Bench, *, streams: Any = unlimited_pipe, **how: Any
 ) -> AsyncIterator[tuple[PipeEnd, PipeEnd, trio.Event]]:
     """Both ends of a connection that is a WebSocket already, and when it has been served."""
     ours, theirs = streams()
@@ -432,7 +432,7 @@ async def opened(
             head += await ours.receive_some()
         assert head.startswith(b"HTTP/1.1 101 ")
         yield ours, theirs, done
-        await patiently(done.wait, "the end of the connection")
+        await wait_or_fail(done.wait, "the end of the connection")
 
 
 @pytest.mark.parametrize(("fault", "code", "says"), FAULTS, ids=[f"{row[1]} {row[2]}" for row in FAULTS])
@@ -440,7 +440,7 @@ async def test_who_breaks_the_rules_is_told_and_may_go_on_sending_until_he_has_h
     fault: bytes, code: int, says: str, autojump_clock: MockClock
 ) -> None:
     bench = Bench(limits=Limits(message_bytes=2000))
-    ask = json.dumps(Wire(wide()[0], LATEST).request("tools/call", call("gate", name="a"))).encode()
+    ask = json.dumps(RawClient(unlimited_pipe()[0], LATEST).request("tools/call", call("gate", name="a"))).encode()
     async with opened(bench) as (ours, _, done):
         await ours.send_all(frame(Role.SERVER, TEXT, ask))
         await wait_all_tasks_blocked()
@@ -460,7 +460,7 @@ async def test_who_breaks_the_rules_is_told_and_may_go_on_sending_until_he_has_h
         await ours.send_all(close_frame(Role.SERVER, code))
         if code in (1002, 1007) or not fault[0] & 0x80:  # after that nothing can be told apart any more
             await ours.send_eof()
-        await patiently(done.wait, "the end")
+        await wait_or_fail(done.wait, "the end")
         assert trio.current_time() == start
         assert await ours.receive_some() == b""
 
@@ -489,7 +489,7 @@ async def test_a_close_frame_is_answered_by_the_same_code_and_ends_what_runs(
 
 
 async def test_a_close_frame_right_after_a_request_is_answered_all_the_same(autojump_clock: MockClock) -> None:
-    ask = json.dumps(Wire(wide()[0], LATEST).request("tools/call", call("echo", text="x"))).encode()
+    ask = json.dumps(RawClient(unlimited_pipe()[0], LATEST).request("tools/call", call("echo", text="x"))).encode()
     async with opened(Bench()) as (ours, _, _):
         await ours.send_all(frame(Role.SERVER, TEXT, ask) + close_frame(Role.SERVER, 1000))
         heard = b""
@@ -499,7 +499,7 @@ async def test_a_close_frame_right_after_a_request_is_answered_all_the_same(auto
     assert heard.count(b"\x88\x02") == 1
 
 
-@everywhere
+@every_revision
 async def test_a_drain_lets_calls_end_and_then_says_1001(revision: str, autojump_clock: MockClock) -> None:
     bench = Bench()
     drain = trio.Event()
@@ -509,7 +509,7 @@ async def test_a_drain_lets_calls_end_and_then_says_1001(revision: str, autojump
         drain.set()
         await wait_all_tasks_blocked()
         assert socket.closed is None
-        with pytest.raises(WireError):
+        with pytest.raises(ErrorResponse):
             await wire.call("tools/call", call("echo", text="new"))
         bench.open("a").set()
         assert text((await wire.response(id))["result"]) == "a"
@@ -521,12 +521,12 @@ async def test_a_drain_lets_calls_end_and_then_says_1001(revision: str, autojump
 @ERAS
 async def test_a_server_that_stops_says_1001(revision: str, autojump_clock: MockClock) -> None:
     bench = Bench()
-    ours, theirs = wide()
+    ours, theirs = unlimited_pipe()
     socket = Socket(ours)
     async with trio.open_nursery() as nursery:
         async with bench.server.running():
             nursery.start_soon(serve_here, bench.server, theirs)
-            wire = Wire(socket, revision)
+            wire = RawClient(socket, revision)
             nursery.start_soon(wire.run)
             await wire.open()
             await wire.start("tools/call", call("gate", name="a"))
@@ -538,7 +538,7 @@ async def test_a_server_that_stops_says_1001(revision: str, autojump_clock: Mock
 
 
 async def test_a_session_that_fails_says_1011(autojump_clock: MockClock) -> None:
-    ours, theirs = wide()
+    ours, theirs = unlimited_pipe()
     frames = WebSocketFrames(Role.SERVER, Limits())
     link = _WebSocketStream(theirs, frames, b"")
 
@@ -573,7 +573,7 @@ async def test_a_handler_hears_how_its_client_has_ended_the_connection(autojump_
 
 
 async def test_a_connection_that_is_closed_without_a_farewell_says_1011(autojump_clock: MockClock) -> None:
-    ours, theirs = wide()
+    ours, theirs = unlimited_pipe()
     frames = WebSocketFrames(Role.SERVER, Limits())
     link = _WebSocketStream(theirs, frames, b"")
     await ours.send_all(close_frame(Role.SERVER, 1011))
@@ -584,7 +584,7 @@ async def test_a_connection_that_is_closed_without_a_farewell_says_1011(autojump
 
 
 async def test_nothing_follows_half_a_frame(autojump_clock: MockClock) -> None:
-    ours, theirs = narrow()
+    ours, theirs = one_byte_pipe()
     link = _WebSocketStream(theirs, WebSocketFrames(Role.SERVER, Limits()), b"")
     with trio.move_on_after(60):
         await link.send_all(b"half a frame")
@@ -595,7 +595,7 @@ async def test_nothing_follows_half_a_frame(autojump_clock: MockClock) -> None:
 
 @pytest.mark.parametrize("goes", [PipeEnd.aclose, PipeEnd.send_eof])
 async def test_who_has_gone_is_told_nothing(goes: Any, autojump_clock: MockClock) -> None:
-    ours, theirs = wide()
+    ours, theirs = unlimited_pipe()
     link = _WebSocketStream(theirs, WebSocketFrames(Role.SERVER, Limits()), b"before")
     await link.wait_send_all_might_not_block()
     assert [await link.receive_some(3), await link.receive_some(3)] == [b"bef", b"ore"]
@@ -606,7 +606,7 @@ async def test_who_has_gone_is_told_nothing(goes: Any, autojump_clock: MockClock
 
 
 async def test_a_stream_that_breaks_ends_the_connection(autojump_clock: MockClock) -> None:
-    ours, theirs = wide()
+    ours, theirs = unlimited_pipe()
     link = _WebSocketStream(theirs, WebSocketFrames(Role.SERVER, Limits()), b"")
     await theirs.aclose()
     with pytest.raises(trio.ClosedResourceError):
@@ -623,7 +623,7 @@ async def test_a_tap_sees_all_frames(autojump_clock: MockClock) -> None:
     def tap(direction: str, data: bytes) -> None:
         seen[direction] += data
 
-    ours, theirs = wide()
+    ours, theirs = unlimited_pipe()
     async with websocket(Bench().server, LATEST, streams=lambda: (ours, theirs), tap=tap) as (wire, _):
         await wire.call("tools/list")
     assert seen["out"] == ours.heard
@@ -656,7 +656,7 @@ async def test_a_quiet_client_is_asked_whether_it_is_there(autojump_clock: MockC
         assert await wire.call("tools/list")
 
 
-@pytest.mark.parametrize("streams", [wide, narrow])
+@pytest.mark.parametrize("streams", [unlimited_pipe, one_byte_pipe])
 async def test_a_dead_client_is_given_up(streams: Any, autojump_clock: MockClock) -> None:
     bench = Bench()
     start = trio.current_time()
@@ -676,7 +676,7 @@ async def test_a_client_that_does_not_read_costs_little_and_its_calls_wait(
     revision: str, autojump_clock: MockClock
 ) -> None:
     limits = Limits(outgoing=10, write_seconds=1e6)
-    async with websocket(Bench(limits=limits).server, revision, streams=narrow) as (wire, _):
+    async with websocket(Bench(limits=limits).server, revision, streams=one_byte_pipe) as (wire, _):
         with wire.deaf():
             await wire.start("tools/call", call("chatter"), progress="p", id="c")
             await wait_all_tasks_blocked()
@@ -690,11 +690,11 @@ async def test_a_client_that_does_not_read_costs_little_and_its_calls_wait(
 
 async def test_a_client_that_takes_nothing_for_too_long_is_dropped(autojump_clock: MockClock) -> None:
     bench = Bench(limits=Limits(write_seconds=60))
-    ask = json.dumps(Wire(wide()[0], LATEST).request("tools/call", call("much", size=500_000))).encode()
-    async with opened(bench, streams=narrow) as (ours, _, done):
+    ask = json.dumps(RawClient(unlimited_pipe()[0], LATEST).request("tools/call", call("much", size=500_000))).encode()
+    async with opened(bench, streams=one_byte_pipe) as (ours, _, done):
         start = trio.current_time()
         await ours.send_all(frame(Role.SERVER, TEXT, ask))
-        await patiently(done.wait, "the end")
+        await wait_or_fail(done.wait, "the end")
         assert start + 60 <= trio.current_time() <= start + 60 + CLOSING
         heard = b""
         while received := await ours.receive_some():
@@ -705,7 +705,7 @@ async def test_a_client_that_takes_nothing_for_too_long_is_dropped(autojump_cloc
 async def test_no_more_is_read_at_once_than_can_be_looked_at_while_others_wait(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours, theirs = wide()
+    ours, theirs = unlimited_pipe()
     receive = theirs.receive_some
     asked: list[int | None] = []
 
@@ -729,7 +729,7 @@ async def test_no_more_is_read_at_once_than_can_be_looked_at_while_others_wait(
 async def test_pings_without_end_make_nothing_pile_up(autojump_clock: MockClock) -> None:
     bench = Bench(limits=Limits(calls=10, outgoing=10, write_seconds=1e6))
     flood = frame(Role.SERVER, PING, b"x" * 100)
-    async with opened(bench, streams=narrow) as (ours, theirs, _):
+    async with opened(bench, streams=one_byte_pipe) as (ours, theirs, _):
         with trio.move_on_after(1000):
             while True:
                 await ours.send_all(flood)
@@ -746,11 +746,11 @@ async def test_fragments_of_a_message_come_through_the_server(autojump_clock: Mo
 # On the port of HTTP.
 
 
-@everywhere
+@every_revision
 async def test_one_port_serves_http_and_websockets(revision: str, autojump_clock: MockClock) -> None:
     async with served(Bench().server) as web:
         socket = Socket(await web.connect())
-        async with speaking(socket, revision) as wire:
+        async with client_on(socket, revision) as wire:
             assert text(await wire.call("tools/call", call("echo", text="by WebSocket"))) == "by WebSocket"
             session = None if revision == LATEST else await web.initialize(revision)
             answer = await web.call("tools/call", call("echo", text="by HTTP"), revision=revision, session=session)
@@ -793,7 +793,7 @@ async def test_there_need_not_be_websockets(autojump_clock: MockClock) -> None:
         assert (await stream.receive_some()).startswith(b"HTTP/1.1 404 ")
 
 
-@everywhere
+@every_revision
 async def test_a_drain_of_the_whole_server_lets_calls_end_and_then_says_1001(
     revision: str, autojump_clock: MockClock
 ) -> None:
@@ -801,7 +801,7 @@ async def test_a_drain_of_the_whole_server_lets_calls_end_and_then_says_1001(
     async with served(bench.server, ends=False) as web:
         socket = Socket(await web.connect())
         async with trio.open_nursery() as nursery:
-            wire = Wire(socket, revision)
+            wire = RawClient(socket, revision)
             nursery.start_soon(wire.run)
             await wire.open()
             id = await wire.start("tools/call", call("gate", name="a"))
@@ -830,7 +830,7 @@ async def test_who_closes_while_a_large_answer_is_on_its_way_costs_the_others_no
     def big() -> str:
         return "x" * (8 * 1024 * 1024)
 
-    ask = json.dumps(Wire(wide()[0], LATEST).request("tools/call", call("big"))).encode()
+    ask = json.dumps(RawClient(unlimited_pipe()[0], LATEST).request("tools/call", call("big"))).encode()
     async with listening(server) as web:
         for _ in range(3):
             stream = await web.connect()

@@ -19,7 +19,7 @@ import pytest
 import trio
 
 from tests.http.client import Answer, Web, note, request
-from tests.server.wire import CLIENT_INFO, LATEST, Object, everywhere, legacy
+from tests.server.raw_client import CLIENT_INFO, LATEST, Object, every_revision, legacy
 from trio_mcp.core.http import Headers
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "wsgi_json.py"
@@ -71,7 +71,7 @@ def text_of(answer: Answer) -> str:
     return text
 
 
-@everywhere
+@every_revision
 async def test_a_client_of_every_revision_is_served_each_post_for_itself(revision: str) -> None:
     async with process() as (web, complaints):
         if revision == LATEST:
@@ -163,7 +163,7 @@ def post(application: Any, message: Any, revision: str, **headers: str) -> Answe
     return ask(application, "POST", data, {**fields, **headers})
 
 
-@everywhere
+@every_revision
 def test_what_is_answered_is_good_wsgi(application: Any, revision: str) -> None:
     message = request("tools/call", echo("hello"), revision=revision)
     assert text_of(post(validator(application), message, revision)) == "hello"

@@ -1,7 +1,7 @@
 """WebSockets for tests: frames by hand, a client by wsproto alone, and a server's end without an HTTP server.
 
-`Socket` is a stream of lines over a WebSocket, so that the client of `tests.server.wire` speaks through it, with all
-that it checks:
+`Socket` is a stream of lines over a WebSocket, so that the client of `tests.server.raw_client` speaks through it, with
+all that it checks:
 
     async with websocket(server, revision) as (wire, socket):
         await wire.call("tools/call", {"name": "echo", "arguments": {"text": "x"}})
@@ -31,8 +31,8 @@ from wsproto.events import (
 )
 from wsproto.events import Request as Asked
 
-from tests.server.checkpoints import wide
-from tests.server.wire import Wire, connected
+from tests.server.checkpoints import unlimited_pipe
+from tests.server.raw_client import RawClient, connected
 from trio_mcp.core import Role
 from trio_mcp.core.http import HttpRequest
 from trio_mcp.server.http import Endpoint, serve_upgrade
@@ -222,11 +222,11 @@ async def websocket(
     server: Any,
     revision: str,
     *,
-    streams: Callable[[], tuple[trio.abc.Stream, trio.abc.Stream]] = wide,
+    streams: Callable[[], tuple[trio.abc.Stream, trio.abc.Stream]] = unlimited_pipe,
     endpoint: Mapping[str, Any] | None = None,
     socket: Mapping[str, Any] | None = None,
     **options: Any,
-) -> AsyncIterator[tuple[Wire, Socket]]:
+) -> AsyncIterator[tuple[RawClient, Socket]]:
     """A client of `server` by WebSocket.  `endpoint` and `socket` are options of these, the others of `connected`."""
     made: list[Socket] = []
 

@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 import trio
 
-from tests.http.client import Answer, Broken, Cut, Stream, Web, response
+from tests.http.client import Answer, Cut, ProtocolViolation, Stream, Web, response
 from tests.http.stage import D, play, plays
 
 __all__ = ["Load"]
@@ -53,7 +53,7 @@ class Load:
                     await visit(web)
             except trio.TooSlowError:
                 self.tally["no end"] += 1
-            except (Cut, Broken, OSError, trio.BrokenResourceError, AssertionError):  # as a host that was refused
+            except (Cut, ProtocolViolation, OSError, trio.BrokenResourceError, AssertionError):  # as a refused host
                 self.tally["refused"] += 1
                 await trio.sleep(0.1)
             finally:

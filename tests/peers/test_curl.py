@@ -18,7 +18,7 @@ from tests.http.client import Web, note, request
 from tests.http.served import listening
 from tests.peers.installed import needs, tool
 from tests.requirements import req
-from tests.server.wire import CAPABILITIES, CLIENT_INFO
+from tests.server.raw_client import CAPABILITIES, CLIENT_INFO
 from trio_mcp import Context, Server
 from trio_mcp.core.http import EventReader, Headers, SseEvent
 

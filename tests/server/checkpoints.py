@@ -52,19 +52,19 @@ __all__ = [
     "Pair",
     "PipeEnd",
     "Stuck",
-    "anything",
+    "any_task",
     "awaiting_threads",
     "busy_threads",
-    "cancel_everywhere",
-    "narrow",
+    "cancel_at_each_step",
+    "one_byte_pipe",
     "open_fds",
-    "patiently",
     "pipe_pair",
     "running_tasks",
     "stuck",
+    "task_positions",
+    "unlimited_pipe",
     "unwrapped",
-    "where_all_stand",
-    "wide",
+    "wait_or_fail",
 ]
 
 T = TypeVar("T")
@@ -132,7 +132,7 @@ def open_fds() -> set[tuple[int, str]]:
     return found
 
 
-def where_all_stand() -> str:
+def task_positions() -> str:
     """The tasks of this run and the lines at which they wait, innermost last."""
     return "\n".join(sorted(f"  {task.name}: {_stands(task)}" for task in running_tasks()))
 
@@ -149,7 +149,7 @@ def _stands(task: Task) -> str:
 def stuck(why: str) -> Stuck:
     """The error that ends a run in which all wait for ever.  From now on no shield keeps anybody from being cancelled:
     otherwise the test would hang instead of failing."""
-    error = Stuck(f"{why}; the tasks:\n{where_all_stand()}")
+    error = Stuck(f"{why}; the tasks:\n{task_positions()}")
     for task in running_tasks():
         status: Any = task._cancel_status
         while status is not None:
@@ -158,7 +158,7 @@ def stuck(why: str) -> Stuck:
     return error
 
 
-async def patiently(wait: Callable[[], Awaitable[T]], what: str) -> T:
+async def wait_or_fail(wait: Callable[[], Awaitable[T]], what: str) -> T:
     """What `wait` returns; `Stuck` instead of waiting for ever.  It may be called again, so it must have no effects."""
     while True:
         with trio.move_on_after(PATIENCE):
@@ -300,12 +300,12 @@ def pipe_pair(capacity: float) -> Pair:
     return PipeEnd(there, back), PipeEnd(back, there)
 
 
-def wide() -> Pair:
+def unlimited_pipe() -> Pair:
     """Writes never block."""
     return pipe_pair(math.inf)
 
 
-def narrow() -> Pair:
+def one_byte_pipe() -> Pair:
     """One byte at a time: a write blocks until the reader has taken all of it but its last byte."""
     return pipe_pair(1)
 
@@ -313,7 +313,7 @@ def narrow() -> Pair:
 # The harness.
 
 
-def anything(task: Task) -> bool:
+def any_task(task: Task) -> bool:
     """Watch every task."""
     return True
 
@@ -349,7 +349,7 @@ class Attempt(trio.abc.Instrument):
             finally:
                 self._open = False
 
-    def streams(self, make: Callable[[], Pair] = wide) -> Callable[[], Pair]:
+    def streams(self, make: Callable[[], Pair] = unlimited_pipe) -> Callable[[], Pair]:
         """Makes pairs whose first end, the peer's, is looked at after the run."""
 
         def made() -> Pair:
@@ -382,7 +382,7 @@ class Attempt(trio.abc.Instrument):
                 raise Leak(f"the peer was left with a part of a line: {rest[:200]!r}")
 
 
-def cancel_everywhere(
+def cancel_at_each_step(
     scenario: Callable[[Attempt], Awaitable[None]],
     *,
     watch: str | Callable[[Task], bool],
@@ -439,7 +439,7 @@ async def _guarded(scenario: Callable[[Attempt], Awaitable[None]], attempt: Atte
     # A task of Trio's may still be about to run an asynchronous generator to its end.
     await trio.testing.wait_all_tasks_blocked()
     if left := running_tasks() - before:
-        raise Leak(f"tasks were left: {sorted(task.name for task in left)}\n{where_all_stand()}")
+        raise Leak(f"tasks were left: {sorted(task.name for task in left)}\n{task_positions()}")
 
 
 async def _watchdog() -> None:

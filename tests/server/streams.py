@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import trio
 
-from tests.server.checkpoints import Pair, wide
+from tests.server.checkpoints import Pair, unlimited_pipe
 
-__all__ = ["Watched", "Whole", "Write", "lines_in", "watched"]
+__all__ = ["NotHalfCloseable", "RecordedStream", "Write", "lines_in", "recorded_pairs"]
 
 
 class Write(NamedTuple):
@@ -17,7 +17,7 @@ class Write(NamedTuple):
     data: bytes
 
 
-class Whole(trio.abc.Stream):
+class NotHalfCloseable(trio.abc.Stream):
     """A stream that has no halves, as TLS has none: its end is the end of both directions."""
 
     def __init__(self, stream: trio.abc.Stream) -> None:
@@ -36,7 +36,7 @@ class Whole(trio.abc.Stream):
         await self.stream.aclose()
 
 
-class Watched(trio.abc.HalfCloseableStream):
+class RecordedStream(trio.abc.HalfCloseableStream):
     """A server's end.  `fails` is asked before each write, with its number from 1, and may give what it raises."""
 
     def __init__(self, stream: trio.abc.HalfCloseableStream) -> None:
@@ -74,13 +74,13 @@ class Watched(trio.abc.HalfCloseableStream):
         await self.stream.aclose()
 
 
-def watched(make: Callable[[], Pair] = wide) -> tuple[Callable[[], Any], list[Watched]]:
+def recorded_pairs(make: Callable[[], Pair] = unlimited_pipe) -> tuple[Callable[[], Any], list[RecordedStream]]:
     """Makes pairs for `connected`, and the list of the server's ends that were made so far."""
-    made: list[Watched] = []
+    made: list[RecordedStream] = []
 
-    def pair() -> tuple[trio.abc.Stream, Watched]:
+    def pair() -> tuple[trio.abc.Stream, RecordedStream]:
         ours, theirs = make()
-        made.append(Watched(theirs))
+        made.append(RecordedStream(theirs))
         return ours, made[-1]
 
     return pair, made

@@ -14,7 +14,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.server.checkpoints import pipe_pair
-from tests.server.wire import LATEST, Wire, connected, everywhere, modern
+from tests.server.raw_client import LATEST, RawClient, connected, every_revision, modern
 from trio_mcp import Context, Limits, Server, serve_stream
 
 OVERLOADED = "the server is overloaded: it runs as many requests as it may"
@@ -53,7 +53,7 @@ class Gates:
         return self.server.statistics().running
 
 
-async def ask_for(wire: Wire, *names: str) -> list[Any]:
+async def ask_for(wire: RawClient, *names: str) -> list[Any]:
     ids = [await wire.start("tools/call", {"name": "gate", "arguments": {"name": name}}) for name in names]
     await wait_all_tasks_blocked()
     return ids
@@ -66,7 +66,7 @@ def refusal(message: dict[str, Any]) -> str:
 
 
 @pytest.mark.contract
-@everywhere
+@every_revision
 async def test_so_many_run_and_the_others_are_refused_at_once(revision: str, autojump_clock: MockClock) -> None:
     gates = Gates(calls=2)
     async with connected(gates.server, revision) as wire:
@@ -82,7 +82,7 @@ async def test_so_many_run_and_the_others_are_refused_at_once(revision: str, aut
         assert gates.running == 0
 
 
-@everywhere
+@every_revision
 async def test_all_connections_of_a_server_together_have_a_bound(revision: str, autojump_clock: MockClock) -> None:
     gates = Gates(calls=2, calls_in_all=3)
     async with many(gates.server, revision, 3) as (one, two, three):
@@ -102,12 +102,12 @@ async def test_all_connections_of_a_server_together_have_a_bound(revision: str, 
 
 
 @asynccontextmanager
-async def many(server: Server, revision: str, number: int) -> AsyncIterator[list[Wire]]:
+async def many(server: Server, revision: str, number: int) -> AsyncIterator[list[RawClient]]:
     async with server.running(), AsyncExitStack() as stack:
         yield [await stack.enter_async_context(connected(server, revision)) for _ in range(number)]
 
 
-@everywhere
+@every_revision
 async def test_what_is_cancelled_frees_its_place(revision: str, autojump_clock: MockClock) -> None:
     gates = Gates(calls=1)
     async with connected(gates.server, revision) as wire:
@@ -125,7 +125,7 @@ async def test_what_is_cancelled_frees_its_place(revision: str, autojump_clock: 
 
 
 @pytest.mark.contract
-@everywhere
+@every_revision
 async def test_the_places_of_a_client_that_goes_are_free(revision: str, autojump_clock: MockClock) -> None:
     gates = Gates(calls=10, calls_in_all=3)
     async with gates.server.running(), connected(gates.server, revision) as stays:
@@ -172,7 +172,7 @@ async def test_who_waits_for_a_retry_takes_no_place_and_the_retry_gives_it_one(
         assert (gates.running, gates.server.statistics().parked) == (0, 2)
 
 
-@everywhere
+@every_revision
 async def test_a_call_whose_answer_waits_for_the_wire_keeps_its_place(revision: str, autojump_clock: MockClock) -> None:
     """Or a client that does not read would be served without end."""
     gates = Gates(calls=3, outgoing=2)
@@ -194,7 +194,7 @@ async def test_a_hundred_thousand_requests_at_once_hold_no_more_than_is_allowed(
 ) -> None:
     gates = Gates(calls=20, outgoing=50)
     ours, theirs = pipe_pair(100_000)
-    wire = Wire(ours, revision)
+    wire = RawClient(ours, revision)
     opening = {"protocolVersion": revision, "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
     begin = [] if wire.modern else [wire.request("initialize", opening)]
     request = wire.request("tools/call", {"name": "gate", "arguments": {"name": "a"}}, id=0)

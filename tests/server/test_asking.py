@@ -20,22 +20,22 @@ from trio.testing import MockClock, assert_checkpoints, wait_all_tasks_blocked
 from tests.http.client import response
 from tests.http.served import bearer, by_token, served
 from tests.requirements import req
-from tests.server.wire import (
+from tests.server.raw_client import (
     CANCELLED,
     CAPABILITIES,
     CLIENT_INFO,
     MESSAGE,
     PROGRESS,
     REVISION_NAMES,
-    Wire,
-    WireError,
+    ErrorResponse,
+    RawClient,
     connected,
-    everywhere,
+    every_revision,
     legacy,
     modern,
     since,
 )
-from tests.server.wires import Nowhere, session_of
+from tests.server.wire_stub import WireStub, session_of
 from trio_mcp import Context, Elicit, ElicitUrl, InputRequired, ListRoots, RequestError, Sample, Server, UsageError
 from trio_mcp.core import LOG_LEVELS, MAX_ROUNDS, ModelPreferences, Notification, Request, Response, Tool
 from trio_mcp.errors import NotDeclared, NotInThisRevision, SessionClosed, UrlElicitationRequired
@@ -176,11 +176,11 @@ def text_of(result: Object) -> str:
     return content["text"]
 
 
-async def told(wire: Wire, method: str, params: Object) -> str:
+async def told(wire: RawClient, method: str, params: Object) -> str:
     """The failure of a call, as a client reads it: by an error, or by a tool result that is one."""
     try:
         result = await wire.call(method, params)
-    except WireError as error:
+    except ErrorResponse as error:
         return f"{error.code} {error.message}"
     assert result["isError"] is True
     return text_of(result)
@@ -195,7 +195,7 @@ def failure(method: str) -> str:
 
 @pytest.mark.contract(name=("form", "sample", "roots"))
 @req("mrtr-01", "mrtr-03", "mrtr-06", "mrtr-12", "elic-47")
-@everywhere
+@every_revision
 @places
 @kinds
 async def test_a_handler_asks_in_one_line_and_gets_what_the_client_answers(
@@ -221,7 +221,7 @@ async def test_a_client_that_cannot_be_asked_is_told_what_it_lacks(
     kind = KINDS[name]
     async with connected(asking(), revision, capabilities=kind.instead) as wire:
         if revision == LATEST:
-            with pytest.raises(WireError) as caught:
+            with pytest.raises(ErrorResponse) as caught:
                 await wire.call(method, PLACES[method](name))
             assert (caught.value.code, caught.value.data) == (-32021, {"requiredCapabilities": kind.needs})
         else:
@@ -234,7 +234,7 @@ async def test_a_client_that_cannot_be_asked_is_told_what_it_lacks(
 
 
 @pytest.mark.parametrize("name", ["form", "sample", "roots"])
-@everywhere
+@every_revision
 async def test_a_handler_can_do_without_a_client_that_cannot_be_asked(
     revision: str, name: str, autojump_clock: MockClock
 ) -> None:
@@ -272,7 +272,7 @@ async def test_an_error_of_the_client_is_raised_where_it_was_asked(
     server.tool(it)
 
     def refuse(params: Object) -> Object:
-        raise WireError(-1, "User rejected", {"why": "no"})
+        raise ErrorResponse(-1, "User rejected", {"why": "no"})
 
     async with connected(server, revision, answers={kind.method: refuse}) as wire:
         assert text_of(await wire.call("tools/call", IT)) == "went on"
@@ -485,7 +485,7 @@ async def test_where_no_question_can_be_asked_that_is_said(revision: str, autoju
 
 
 @pytest.mark.contract
-@everywhere
+@every_revision
 async def test_several_questions_are_asked_at_once_and_answered_in_any_order(
     revision: str, autojump_clock: MockClock
 ) -> None:
@@ -516,7 +516,7 @@ async def test_several_questions_are_asked_at_once_and_answered_in_any_order(
         assert sorted(method for method, _ in wire.asked) == ["roots/list", *["sampling/createMessage"] * 2]
 
 
-@everywhere
+@every_revision
 async def test_if_one_of_several_cannot_be_asked_none_is(revision: str, autojump_clock: MockClock) -> None:
     class Broken(Inquiry[object]):
         method = "roots/list"
@@ -541,7 +541,7 @@ async def test_if_one_of_several_cannot_be_asked_none_is(revision: str, autojump
         assert not wire.noted(CANCELLED)
 
 
-@everywhere
+@every_revision
 async def test_what_cannot_be_written_is_the_handlers_mistake_and_not_asked(
     revision: str, autojump_clock: MockClock
 ) -> None:
@@ -593,7 +593,7 @@ async def test_whatever_is_awaited_is_a_checkpoint(revision: str, autojump_clock
 
 @pytest.mark.contract
 @req("root-08", "root-12", "root-13", "root-15")
-@everywhere
+@every_revision
 @pytest.mark.parametrize("tells", [True, False])
 async def test_roots_are_asked_for_once_and_again_when_they_change(
     revision: str, tells: bool, autojump_clock: MockClock
@@ -694,7 +694,7 @@ class _Shop:
 
 
 @req("elic-26", "elic-27", "elic-28", "elic-56")
-@everywhere
+@every_revision
 @places
 async def test_a_page_that_must_be_visited_first(revision: str, method: str, autojump_clock: MockClock) -> None:
     shop = _Shop()
@@ -704,7 +704,7 @@ async def test_a_page_that_must_be_visited_first(revision: str, method: str, aut
             assert text_of(await wire.call(method, params)) == "inside"
             assert [asked["url"] for _, asked in wire.asked] == [PAGE]
         elif revision == "2025-11-25":
-            with pytest.raises(WireError) as caught:
+            with pytest.raises(ErrorResponse) as caught:
                 await wire.call(method, params)
             assert caught.value.code == -32042
             page = {"mode": "url", "message": "Please pay.", "url": PAGE, "elicitationId": shop.page.elicitation_id}
@@ -723,7 +723,7 @@ async def test_a_page_that_must_be_visited_first(revision: str, method: str, aut
 async def test_a_client_that_opens_no_pages_is_sent_to_none(revision: str, autojump_clock: MockClock) -> None:
     async with connected(_Shop().server, revision, capabilities={"elicitation": {"form": {}}}) as wire:
         if revision == LATEST:
-            with pytest.raises(WireError) as caught:
+            with pytest.raises(ErrorResponse) as caught:
                 await wire.call("tools/call", {"name": "enter"})
             assert (caught.value.code, caught.value.data) == (
                 -32021,
@@ -753,7 +753,7 @@ async def test_who_does_not_want_to_visit_a_page_is_not_asked_again(
 
 @pytest.mark.contract
 @req("mrtr-07", "mrtr-15")
-@everywhere
+@every_revision
 @places
 async def test_a_handler_may_return_its_questions_and_is_run_again_with_the_answers(
     revision: str, method: str, autojump_clock: MockClock
@@ -784,7 +784,7 @@ async def test_a_handler_may_return_its_questions_and_is_run_again_with_the_answ
         assert server.statistics().parked == 0
 
 
-@everywhere
+@every_revision
 async def test_a_request_state_means_nothing_where_there_is_none(revision: str, autojump_clock: MockClock) -> None:
     async with connected(asking(), revision, answers={"roots/list": lambda params: HOME}) as wire:
         junk = {"requestState": "x", "inputResponses": 7}
@@ -793,7 +793,7 @@ async def test_a_request_state_means_nothing_where_there_is_none(revision: str, 
             assert "file:///home" in text_of(await wire.call("tools/call", {"name": "roots", **junk}))
 
 
-@everywhere
+@every_revision
 async def test_a_handler_may_ask_for_another_round_without_a_question(revision: str, autojump_clock: MockClock) -> None:
     async def it(ctx: Context) -> Any:
         count = ctx.state or 0
@@ -804,7 +804,7 @@ async def test_a_handler_may_ask_for_another_round_without_a_question(revision: 
         assert text_of(await wire.call("tools/call", IT)) == "after 3"
 
 
-@everywhere
+@every_revision
 @pytest.mark.parametrize("questions", [{}, {"home": ListRoots()}])
 async def test_rounds_without_end_are_stopped(
     revision: str, questions: Mapping[str, Any], autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
@@ -823,14 +823,14 @@ async def test_rounds_without_end_are_stopped(
         assert f"has asked {MAX_ROUNDS} times" in str(caplog.records[-1].exc_info)
 
 
-@everywhere
+@every_revision
 async def test_returned_questions_are_judged_like_any_others(revision: str, autojump_clock: MockClock) -> None:
     async def it(ctx: Context) -> Any:
         return InputRequired({"a": Sample("a", max_tokens=1, include_context="allServers"), "home": ListRoots()})
 
     async with connected(tool(it, structured=False), revision, capabilities={"sampling": {}}) as wire:
         if revision == LATEST:
-            with pytest.raises(WireError) as caught:
+            with pytest.raises(ErrorResponse) as caught:
                 await wire.call("tools/call", IT)
             assert (caught.value.code, caught.value.data) == (
                 -32021,
@@ -842,7 +842,7 @@ async def test_returned_questions_are_judged_like_any_others(revision: str, auto
         assert not wire.asked
 
 
-@everywhere
+@every_revision
 async def test_what_was_returned_does_not_answer_what_is_asked_later(revision: str, autojump_clock: MockClock) -> None:
     """Keys of the two ways of asking are apart, though both are called "roots" here."""
     homes = iter([HOME, {"roots": []}])
@@ -862,7 +862,7 @@ async def test_what_was_returned_does_not_answer_what_is_asked_later(revision: s
 # Threads.
 
 
-@everywhere
+@every_revision
 @pytest.mark.parametrize("abandon", [True, False])
 async def test_a_handler_in_a_thread_asks_too(revision: str, abandon: bool) -> None:
     def it(ctx: Context) -> str:
@@ -933,7 +933,7 @@ async def test_when_one_question_fails_the_others_are_cancelled(
         return "went on"
 
     def refuse(params: Object) -> Object:
-        raise WireError(-32603, "no roots")
+        raise ErrorResponse(-32603, "no roots")
 
     async with connected(tool(it), revision, answers={"roots/list": refuse, "sampling/createMessage": silent}) as wire:
         assert text_of(await wire.call("tools/call", IT)) == "went on"
@@ -1032,7 +1032,7 @@ async def test_a_call_that_is_cancelled_while_it_cannot_hear_it_asks_nothing_mor
     assert not caplog.records
 
 
-@everywhere
+@every_revision
 async def test_a_thread_that_was_left_behind_asks_nobody(revision: str) -> None:
     go_on, failed = threading.Event(), []
 
@@ -1067,8 +1067,8 @@ async def test_questions_go_on_the_stream_of_the_call_that_they_belong_to(
 
     server = tool(it)
     async with server._joined() as run:
-        conversation = session_of(run, revision, Nowhere())
-        wires = Nowhere(), Nowhere()
+        conversation = session_of(run, revision, WireStub())
+        wires = WireStub(), WireStub()
         for id, wire in enumerate(wires, 7):
             conversation.receive(Request(id, "tools/call", IT), 0, wire=wire)
         await wait_all_tasks_blocked()
@@ -1187,7 +1187,7 @@ async def test_a_call_in_a_batch_asks_too(autojump_clock: MockClock) -> None:
             assert "file:///home" in text_of((await wire.response(id))["result"])
 
 
-@everywhere
+@every_revision
 async def test_what_is_no_question_is_said_to_be_none(
     revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -1203,7 +1203,7 @@ async def test_what_is_no_question_is_said_to_be_none(
 # What a handler knows of its call, and tells.
 
 
-@everywhere
+@every_revision
 async def test_a_context_says_what_is_known_of_the_request(revision: str, autojump_clock: MockClock) -> None:
     seen: list[Any] = []
 
@@ -1234,7 +1234,7 @@ async def test_a_context_says_what_is_known_of_the_request(revision: str, autoju
         )  # fmt: skip
 
 
-@everywhere
+@every_revision
 async def test_progress_goes_to_who_asked_for_it_and_rises(revision: str, autojump_clock: MockClock) -> None:
     async def it(ctx: Context) -> str:
         with assert_checkpoints():
@@ -1265,7 +1265,7 @@ async def test_progress_goes_to_who_asked_for_it_and_rises(revision: str, autoju
         assert len(wire.noted(PROGRESS)) == 2
 
 
-@everywhere
+@every_revision
 @pytest.mark.parametrize("level", [None, "debug", "warning", "emergency"])
 async def test_logs_are_sent_from_the_level_that_the_client_set(
     revision: str, level: str | None, autojump_clock: MockClock
@@ -1290,7 +1290,7 @@ async def test_logs_are_sent_from_the_level_that_the_client_set(
         ]
 
 
-@everywhere
+@every_revision
 async def test_what_cannot_be_told_is_the_handlers_mistake(revision: str, autojump_clock: MockClock) -> None:
     async def it(ctx: Context) -> str:
         with pytest.raises(UsageError):
@@ -1304,7 +1304,7 @@ async def test_what_cannot_be_told_is_the_handlers_mistake(revision: str, autoju
         assert not wire.notes
 
 
-@everywhere
+@every_revision
 async def test_a_cancelled_request_cancels_its_handler_and_nothing_else(
     revision: str, autojump_clock: MockClock
 ) -> None:

@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.requirements import req
-from tests.server.wire import (
+from tests.server.raw_client import (
     LATEST,
     MESSAGE,
     PROGRESS,
-    Wire,
-    WireError,
+    ErrorResponse,
+    RawClient,
     connected,
-    everywhere,
+    every_revision,
     legacy,
     modern,
     until,
@@ -106,12 +106,12 @@ SURFACES: dict[str, tuple[str, Object]] = {
 everything = pytest.mark.parametrize("surface", SURFACES)
 
 
-async def ask(wire: Wire, surface: str) -> Object:
+async def ask(wire: RawClient, surface: str) -> Object:
     method, params = SURFACES[surface]
     return await wire.call(method, params)
 
 
-async def still_works(wire: Wire, acting: Acting) -> None:
+async def still_works(wire: RawClient, acting: Acting) -> None:
     acting.does = lambda ctx: "fine"
     assert (await ask(wire, "tool"))["content"] == [{"type": "text", "text": "fine"}]
 
@@ -190,7 +190,7 @@ SAID: dict[str, tuple[Callable[[Context], Any], Callable[[bool], tuple[Told, Tol
 
 
 @req("core-31", "tool-30")
-@everywhere
+@every_revision
 @everything
 @pytest.mark.parametrize("what", SAID)
 async def test_what_a_handler_tells_the_client_reaches_it_and_not_the_log(
@@ -205,7 +205,7 @@ async def test_what_a_handler_tells_the_client_reaches_it_and_not_the_log(
             assert result["isError"] is True
             assert text in text_of(result)
         else:
-            with pytest.raises(WireError) as refused:
+            with pytest.raises(ErrorResponse) as refused:
                 await ask(wire, surface)
             assert (refused.value.code, text in refused.value.message) == (code, True)
         await still_works(wire, acting)
@@ -213,12 +213,12 @@ async def test_what_a_handler_tells_the_client_reaches_it_and_not_the_log(
     assert not any(SECRET.encode() in line for line in wire.lines)
 
 
-@everywhere
+@every_revision
 async def test_the_data_of_an_error_reaches_the_client(revision: str, autojump_clock: MockClock) -> None:
     acting = Acting()
     acting.does = fails(lambda: RequestError(4711, "sold out", {"left": 0}))
     async with connected(acting.server, revision) as wire:
-        with pytest.raises(WireError) as refused:
+        with pytest.raises(ErrorResponse) as refused:
             await ask(wire, "tool")
     assert refused.value.data == {"left": 0}
 
@@ -228,7 +228,7 @@ async def test_what_a_client_would_have_to_declare_is_named(revision: str, autoj
     acting = Acting()
     acting.does = fails(UNDECLARED)
     async with connected(acting.server, revision) as wire:
-        with pytest.raises(WireError) as refused:
+        with pytest.raises(ErrorResponse) as refused:
             await ask(wire, "prompt")
     assert refused.value.data == {"requiredCapabilities": {"sampling": {}}}
 
@@ -246,7 +246,7 @@ TOOL_ERRORS: dict[str, tuple[Callable[[Context], Any], str]] = {
 
 @pytest.mark.contract
 @req("tool-30")
-@everywhere
+@every_revision
 @pytest.mark.parametrize("what", TOOL_ERRORS)
 async def test_a_tool_error_is_a_result_that_the_model_sees(
     what: str, revision: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
@@ -309,7 +309,7 @@ async def test_an_error_that_is_nothing_but_a_picture_is_told_to_the_log_where_n
     acting = Acting()
     acting.does = fails(lambda: ToolError([image(PNG, mime_type="image/png")]))
     async with connected(acting.server, LATEST) as wire:
-        with pytest.raises(WireError, match=GENERIC):
+        with pytest.raises(ErrorResponse, match=GENERIC):
             await ask(wire, "prompt")
         assert [record.levelno for record in caplog.records] == [logging.ERROR]
         assert (await ask(wire, "tool"))["isError"] is True
@@ -317,7 +317,7 @@ async def test_an_error_that_is_nothing_but_a_picture_is_told_to_the_log_where_n
 
 @pytest.mark.contract
 @req("core-31", "log-06", "prm-08", "res-05", "res-07", "cmpl-06")
-@everywhere
+@every_revision
 @everything
 @pytest.mark.parametrize("what", FAILURES)
 async def test_a_failure_is_told_to_the_log_and_not_to_the_client(
@@ -330,7 +330,7 @@ async def test_a_failure_is_told_to_the_log_and_not_to_the_client(
             result = await ask(wire, surface)
             assert (result["isError"], text_of(result)) == (True, f"tools/call 'act' {GENERIC}")
         else:
-            with pytest.raises(WireError, match=GENERIC) as refused:
+            with pytest.raises(ErrorResponse, match=GENERIC) as refused:
                 await ask(wire, surface)
             assert refused.value.code == -32603
         await still_works(wire, acting)
@@ -371,7 +371,7 @@ async def test_what_is_no_result_is_one_line_of_the_log(
     assert record.getMessage() == f"tools/call 'act' failed: the result of the tool 'act': {why}"
 
 
-@everywhere
+@every_revision
 @pytest.mark.parametrize("error", [KeyboardInterrupt, lambda: BaseExceptionGroup("", [KeyboardInterrupt()])])
 async def test_a_keyboard_interrupt_ends_the_server(revision: str, error: Any, autojump_clock: MockClock) -> None:
     acting = Acting()
@@ -518,7 +518,7 @@ def plain(result: Object) -> Object:
 
 @pytest.mark.contract(function=(returns_a_record, returns_blocks))
 @req("tool-05", "tool-11", "tool-13", "tool-14", "tool-34", "tool-35")
-@everywhere
+@every_revision
 @pytest.mark.parametrize("function", RETURNED, ids=lambda function: function.__name__)
 async def test_what_a_tool_returns_is_its_result(
     function: Callable[[], Any], revision: str, autojump_clock: MockClock
@@ -538,7 +538,7 @@ async def test_what_a_tool_returns_is_its_result(
 
 @pytest.mark.contract
 @req("res-12", "res-17")
-@everywhere
+@every_revision
 async def test_other_results_are_those_of_their_methods(revision: str, autojump_clock: MockClock) -> None:
     acting = Acting()
     contents = [TextResourceContents("act://now/1", "one"), TextResourceContents("act://now/2", "two")]
@@ -579,7 +579,7 @@ async def test_other_results_are_those_of_their_methods(revision: str, autojump_
 
 
 @req("prm-05", "prm-06", "prm-07", "prm-16")
-@everywhere
+@every_revision
 async def test_a_prompt_holds_pictures_sound_files_and_links(revision: str, autojump_clock: MockClock) -> None:
     cases: list[tuple[Any, str, Object]] = [
         (
@@ -608,7 +608,7 @@ async def test_a_prompt_holds_pictures_sound_files_and_links(revision: str, auto
         for value, first, expected in cases:
             acting.does = lambda ctx, value=value: value
             if revision < first:
-                with pytest.raises(WireError, match=f"does not exist in {revision}"):
+                with pytest.raises(ErrorResponse, match=f"does not exist in {revision}"):
                     await ask(wire, "prompt")
             else:
                 (message,) = (await ask(wire, "prompt"))["messages"]
@@ -616,7 +616,7 @@ async def test_a_prompt_holds_pictures_sound_files_and_links(revision: str, auto
 
 
 @req("prm-05", "prm-06", "prm-07")
-@everywhere
+@every_revision
 @pytest.mark.parametrize(
     "block",
     [
@@ -633,14 +633,14 @@ async def test_a_prompt_with_no_type_or_no_uri_does_not_leave(
     acting = Acting()
     acting.does = lambda ctx: block
     async with connected(acting.server, revision) as wire:
-        with pytest.raises(WireError) as refused:
+        with pytest.raises(ErrorResponse) as refused:
             await ask(wire, "prompt")
         assert refused.value.code == -32603
         await still_works(wire, acting)
 
 
 @req("res-09")
-@everywhere
+@every_revision
 @pytest.mark.parametrize("value", [None, [], ReadResourceResult([])], ids=["none", "a list of nothing", "no contents"])
 async def test_a_resource_is_never_answered_with_nothing(
     value: Any, revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
@@ -651,7 +651,7 @@ async def test_a_resource_is_never_answered_with_nothing(
         if value == []:  # that is data
             assert (await ask(wire, "resource"))["contents"][0]["text"] == "[]"
         else:
-            with pytest.raises(WireError) as refused:
+            with pytest.raises(ErrorResponse) as refused:
                 await ask(wire, "resource")
             assert refused.value.code == -32603
 
@@ -695,7 +695,7 @@ ARGUMENTS_REFUSED: list[Any] = [
 
 @pytest.mark.contract
 @req("tool-06", "tool-32", "tool-33")
-@everywhere
+@every_revision
 @pytest.mark.parametrize("arguments", ARGUMENTS_REFUSED, ids=str)
 async def test_arguments_that_do_not_fit_never_reach_a_tool(
     arguments: Any, revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
@@ -709,7 +709,7 @@ async def test_arguments_that_do_not_fit_never_reach_a_tool(
             assert "structuredContent" not in result
             said = text_of(result)
         else:
-            with pytest.raises(WireError) as refused:
+            with pytest.raises(ErrorResponse) as refused:
                 await call
             assert refused.value.code == -32602
             said = refused.value.message
@@ -772,7 +772,7 @@ UNKNOWN: list[tuple[str, Object]] = [
 @req(
     "core-30", "tool-18", "tool-31", "tool-33", "prm-08", "prm-09", "prm-17", "cmpl-02", "cmpl-04", "cmpl-06", "cmpl-08"
 )
-@everywhere
+@every_revision
 @pytest.mark.parametrize(("method", "params"), [*MALFORMED, *UNKNOWN], ids=lambda value: str(value)[:60])
 async def test_a_request_that_makes_no_sense_is_refused(
     method: str, params: Object, revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
@@ -780,7 +780,7 @@ async def test_a_request_that_makes_no_sense_is_refused(
     counting = Counting()
     counting.server.completion(lambda value: [value])
     async with connected(counting.server, revision) as wire:
-        with pytest.raises(WireError) as refused:
+        with pytest.raises(ErrorResponse) as refused:
             await wire.call(method, params)
         assert refused.value.code == -32602
         assert len(refused.value.message) < 300
@@ -792,7 +792,7 @@ async def test_a_request_that_makes_no_sense_is_refused(
 
 @pytest.mark.contract
 @req("res-05", "res-06", "res-09", "res-10")
-@everywhere
+@every_revision
 @pytest.mark.parametrize(
     "uri", ["nothing://here", "notes:/a", "notes://", "notes://a/b", "notes://..%2Fa", "", " notes://a", "x" * 10_000]
 )
@@ -801,7 +801,7 @@ async def test_a_resource_that_is_not_there_is_not_found(
 ) -> None:
     counting = Counting()
     async with connected(counting.server, revision) as wire:
-        with pytest.raises(WireError) as refused:
+        with pytest.raises(ErrorResponse) as refused:
             await wire.call("resources/read", {"uri": uri})
         assert refused.value.code == (-32602 if revision == LATEST else -32002)
         assert refused.value.data == {"uri": uri}
@@ -811,7 +811,7 @@ async def test_a_resource_that_is_not_there_is_not_found(
 
 @pytest.mark.contract
 @req("core-32", "arch-02", "prm-11", "cmpl-06")
-@everywhere
+@every_revision
 @pytest.mark.parametrize("surface", ["prompt", "resource", "completion"])
 async def test_a_method_for_what_the_server_has_not_does_not_exist(
     surface: str, revision: str, autojump_clock: MockClock
@@ -819,7 +819,7 @@ async def test_a_method_for_what_the_server_has_not_does_not_exist(
     server = Server("bare")
     server.tool(returns_text)
     async with connected(server, revision) as wire:
-        with pytest.raises(WireError) as refused:
+        with pytest.raises(ErrorResponse) as refused:
             await ask(wire, surface)
     # cmpl-10: of completion there is nothing to declare in 2024-11-05.
     undeclared = surface == "completion" and revision == "2024-11-05"
@@ -863,7 +863,7 @@ _PARAMS = _JSON | st.fixed_dictionaries(
 
 
 @req("core-30", "core-31", "meta-01")
-@everywhere
+@every_revision
 @hypothesis.settings(max_examples=100)
 @hypothesis.given(calls=st.lists(st.tuples(st.sampled_from(_METHODS), _PARAMS), min_size=1, max_size=8))
 def test_any_params_are_answered_once_and_never_with_a_failure(revision: str, calls: list[tuple[str, Any]]) -> None:
@@ -888,7 +888,7 @@ def test_any_params_are_answered_once_and_never_with_a_failure(revision: str, ca
     assert not failures
 
 
-async def answered_once(wire: Wire, id: str, method: str, params: Any) -> None:
+async def answered_once(wire: RawClient, id: str, method: str, params: Any) -> None:
     message = {"jsonrpc": "2.0", "id": id, "method": method, "params": params}
     if wire.modern and isinstance(params, dict) and isinstance(params.get("_meta", {}), dict):
         message["params"] = wire.request(method, params, id=id)["params"]
@@ -917,7 +917,7 @@ def complete(surface: str, value: str = "", **context: str) -> Object:
 
 @pytest.mark.contract
 @req("cmpl-01", "cmpl-04", "cmpl-07", "cmpl-08", "cmpl-10")
-@everywhere
+@every_revision
 async def test_completion_gives_the_first_hundred_in_the_handler_s_order(
     revision: str, autojump_clock: MockClock
 ) -> None:
@@ -953,7 +953,7 @@ async def test_completion_gives_the_first_hundred_in_the_handler_s_order(
 
 
 @req("cmpl-07")
-@everywhere
+@every_revision
 async def test_no_more_than_a_hundred_values_leave_in_whatever_way(revision: str, autojump_clock: MockClock) -> None:
     acting = Acting()
     values = [str(number) for number in range(101)]
@@ -962,7 +962,7 @@ async def test_no_more_than_a_hundred_values_leave_in_whatever_way(revision: str
         told = (await ask(wire, "completion"))["completion"]
         assert told == {"values": values[:100], "total": 101, "hasMore": True}
         acting.does = lambda ctx: Completion(values)
-        with pytest.raises(WireError) as refused:
+        with pytest.raises(ErrorResponse) as refused:
             await ask(wire, "completion")
         assert refused.value.code == -32603
 
@@ -1000,7 +1000,7 @@ def telling_where() -> tuple[Server, list[Any]]:
 WHO = contextvars.ContextVar("who", default="nobody")
 
 
-@everywhere
+@every_revision
 @pytest.mark.parametrize(
     ("name", "in_the_loop"),
     [("awaited", True), ("in_a_thread", False), ("inline", True), ("raw", False), ("raw_inline", True)],
@@ -1016,7 +1016,7 @@ async def test_a_handler_runs_as_it_was_declared_with_the_variables_of_who_serve
     assert where == [(in_the_loop, "the host")] * 2
 
 
-@everywhere
+@every_revision
 async def test_each_connection_has_the_variables_of_its_own(revision: str, autojump_clock: MockClock) -> None:
     server = Server("small")
     seen: list[str] = []
@@ -1066,7 +1066,7 @@ class Blocking:
         return self._begun.statistics().current_buffer_used
 
 
-@everywhere
+@every_revision
 async def test_no_more_threads_work_than_there_may(revision: str, autojump_clock: MockClock) -> None:
     blocking = Blocking(threads=2)
     async with connected(blocking.server, revision) as wire:
@@ -1082,7 +1082,7 @@ async def test_no_more_threads_work_than_there_may(revision: str, autojump_clock
 
 
 @req("cancel-03", "cancel-17", "cancel-18")
-@everywhere
+@every_revision
 @pytest.mark.parametrize("abandon", [True, False])
 async def test_a_cancelled_thread_is_left_behind_unless_it_must_not_be(
     abandon: bool, revision: str, autojump_clock: MockClock
@@ -1107,7 +1107,7 @@ async def test_a_cancelled_thread_is_left_behind_unless_it_must_not_be(
 
 @pytest.mark.contract
 @req("cancel-03", "cancel-07", "cancel-17", "cancel-18")
-@everywhere
+@every_revision
 async def test_cancelling_reaches_one_handler_with_its_reason_and_nothing_is_sent_after_it(
     revision: str, autojump_clock: MockClock
 ) -> None:
@@ -1144,7 +1144,7 @@ async def test_cancelling_reaches_one_handler_with_its_reason_and_nothing_is_sen
     assert not wire.noted(MESSAGE)
 
 
-@everywhere
+@every_revision
 @pytest.mark.parametrize(
     ("surface", "name"),
     [
@@ -1170,7 +1170,7 @@ async def test_the_task_of_a_request_is_named_after_it(
 
 
 @req("meta-09")
-@everywhere
+@every_revision
 @everything
 async def test_a_handler_knows_its_request(surface: str, revision: str, autojump_clock: MockClock) -> None:
     acting = Acting()
@@ -1195,7 +1195,7 @@ async def test_a_handler_knows_its_request(surface: str, revision: str, autojump
 
 @pytest.mark.contract(token=("token",))
 @req("prog-01", "prog-03", "prog-04", "prog-05", "prog-06", "prog-09", "prog-10", "prog-14")
-@everywhere
+@every_revision
 @everything
 @pytest.mark.parametrize("token", [None, "token", 0, 7])
 async def test_progress_is_told_to_who_asked_for_it_before_the_answer(
@@ -1220,7 +1220,7 @@ async def test_progress_is_told_to_who_asked_for_it_before_the_answer(
 
 
 @req("prog-03")
-@everywhere
+@every_revision
 @pytest.mark.parametrize("next", [0.5, math.nan, math.inf, True, "2"])
 async def test_progress_that_falls_is_a_mistake_and_not_sent(
     next: Any, revision: str, autojump_clock: MockClock
@@ -1250,7 +1250,7 @@ async def log_everything(ctx: Context) -> list[str]:
 
 @pytest.mark.contract(wanted=("warning",))
 @req("log-01", "log-08", "log-09", "log-10", "log-11", "log-15")
-@everywhere
+@every_revision
 @everything
 @pytest.mark.parametrize("wanted", [None, *LOG_LEVELS])
 async def test_log_messages_of_the_wanted_levels_are_sent_before_the_answer(
@@ -1319,22 +1319,22 @@ async def test_a_level_holds_for_what_runs_already(revision: str, autojump_clock
 
 
 @req("log-03", "log-13", "log-15", "log-16")
-@everywhere
+@every_revision
 @pytest.mark.parametrize("level", ["loud", "INFO", "", None, 3, ["info"], {}])
 async def test_a_level_that_does_not_exist_is_refused(level: Any, revision: str, autojump_clock: MockClock) -> None:
     acting = Acting()
     async with connected(acting.server, revision) as wire:
-        with pytest.raises(WireError) as refused:
+        with pytest.raises(ErrorResponse) as refused:
             await wire.call("logging/setLevel", {"level": level})
         assert refused.value.code == (-32601 if wire.modern else -32602)
         if wire.modern and level is not None:
-            with pytest.raises(WireError) as refused:
+            with pytest.raises(ErrorResponse) as refused:
                 await wire.call("tools/list", meta={"io.modelcontextprotocol/logLevel": level})
             assert refused.value.code == -32602
 
 
 @req("log-07")
-@everywhere
+@every_revision
 @pytest.mark.parametrize(
     ("level", "data"), [("loud", "x"), ("info", object()), ("info", math.nan), ("info", "\ud800"), ("info", cycle())]
 )
@@ -1355,7 +1355,7 @@ async def test_what_cannot_be_logged_is_the_handler_s_mistake(
 
 
 @req("log-14")
-@everywhere
+@every_revision
 async def test_data_of_any_json_can_be_logged(revision: str, autojump_clock: MockClock) -> None:
     acting = Acting()
     values = [None, True, 3, 0.5, "ü\n", [], {}, {"a": [None]}]
@@ -1372,7 +1372,7 @@ async def test_data_of_any_json_can_be_logged(revision: str, autojump_clock: Moc
     assert "Deprecated in 2026-07-28" in (Context.log.__doc__ or "")
 
 
-@everywhere
+@every_revision
 async def test_a_thread_can_tell_of_its_progress_and_log(revision: str, autojump_clock: MockClock) -> None:
     server = Server("threads")
 
@@ -1388,7 +1388,7 @@ async def test_a_thread_can_tell_of_its_progress_and_log(revision: str, autojump
 
 
 @req("samp-10", "log-06")
-@everywhere
+@every_revision
 @pytest.mark.parametrize("missing", [None, "model", "role", "content"])
 async def test_what_is_said_to_a_model_is_not_logged(
     missing: str | None, revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
@@ -1408,7 +1408,7 @@ async def test_what_is_said_to_a_model_is_not_logged(
         if missing is None:
             assert text_of(await ask(wire, "tool")) == "fine"
         elif wire.modern:  # the client may mend it
-            with pytest.raises(WireError) as refused:
+            with pytest.raises(ErrorResponse) as refused:
                 await ask(wire, "tool")
             assert SECRET not in refused.value.message
         else:
@@ -1419,7 +1419,7 @@ async def test_what_is_said_to_a_model_is_not_logged(
 
 
 @req("core-24")
-@everywhere
+@every_revision
 @pytest.mark.parametrize("code", [-32042, -32002])
 async def test_a_code_that_the_revision_forbids_does_not_leave(
     code: int, revision: str, autojump_clock: MockClock
@@ -1427,7 +1427,7 @@ async def test_a_code_that_the_revision_forbids_does_not_leave(
     acting = Acting()
     acting.does = fails(lambda: RequestError(code, "sold out"))
     async with connected(acting.server, revision) as wire:
-        with pytest.raises(WireError, match="sold out") as refused:
+        with pytest.raises(ErrorResponse, match="sold out") as refused:
             await ask(wire, "tool")
         kept = revision == "2025-11-25" if code == -32042 else not wire.modern
         assert (refused.value.code == code) is kept

@@ -12,8 +12,8 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.requirements import req
-from tests.server.checkpoints import narrow, unwrapped
-from tests.server.wire import CANCELLED, MESSAGE, PROGRESS, Wire, connected, everywhere, legacy, modern
+from tests.server.checkpoints import one_byte_pipe, unwrapped
+from tests.server.raw_client import CANCELLED, MESSAGE, PROGRESS, RawClient, connected, every_revision, legacy, modern
 from trio_mcp import Context, Limits, Server, serve_stream
 from trio_mcp.core import ConnectionLost
 from trio_mcp.errors import SessionClosed
@@ -45,7 +45,7 @@ def cancel(id: Any, **more: Any) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "method": CANCELLED, "params": {"requestId": id, **more}}
 
 
-async def works(wire: Wire, server: Server) -> None:
+async def works(wire: RawClient, server: Server) -> None:
     assert (await wire.call("tools/call", {"name": "quick"}))["content"][0]["text"] == "quick"
     await wait_all_tasks_blocked()
     assert server.statistics().running == 0
@@ -122,7 +122,7 @@ BODIES = [name for name in vars(Bodies) if not name.startswith("_")]
 @pytest.mark.contract
 @req("cancel-03", "cancel-17", "cancel-18")
 @pytest.mark.parametrize("name", BODIES)
-@everywhere
+@every_revision
 async def test_whatever_a_handler_makes_of_it_nothing_is_sent_and_the_others_go_on(
     revision: str, name: str, autojump_clock: MockClock
 ) -> None:
@@ -148,7 +148,7 @@ async def test_whatever_a_handler_makes_of_it_nothing_is_sent_and_the_others_go_
 
 
 @pytest.mark.contract
-@everywhere
+@every_revision
 async def test_a_handler_that_asks_or_reports_is_reached_there(revision: str, autojump_clock: MockClock) -> None:
     ends = []
 
@@ -182,7 +182,7 @@ async def test_a_handler_that_asks_or_reports_is_reached_there(revision: str, au
 # When.
 
 
-@everywhere
+@every_revision
 async def test_what_is_cancelled_in_the_same_breath_never_begins(revision: str, autojump_clock: MockClock) -> None:
     began = []
 
@@ -210,7 +210,7 @@ async def test_what_is_cancelled_in_the_same_breath_never_begins(revision: str, 
 
 @pytest.mark.contract
 @req("cancel-06", "cancel-08")
-@everywhere
+@every_revision
 async def test_what_is_cancelled_too_late_or_never_was_is_ignored(revision: str, autojump_clock: MockClock) -> None:
     async def body(ctx: Context) -> None: ...
 
@@ -230,7 +230,7 @@ async def test_what_is_cancelled_too_late_or_never_was_is_ignored(revision: str,
 
 
 @req("cancel-06")
-@everywhere
+@every_revision
 async def test_a_cancellation_may_cross_the_answer(revision: str, autojump_clock: MockClock) -> None:
     """At whichever step of the handler's end it arrives: there is one answer, or none."""
     seen = set()
@@ -253,7 +253,7 @@ async def test_a_cancellation_may_cross_the_answer(revision: str, autojump_clock
     assert seen == {True, False}
 
 
-@everywhere
+@every_revision
 async def test_what_was_queued_for_a_request_is_not_sent_after_its_cancellation(
     revision: str, autojump_clock: MockClock
 ) -> None:
@@ -263,7 +263,7 @@ async def test_what_was_queued_for_a_request_is_not_sent_after_its_cancellation(
         await trio.sleep_forever()
 
     server = working(body)
-    async with connected(server, revision, streams=narrow) as wire:
+    async with connected(server, revision, streams=one_byte_pipe) as wire:
         with wire.deaf():
             other = await wire.start("tools/call", {"name": "quick"})
             await wait_all_tasks_blocked()  # the wire is busy now
@@ -276,7 +276,7 @@ async def test_what_was_queued_for_a_request_is_not_sent_after_its_cancellation(
         assert not wire.noted(PROGRESS)
 
 
-@everywhere
+@every_revision
 async def test_a_call_that_has_ended_and_waits_for_the_wire_can_still_be_cancelled(
     revision: str, autojump_clock: MockClock
 ) -> None:
@@ -290,7 +290,7 @@ async def test_a_call_that_has_ended_and_waits_for_the_wire_can_still_be_cancell
             await wait_all_tasks_blocked()  # the first is being written then
         return "reported"
 
-    async with connected(server, revision, streams=narrow) as wire:
+    async with connected(server, revision, streams=one_byte_pipe) as wire:
         with wire.deaf():
             first = await wire.start("tools/call", {"name": "report", "arguments": {"times": 2}}, progress="p")
             await wait_all_tasks_blocked()
@@ -321,7 +321,7 @@ async def test_initialize_is_answered_whatever_is_cancelled(revision: str, autoj
 
 
 @pytest.mark.contract
-@everywhere
+@every_revision
 async def test_an_id_in_use_is_refused_to_another_and_the_first_goes_on(
     revision: str, autojump_clock: MockClock
 ) -> None:
@@ -346,7 +346,7 @@ async def test_an_id_in_use_is_refused_to_another_and_the_first_goes_on(
         await works(wire, server)
 
 
-@everywhere
+@every_revision
 async def test_an_id_is_in_use_until_its_cancelled_handler_has_ended_and_free_then(
     revision: str, autojump_clock: MockClock
 ) -> None:
@@ -366,7 +366,7 @@ async def test_an_id_is_in_use_until_its_cancelled_handler_has_ended_and_free_th
         await works(wire, server)
 
 
-@everywhere
+@every_revision
 async def test_an_id_that_is_used_again_names_the_new_request_alone(revision: str, autojump_clock: MockClock) -> None:
     """Also while the line with the old one's answer is still on its way."""
     ends = []
@@ -378,7 +378,7 @@ async def test_an_id_that_is_used_again_names_the_new_request_alone(revision: st
             ends.append(ctx.request_id)
 
     server = working(body, limits=Limits(calls=2))
-    async with connected(server, revision, streams=narrow) as wire:
+    async with connected(server, revision, streams=one_byte_pipe) as wire:
         with wire.deaf():
             await wire.start("tools/call", {"name": "quick"}, id=1)
             await wait_all_tasks_blocked()
@@ -427,7 +427,7 @@ async def test_a_subscription_ends_when_it_is_cancelled_and_is_told_nothing_more
         await works(wire, server)
 
 
-@everywhere
+@every_revision
 async def test_a_cancelled_handler_is_no_failure_and_its_reason_is_there_to_be_read(
     revision: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
@@ -456,7 +456,7 @@ async def test_a_cancelled_handler_is_no_failure_and_its_reason_is_there_to_be_r
     assert not caplog.records
 
 
-@everywhere
+@every_revision
 async def test_when_the_client_goes_its_handlers_hear_why(revision: str, autojump_clock: MockClock) -> None:
     reasons = []
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from tests.requirements import req
-from tests.server.wire import WireError, connected
+from tests.server.raw_client import ErrorResponse, connected
 from trio_mcp.core import (
     INVALID_PARAMS,
     LATEST,
@@ -520,7 +520,7 @@ async def test_what_cannot_be_completed_is_refused(
 ) -> None:
     catalog = filled()
     catalog.add_completer(says())
-    with pytest.raises(WireError) as caught:
+    with pytest.raises(ErrorResponse) as caught:
         await completed(serving(catalog), kind, name, argument)
     assert (caught.value.code, caught.value.message) == (INVALID_PARAMS, why)
 

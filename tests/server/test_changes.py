@@ -12,14 +12,14 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.requirements import req
-from tests.server.checkpoints import narrow
-from tests.server.wire import (
+from tests.server.checkpoints import one_byte_pipe
+from tests.server.raw_client import (
     ACKNOWLEDGED,
     LATEST,
-    Wire,
-    WireError,
+    ErrorResponse,
+    RawClient,
     connected,
-    everywhere,
+    every_revision,
     legacy,
     modern,
 )
@@ -47,7 +47,7 @@ def changing(**options: Any) -> Server:
     return server
 
 
-def notices(wire: Wire) -> list[tuple[str, str | None]]:
+def notices(wire: RawClient) -> list[tuple[str, str | None]]:
     """All changes that were told, whoever asked for them."""
     names = {method: name for name, method in TOLD.items()}
     return [(names[method], params.get("uri")) for method, params in wire.notes if method in names]
@@ -60,7 +60,7 @@ async def settle() -> None:
 
 
 @contextlib.asynccontextmanager
-async def listening(server: Server, revision: str, *uris: str, **options: Any) -> AsyncIterator[Wire]:
+async def listening(server: Server, revision: str, *uris: str, **options: Any) -> AsyncIterator[RawClient]:
     """A client that asked for everything, and for updates of these."""
     async with connected(server, revision, **options) as wire:
         await wire.subscribe(tools=True, prompts=True, resources=True, uris=uris)
@@ -102,7 +102,7 @@ CHANGES: dict[str, tuple[Callable[[Server], Any], tuple[str, str | None] | None]
 
 @pytest.mark.contract(what=("a tool more", "an update"))
 @req("tool-03", "tool-04", "prm-03", "prm-04", "res-02", "res-20", "sub-01", "sub-05", "sub-13")
-@everywhere
+@every_revision
 @pytest.mark.parametrize("what", CHANGES)
 async def test_a_change_is_told_once_and_nothing_else_is(what: str, revision: str, autojump_clock: MockClock) -> None:
     change, told = CHANGES[what]
@@ -134,7 +134,7 @@ async def test_who_listens_is_told_of_what_they_asked_for_alone(
 
 @pytest.mark.contract
 @req("sub-13", "tool-03", "prm-03", "res-02")
-@everywhere
+@every_revision
 async def test_list_changes_come_unasked_in_the_legacy_era_only(revision: str, autojump_clock: MockClock) -> None:
     server = changing()
     async with server.running(), connected(server, revision) as wire:
@@ -165,7 +165,7 @@ async def test_nothing_is_told_before_the_handshake_has_ended(revision: str, aut
 
 
 @req("arch-02", "arch-04", "sub-11")
-@everywhere
+@every_revision
 async def test_what_was_not_declared_is_not_told(revision: str, autojump_clock: MockClock) -> None:
     server = Server("bare")
     server.tool(name="old")(lambda: "")
@@ -174,7 +174,7 @@ async def test_what_was_not_declared_is_not_told(revision: str, autojump_clock: 
             asked = await wire.subscribe(tools=True, prompts=True, resources=True, uris=["r://one"])
             assert asked.agreed == {"tools"}
         else:
-            with pytest.raises(WireError) as refused:
+            with pytest.raises(ErrorResponse) as refused:
                 await wire.call("resources/subscribe", {"uri": "r://one"})
             assert refused.value.code == -32601
         server.notify_list_changed(*LISTS)
@@ -199,7 +199,7 @@ def test_nobody_is_told_while_nothing_runs() -> None:
 # When it is told.
 
 
-@everywhere
+@every_revision
 @pytest.mark.parametrize("burst", [0, BURST, 2])
 async def test_changes_of_one_window_are_told_once_at_its_end(
     burst: float, revision: str, autojump_clock: MockClock
@@ -221,7 +221,7 @@ async def test_changes_of_one_window_are_told_once_at_its_end(
         assert len(notices(wire)) == 9
 
 
-@everywhere
+@every_revision
 async def test_a_window_opens_with_the_first_change_and_is_not_put_off(
     revision: str, autojump_clock: MockClock
 ) -> None:
@@ -248,7 +248,7 @@ async def test_a_window_opens_with_the_first_change_and_is_not_put_off(
     assert all(later - earlier > BURST - 1e-6 for earlier, later in itertools.pairwise(told))
 
 
-@everywhere
+@every_revision
 async def test_a_change_after_its_notice_is_told_again(revision: str, autojump_clock: MockClock) -> None:
     server = changing()
     async with server.running(), listening(server, revision) as wire:
@@ -265,7 +265,7 @@ async def test_a_change_after_its_notice_is_told_again(revision: str, autojump_c
 
 @pytest.mark.contract
 @req("res-19", "res-20", "sub-13")
-@everywhere
+@every_revision
 async def test_each_client_hears_of_its_own_resources_until_it_has_heard_enough(
     revision: str, autojump_clock: MockClock
 ) -> None:
@@ -326,7 +326,7 @@ async def test_subscribing_twice_is_subscribing_once_and_unsubscribing_from_noth
 @pytest.mark.parametrize("method", ["resources/subscribe", "resources/unsubscribe"])
 async def test_the_modern_revision_has_no_such_requests(method: str, revision: str, autojump_clock: MockClock) -> None:
     async with connected(changing(), revision) as wire:
-        with pytest.raises(WireError) as refused:
+        with pytest.raises(ErrorResponse) as refused:
             await wire.call(method, {"uri": "r://one"})
     assert refused.value.code == -32601
 
@@ -358,7 +358,7 @@ async def test_subscriptions_of_one_connection_are_told_each_under_its_own_id(
         assert not any(wire.answered(id) for id in ids)
 
 
-@everywhere
+@every_revision
 async def test_clients_of_both_eras_hear_of_the_same_change(revision: str, autojump_clock: MockClock) -> None:
     server = changing()
     async with (
@@ -372,7 +372,7 @@ async def test_clients_of_both_eras_hear_of_the_same_change(revision: str, autoj
     assert notices(one) == notices(two) == [("prompts", None), ("updated", "r://one")]
 
 
-@everywhere
+@every_revision
 async def test_a_client_that_has_gone_is_forgotten(revision: str, autojump_clock: MockClock) -> None:
     server = changing()
     async with server.running():
@@ -460,7 +460,7 @@ async def test_a_filter_that_makes_no_sense_is_refused(
 ) -> None:
     server = changing()
     async with server.running(), connected(server, revision) as wire:
-        with pytest.raises(WireError) as refused:
+        with pytest.raises(ErrorResponse) as refused:
             await wire.call("subscriptions/listen", params)
         assert (refused.value.code, server.statistics().listeners) == (-32602, 0)
 
@@ -476,7 +476,7 @@ LIMITS: list[tuple[Object, tuple[str, ...], int | None]] = [
 
 
 @pytest.mark.contract(code=(-32603,))
-@everywhere
+@every_revision
 @pytest.mark.parametrize(("limits", "uris", "code"), LIMITS)
 async def test_there_are_bounds_to_what_may_be_listened_to(
     limits: Object, uris: tuple[str, ...], code: int | None, revision: str, autojump_clock: MockClock
@@ -487,7 +487,7 @@ async def test_there_are_bounds_to_what_may_be_listened_to(
         if code is None:
             assert (await wire.subscribe(uris=uris)).agreed == set(uris)
         else:
-            with pytest.raises(WireError) as refused:
+            with pytest.raises(ErrorResponse) as refused:
                 await wire.subscribe(uris=uris)
             assert refused.value.code == code
         assert (await wire.call("resources/read", {"uri": "r://fine"}))["contents"]
@@ -496,14 +496,14 @@ async def test_there_are_bounds_to_what_may_be_listened_to(
 # A client that does not read.
 
 
-@everywhere
+@every_revision
 async def test_notices_do_not_pile_up_before_a_client_that_does_not_read(
     revision: str, autojump_clock: MockClock
 ) -> None:
     uris = [f"r://{number}" for number in range(20)]
     server = Server("slow", capabilities=LISTS, limits=Limits(outgoing=4))
     server.resource("r://{x}", name="r")(lambda x: x)
-    async with server.running(), listening(server, revision, *uris, streams=narrow) as wire:
+    async with server.running(), listening(server, revision, *uris, streams=one_byte_pipe) as wire:
         with wire.deaf():
             for _ in range(50):
                 server.notify_list_changed(*LISTS)
@@ -527,7 +527,7 @@ async def test_what_was_held_back_for_a_subscription_that_ended_is_not_told(
     revision: str, autojump_clock: MockClock
 ) -> None:
     server = Server("slow", capabilities=LISTS, limits=Limits(outgoing=1))
-    async with server.running(), connected(server, revision, streams=narrow) as wire:
+    async with server.running(), connected(server, revision, streams=one_byte_pipe) as wire:
         subscriptions = [await wire.subscribe(tools=True, prompts=True) for _ in range(3)]
         with wire.deaf():
             for _ in range(5):
@@ -545,12 +545,12 @@ async def test_what_was_held_back_for_a_subscription_that_ended_is_not_told(
         assert notices(wire)[before:] == [("tools", None)]
 
 
-@everywhere
+@every_revision
 async def test_a_client_that_does_not_read_keeps_nobody_else_waiting(revision: str, autojump_clock: MockClock) -> None:
     server = changing(limits=Limits(outgoing=1))
     async with (
         server.running(),
-        listening(server, revision, streams=narrow) as slow,
+        listening(server, revision, streams=one_byte_pipe) as slow,
         listening(server, revision) as quick,
     ):
         with slow.deaf():

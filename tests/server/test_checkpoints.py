@@ -18,17 +18,27 @@ from tests.server.checkpoints import (
     Attempt,
     Pair,
     awaiting_threads,
-    cancel_everywhere,
-    patiently,
+    cancel_at_each_step,
     pipe_pair,
+    unlimited_pipe,
     unwrapped,
-    wide,
+    wait_or_fail,
 )
-from tests.server.wire import CANCELLED, LATEST, MESSAGE, PROGRESS, Broken, Wire, WireError, connected, draining_when
+from tests.server.raw_client import (
+    CANCELLED,
+    LATEST,
+    MESSAGE,
+    PROGRESS,
+    ErrorResponse,
+    ProtocolViolation,
+    RawClient,
+    connected,
+    draining_when,
+)
 from trio_mcp import Context, Server, serve_stream
 
 ERAS = pytest.mark.parametrize("revision", ["2025-11-25", LATEST])
-Talk = Callable[[Wire, Server], Awaitable[None]]
+Talk = Callable[[RawClient, Server], Awaitable[None]]
 
 
 def made() -> Server:
@@ -82,7 +92,7 @@ class Unanswered(Exception):
 
 
 def calling(name: str, text: str) -> Talk:
-    async def talk(wire: Wire, server: Server) -> None:
+    async def talk(wire: RawClient, server: Server) -> None:
         result = await wire.call("tools/call", {"name": name}, id="it", progress="p")
         if "closed its side" in result["content"][0]["text"]:
             raise Unanswered
@@ -94,15 +104,15 @@ def calling(name: str, text: str) -> Talk:
     return talk
 
 
-async def list_(wire: Wire, server: Server) -> None:
+async def list_(wire: RawClient, server: Server) -> None:
     assert len((await wire.call("tools/list", id="it"))["tools"]) == 4
 
 
-async def read(wire: Wire, server: Server) -> None:
+async def read(wire: RawClient, server: Server) -> None:
     assert (await wire.call("resources/read", {"uri": "it://changes"}, id="it"))["contents"][0]["text"] == "7"
 
 
-async def hear(wire: Wire, server: Server) -> None:
+async def hear(wire: RawClient, server: Server) -> None:
     listening = await wire.subscribe(tools=True, uris=["it://changes"])
     server.notify_list_changed("tools")
     server.notify_resource_updated("it://changes")
@@ -130,7 +140,7 @@ class Ends:
     def __init__(self) -> None:
         self.serving = trio.CancelScope()
         self.drain = trio.Event()
-        self.wire: Wire | None = None
+        self.wire: RawClient | None = None
         self.stream: Any = None
 
     def the_server_is_cancelled(self) -> None:
@@ -152,7 +162,7 @@ class Ends:
 
 
 # What a client finds: it was refused, the server has gone, or it has ended its own side, with a question open or not.
-LEFT = (WireError, Broken, trio.ClosedResourceError, Unanswered)
+LEFT = (ErrorResponse, ProtocolViolation, trio.ClosedResourceError, Unanswered)
 ENDS = [name for name in vars(Ends) if name.startswith("the_")]
 LASTING = {"the_client_cancels"}  # after this the link goes on
 
@@ -183,7 +193,7 @@ def little() -> Pair:
     return pipe_pair(40)
 
 
-STREAMS = pytest.mark.parametrize("streams", [wide, pytest.param(little, marks=pytest.mark.full)])
+STREAMS = pytest.mark.parametrize("streams", [unlimited_pipe, pytest.param(little, marks=pytest.mark.full)])
 
 
 @STREAMS
@@ -216,11 +226,11 @@ def test_it_may_end_at_any_step(revision: str, want: str, end: str, streams: Cal
                 if not attempt.fired or end in LASTING:
                     assert (await wire.call("tools/list"))["tools"]
                 elif end != "the_link_breaks":
-                    await patiently(wire.ended.wait, "the end")
+                    await wait_or_fail(wire.ended.wait, "the end")
             await wait_all_tasks_blocked()
             drained = attempt.fired and end == "the_server_drains"  # with all its connections
             if drained:
-                await patiently(other.ended.wait, "the end of all others")
+                await wait_or_fail(other.ended.wait, "the end of all others")
             else:
                 assert (await other.call("tools/list"))["tools"]
             if server.statistics().parked:  # whose client never came back
@@ -231,7 +241,7 @@ def test_it_may_end_at_any_step(revision: str, want: str, end: str, streams: Cal
             assert now.listeners == (0 if wire.modern else left)
 
     # One step is there before all others, and the last is one that nobody takes.
-    assert cancel_everywhere(scenario, watch=on_the_server_s_side, may_cut=end == "the_link_breaks") > 3
+    assert cancel_at_each_step(scenario, watch=on_the_server_s_side, may_cut=end == "the_link_breaks") > 3
     assert ended_well  # without an end, at the latest
 
 
@@ -282,5 +292,5 @@ def test_a_run_may_end_at_any_step(revision: str, streams: Callable[[], Pair]) -
         assert server.statistics().connections == 0
         assert not server._runs
 
-    assert cancel_everywhere(scenario, watch=lambda task: on_the_server_s_side(task) or "run" in task.name) > 10
+    assert cancel_at_each_step(scenario, watch=lambda task: on_the_server_s_side(task) or "run" in task.name) > 10
     assert entered == left > 0

@@ -12,8 +12,8 @@ import trio
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from tests.requirements import req
-from tests.server.callers import known_callers, named
-from tests.server.wire import PROGRESS, Wire, WireError, connected, everywhere
+from tests.server.principals import principal_meta, principals_in_meta
+from tests.server.raw_client import PROGRESS, ErrorResponse, RawClient, connected, every_revision
 from trio_mcp import Context, Limits, RequestError, Server, ToolError, UsageError, serve_stream
 from trio_mcp.core import Request
 from trio_mcp.types import Tool
@@ -136,7 +136,7 @@ def tracing(name: str, log: list[str]) -> Callable[..., Any]:
 
 
 @req("tool-07", "cmpl-02", "cmpl-04", "gen-01")
-@everywhere
+@every_revision
 async def test_middleware_wraps_every_request_that_a_server_answers_by_what_it_has(
     revision: str, autojump_clock: MockClock
 ) -> None:
@@ -160,7 +160,7 @@ async def test_middleware_wraps_every_request_that_a_server_answers_by_what_it_h
 
 
 @req("tool-07", "tool-06", "prm-12")
-@everywhere
+@every_revision
 @every_kind
 async def test_middleware_may_ask_for_something_else(kind: str, revision: str, autojump_clock: MockClock) -> None:
     one = part()
@@ -179,7 +179,7 @@ async def test_middleware_may_ask_for_something_else(kind: str, revision: str, a
 
 
 @req("tool-06")
-@everywhere
+@every_revision
 async def test_what_middleware_makes_of_arguments_is_checked(revision: str, autojump_clock: MockClock) -> None:
     one = part()
 
@@ -188,13 +188,13 @@ async def test_what_middleware_makes_of_arguments_is_checked(revision: str, auto
 
     one.server._catalog.middleware = [spoil]
     async with connected(one.server, revision) as wire:
-        with contextlib.suppress(WireError):
+        with contextlib.suppress(ErrorResponse):
             assert (await wire.call("tools/call", {"name": "part_tool"}))["isError"] is True
     assert ("part", "handles", 3) not in one.log
 
 
 @req("tool-07")
-@everywhere
+@every_revision
 async def test_middleware_may_change_the_result(revision: str, autojump_clock: MockClock) -> None:
     async def sign(ctx: Context, request: Request, call_next: CallNext) -> Object:
         result = await call_next(request)
@@ -209,7 +209,7 @@ async def test_middleware_may_change_the_result(revision: str, autojump_clock: M
 
 @req("tool-24")
 @pytest.mark.parametrize("options", [{}, {"filter": lambda principal, item: True}], ids=["all", "filter"])
-@everywhere
+@every_revision
 async def test_what_a_middleware_takes_out_of_a_list_is_gone_for_that_caller_alone(
     revision: str, options: Object, autojump_clock: MockClock
 ) -> None:
@@ -247,19 +247,19 @@ async def tool_error(ctx: Context, request: Request, call_next: CallNext) -> Obj
 
 
 @req("tool-07", "cmpl-02", "gen-01")
-@everywhere
+@every_revision
 @every_kind
 async def test_middleware_may_refuse(kind: str, revision: str, autojump_clock: MockClock) -> None:
     one = part(middleware=[refuse])
     method, params, _ = surfaces("part")[kind]
     async with connected(one.server, revision) as wire:
-        with pytest.raises(WireError, match="not now") as refused:
+        with pytest.raises(ErrorResponse, match="not now") as refused:
             await wire.call(method, params)
         assert refused.value.code == 4711
     assert not any(entry[1] == "handles" for entry in one.log)
 
 
-@everywhere
+@every_revision
 @pytest.mark.parametrize(
     ("middleware", "text", "fails"), [(replace, "instead", False), (tool_error, "not today", True)]
 )
@@ -272,7 +272,7 @@ async def test_middleware_may_answer_in_the_place_of_a_tool(
     assert (text_of(result), result.get("isError", False)) == (text, fails)
 
 
-@everywhere
+@every_revision
 @every_kind
 async def test_middleware_sees_what_a_handler_raises_as_it_is(
     kind: str, revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
@@ -295,7 +295,7 @@ async def test_middleware_sees_what_a_handler_raises_as_it_is(
     one.handle = fail  # type: ignore[method-assign]
     method, params, _ = surfaces("part")[kind]
     async with connected(one.server, revision) as wire:
-        with pytest.raises(WireError, match="mended"):
+        with pytest.raises(ErrorResponse, match="mended"):
             await wire.call(method, params)
     assert raised == [error]
     assert not caplog.records
@@ -312,7 +312,7 @@ NO_RESULTS: dict[str, Any] = {
 }
 
 
-@everywhere
+@every_revision
 @pytest.mark.parametrize("what", NO_RESULTS)
 async def test_middleware_that_returns_no_result_fails_its_own_call_only(
     what: str, revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
@@ -332,7 +332,7 @@ async def test_middleware_that_returns_no_result_fails_its_own_call_only(
         assert await wire.about()
 
 
-@everywhere
+@every_revision
 async def test_middleware_knows_who_asks_and_may_speak_to_them(revision: str, autojump_clock: MockClock) -> None:
     async def speak(ctx: Context, request: Request, call_next: CallNext) -> Any:
         await ctx.progress(1, message=f"{ctx.principal} {ctx.headers['authorization']}")
@@ -342,8 +342,8 @@ async def test_middleware_knows_who_asks_and_may_speak_to_them(revision: str, au
             await ctx.progress(2)
 
     one = part(middleware=[speak])
-    with known_callers():
-        async with connected(one.server, revision, meta=named("ada")) as wire:
+    with principals_in_meta():
+        async with connected(one.server, revision, meta=principal_meta("ada")) as wire:
             await wire.call("tools/call", {"name": "part_tool"}, progress="p")
     said = {} if revision == "2024-11-05" else {"message": "ada Bearer ada"}
     assert wire.noted(PROGRESS) == [
@@ -373,7 +373,7 @@ LISTED = {
 
 
 @req("tool-19")
-@everywhere
+@every_revision
 @pytest.mark.parametrize("method", LISTED)
 async def test_mounted_servers_are_listed_with_their_prefixes(
     method: str, revision: str, autojump_clock: MockClock
@@ -385,7 +385,7 @@ async def test_mounted_servers_are_listed_with_their_prefixes(
     assert names == [pattern.format(name=name, prefix=prefix) for name, prefix in PREFIXES.items()]
 
 
-@everywhere
+@every_revision
 @every_kind
 @pytest.mark.parametrize("whose", PREFIXES)
 async def test_a_mounted_server_serves_what_is_its_own_as_if_it_were_alone(
@@ -420,7 +420,7 @@ OWN_NAMES = ("leaf_tool", "leaf_prompt", "leaf_resource", "leaf_template")
 
 
 @req("tool-07", "tool-24", "prm-12", "prm-15", "res-11", "res-16")
-@everywhere
+@every_revision
 @every_kind
 async def test_the_filter_of_a_mounted_server_goes_by_its_own_names(
     kind: str, revision: str, autojump_clock: MockClock
@@ -429,26 +429,26 @@ async def test_the_filter_of_a_mounted_server_goes_by_its_own_names(
     top, _, leaf = mounted(log)
     leaf.server._catalog.filter = named_other_than(*OWN_NAMES)
     method, params, _ = surfaces("leaf", "m_l_")[kind]
-    with known_callers():
+    with principals_in_meta():
         async with connected(top.server, revision) as wire:
-            with pytest.raises(WireError) as refused:
+            with pytest.raises(ErrorResponse) as refused:
                 await wire.call(method, params)
             assert refused.value.code in (-32602, -32002)
-            await wire.call(method, params, meta=named("ada"))
+            await wire.call(method, params, meta=principal_meta("ada"))
             for listed, (member, _, _) in LISTED.items():
                 assert len((await wire.call(listed))[member]) == 2
-                assert len((await wire.call(listed, meta=named("ada")))[member]) == 3
+                assert len((await wire.call(listed, meta=principal_meta("ada")))[member]) == 3
     assert sum(entry[1] == "handles" for entry in log) == 1
 
 
 @req("tool-07")
-@everywhere
+@every_revision
 async def test_the_filters_of_all_servers_have_their_say(revision: str, autojump_clock: MockClock) -> None:
     top, middle, leaf = mounted([])
     for hiding, name in ((top, "m_l_leaf_tool"), (middle, "l_leaf_tool"), (leaf, "leaf_tool")):
         hiding.server._catalog.filter = named_other_than(name)
         async with connected(top.server, revision) as wire:
-            with pytest.raises(WireError, match="there is no tool 'm_l_leaf_tool'"):
+            with pytest.raises(ErrorResponse, match="there is no tool 'm_l_leaf_tool'"):
                 await wire.call("tools/call", {"name": "m_l_leaf_tool"})
         hiding.server._catalog.filter = None
     async with connected(top.server, revision) as wire:
@@ -456,7 +456,7 @@ async def test_the_filters_of_all_servers_have_their_say(revision: str, autojump
 
 
 @req("tool-07")
-@everywhere
+@every_revision
 async def test_the_middleware_of_a_mounted_server_may_change_what_is_its_own(
     revision: str, autojump_clock: MockClock
 ) -> None:
@@ -476,17 +476,17 @@ async def test_the_middleware_of_a_mounted_server_may_change_what_is_its_own(
 
 
 @req("tool-31", "tool-18")
-@everywhere
+@every_revision
 @pytest.mark.parametrize("name", ["leaf_tool", "l_leaf_tool", "m_leaf_tool", "m_l_top_tool", "m_l_", "M_L_leaf_tool"])
 async def test_what_is_mounted_has_no_other_name(name: str, revision: str, autojump_clock: MockClock) -> None:
     top, _, _ = mounted([])
     async with connected(top.server, revision) as wire:
-        with pytest.raises(WireError) as refused:
+        with pytest.raises(ErrorResponse) as refused:
             await wire.call("tools/call", {"name": name})
         assert refused.value.code == -32602
 
 
-@everywhere
+@every_revision
 async def test_the_nearest_completion_of_a_mounted_prompt_answers(revision: str, autojump_clock: MockClock) -> None:
     log: list[Any] = []
     top, middle, _ = mounted(log)
@@ -506,7 +506,7 @@ async def test_the_nearest_completion_of_a_mounted_prompt_answers(revision: str,
 
 
 @req("tool-03", "tool-04", "prm-03", "prm-04", "res-02", "res-20")
-@everywhere
+@every_revision
 async def test_changes_of_a_mounted_server_reach_those_who_see_them(revision: str, autojump_clock: MockClock) -> None:
     top, _, leaf = mounted([])
     async with top.server.running(), connected(top.server, revision) as wire:
@@ -516,7 +516,7 @@ async def test_changes_of_a_mounted_server_reach_those_who_see_them(revision: st
         assert text_of(await wire.call("tools/call", {"name": "m_l_more"})) == "more"
         leaf.server.remove_tool("more")
         assert await wire.changed() == ("tools", None)
-        with pytest.raises(WireError):
+        with pytest.raises(ErrorResponse):
             await wire.call("tools/call", {"name": "m_l_more"})
         leaf.server.notify_resource_updated("leaf://now")
         assert await wire.changed() == ("updated", "leaf://now")
@@ -529,7 +529,7 @@ async def test_changes_of_a_mounted_server_reach_those_who_see_them(revision: st
         assert len(told) == 6  # each once
 
 
-@everywhere
+@every_revision
 async def test_a_mounted_server_may_run_by_itself_as_well(revision: str, autojump_clock: MockClock) -> None:
     log: list[Any] = []
     top, _, leaf = mounted(log)
@@ -543,7 +543,7 @@ async def test_a_mounted_server_may_run_by_itself_as_well(revision: str, autojum
         assert top.server.statistics().connections == 1
 
 
-@everywhere
+@every_revision
 async def test_nothing_can_be_mounted_in_what_runs(revision: str, autojump_clock: MockClock) -> None:
     top, middle, leaf = mounted([])
     other = part("other")
@@ -558,7 +558,7 @@ async def test_nothing_can_be_mounted_in_what_runs(revision: str, autojump_clock
         assert text_of(await wire.call("tools/call", {"name": "m_l_o_other_tool"})) == " by other"
 
 
-@everywhere
+@every_revision
 async def test_a_clash_of_names_mounts_nothing(revision: str, autojump_clock: MockClock) -> None:
     top, middle, _ = mounted([])
     clashing = Server("clashing", lifespan=middle.lifespan)
@@ -570,7 +570,7 @@ async def test_a_clash_of_names_mounts_nothing(revision: str, autojump_clock: Mo
         assert len((await wire.call("tools/list"))["tools"]) == 3
 
 
-@everywhere
+@every_revision
 async def test_one_server_may_be_mounted_twice(revision: str, autojump_clock: MockClock) -> None:
     log: list[Any] = []
     top = Server("top")
@@ -599,7 +599,7 @@ def counted(log: list[Any], value: Any = None) -> Callable[[Server], Any]:
     return lifespan
 
 
-@everywhere
+@every_revision
 async def test_the_lifespan_is_entered_once_for_all_that_share_a_run(revision: str, autojump_clock: MockClock) -> None:
     log: list[Any] = []
     server = Server("shared", lifespan=counted(log, value := object()))
@@ -617,7 +617,7 @@ async def test_the_lifespan_is_entered_once_for_all_that_share_a_run(revision: s
     assert log == ["begins", value, value, value, value, "ends"]
 
 
-@everywhere
+@every_revision
 async def test_without_a_shared_run_each_connection_has_its_own(revision: str, autojump_clock: MockClock) -> None:
     log: list[Any] = []
     server = Server("private", lifespan=counted(log))
@@ -632,7 +632,7 @@ async def test_without_a_shared_run_each_connection_has_its_own(revision: str, a
     assert server.statistics().connections == 0
 
 
-@everywhere
+@every_revision
 async def test_lifespans_begin_from_the_outside_and_end_from_the_inside_after_all_handlers(
     revision: str, autojump_clock: MockClock
 ) -> None:
@@ -780,7 +780,7 @@ async def test_a_server_runs_once_at_a_time(autojump_clock: MockClock) -> None:
         pass
 
 
-@everywhere
+@every_revision
 async def test_connections_end_with_the_run_that_they_share(revision: str, autojump_clock: MockClock) -> None:
     log: list[Any] = []
     server = Server("ending", lifespan=counted(log))
@@ -813,7 +813,7 @@ async def test_connections_end_with_the_run_that_they_share(revision: str, autoj
 
 @pytest.mark.contract
 @req("core-09")
-@everywhere
+@every_revision
 async def test_connections_with_the_same_ids_never_cross(revision: str, autojump_clock: MockClock) -> None:
     server = Server("crossing")
 
@@ -824,7 +824,7 @@ async def test_connections_with_the_same_ids_never_cross(revision: str, autojump
         await ctx.log("info", who)
         return who
 
-    async def call(wire: Wire, who: str, seconds: float) -> None:
+    async def call(wire: RawClient, who: str, seconds: float) -> None:
         params = {"name": "tell", "arguments": {"who": who, "seconds": seconds}}
         assert text_of(await wire.call("tools/call", params, id="one", progress="same")) == who
         assert [params["data"] for params in wire.noted("notifications/message")] == [who]
@@ -846,7 +846,7 @@ async def test_connections_with_the_same_ids_never_cross(revision: str, autojump
         assert text_of((await one.response(third))["result"]) == "x"
 
 
-@everywhere
+@every_revision
 async def test_statistics_count_what_there_is(revision: str, autojump_clock: MockClock) -> None:
 
     server = Server("counted", limits=Limits(calls=2))

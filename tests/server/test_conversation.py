@@ -10,9 +10,9 @@ import trio
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from tests.requirements import req
-from tests.server.checkpoints import PipeEnd, narrow
-from tests.server.wire import CAPABILITIES, LATEST, REVISION_NAMES, everywhere, legacy
-from tests.server.wires import Nowhere, session_of
+from tests.server.checkpoints import PipeEnd, one_byte_pipe
+from tests.server.raw_client import CAPABILITIES, LATEST, REVISION_NAMES, every_revision, legacy
+from tests.server.wire_stub import WireStub, session_of
 from trio_mcp import Context, ElicitUrl, Limits, Server, UsageError, serve_stream
 from trio_mcp.core import (
     META_CLIENT_CAPABILITIES,
@@ -79,7 +79,7 @@ async def _running(server: Server, task_status: trio.TaskStatus[None]) -> None:
 async def test_an_id_may_be_used_again_as_soon_as_its_answer_is_queued(autojump_clock: MockClock) -> None:
     """No client should; but none may bring a server down by it."""
     server = working(limits=Limits(outgoing=0))
-    ours, theirs = narrow()
+    ours, theirs = one_byte_pipe()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve_stream, server, theirs)
         # The first answer is stuck in the wire, so the other two calls keep their places until there is room.
@@ -118,22 +118,22 @@ def asked(id: int, revision: str, name: str, method: str = "tools/call") -> Requ
     return Request(id, method, {**params, "_meta": meta(revision)})
 
 
-def heard(conversation: ServerSession, *requests: Request, wire: Nowhere) -> None:
+def heard(conversation: ServerSession, *requests: Request, wire: WireStub) -> None:
     for request in requests:
         conversation.receive(request, trio.current_time(), wire=wire)
 
 
-def sent(conversation: ServerSession, wire: Nowhere) -> list[Any]:
+def sent(conversation: ServerSession, wire: WireStub) -> list[Any]:
     """What of all that is to be sent goes out there."""
     return [message for message, label in conversation.session.outgoing() if label is wire]
 
 
-def conversing(run: Run, revision: str, own: Nowhere) -> ServerSession:
+def conversing(run: Run, revision: str, own: WireStub) -> ServerSession:
     """Over HTTP: a session, or what one request of the modern era makes."""
     return session_of(run, revision, own) if revision != LATEST else ServerSession(run, own, link=LinkKind.EXCHANGE)
 
 
-@everywhere
+@every_revision
 async def test_what_is_said_in_the_course_of_a_request_goes_where_it_came_in(
     revision: str, autojump_clock: MockClock
 ) -> None:
@@ -147,7 +147,7 @@ async def test_what_is_said_in_the_course_of_a_request_goes_where_it_came_in(
         return "done"
 
     async with server._joined() as run:
-        own, wires = Nowhere(), (Nowhere(), Nowhere())
+        own, wires = WireStub(), (WireStub(), WireStub())
         conversation = conversing(run, revision, own)
         if revision != LATEST:
             conversation.receive(Request(9, "logging/setLevel", {"level": "info"}), 0)
@@ -173,13 +173,13 @@ async def test_a_request_that_ends_without_an_answer_wakes_its_wire(
 ) -> None:
     server = working(capabilities=["tools"])
     async with server._joined() as run:
-        own, wire = Nowhere(), Nowhere()
+        own, wire = WireStub(), WireStub()
         conversation = conversing(run, revision, own)
         method = "subscriptions/listen" if standing == "listens" else "tools/call"
         heard(conversation, asked(2, revision, "slow", method), wire=wire)
         await wait_all_tasks_blocked()
         before = wire.woken
-        conversation.receive(Notification("notifications/cancelled", {"requestId": 2}), 0, wire=Nowhere())
+        conversation.receive(Notification("notifications/cancelled", {"requestId": 2}), 0, wire=WireStub())
         await wait_all_tasks_blocked()
         assert wire.woken == before + 1
         assert conversation.session.label_of(2) is None
@@ -195,8 +195,8 @@ async def test_a_lost_wire_of_a_session_ends_nothing_and_a_lost_session_everythi
 ) -> None:
     server = working()
     async with server._joined() as run:
-        wire = Nowhere()
-        conversation = session_of(run, revision, Nowhere())
+        wire = WireStub()
+        conversation = session_of(run, revision, WireStub())
         heard(conversation, asked(1, revision, "slow"), wire=wire)
         await trio.sleep(1)
         assert not conversation.session.connection_lost(1)  # the stream of this request
@@ -224,7 +224,7 @@ async def test_a_json_answer_carries_nothing_else_and_a_question_says_so(
         return str(await ctx.sample("How many?", max_tokens=1))
 
     async with server._joined() as run:
-        own, wire = Nowhere(), Nowhere(answers_only=True)
+        own, wire = WireStub(), WireStub(answers_only=True)
         conversation = session_of(run, revision, own)
         heard(conversation, asked(1, revision, "asks"), wire=wire)
         await wait_all_tasks_blocked()
@@ -251,7 +251,7 @@ async def test_reports_are_checked_also_where_nobody_can_hear_them(autojump_cloc
         return "done"
 
     async with server._joined() as run:
-        wire = Nowhere(answers_only=True)
+        wire = WireStub(answers_only=True)
         heard(conversing(run, LATEST, wire), asked(1, LATEST, "tells"), wire=wire)
         await wait_all_tasks_blocked()
     assert len(failed) == 2
@@ -267,7 +267,7 @@ async def test_a_modern_question_is_an_answer_and_may_be_json(autojump_clock: Mo
         return type(answer).__name__
 
     async with server._joined() as run:
-        wires = Nowhere(answers_only=True), Nowhere()
+        wires = WireStub(answers_only=True), WireStub()
         first = conversing(run, LATEST, wires[0])
         heard(first, asked(1, LATEST, "asks"), wire=wires[0])
         await wait_all_tasks_blocked()
@@ -294,7 +294,7 @@ async def test_changes_go_by_the_session_s_own_wire_and_wait_while_that_is_full(
 ) -> None:
     server = Server("changes", capabilities=["tools"])
     async with server._joined() as run:
-        own, other = Nowhere(), Nowhere(full=True)
+        own, other = WireStub(), WireStub(full=True)
         conversation = session_of(run, revision, own)
         heard(conversation, Request(1, "ping", {}), wire=other)
         assert [type(message) for message in sent(conversation, other)] == [Response]
@@ -329,7 +329,7 @@ async def test_that_a_page_is_done_is_told_by_the_call_that_sent_there_and_later
         return "done"
 
     async with server._joined() as run:
-        own, wire = Nowhere(), Nowhere()
+        own, wire = WireStub(), WireStub()
         conversation = session_of(run, revision, own)
         heard(conversation, asked(1, revision, "pay"), wire=wire)
         await trio.sleep(2)
@@ -342,13 +342,13 @@ async def test_that_a_page_is_done_is_told_by_the_call_that_sent_there_and_later
         assert own.woken == before + 1
 
 
-@everywhere
+@every_revision
 async def test_a_server_that_stops_closes_every_wire_that_somebody_waits_at(
     revision: str, autojump_clock: MockClock
 ) -> None:
     server = working()
     async with server._joined() as run:
-        own, wire, over = Nowhere(), Nowhere(), Nowhere()
+        own, wire, over = WireStub(), WireStub(), WireStub()
         conversation = conversing(run, revision, own)
         heard(conversation, asked(1, revision, "slow"), wire=wire)
         heard(conversation, asked(2, revision, "quick"), wire=over)
@@ -359,12 +359,12 @@ async def test_a_server_that_stops_closes_every_wire_that_somebody_waits_at(
         assert server.statistics().running == 0
 
 
-@everywhere
+@every_revision
 async def test_a_drain_answers_each_request_where_it_came_in(revision: str, autojump_clock: MockClock) -> None:
     server = working()
     async with server._joined() as run:
-        wires = {name: Nowhere() for name in ("runs", "listens", "late")}
-        conversation = conversing(run, revision, Nowhere())
+        wires = {name: WireStub() for name in ("runs", "listens", "late")}
+        conversation = conversing(run, revision, WireStub())
         heard(conversation, asked(1, revision, "slow"), wire=wires["runs"])
         if revision == LATEST:
             heard(conversation, asked(3, revision, "", "subscriptions/listen"), wire=wires["listens"])
@@ -397,7 +397,7 @@ async def test_a_request_of_the_legacy_era_may_stand_alone_under_terms_that_are_
         return ctx.revision
 
     async with server._joined() as run:
-        wire = Nowhere()
+        wire = WireStub()
         conversation = ServerSession(run, wire, link=LinkKind.SESSION, terms=Terms(REVISIONS[OLD]))
         heard(conversation, asked(1, OLD, "asks"), wire=wire)
         await wait_all_tasks_blocked()

@@ -11,8 +11,8 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.server.checkpoints import unwrapped, wide
-from tests.server.wire import LATEST, Broken, WireError, connected, everywhere, modern
+from tests.server.checkpoints import unlimited_pipe, unwrapped
+from tests.server.raw_client import LATEST, ErrorResponse, ProtocolViolation, connected, every_revision, modern
 from trio_mcp import Context, Server, UsageError, serve_http, serve_stream
 from trio_mcp.server import Run
 
@@ -37,7 +37,7 @@ def work(seconds: float) -> dict[str, Any]:
 
 
 @pytest.mark.contract
-@everywhere
+@every_revision
 async def test_nothing_new_is_taken_anywhere_and_what_runs_may_finish(revision: str, autojump_clock: MockClock) -> None:
     server = working()
     async with (
@@ -51,7 +51,7 @@ async def test_nothing_new_is_taken_anywhere_and_what_runs_may_finish(revision: 
         start = trio.current_time()
         async with server.draining(10):
             for wire in (busy, other):
-                with pytest.raises(WireError, match="shutting down"):
+                with pytest.raises(ErrorResponse, match="shutting down"):
                     await wire.call("tools/call", work(0))
             await idle.ended.wait()
             assert trio.current_time() == start
@@ -70,7 +70,7 @@ async def test_nothing_new_is_taken_anywhere_and_what_runs_may_finish(revision: 
 
 @pytest.mark.contract(inside=(3,))
 @pytest.mark.parametrize("inside", [0, 3, 20])
-@everywhere
+@every_revision
 async def test_the_time_counts_from_the_beginning_and_then_the_rest_is_told_and_stopped(
     revision: str, inside: int, autojump_clock: MockClock
 ) -> None:
@@ -277,7 +277,7 @@ async def test_a_drain_ends_a_connection_of_any_kind(autojump_clock: MockClock) 
 
 
 async def test_a_stream_that_is_served_while_the_server_drains_is_closed_at_once(autojump_clock: MockClock) -> None:
-    ours, theirs = wide()
+    ours, theirs = unlimited_pipe()
     server = working()
     async with server.draining(10):
         await serve_stream(server, theirs)
@@ -296,7 +296,7 @@ async def test_what_a_connection_raises_while_it_drains_comes_out_where_it_is_se
         async with connected(server, LATEST, tap=tap) as wire:
             await wire.start("tools/call", work(5))
             await wait_all_tasks_blocked()
-            with contextlib.suppress(Broken):
+            with contextlib.suppress(ProtocolViolation):
                 async with server.draining(10):
                     await wire.ended.wait()
             assert trio.current_time() == 5

@@ -17,22 +17,22 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from tests.requirements import req
-from tests.server.checkpoints import PipeEnd, narrow, patiently, pipe_pair, wide
-from tests.server.streams import Watched, Whole, lines_in, watched
-from tests.server.wire import (
+from tests.server.checkpoints import PipeEnd, one_byte_pipe, pipe_pair, unlimited_pipe, wait_or_fail
+from tests.server.raw_client import (
     LATEST,
     MESSAGE,
     PROGRESS,
     REVISION_NAMES,
-    Broken,
+    ErrorResponse,
     Object,
-    Wire,
-    WireError,
+    ProtocolViolation,
+    RawClient,
     connected,
-    everywhere,
+    every_revision,
     modern,
     since,
 )
+from tests.server.streams import NotHalfCloseable, RecordedStream, lines_in, recorded_pairs
 from trio_mcp import Accepted, Context, Limits, Server, serve_stream
 from trio_mcp.core import ServerProtocol
 from trio_mcp.transport import CLOSING
@@ -100,8 +100,8 @@ def texts(found: list[dict[str, Any]]) -> list[str]:
     return [each["result"]["content"][0]["text"] for each in found]
 
 
-async def gone(wire: Wire) -> None:
-    await patiently(wire.ended.wait, "the end of the server's side")
+async def gone(wire: RawClient) -> None:
+    await wait_or_fail(wire.ended.wait, "the end of the server's side")
 
 
 # Reading.
@@ -109,7 +109,7 @@ async def gone(wire: Wire) -> None:
 
 def transcript(revision: str) -> bytes:
     """What a client may send all at once, with every way to end a line and with what is no message in between."""
-    wire = Wire(wide()[0], revision)
+    wire = RawClient(unlimited_pipe()[0], revision)
     opening = {"protocolVersion": revision, "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
     lines: list[Any] = [] if wire.modern else [wire.request("initialize", opening), _note("initialized")]
     lines += [wire.request("tools/list"), wire.request("tools/call", call("echo", text="ä€𝄞\n\r\u2028"))]
@@ -126,7 +126,7 @@ def lines_from(revision: str, pieces: list[bytes]) -> list[bytes]:
     """What a server answers to these pieces, each read by itself; sorted, as calls may end in any order."""
 
     async def main() -> bytes:
-        ours, theirs = wide()
+        ours, theirs = unlimited_pipe()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(serve_stream, Bench().server, theirs)
             for piece in pieces:
@@ -149,7 +149,7 @@ def test_chunk_boundaries_do_not_matter(revision: str, data: st.DataObject) -> N
     assert lines_from(revision, [whole[a:b] for a, b in itertools.pairwise(edges)]) == answers
 
 
-@everywhere
+@every_revision
 def test_bytes_may_come_one_by_one(revision: str) -> None:
     whole = transcript(revision)
     assert lines_from(revision, [bytes([byte]) for byte in whole]) == lines_from(revision, [whole])
@@ -170,7 +170,7 @@ JUNK: list[tuple[bytes, int]] = [
 
 
 @pytest.mark.parametrize(("junk", "code"), JUNK, ids=[str(line[:20]) for line, _ in JUNK])
-@everywhere
+@every_revision
 async def test_what_is_no_message_is_answered_once_and_costs_nothing_else(
     revision: str, junk: bytes, code: int, autojump_clock: MockClock
 ) -> None:
@@ -184,7 +184,7 @@ async def test_what_is_no_message_is_answered_once_and_costs_nothing_else(
         assert [("id" in error) for error in wire.unaddressed] == [revision != "2025-11-25"] * 2
 
 
-@everywhere
+@every_revision
 async def test_a_line_that_is_too_long_is_answered_before_it_ends_and_the_next_one_counts(
     revision: str, autojump_clock: MockClock
 ) -> None:
@@ -201,15 +201,15 @@ async def test_a_line_that_is_too_long_is_answered_before_it_ends_and_the_next_o
         assert len(wire.unaddressed) == 1
 
 
-@everywhere
+@every_revision
 async def test_a_last_line_without_its_end_is_nothing_where_nobody_can_read_its_answer(
     revision: str, autojump_clock: MockClock
 ) -> None:
     bench = Bench()
 
     def streams() -> Any:
-        ours, theirs = wide()
-        return ours, Whole(theirs)
+        ours, theirs = unlimited_pipe()
+        return ours, NotHalfCloseable(theirs)
 
     async with connected(bench.server, revision, streams=streams) as wire:
         wire.post_bytes(json.dumps(wire.request("tools/call", call("gate", name="a"))).encode())
@@ -264,22 +264,22 @@ async def test_a_batch_does_not_wait_for_what_its_client_has_cancelled(autojump_
 # Writing.
 
 
-@everywhere
+@every_revision
 async def test_an_answer_is_written_at_once_by_the_task_that_has_it(revision: str, autojump_clock: MockClock) -> None:
     bench = Bench()
-    streams, made = watched()
+    streams, made = recorded_pairs()
     async with connected(bench.server, revision, streams=streams) as wire:
         for text in "abc":
             await wire.call("tools/call", call("echo", text=text))
         assert [write.task[:15] for write in made[0].writes[-3:]] == ["tools/call echo"] * 3
 
 
-@everywhere
+@every_revision
 async def test_what_is_said_together_leaves_in_one_write_and_so_does_what_piles_up_behind_it(
     revision: str, autojump_clock: MockClock
 ) -> None:
     bench = Bench()
-    streams, made = watched(narrow)
+    streams, made = recorded_pairs(one_byte_pipe)
     async with connected(bench.server, revision, streams=streams) as wire:
         names = ["first"] * 20 + ["second"] * 10 + ["third"] * 20
         ids = [await wire.start("tools/call", call("gate", name=name)) for name in names]
@@ -295,15 +295,15 @@ async def test_what_is_said_together_leaves_in_one_write_and_so_does_what_piles_
 
 
 @req("stdio-02")
-@everywhere
+@every_revision
 async def test_a_message_is_one_line_whatever_it_says(revision: str, autojump_clock: MockClock) -> None:
     text = "one\ntwo\r\nthree\u2028four\u2029five\x85six\x0b\x0c\x1c\x1d\x1eseven\t\x00\x7f"
     bench = Bench()
-    streams, made = watched()
+    streams, made = recorded_pairs()
     async with connected(bench.server, revision, streams=streams) as wire:
         assert texts([await wire.exchange("tools/call", call("echo", text=text))]) == [text]
         assert texts([await wire.exchange("tools/call", call("echo", text="\n" * 1000))]) == ["\n" * 1000]
-        with pytest.raises(WireError):
+        with pytest.raises(ErrorResponse):
             await wire.call("tools/call", call(text))
     data = b"".join(write.data for write in made[0].writes)
     assert data.endswith(b"\n")
@@ -325,7 +325,7 @@ async def test_a_modern_server_writes_no_requests(revision: str, autojump_clock:
         assert wire.asked
 
 
-def pieces(end: Watched) -> list[list[str]]:
+def pieces(end: RecordedStream) -> list[list[str]]:
     """What each write was about: methods, and "answer"."""
     return [
         [message.get("method", "answer") for message in map(json.loads, write.data.splitlines())]
@@ -333,12 +333,12 @@ def pieces(end: Watched) -> list[list[str]]:
     ]
 
 
-@everywhere
+@every_revision
 async def test_progress_and_logs_are_written_before_the_answer_and_apart_from_it(
     revision: str, autojump_clock: MockClock
 ) -> None:
     bench = Bench()
-    streams, made = watched()
+    streams, made = recorded_pairs()
     async with connected(bench.server, revision, streams=streams, log_level="info") as wire:
         for log, method in [(False, PROGRESS), (True, MESSAGE)] * 10:  # in whatever order tasks are run
             before = len(made[0].writes)
@@ -346,10 +346,10 @@ async def test_progress_and_logs_are_written_before_the_answer_and_apart_from_it
             assert pieces(made[0])[before:] == [[method], ["answer"]]
 
 
-@everywhere
+@every_revision
 async def test_that_holds_on_a_busy_wire_too(revision: str, autojump_clock: MockClock) -> None:
     bench = Bench()
-    streams, made = watched(narrow)
+    streams, made = recorded_pairs(one_byte_pipe)
     async with connected(bench.server, revision, streams=streams) as wire:
         others = [await wire.start("tools/call", call("gate", name="now")) for _ in range(3)]
         ids = [await wire.start("tools/call", call("report", times=2, name="now"), progress=token) for token in "pqrst"]
@@ -372,18 +372,18 @@ async def test_that_holds_on_a_busy_wire_too(revision: str, autojump_clock: Mock
 @modern
 async def test_a_question_is_apart_from_progress_too(revision: str, autojump_clock: MockClock) -> None:
     bench = Bench()
-    streams, made = watched()
+    streams, made = recorded_pairs()
     async with connected(bench.server, revision, streams=streams) as wire:
         for _ in range(20):  # in whatever order tasks are run
             await wire.call("tools/call", call("ask"), progress="p", rounds=False)
         assert pieces(made[0]) == [[PROGRESS], ["answer"]] * 20
 
 
-@everywhere
+@every_revision
 async def test_a_tap_sees_every_byte_both_ways(revision: str, autojump_clock: MockClock) -> None:
     seen: dict[str, list[bytes]] = {"in": [], "out": []}
     bench = Bench()
-    streams, made = watched()
+    streams, made = recorded_pairs()
     async with connected(bench.server, revision, streams=streams, tap=lambda way, data: seen[way].append(data)) as wire:
         wire.post_bytes(b"junk\n")
         await wire.call("tools/call", call("report", times=2), progress="p")
@@ -395,17 +395,17 @@ async def test_a_tap_sees_every_byte_both_ways(revision: str, autojump_clock: Mo
 # Clients that do not read.
 
 
-async def pump(wire: Wire, messages: Any) -> None:
+async def pump(wire: RawClient, messages: Any) -> None:
     for message in messages:
         await wire.send(message)
         await trio.lowlevel.checkpoint()
 
 
-@everywhere
+@every_revision
 async def test_who_does_not_read_is_heard_all_the_same(revision: str, autojump_clock: MockClock) -> None:
     """Cancellations are acted on while megabytes wait for the client."""
     bench = Bench()
-    async with connected(bench.server, revision, streams=narrow) as wire:
+    async with connected(bench.server, revision, streams=one_byte_pipe) as wire:
         with wire.deaf():
             big = await wire.start("tools/call", call("much", size=50_000))
             gated = await wire.start("tools/call", call("gate", name="a"))
@@ -431,12 +431,12 @@ class Slow(PipeEnd):
         return await super().receive_some(max_bytes)
 
 
-@everywhere
+@every_revision
 async def test_a_client_that_reads_one_byte_a_second_is_served_at_that_pace(
     revision: str, autojump_clock: MockClock
 ) -> None:
     bench = Bench()
-    ours, theirs = narrow()
+    ours, theirs = one_byte_pipe()
     slow = Slow(ours._out, ours._into)
     async with connected(bench.server, revision, streams=lambda: (slow, theirs)) as wire:
         slow.pause = 1.0
@@ -451,12 +451,12 @@ async def test_a_client_that_reads_one_byte_a_second_is_served_at_that_pace(
         slow.pause = 0.0
 
 
-@everywhere
+@every_revision
 async def test_handlers_that_report_wait_for_a_client_that_does_not_read(
     revision: str, autojump_clock: MockClock
 ) -> None:
     bench = Bench(limits=Limits(outgoing=10, calls=4))
-    async with connected(bench.server, revision, streams=narrow, log_level="info") as wire:
+    async with connected(bench.server, revision, streams=one_byte_pipe, log_level="info") as wire:
         with wire.deaf():
             ids = [
                 await wire.start("tools/call", call("report", times=30, log=bool(n % 2)), progress=f"p{n}")
@@ -483,13 +483,13 @@ def queued(server: Server) -> int:
     return sum(connection._duplex._queued() for connection in run.connections)  # type: ignore[attr-defined]
 
 
-@everywhere
+@every_revision
 async def test_reading_stops_at_the_bound_and_goes_on_when_there_is_room(
     revision: str, autojump_clock: MockClock
 ) -> None:
     """In whatever pieces it comes."""
     bench = Bench(limits=Limits(outgoing=5, calls=5))
-    streams, made = watched(lambda: pipe_pair(1000))
+    streams, made = recorded_pairs(lambda: pipe_pair(1000))
     async with connected(bench.server, revision, streams=streams) as wire:
         requests = [wire.request("tools/list" if n % 2 else "no/such/method") for n in range(500)]
         with wire.deaf():
@@ -567,7 +567,7 @@ async def test_others_have_their_turn_while_a_flood_of_messages_is_heard(
 
 
 @pytest.mark.parametrize("error", [trio.BrokenResourceError, trio.ClosedResourceError])
-@everywhere
+@every_revision
 async def test_a_write_that_fails_ends_this_connection_and_no_other(
     revision: str, error: type[Exception], autojump_clock: MockClock
 ) -> None:
@@ -575,10 +575,10 @@ async def test_a_write_that_fails_ends_this_connection_and_no_other(
     bench = Bench()
     async with bench.server.running(), connected(bench.server, revision) as other:
         for number in range(1, 8):
-            streams, made = watched()
+            streams, made = recorded_pairs()
             async with connected(bench.server, revision, streams=streams, log_level="info", opened=False) as wire:
                 made[0].fails = lambda count, number=number: error() if count == number else None
-                with suppress(Broken):  # the server has gone
+                with suppress(ProtocolViolation):  # the server has gone
                     await wire.open()
                     await wire.start("tools/call", call("gate", name="for ever"))
                     for _ in range(3):
@@ -595,7 +595,7 @@ async def test_a_write_that_fails_ends_this_connection_and_no_other(
 
 @pytest.mark.parametrize("way", ["in", "out"])
 @pytest.mark.parametrize("shared", [False, True], ids=["a run of its own", "a run that goes on"])
-@everywhere
+@every_revision
 async def test_what_a_tap_raises_ends_its_connection_as_itself(
     revision: str, shared: bool, way: str, autojump_clock: MockClock
 ) -> None:
@@ -611,7 +611,7 @@ async def test_what_a_tap_raises_ends_its_connection_as_itself(
             raise mine
 
     async with both(bench.server, revision, shared) as other:
-        streams, made = watched()
+        streams, made = recorded_pairs()
         with pytest.raises(KeyError) as caught:
             await last_call(connected(bench.server, revision, streams=streams, tap=tap))
         assert caught.value is mine
@@ -621,7 +621,9 @@ async def test_what_a_tap_raises_ends_its_connection_as_itself(
             assert await other.call("tools/list")
 
 
-async def last_call(connecting: AbstractAsyncContextManager[Wire], first: Callable[[], None] = lambda: None) -> None:
+async def last_call(
+    connecting: AbstractAsyncContextManager[RawClient], first: Callable[[], None] = lambda: None
+) -> None:
     """A call that the server does not outlive."""
     async with connecting as wire:
         first()
@@ -630,7 +632,7 @@ async def last_call(connecting: AbstractAsyncContextManager[Wire], first: Callab
 
 
 @asynccontextmanager
-async def both(server: Server, revision: str, shared: bool) -> AsyncIterator[Wire | None]:
+async def both(server: Server, revision: str, shared: bool) -> AsyncIterator[RawClient | None]:
     """Another client, if there is a run that it can share."""
     if shared:
         async with server.running(), connected(server, revision) as other:
@@ -646,7 +648,7 @@ async def test_what_a_stream_of_another_kind_raises_ends_its_connection_as_itsel
     bench = Bench()
     mine = OSError("the cable")
     async with both(bench.server, LATEST, shared) as other:
-        streams, made = watched()
+        streams, made = recorded_pairs()
         with pytest.raises(OSError) as caught:
             await last_call(connected(bench.server, LATEST, streams=streams), lambda: made[0].fail_with(mine))
         assert caught.value is mine
@@ -656,9 +658,9 @@ async def test_what_a_stream_of_another_kind_raises_ends_its_connection_as_itsel
 
 
 @pytest.mark.parametrize("error", [trio.BrokenResourceError, trio.ClosedResourceError])
-@everywhere
+@every_revision
 async def test_a_read_that_fails_is_the_end(revision: str, error: type[Exception], autojump_clock: MockClock) -> None:
-    class Failing(Watched):
+    class Failing(RecordedStream):
         async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
             data = await super().receive_some(max_bytes)
             if not data:
@@ -666,7 +668,7 @@ async def test_a_read_that_fails_is_the_end(revision: str, error: type[Exception
             return data
 
     bench = Bench()
-    ours, theirs = wide()
+    ours, theirs = unlimited_pipe()
     async with connected(bench.server, revision, streams=lambda: (ours, Failing(theirs))) as wire:
         await wire.start("tools/call", call("gate", name="a"))
         await wait_all_tasks_blocked()
@@ -676,11 +678,11 @@ async def test_a_read_that_fails_is_the_end(revision: str, error: type[Exception
 # The end.
 
 
-@everywhere
+@every_revision
 async def test_after_the_end_of_what_is_read_only_answers_are_written(revision: str, autojump_clock: MockClock) -> None:
     """And no changes: who sends nothing more reads nothing anew either, and some clients stumble over it."""
     bench = Bench()
-    streams, made = watched()
+    streams, made = recorded_pairs()
     async with connected(bench.server, revision, streams=streams, log_level="info") as wire:
         await wire.subscribe(tools=True, uris=["it://changes"])
         ids = [await wire.start("tools/call", call("gate", name=name)) for name in "abc"]
@@ -703,12 +705,12 @@ async def test_after_the_end_of_what_is_read_only_answers_are_written(revision: 
     assert made[0].closed_at == 1
 
 
-@everywhere
+@every_revision
 async def test_at_the_end_the_line_at_hand_is_finished_and_what_was_not_begun_is_dropped(
     revision: str, autojump_clock: MockClock
 ) -> None:
     bench = Bench()
-    streams, made = watched(narrow)
+    streams, made = recorded_pairs(one_byte_pipe)
     scope = trio.CancelScope()
 
     async def serve(server: Server, stream: trio.abc.Stream) -> None:
@@ -728,16 +730,16 @@ async def test_at_the_end_the_line_at_hand_is_finished_and_what_was_not_begun_is
 
 
 @pytest.mark.parametrize("how", ["the client", "a cancellation", "the run"])
-@everywhere
+@every_revision
 async def test_a_client_that_does_not_read_holds_nobody_up(revision: str, how: str, autojump_clock: MockClock) -> None:
     """The stream is closed in time, although there is a line that cannot be finished."""
     bench = Bench()
-    ours, theirs = narrow()
-    end, scope, over = Watched(theirs), trio.CancelScope(), trio.Event()
+    ours, theirs = one_byte_pipe()
+    end, scope, over = RecordedStream(theirs), trio.CancelScope(), trio.Event()
     async with trio.open_nursery() as nursery:
         await nursery.start(_run_until, over, bench.server)
         nursery.start_soon(_serve_in, scope, bench.server, end)
-        wire = Wire(ours, revision)
+        wire = RawClient(ours, revision)
         nursery.start_soon(wire.run)
         await wire.open()
         with wire.deaf():
@@ -765,7 +767,7 @@ async def _serve_in(scope: trio.CancelScope, server: Server, stream: trio.abc.St
         await serve_stream(server, stream)
 
 
-@everywhere
+@every_revision
 async def test_the_stream_is_closed_before_a_handler_that_takes_its_time(
     revision: str, autojump_clock: MockClock
 ) -> None:
@@ -777,7 +779,7 @@ async def test_the_stream_is_closed_before_a_handler_that_takes_its_time(
             await trio.sleep(100)
         return "at last"
 
-    streams, made = watched()
+    streams, made = recorded_pairs()
     async with connected(server, revision, streams=streams) as wire:
         await wire.start("tools/call", call("stubborn"))
         await wait_all_tasks_blocked()
@@ -791,7 +793,7 @@ async def test_the_stream_is_closed_before_a_handler_that_takes_its_time(
 async def test_a_stream_that_cannot_be_closed_politely_is_closed_all_the_same(
     closing: str, autojump_clock: MockClock
 ) -> None:
-    class Slow(Watched):
+    class Slow(RecordedStream):
         async def aclose(self) -> None:
             try:
                 if self.closed_at is None and closing == "for ever":
@@ -802,18 +804,18 @@ async def test_a_stream_that_cannot_be_closed_politely_is_closed_all_the_same(
                 await super().aclose()
 
     bench = Bench()
-    ours, theirs = wide()
+    ours, theirs = unlimited_pipe()
     end = Slow(theirs)
     await ours.send_eof()
     await serve_stream(bench.server, end)
     assert end.closed_at == trio.current_time() == (CLOSING if closing == "for ever" else 0)
 
 
-@everywhere
+@every_revision
 async def test_a_drain_lets_what_runs_finish_and_takes_nothing_new(revision: str, autojump_clock: MockClock) -> None:
     bench = Bench(limits=Limits(calls=3))
     drain = trio.Event()
-    async with connected(bench.server, revision, streams=narrow, drain=drain) as wire:
+    async with connected(bench.server, revision, streams=one_byte_pipe, drain=drain) as wire:
         listening = await wire.subscribe(tools=True)
         running = [await wire.start("tools/call", call("gate", name="a")) for _ in range(3)]
         waiting = [await wire.start("tools/call", call("gate", name="b")) for _ in range(3)]
@@ -821,7 +823,7 @@ async def test_a_drain_lets_what_runs_finish_and_takes_nothing_new(revision: str
         drain.set()
         for id in waiting:
             assert (await wire.response(id))["error"]["code"] == -32603
-        with pytest.raises(WireError, match="shutting down"):
+        with pytest.raises(ErrorResponse, match="shutting down"):
             await wire.call("tools/list")
         if wire.modern:
             assert (await wire.response(listening.id))["result"]["resultType"] == "complete"
@@ -835,13 +837,13 @@ async def test_a_drain_lets_what_runs_finish_and_takes_nothing_new(revision: str
 
 
 @pytest.mark.parametrize("number", [1, 6])
-@everywhere
+@every_revision
 async def test_a_drain_takes_the_time_that_the_client_needs_to_read_its_answers(
     revision: str, number: int, autojump_clock: MockClock
 ) -> None:
     """Also of those for which no handler waits, and of the line that is on its way."""
     drain = trio.Event()
-    async with connected(Bench().server, revision, streams=narrow, drain=drain) as wire:
+    async with connected(Bench().server, revision, streams=one_byte_pipe, drain=drain) as wire:
         with wire.deaf():
             ids = []
             for _ in range(number):
@@ -861,14 +863,14 @@ async def test_a_drain_without_anything_to_wait_for_is_the_end(autojump_clock: M
         await gone(wire)
 
 
-@everywhere
+@every_revision
 async def test_what_was_told_is_written_before_a_drain_ends_the_connection(
     revision: str, autojump_clock: MockClock
 ) -> None:
     """Also what was held back until there was room."""
     bench = Bench(limits=Limits(outgoing=2))
     drain = trio.Event()
-    async with connected(bench.server, revision, streams=narrow, drain=drain) as wire:
+    async with connected(bench.server, revision, streams=one_byte_pipe, drain=drain) as wire:
         await wire.subscribe(tools=True, prompts=True, resources=True, uris=["it://changes"])
         with wire.deaf():
             ids = [await wire.start("tools/call", call("echo", text="x")) for _ in range(5)]
@@ -884,12 +886,12 @@ async def test_what_was_told_is_written_before_a_drain_ends_the_connection(
         assert len(wire._changes) == (0 if wire.modern else 3)
 
 
-@everywhere
+@every_revision
 async def test_changes_that_find_no_room_are_told_once_when_there_is_some(
     revision: str, autojump_clock: MockClock
 ) -> None:
     bench = Bench(limits=Limits(outgoing=2))
-    async with connected(bench.server, revision, streams=narrow) as wire:
+    async with connected(bench.server, revision, streams=one_byte_pipe) as wire:
         listening = await wire.subscribe(tools=True, uris=["it://changes"])
         with wire.deaf():
             ids = [await wire.start("tools/call", call("echo", text="x")) for _ in range(5)]
@@ -909,7 +911,7 @@ async def test_changes_that_find_no_room_are_told_once_when_there_is_some(
 async def test_what_was_held_back_for_a_subscription_ends_with_it(revision: str, autojump_clock: MockClock) -> None:
     """Another of the same id is not told of it."""
     bench = Bench(limits=Limits(outgoing=2))
-    async with connected(bench.server, revision, streams=narrow) as wire:
+    async with connected(bench.server, revision, streams=one_byte_pipe) as wire:
         listening = await wire.subscribe(tools=True)
         with wire.deaf():
             ids = [await wire.start("tools/call", call("echo", text="x")) for _ in range(5)]
@@ -930,8 +932,8 @@ async def test_what_needs_no_handler_is_answered_though_the_end_follows_at_once(
 ) -> None:
     """Not in some orders of the tasks only."""
     for _ in range(30):
-        ours, theirs = wide()
-        await ours.send_all(json.dumps(Wire(ours, LATEST).request(ask)).encode() + b"\n")
+        ours, theirs = unlimited_pipe()
+        await ours.send_all(json.dumps(RawClient(ours, LATEST).request(ask)).encode() + b"\n")
         await ours.send_eof()
         await serve_stream(Bench().server, theirs)
         assert lines_in(ours.heard) == 1
@@ -947,8 +949,10 @@ async def test_to_serve_ends_after_its_handlers_though_it_is_cancelled(autojump_
             await trio.sleep(100)
 
     async with server.running():
-        ours, theirs = wide()
-        await ours.send_all(json.dumps(Wire(ours, LATEST).request("tools/call", call("stubborn"))).encode() + b"\n")
+        ours, theirs = unlimited_pipe()
+        await ours.send_all(
+            json.dumps(RawClient(ours, LATEST).request("tools/call", call("stubborn"))).encode() + b"\n"
+        )
         with trio.move_on_after(10):
             await serve_stream(server, theirs)
         assert (trio.current_time(), server.statistics().running) == (100, 0)
@@ -958,13 +962,13 @@ async def test_to_serve_ends_after_its_handlers_though_it_is_cancelled(autojump_
 # Runs.
 
 
-@everywhere
+@every_revision
 async def test_a_run_that_ends_takes_its_connections_along(revision: str, autojump_clock: MockClock) -> None:
     bench = Bench()
-    streams, made = watched()
+    streams, made = recorded_pairs()
     async with trio.open_nursery() as nursery:
         async with bench.server.running():
-            wire = Wire(streams()[0], revision)
+            wire = RawClient(streams()[0], revision)
             nursery.start_soon(wire.run)
             nursery.start_soon(serve_stream, bench.server, made[0])
             await wire.open()
@@ -982,8 +986,8 @@ async def test_what_comes_in_the_moment_in_which_a_run_ends_is_not_begun(autojum
     """In none of the orders in which its tasks may end."""
     bench = Bench()
     for _ in range(30):
-        ours, theirs = wide()
-        line = json.dumps(Wire(ours, LATEST).request("tools/call", call("gate", name="late"))).encode() + b"\n"
+        ours, theirs = unlimited_pipe()
+        line = json.dumps(RawClient(ours, LATEST).request("tools/call", call("gate", name="late"))).encode() + b"\n"
         async with trio.open_nursery() as nursery, bench.server.running():
             nursery.start_soon(serve_stream, bench.server, theirs)
             await wait_all_tasks_blocked()
@@ -1011,9 +1015,9 @@ async def test_what_a_lifespan_raises_leaves_as_itself_and_the_stream_is_closed(
     lifespan: Any, when: str, autojump_clock: MockClock
 ) -> None:
     server = Server("failing", lifespan=lifespan)
-    ours, theirs = wide()
+    ours, theirs = unlimited_pipe()
     await ours.send_eof()
-    end = Watched(theirs)
+    end = RecordedStream(theirs)
     with pytest.raises(KeyError, match=when):
         await serve_stream(server, end)
     assert end.closed_at == 0
@@ -1096,7 +1100,7 @@ async def test_a_keyboard_interrupt_of_a_handler_ends_its_run_as_itself(
 
 async def _one_call(server: Server) -> None:
     ours, theirs = memory_stream_pair()
-    wire = Wire(ours, LATEST)
+    wire = RawClient(ours, LATEST)
     for request in (call("gate", name="a"), call("interrupt")):
         await ours.send_all(json.dumps(wire.request("tools/call", request)).encode() + b"\n")
     await serve_stream(server, theirs)
@@ -1129,7 +1133,7 @@ async def test_a_filter_that_fails_costs_the_subscription_only(
 
     bench = Bench(filter=filter)
     async with connected(bench.server, LATEST) as wire:
-        with pytest.raises(WireError) as caught:
+        with pytest.raises(ErrorResponse) as caught:
             await wire.subscribe(uris=["it://changes"])
         assert (caught.value.code, "broken" in caught.value.message) == (-32603, False)
         assert await wire.call("server/discover")
@@ -1168,7 +1172,7 @@ async def test_reports_in_a_row_leave_together_and_wait_for_nothing_else(autojum
             await ctx.progress(number)
         return "done"
 
-    streams, made = watched()
+    streams, made = recorded_pairs()
     async with connected(server, "2025-11-25", streams=streams) as wire:
         before = len(made[0].writes)
         await wire.call("tools/call", {**call("work"), "_meta": {"progressToken": "a"}})

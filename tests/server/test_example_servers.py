@@ -1,6 +1,6 @@
 """The examples that serve: each a process of its own, as a user starts it, with a client of every revision.
 
-`Wire` checks each line that comes: there is nothing but messages on standard output.
+`RawClient` checks each line that comes: there is nothing but messages on standard output.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ import trio
 from tests.http.client import Web
 from tests.http.served import bearer
 from tests.http.ws import Socket
-from tests.server.wire import (
+from tests.server.raw_client import (
     LATEST,
     PROGRESS,
     REVISION_NAMES,
-    Wire,
-    WireError,
+    ErrorResponse,
+    RawClient,
+    client_on,
     connected,
-    everywhere,
+    every_revision,
     since,
-    speaking,
     until,
 )
 
@@ -62,12 +62,12 @@ async def process_of(
 
 
 @asynccontextmanager
-async def client_of(example: str, revision: str, *arguments: object, **options: Any) -> AsyncIterator[Wire]:
+async def client_of(example: str, revision: str, *arguments: object, **options: Any) -> AsyncIterator[RawClient]:
     """A client of an example over pipes.  In the end it closes its side, which must end the process."""
     async with process_of(example, *arguments) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        async with speaking(trio.StapledStream(process.stdin, process.stdout), revision, **options) as wire:
+        async with client_on(trio.StapledStream(process.stdin, process.stdout), revision, **options) as wire:
             yield wire
 
 
@@ -100,18 +100,18 @@ async def until_sigterm(process: trio.Process, status: int) -> AsyncIterator[Non
             await process.wait()
 
 
-async def text_of(wire: Wire, tool: str, /, **arguments: Any) -> str:
+async def text_of(wire: RawClient, tool: str, /, **arguments: Any) -> str:
     """What a tool says that has not failed."""
     result = await wire.call("tools/call", {"name": tool, "arguments": arguments})
     assert not result.get("isError"), result
     return text_in(result)
 
 
-async def data_of(wire: Wire, tool: str, /, **arguments: Any) -> Any:
+async def data_of(wire: RawClient, tool: str, /, **arguments: Any) -> Any:
     return json.loads(await text_of(wire, tool, **arguments))
 
 
-async def failure_of(wire: Wire, tool: str, /, **arguments: Any) -> str:
+async def failure_of(wire: RawClient, tool: str, /, **arguments: Any) -> str:
     """What a tool says that has failed."""
     result = await wire.call("tools/call", {"name": tool, "arguments": arguments})
     assert result["isError"]
@@ -129,7 +129,7 @@ def always(answer: Object) -> Callable[[Object], Object]:
     return lambda params: answer
 
 
-async def tools_of(wire: Wire) -> set[str]:
+async def tools_of(wire: RawClient) -> set[str]:
     return {tool["name"] for tool in (await wire.call("tools/list"))["tools"]}
 
 
@@ -153,7 +153,7 @@ def module_of(example: str) -> Any:
 # echo
 
 
-@everywhere
+@every_revision
 async def test_the_echo_comes_back(revision: str) -> None:
     said = "Grüße\u2028und 🎺"
     async with client_of("echo.py", revision) as wire:
@@ -166,7 +166,7 @@ async def test_the_echo_comes_back(revision: str) -> None:
         assert (await wire.about())["serverInfo"] == {"name": "echo", "version": "1.0"}
 
 
-@everywhere
+@every_revision
 async def test_the_echo_has_a_tool_a_template_and_a_prompt(revision: str) -> None:
     async with client_of("echo.py", revision) as wire:
         listed = [
@@ -200,7 +200,7 @@ def database(tmp_path: Path) -> Path:
     return path
 
 
-@everywhere
+@every_revision
 async def test_the_model_reads_the_schema_and_queries_with_bound_values(revision: str, database: Path) -> None:
     async with client_of("sqlite_explorer.py", revision, database) as wire:
         (schema,) = (await wire.call("resources/read", {"uri": "sqlite://schema"}))["contents"]
@@ -291,7 +291,7 @@ def exposing(folder: Path) -> dict[str, Callable[[Object], Object]]:
     return {"roots/list": always({"roots": [{"uri": folder.as_uri()}]})}
 
 
-@everywhere
+@every_revision
 async def test_files_below_the_roots_are_listed_and_read(revision: str, folder: Path) -> None:
     async with client_of("file_browser.py", revision, answers=exposing(folder)) as wire:
         assert await data_of(wire, "list_roots") == [folder.as_uri()]
@@ -309,7 +309,7 @@ async def test_files_below_the_roots_are_listed_and_read(revision: str, folder: 
         assert await text_of(wire, "read_file", path=str(folder / "below" / "around")) == "Grüße\n"
 
 
-@everywhere
+@every_revision
 async def test_no_way_leads_out_of_the_roots(revision: str, folder: Path) -> None:
     async with client_of("file_browser.py", revision, answers=exposing(folder)) as wire:
         for path in ("../secret", "way%20out", "below/../../secret", "%2e%2e/secret"):
@@ -337,7 +337,7 @@ async def test_an_old_client_that_exposes_nothing_is_told_what_is_missing(revisi
 
 async def test_a_modern_client_that_exposes_nothing_is_told_what_to_declare(folder: Path) -> None:
     async with client_of("file_browser.py", REVISION_NAMES[-1], capabilities={}) as wire:
-        with pytest.raises(WireError) as refused:
+        with pytest.raises(ErrorResponse) as refused:
             await text_of(wire, "read_file", path=f"{folder}/text.txt")
         assert (refused.value.code, refused.value.data) == (-32021, {"requiredCapabilities": {"roots": {}}})
 
@@ -345,7 +345,7 @@ async def test_a_modern_client_that_exposes_nothing_is_told_what_to_declare(fold
 # Progress
 
 
-@everywhere
+@every_revision
 async def test_an_export_reports_each_row(revision: str, tmp_path: Path) -> None:
     async with client_of("progress.py", revision, tmp_path) as wire:
         await wire.call("tools/call", {"name": "export", "arguments": {"rows": 3}}, progress="p")
@@ -353,7 +353,7 @@ async def test_an_export_reports_each_row(revision: str, tmp_path: Path) -> None
         assert files_of(tmp_path) == {"squares.csv": b"1,1\n2,4\n3,9\n"}
 
 
-@everywhere
+@every_revision
 async def test_a_cancelled_export_leaves_nothing_behind(revision: str, tmp_path: Path) -> None:
     async with client_of("progress.py", revision, tmp_path) as wire:
         export = {"name": "export", "arguments": {"rows": 1_000_000}}
@@ -367,7 +367,7 @@ async def test_a_cancelled_export_leaves_nothing_behind(revision: str, tmp_path:
         assert not wire.answered(id)
 
 
-@everywhere
+@every_revision
 async def test_primes_are_counted_in_a_thread_that_ends_with_its_call(revision: str, tmp_path: Path) -> None:
     async with client_of("progress.py", revision, tmp_path) as wire:
         primes = {"name": "count_primes", "arguments": {"below": 1000}}
@@ -427,7 +427,7 @@ async def test_a_client_that_cannot_ask_is_told_so(revision: str) -> None:
 # Tools that come and go
 
 
-@everywhere
+@every_revision
 async def test_tools_come_and_go_and_the_client_is_told(revision: str) -> None:
     async with client_of("dynamic_tools.py", revision) as wire:
         assert await tools_of(wire) == {"learn", "forget"}
@@ -439,7 +439,7 @@ async def test_tools_come_and_go_and_the_client_is_told(revision: str) -> None:
         await text_of(wire, "forget", name="greet")
         assert await wire.changed() == ("tools", None)
         assert await tools_of(wire) == {"learn", "forget"}
-        with pytest.raises(WireError, match="there is no tool"):
+        with pytest.raises(ErrorResponse, match="there is no tool"):
             await text_of(wire, "greet")
 
 
@@ -475,7 +475,7 @@ async def test_a_program_serves_clients_of_all_revisions_at_once(
         assert line.startswith("listening on ")
         async with AsyncExitStack() as stack:
             clients = [
-                await stack.enter_async_context(speaking(await connect(line, place), revision))
+                await stack.enter_async_context(client_on(await connect(line, place), revision))
                 for revision in REVISION_NAMES
             ]
             for wire in clients:
@@ -596,11 +596,11 @@ def test_a_user_without_a_token_is_a_mistake_that_is_noticed_at_the_start() -> N
 
 
 @pytest.mark.parametrize("example", ["over_http.py", "asgi_starlette.py"])
-@everywhere
+@every_revision
 async def test_a_websocket_of_an_example_serves_every_revision(revision: str, example: str) -> None:
     async with web_of(example) as (web, process):
         socket = Socket(await web.connect(), target=web.path.removesuffix("mcp") + "ws")
-        async with speaking(socket, revision) as wire:
+        async with client_on(socket, revision) as wire:
             assert await tools_of(wire) == {"count" if example == "over_http.py" else "sign"}
         process.send_signal(signal.SIGTERM)
 

@@ -14,8 +14,17 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.requirements import req
-from tests.server.checkpoints import narrow
-from tests.server.wire import ACKNOWLEDGED, CAPABILITIES, Wire, WireError, connected, everywhere, legacy, modern
+from tests.server.checkpoints import one_byte_pipe
+from tests.server.raw_client import (
+    ACKNOWLEDGED,
+    CAPABILITIES,
+    ErrorResponse,
+    RawClient,
+    connected,
+    every_revision,
+    legacy,
+    modern,
+)
 from trio_mcp import Context, Limits, RequestError, Server, TextContent, UsageError
 from trio_mcp.core import (
     INVALID_PARAMS,
@@ -88,7 +97,7 @@ def pinging(**options: Any) -> Server:
 
 
 @pytest.mark.contract
-@everywhere
+@every_revision
 async def test_a_method_takes_typed_params_and_gives_a_typed_result(revision: str, autojump_clock: MockClock) -> None:
     async with connected(pinging(), revision, capabilities=declaring(revision)) as wire:
         result = await wire.call(PING, {"target": "moon", "of a later version": 1})
@@ -97,7 +106,7 @@ async def test_a_method_takes_typed_params_and_gives_a_typed_result(revision: st
         result = await wire.call("com.example/whole", {"target": "moon", "more": 1})
         assert without_protocol(result) == {"got": "moon", "settings": {}}
         for method, params in ((PING, {"target": 1}), (PING, {}), ("com.example/whole", {"target": None})):
-            with pytest.raises(WireError) as caught:
+            with pytest.raises(ErrorResponse) as caught:
                 await wire.call(method, params)
             assert caught.value.code == INVALID_PARAMS
             assert "target" in caught.value.message
@@ -105,19 +114,19 @@ async def test_a_method_takes_typed_params_and_gives_a_typed_result(revision: st
 
 @req("ver-06", "type-19")
 @pytest.mark.contract
-@everywhere
+@every_revision
 async def test_a_client_without_the_extension_may_call_the_other_methods_only(
     revision: str, autojump_clock: MockClock
 ) -> None:
     place = "extensions" if revision == LATEST else "experimental"
     async with connected(pinging(), revision) as wire:
-        with pytest.raises(WireError) as caught:
+        with pytest.raises(ErrorResponse) as caught:
             await wire.call(PING, {"target": "moon"})
         assert caught.value.code == MISSING_CLIENT_CAPABILITY
         assert caught.value.data == {"requiredCapabilities": {place: {PING: {}}}}
         result = await wire.call("com.example/whole", {"target": "moon"})
         assert without_protocol(result) == {"got": "moon", "settings": None}
-        with pytest.raises(WireError) as caught:
+        with pytest.raises(ErrorResponse) as caught:
             await wire.call("com.example/unknown")
         assert caught.value.code == METHOD_NOT_FOUND
         declared = wire.opening if revision != LATEST else await wire.call("server/discover")
@@ -129,12 +138,12 @@ async def test_a_result_that_is_no_object_is_a_failure_of_the_server(
     revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with connected(pinging(), revision) as wire:
-        with pytest.raises(WireError, match="wrong failed"):
+        with pytest.raises(ErrorResponse, match="wrong failed"):
             await wire.call("com.example/wrong")
     assert "the result of com.example/wrong must be an object" in caplog.text
 
 
-@everywhere
+@every_revision
 async def test_a_fallback_serves_all_other_methods(revision: str, autojump_clock: MockClock) -> None:
     server, noted = pinging(), list[str]()
 
@@ -149,13 +158,13 @@ async def test_a_fallback_serves_all_other_methods(revision: str, autojump_clock
         await wait_all_tasks_blocked()
         assert without_protocol(await wire.call("com.example/nothing")) == {}
         assert noted == ["org.example/any", "org.example/noted"]
-        with pytest.raises(WireError) as caught:
+        with pytest.raises(ErrorResponse) as caught:
             await wire.call("sampling/createMessage")
         assert caught.value.code == METHOD_NOT_FOUND
 
 
 @req("ver-06")
-@everywhere
+@every_revision
 async def test_an_extension_that_is_required_is_required_for_tools_too(
     revision: str, autojump_clock: MockClock
 ) -> None:
@@ -167,14 +176,14 @@ async def test_an_extension_that_is_required_is_required_for_tools_too(
         return "worked"
 
     async with connected(server, revision) as wire:
-        with pytest.raises(WireError) as caught:
+        with pytest.raises(ErrorResponse) as caught:
             await wire.call("tools/call", {"name": "work"})
         assert caught.value.code == MISSING_CLIENT_CAPABILITY
     async with connected(server, revision, capabilities=declaring(revision)) as wire:
         assert (await wire.call("tools/call", {"name": "work"}))["content"][0]["text"] == "worked"
 
 
-@everywhere
+@every_revision
 async def test_an_extension_may_come_while_the_server_runs(revision: str, autojump_clock: MockClock) -> None:
     server = Server("growing")
     async with server.running(), connected(server, revision, capabilities=declaring(revision)) as wire:
@@ -189,7 +198,7 @@ async def test_an_extension_may_come_while_the_server_runs(revision: str, autoju
 # Messages to the client.
 
 
-@everywhere
+@every_revision
 async def test_a_handler_notifies_on_the_stream_of_its_request(revision: str, autojump_clock: MockClock) -> None:
     server = Server("noting")
 
@@ -234,7 +243,7 @@ async def test_a_modern_server_sends_no_requests(revision: str, autojump_clock: 
     assert errors
 
 
-@everywhere
+@every_revision
 async def test_a_listed_notification_needs_the_declaration_of_the_client(
     revision: str, autojump_clock: MockClock
 ) -> None:
@@ -260,7 +269,7 @@ async def test_a_listed_notification_needs_the_declaration_of_the_client(
 # Notifications of the client.
 
 
-async def heard(wire: Wire, method: str, params: JsonObject | None = None) -> None:
+async def heard(wire: RawClient, method: str, params: JsonObject | None = None) -> None:
     """Send a notification; a modern one carries the terms of the client."""
     meta = {"_meta": wire._terms()} if wire.modern else {}
     await wire.notify(method, {**(params or {}), **meta})
@@ -268,7 +277,7 @@ async def heard(wire: Wire, method: str, params: JsonObject | None = None) -> No
 
 
 @pytest.mark.contract
-@everywhere
+@every_revision
 async def test_a_notification_reaches_its_handler(
     revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -296,7 +305,7 @@ async def test_a_notification_reaches_its_handler(
     assert revision < "2025-06-18" or "it has no answer, so its handler cannot ask the client" in caplog.text
 
 
-@everywhere
+@every_revision
 @pytest.mark.parametrize("ends", ["input", "link"])
 async def test_the_handler_of_a_notification_ends_with_its_client(
     revision: str, ends: str, autojump_clock: MockClock
@@ -379,7 +388,7 @@ async def test_a_middleware_gives_a_result_of_the_extension_to_a_client_that_dec
 # Mounting.
 
 
-@everywhere
+@every_revision
 async def test_methods_of_mounted_servers_are_served(revision: str, autojump_clock: MockClock) -> None:
     outer, first, second = Server("outer"), Server("first"), Server("second")
     seen: list[str] = []
@@ -407,7 +416,7 @@ async def test_methods_of_mounted_servers_are_served(revision: str, autojump_clo
         assert declared["capabilities"][place] == {PING: {"of": 0}}
         assert without_protocol(await wire.call("com.example/find", {"id": 0})) == {"by": 0}
         assert without_protocol(await wire.call("com.example/find", {"id": 1})) == {"by": 1}
-        with pytest.raises(WireError, match="0 does not know 2"):
+        with pytest.raises(ErrorResponse, match="0 does not know 2"):
             await wire.call("com.example/find", {"id": 2})
         assert without_protocol(await wire.call("com.example/only-1")) == {"only": 1}
         assert seen == ["com.example/find"] * 5 + ["com.example/only-1"]
@@ -431,7 +440,7 @@ async def test_a_method_comes_before_a_fallback_wherever_it_is(revision: str, au
     async with connected(outer, revision) as wire:
         assert without_protocol(await wire.call("com.example/inner")) == {"by": "inner"}
         assert without_protocol(await wire.call("com.example/other")) == {"by": "outer"}
-        with pytest.raises(WireError, match="odd"):
+        with pytest.raises(ErrorResponse, match="odd"):
             await wire.call("com.example/odd")
 
 
@@ -491,7 +500,7 @@ class TasksModule(ModuleType):
 
 
 @req("task-05", "task-07", "task-08")
-@everywhere
+@every_revision
 async def test_a_tool_says_whether_it_may_be_a_task(
     revision: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -582,7 +591,7 @@ class Detaching:
 
 
 @pytest.mark.contract
-@everywhere
+@every_revision
 async def test_a_detached_call_is_answered_at_once_and_goes_on(revision: str, autojump_clock: MockClock) -> None:
     made = Detaching()
     async with made.server.running(), connected(made.server, revision) as wire:
@@ -601,7 +610,7 @@ async def test_a_detached_call_is_answered_at_once_and_goes_on(revision: str, au
         assert [params["progress"] for params in wire.noted("notifications/progress")] == [1]
 
 
-@everywhere
+@every_revision
 async def test_a_detached_call_does_not_end_with_its_client(revision: str, autojump_clock: MockClock) -> None:
     made = Detaching()
     async with made.server.running():
@@ -666,7 +675,7 @@ async def test_a_tool_may_ask_first_and_be_detached_afterwards(revision: str, au
     assert [each.key for each in host.asked] == ["form-2"]
 
 
-@everywhere
+@every_revision
 async def test_a_detached_call_is_cancelled_by_its_extension(revision: str, autojump_clock: MockClock) -> None:
     made = Detaching()
     async with connected(made.server, revision) as wire:
@@ -733,7 +742,7 @@ async def test_a_detached_call_may_still_notify_its_session(revision: str, autoj
 # Work beside the server.
 
 
-@everywhere
+@every_revision
 async def test_an_extension_runs_beside_the_server_and_starts_calls(revision: str, autojump_clock: MockClock) -> None:
     server, host, began = Server("beside"), Host(), list[str]()
     ext = server.extension(PING)
@@ -855,7 +864,7 @@ class Watched:
         return [each for each in asked if each != "secret"] or None
 
 
-async def listening(wire: Wire, filter: JsonObject) -> Any:
+async def listening(wire: RawClient, filter: JsonObject) -> Any:
     id = await wire.start("subscriptions/listen", {"notifications": filter})
     return id, await wire.note(ACKNOWLEDGED)
 
@@ -891,10 +900,10 @@ async def test_an_extension_agrees_to_its_part_of_a_filter(revision: str, autoju
 async def test_a_filter_that_the_extension_refuses_is_refused(revision: str, autojump_clock: MockClock) -> None:
     made = Watched()
     async with connected(made.server, revision, capabilities=declaring(revision), check=False) as wire:
-        with pytest.raises(WireError, match="pings must be a list"):
+        with pytest.raises(ErrorResponse, match="pings must be a list"):
             await wire.call("subscriptions/listen", {"notifications": {"pings": 1}})
     async with connected(made.server, revision, check=False) as wire:
-        with pytest.raises(WireError) as caught:
+        with pytest.raises(ErrorResponse) as caught:
             await wire.call("subscriptions/listen", {"notifications": {"pings": ["a"]}})
         assert caught.value.code == MISSING_CLIENT_CAPABILITY
         assert caught.value.data == {"requiredCapabilities": {"extensions": {PING: {}}}}
@@ -920,7 +929,7 @@ async def test_a_client_that_does_not_read_gets_the_newest_notification_of_each_
     revision: str, autojump_clock: MockClock
 ) -> None:
     made = Watched(limits=Limits(outgoing=4))
-    options: Any = {"capabilities": declaring(revision), "check": False, "streams": narrow}
+    options: Any = {"capabilities": declaring(revision), "check": False, "streams": one_byte_pipe}
     async with connected(made.server, revision, **options) as wire:
         await listening(wire, {"pings": ["a"]})
         (listener,) = made.listeners
@@ -959,7 +968,7 @@ async def test_a_listener_ends_with_a_subscription_that_does_not_begin(
     made.server.extension(other).filter("others")(refuses)
     filter: JsonObject = {"pings": ["a"], "others": True}
     async with connected(made.server, revision, capabilities=declaring(revision, PING, other), check=False) as wire:
-        with pytest.raises(WireError, match="no others here"):
+        with pytest.raises(ErrorResponse, match="no others here"):
             await wire.call("subscriptions/listen", {"notifications": filter})
         id = await wire.start("subscriptions/listen", {"notifications": filter})
         await trio.sleep(2)
@@ -982,7 +991,7 @@ async def test_a_method_that_a_client_makes_up_is_one_short_line_of_the_log(
 
     made_up = "com.example/x\nERROR forged" + "x" * 500
     async with connected(server, revision, check=False) as wire:
-        with pytest.raises(WireError):
+        with pytest.raises(ErrorResponse):
             await wire.call(made_up, {})
         for _ in range(3):
             await wire.notify(made_up, {})

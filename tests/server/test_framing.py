@@ -11,9 +11,9 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.server.checkpoints import Pair, narrow, unwrapped, wide
-from tests.server.streams import watched
-from tests.server.wire import CAPABILITIES, LATEST
+from tests.server.checkpoints import Pair, one_byte_pipe, unlimited_pipe, unwrapped
+from tests.server.raw_client import CAPABILITIES, LATEST
+from tests.server.streams import recorded_pairs
 from trio_mcp import Context, Limits, Server
 from trio_mcp.core import META_CLIENT_CAPABILITIES, META_VERSION, Message, decode
 from trio_mcp.server import converse
@@ -115,7 +115,11 @@ def working(**options: Any) -> Server:
 
 @asynccontextmanager
 async def framed(
-    server: Server, *, streams: Callable[[], Pair] = wide, scope: trio.CancelScope | None = None, **options: Any
+    server: Server,
+    *,
+    streams: Callable[[], Pair] = unlimited_pipe,
+    scope: trio.CancelScope | None = None,
+    **options: Any,
 ) -> AsyncIterator[Peer]:
     ours, theirs = streams()
     peer = Peer(ours)
@@ -206,7 +210,7 @@ async def test_to_a_client_that_has_gone_nothing_is_said(autojump_clock: MockClo
 @pytest.mark.parametrize("reads_in_time", [True, False])
 async def test_after_half_a_frame_there_is_no_farewell(reads_in_time: bool, autojump_clock: MockClock) -> None:
     server = working()
-    async with framed(server, streams=narrow) as peer:
+    async with framed(server, streams=one_byte_pipe) as peer:
         await peer.say(call(1, "quick"))
         await drained(server, 1)
         await trio.sleep(CLOSING * (0.5 if reads_in_time else 2))
@@ -216,7 +220,7 @@ async def test_after_half_a_frame_there_is_no_farewell(reads_in_time: bool, auto
 
 
 async def test_after_a_write_that_failed_there_is_no_farewell_either(autojump_clock: MockClock) -> None:
-    streams, made = watched()
+    streams, made = recorded_pairs()
     error = RuntimeError("not of this stream's kind")
 
     async def talk() -> None:
@@ -253,7 +257,7 @@ async def test_a_tap_that_fails_at_the_farewell_fails_alone(autojump_clock: Mock
 async def test_who_asks_for_signs_of_life_must_read_them(autojump_clock: MockClock) -> None:
     server = working(limits=Limits(outgoing=2, calls=2))
     sent = 0
-    async with framed(server, streams=narrow) as peer:
+    async with framed(server, streams=one_byte_pipe) as peer:
 
         async def flood() -> None:
             nonlocal sent
@@ -273,7 +277,7 @@ async def test_who_asks_for_signs_of_life_must_read_them(autojump_clock: MockClo
 async def test_who_is_asked_for_signs_of_life_must_also_read_and_others_need_not(
     heartbeat: float | None, autojump_clock: MockClock
 ) -> None:
-    async with framed(working(), streams=narrow, heartbeat=heartbeat) as peer:
+    async with framed(working(), streams=one_byte_pipe, heartbeat=heartbeat) as peer:
         await peer.say(call(1, "quick"))
         for _ in range(100):
             with suppress(trio.BrokenResourceError):

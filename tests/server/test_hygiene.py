@@ -26,8 +26,8 @@ from trio.testing import (
 )
 
 import trio_mcp
-from tests.server.checkpoints import busy_threads, open_fds, wide
-from tests.server.wire import LATEST, REVISION_NAMES, Wire, connected
+from tests.server.checkpoints import busy_threads, open_fds, unlimited_pipe
+from tests.server.raw_client import LATEST, REVISION_NAMES, RawClient, connected
 from trio_mcp import Context, ElicitUrl, ListRoots, RequestError, Server, ToolError, serve_stream
 
 ROOT = Path(__file__).parents[2]
@@ -150,18 +150,18 @@ async def test_to_serve_is_a_checkpoint_and_can_be_cancelled(autojump_clock: Moc
     for shared in (False, True):
         server = Server("hygiene")
         async with server.running() if shared else nullcontext():
-            ours, theirs = wide()
+            ours, theirs = unlimited_pipe()
             await ours.send_eof()
             with assert_checkpoints():
                 await serve_stream(server, theirs)
-            ours, theirs = wide()
+            ours, theirs = unlimited_pipe()
             with trio.CancelScope() as scope:
                 scope.cancel()
                 await serve_stream(server, theirs)
             assert scope.cancelled_caught
             assert await ours.receive_some() == b""
             with trio.move_on_after(5) as scope:
-                await serve_stream(server, wide()[1])
+                await serve_stream(server, unlimited_pipe()[1])
             assert scope.cancelled_caught
 
 
@@ -273,7 +273,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 class Lines:
     """A client that keeps nothing of what it hears."""
 
-    def __init__(self, stream: Any, wire: Wire) -> None:
+    def __init__(self, stream: Any, wire: RawClient) -> None:
         self.stream = stream
         self.wire = wire
         self.buffer = b""
@@ -340,7 +340,7 @@ async def test_requests_leave_nothing_to_the_garbage_collector(
     ours, theirs = memory_stream_pair()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve_stream, server, theirs)
-        lines = Lines(ours, Wire(ours, revision))
+        lines = Lines(ours, RawClient(ours, revision))
         await lines.open()
         for _ in range(20):
             await lines.exchange(method, params, cancelled)
@@ -366,7 +366,7 @@ async def test_connections_and_runs_leave_nothing_behind(autojump_clock: MockClo
         ours, theirs = memory_stream_pair()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(serve_stream, server, theirs)
-            lines = Lines(ours, Wire(ours, LATEST))
+            lines = Lines(ours, RawClient(ours, LATEST))
             await lines.exchange(*REQUESTS["a call"], False)
             await lines.exchange(*REQUESTS["a call that is cancelled"], True)
             await lines.exchange(*REQUESTS["a subscription"], True)
@@ -404,7 +404,7 @@ def exchange(server: Server) -> Callable[[], Awaitable[str]]:
 
     async def main() -> str:
         ours, theirs = memory_stream_pair()
-        lines = Lines(ours, Wire(ours, LATEST))
+        lines = Lines(ours, RawClient(ours, LATEST))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(serve_stream, server, theirs)
             for name in ("a call", "a call in a thread", "a call that asks", "a resource", "a call that is refused"):

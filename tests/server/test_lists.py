@@ -10,8 +10,8 @@ import pytest
 from trio.testing import MockClock
 
 from tests.requirements import req
-from tests.server.callers import known_callers, named
-from tests.server.wire import LATEST, Wire, WireError, connected, everywhere, modern
+from tests.server.principals import principal_meta, principals_in_meta
+from tests.server.raw_client import LATEST, ErrorResponse, RawClient, connected, every_revision, modern
 from trio_mcp import CacheHints, Context, ElicitUrl, InputRequired, Limits, ResourceNotFound, Server
 from trio_mcp.core import Request
 from trio_mcp.types import (
@@ -82,7 +82,7 @@ def filled(count: int, **options: Any) -> Server:
     return server
 
 
-async def walk(wire: Wire, each: List, meta: Object | None = None) -> list[list[str]]:
+async def walk(wire: RawClient, each: List, meta: Object | None = None) -> list[list[str]]:
     """The names on each page."""
     pages, params = [], {}
     while True:
@@ -98,7 +98,7 @@ async def walk(wire: Wire, each: List, meta: Object | None = None) -> list[list[
 
 @pytest.mark.contract(size=(2,))
 @req("page-02", "page-10", "page-11", "tool-25")
-@everywhere
+@every_revision
 @four
 @pytest.mark.parametrize("size", [1, 2, 3, 6, 7, 8, None])
 async def test_every_list_comes_in_pages_of_any_size(
@@ -111,7 +111,7 @@ async def test_every_list_comes_in_pages_of_any_size(
         assert await walk(wire, each) == pages
 
 
-@everywhere
+@every_revision
 @four
 async def test_pages_have_a_hundred_items_unless_it_is_said(
     each: List, revision: str, autojump_clock: MockClock
@@ -122,27 +122,27 @@ async def test_pages_have_a_hundred_items_unless_it_is_said(
 
 @pytest.mark.contract(cursor=("nonsense",))
 @req("page-03", "page-09")
-@everywhere
+@every_revision
 @four
 @pytest.mark.parametrize("cursor", ["", "1", "nonsense", "YQ==.Yg==", "YQ==", 1, [], {}, True])
 async def test_a_cursor_that_was_never_given_is_refused(
     cursor: Any, each: List, revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with connected(filled(3, page_size=1), revision) as wire:
-        with pytest.raises(WireError) as refused:
+        with pytest.raises(ErrorResponse) as refused:
             await wire.call(each.method, {"cursor": cursor})
         assert refused.value.code == -32602
         for other in LISTS:
             if other is not each:
                 given = (await wire.call(other.method))["nextCursor"]
-                with pytest.raises(WireError) as refused:
+                with pytest.raises(ErrorResponse) as refused:
                     await wire.call(each.method, {"cursor": given})
                 assert refused.value.code == -32602
         assert len(await walk(wire, each)) == 3
     assert not caplog.records
 
 
-@everywhere
+@every_revision
 @four
 async def test_null_is_no_cursor(each: List, revision: str, autojump_clock: MockClock) -> None:
     async with connected(filled(3, page_size=2), revision) as wire:
@@ -150,7 +150,7 @@ async def test_null_is_no_cursor(each: List, revision: str, autojump_clock: Mock
 
 
 @req("page-02")
-@everywhere
+@every_revision
 @four
 async def test_a_walk_goes_on_while_the_list_changes(each: List, revision: str, autojump_clock: MockClock) -> None:
     server = filled(5, page_size=2)
@@ -164,13 +164,13 @@ async def test_a_walk_goes_on_while_the_list_changes(each: List, revision: str, 
         assert each.names(third) == [each.name(4), each.name(7)]
         each.remove(server, 3)
         each.remove(server, 4)
-        with pytest.raises(WireError) as refused:
+        with pytest.raises(ErrorResponse) as refused:
             await wire.call(each.method, {"cursor": second["nextCursor"]})
         assert refused.value.code == -32602
 
 
 @req("tool-22", "tool-43", "prm-13", "prm-18", "res-14", "res-26")
-@everywhere
+@every_revision
 @four
 async def test_a_list_may_be_empty_and_be_filled(each: List, revision: str, autojump_clock: MockClock) -> None:
     server = Server("empty", capabilities=["tools", "prompts", "resources"])
@@ -183,7 +183,7 @@ async def test_a_list_may_be_empty_and_be_filled(each: List, revision: str, auto
 
 
 @req("tool-23", "prm-14", "res-15", "tool-25")
-@everywhere
+@every_revision
 @four
 async def test_a_list_is_the_same_on_every_connection_whatever_was_asked_before(
     each: List, revision: str, autojump_clock: MockClock
@@ -249,23 +249,23 @@ NAMED: dict[str, tuple[str, Callable[[str], Object]]] = {
 
 
 @req("tool-07", "tool-22", "tool-24", "prm-12", "prm-13", "prm-15", "res-11", "res-14", "res-16", "gen-01")
-@everywhere
+@every_revision
 @four
 @pytest.mark.parametrize("size", [1, None])
 async def test_a_list_has_what_there_is_for_its_principal(
     size: int | None, each: List, revision: str, autojump_clock: MockClock
 ) -> None:
-    with known_callers():
+    with principals_in_meta():
         async with connected(Hiding(page_size=size).server, revision) as wire:
             for _ in range(2):
                 for principal, count in (("ada", 2), ("bob", 1), (None, 1)):
-                    names = [name for page in await walk(wire, each, named(principal)) for name in page]
+                    names = [name for page in await walk(wire, each, principal_meta(principal)) for name in page]
                     assert len(names) == count
                     assert any("ada" in name for name in names) is (principal == "ada")
 
 
 @req("tool-07", "tool-31", "prm-08", "prm-12", "res-11", "cmpl-04", "cache-25", "gen-01")
-@everywhere
+@every_revision
 @pytest.mark.parametrize("what", NAMED)
 async def test_what_is_hidden_cannot_be_told_from_what_is_not_there(
     what: str, revision: str, autojump_clock: MockClock
@@ -277,10 +277,10 @@ async def test_what_is_hidden_cannot_be_told_from_what_is_not_there(
         return  # there is no such request; see the next test
 
     async def refused(name: str, principal: str | None) -> Object:
-        error: Object = (await wire.exchange(method, params(name), meta=named(principal)))["error"]
+        error: Object = (await wire.exchange(method, params(name), meta=principal_meta(principal)))["error"]
         return json.loads(json.dumps(error).replace(name, "NAME"))  # type: ignore[no-any-return]
 
-    with known_callers():
+    with principals_in_meta():
         async with connected(hiding.server, revision) as wire:
             for principal in ("bob", None):
                 assert await refused("adas", principal) == await refused("nobodys", principal)
@@ -288,7 +288,7 @@ async def test_what_is_hidden_cannot_be_told_from_what_is_not_there(
                 if what == "a completion of no argument":
                     assert "no argument" in (await refused(name, principal))["message"]
                 else:
-                    await wire.call(method, params(name), meta=named(principal))
+                    await wire.call(method, params(name), meta=principal_meta(principal))
     assert {principal for principal, _ in hiding.asked} == {"ada", "bob", None}
 
 
@@ -297,10 +297,10 @@ async def test_what_is_hidden_cannot_be_told_from_what_is_not_there(
 async def test_who_listens_is_told_only_of_what_there_is_for_them(revision: str, autojump_clock: MockClock) -> None:
     hiding = Hiding()
     uris = ["adas://now", "adass://x", "open://now", "opens://x", "nobodys://now"]
-    with known_callers():
+    with principals_in_meta():
         async with (
-            connected(hiding.server, revision, meta=named("ada")) as ada,
-            connected(hiding.server, revision, meta=named("bob")) as bob,
+            connected(hiding.server, revision, meta=principal_meta("ada")) as ada,
+            connected(hiding.server, revision, meta=principal_meta("bob")) as bob,
         ):
             assert (await ada.subscribe(uris=uris)).agreed == set(uris[:4])
             assert (await bob.subscribe(uris=uris)).agreed == set(uris[2:4])
@@ -313,14 +313,14 @@ async def test_a_filter_is_asked_no_more_often_than_there_may_be_subscriptions(
     hiding = Hiding(limits=Limits(listener_changes=5))
     hidden = [f"adass://{number}" for number in range(5)]
     async with connected(hiding.server, revision) as wire:
-        with pytest.raises(WireError, match="may ask for 5 changes"):
+        with pytest.raises(ErrorResponse, match="may ask for 5 changes"):
             await wire.subscribe(uris=["open://now", *hidden])
         assert hiding.asked == []
         assert (await wire.subscribe(uris=["open://now", *hidden[1:]] * 3)).agreed == {"open://now"}
         assert len(hiding.asked) == 5
 
 
-@everywhere
+@every_revision
 async def test_where_nothing_is_filtered_a_resource_may_be_waited_for(revision: str, autojump_clock: MockClock) -> None:
     server = filled(1)
     async with server.running(), connected(server, revision) as wire:
@@ -330,7 +330,7 @@ async def test_where_nothing_is_filtered_a_resource_may_be_waited_for(revision: 
         assert await wire.changed() == ("updated", "r://7")
 
 
-@everywhere
+@every_revision
 async def test_a_filter_that_fails_hides_nothing_and_shows_nothing(
     revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -340,12 +340,12 @@ async def test_a_filter_that_fails_hides_nothing_and_shows_nothing(
     server = filled(1, filter=filter)
     async with server.running(), connected(server, revision) as wire:
         for each in LISTS:
-            with pytest.raises(WireError, match="log says why") as refused:
+            with pytest.raises(ErrorResponse, match="log says why") as refused:
                 await wire.call(each.method)
             assert refused.value.code == -32603
         result = await wire.call("tools/call", {"name": "tool0"})
         assert result["isError"] is True
-        with pytest.raises(WireError, match="log says why"):
+        with pytest.raises(ErrorResponse, match="log says why"):
             await wire.subscribe(uris=["r://0"])
         assert len(caplog.records) == 6
         assert await wire.about()
@@ -427,7 +427,7 @@ def shown(each: List, revision: str) -> Object:
 
 
 @req("tool-16", "tool-36", "tool-37", "res-22", "res-24", "res-25", "type-02", "type-06", "type-21")
-@everywhere
+@every_revision
 @four
 async def test_an_item_is_described_as_the_revision_can(each: List, revision: str, autojump_clock: MockClock) -> None:
     async with connected(described(), revision) as wire:
@@ -445,7 +445,7 @@ def hints(result: Object) -> Object:
 
 
 @req("cache-01", "cache-09", "cache-18", "cache-23", "cache-24")
-@everywhere
+@every_revision
 @four
 @pytest.mark.parametrize("given", [None, CacheHints(), CacheHints(60_000), CacheHints(5, "public")])
 async def test_a_list_says_how_long_it_holds_and_for_whom(
@@ -482,7 +482,7 @@ async def test_each_page_of_a_list_may_have_a_time_of_its_own(revision: str, aut
 
 
 @req("cache-01", "cache-24", "cache-26")
-@everywhere
+@every_revision
 async def test_a_resource_says_how_long_it_holds(revision: str, autojump_clock: MockClock) -> None:
     server = Server("cached")
     kept = CacheHints(60_000, "public")
@@ -523,7 +523,7 @@ async def test_a_resource_says_how_long_it_holds(revision: str, autojump_clock: 
     async with connected(server, revision) as wire:
         for uri, told in expected.items():
             assert hints(await wire.call("resources/read", {"uri": uri})) == (told if wire.modern else {})
-        with pytest.raises(WireError) as refused:
+        with pytest.raises(ErrorResponse) as refused:
             await wire.call("resources/read", {"uri": "r://gone"})
         assert refused.value.data == {"uri": "r://gone"}
         if wire.modern:
@@ -568,7 +568,7 @@ KINDS: dict[str, tuple[Callable[[Server], Any], Object, list[tuple[str, Object]]
 @req(
     "arch-01", "arch-02", "tool-02", "prm-01", "prm-02", "res-01", "cmpl-05", "cmpl-10", "log-01", "core-04", "core-32"
 )
-@everywhere
+@every_revision
 @pytest.mark.parametrize("has", [(), *((kind,) for kind in KINDS), tuple(KINDS)], ids=lambda has: "+".join(has))
 async def test_a_server_declares_what_it_has_and_serves_what_it_declares(
     has: tuple[str, ...], revision: str, autojump_clock: MockClock
@@ -588,13 +588,13 @@ async def test_a_server_declares_what_it_has_and_serves_what_it_declares(
                 if kind in has:
                     await wire.call(method, params)
                 elif not declares.keys() & expected.keys():
-                    with pytest.raises(WireError) as refused:
+                    with pytest.raises(ErrorResponse) as refused:
                         await wire.call(method, params)
                     assert refused.value.code == -32601
 
 
 @req("arch-01")
-@everywhere
+@every_revision
 async def test_what_a_server_will_have_can_be_declared_from_the_start(revision: str, autojump_clock: MockClock) -> None:
     server = Server("later", capabilities=["tools", "completions"])
     async with connected(server, revision) as wire:
@@ -608,7 +608,7 @@ async def test_what_a_server_will_have_can_be_declared_from_the_start(revision: 
 
 
 @req("arch-01")
-@everywhere
+@every_revision
 async def test_what_there_ever_was_stays_declared(revision: str, autojump_clock: MockClock) -> None:
     server = filled(1)
     for each in LISTS:
@@ -618,7 +618,7 @@ async def test_what_there_ever_was_stays_declared(revision: str, autojump_clock:
 
 
 @req("arch-01")
-@everywhere
+@every_revision
 async def test_who_asks_later_is_told_of_what_has_come_meanwhile(revision: str, autojump_clock: MockClock) -> None:
     server = Server("growing")
     async with server.running(), connected(server, revision) as one:
@@ -633,7 +633,7 @@ async def test_who_asks_later_is_told_of_what_has_come_meanwhile(revision: str, 
 
 @pytest.mark.contract
 @req("life-03", "life-19", "ver-16", "meta-13", "type-06")
-@everywhere
+@every_revision
 async def test_a_server_tells_what_it_is_as_the_revision_can(revision: str, autojump_clock: MockClock) -> None:
     server = Server(
         "named",
@@ -657,7 +657,7 @@ async def test_a_server_tells_what_it_is_as_the_revision_can(revision: str, auto
     assert hints(about) == (_NO_HINTS if wire.modern else {})
 
 
-@everywhere
+@every_revision
 async def test_what_was_not_said_is_not_told(revision: str, autojump_clock: MockClock) -> None:
     async with connected(Server("plain"), revision) as wire:
         about = await wire.about()

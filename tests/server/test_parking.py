@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.requirements import req
-from tests.server.checkpoints import Attempt, cancel_everywhere, narrow, wide
-from tests.server.wire import CAPABILITIES, LATEST, MESSAGE, PROGRESS, Wire, WireError, connected
+from tests.server.checkpoints import Attempt, cancel_at_each_step, one_byte_pipe, unlimited_pipe
+from tests.server.raw_client import CAPABILITIES, LATEST, MESSAGE, PROGRESS, ErrorResponse, RawClient, connected
 from trio_mcp import (
     Accepted,
     Context,
@@ -78,7 +78,7 @@ def serving(handler: Handler, *, replay: bool = False, **options: Any) -> Server
     return server
 
 
-def to(server: Server, **options: Any) -> contextlib.AbstractAsyncContextManager[Wire]:
+def to(server: Server, **options: Any) -> contextlib.AbstractAsyncContextManager[RawClient]:
     return connected(server, LATEST, **options)
 
 
@@ -87,7 +87,7 @@ async def one(ctx: Context) -> str:
     return f"size {size_of(await ctx.elicit('Which size?', Size))}"
 
 
-async def ask(wire: Wire, params: Object = IT, method: str = "tools/call", **how: Any) -> Object:
+async def ask(wire: RawClient, params: Object = IT, method: str = "tools/call", **how: Any) -> Object:
     result = await wire.call(method, params, rounds=False, **how)
     assert result["resultType"] == "input_required", result
     return result
@@ -100,7 +100,7 @@ def again(asked: Object, answers: Object | None = None, params: Object = IT) -> 
     return {**params, "inputResponses": answers, "requestState": asked["requestState"]}
 
 
-async def done(wire: Wire, params: Object, **how: Any) -> str:
+async def done(wire: RawClient, params: Object, **how: Any) -> str:
     """The text of a result that is complete."""
     result = await wire.call("tools/call", params, rounds=False, **how)
     assert result["resultType"] == "complete", result
@@ -109,8 +109,8 @@ async def done(wire: Wire, params: Object, **how: Any) -> str:
     return f"failed: {content['text']}" if result.get("isError") else content["text"]
 
 
-async def refused(wire: Wire, params: Object, method: str = "tools/call") -> str:
-    with pytest.raises(WireError) as caught:
+async def refused(wire: RawClient, params: Object, method: str = "tools/call") -> str:
+    with pytest.raises(ErrorResponse) as caught:
         await wire.call(method, params, rounds=False)
     assert caught.value.code == -32602
     assert caught.value.data is None
@@ -223,7 +223,7 @@ async def test_two_questions_at_once_go_by_ask(talks: bool, autojump_clock: Mock
         return "one"
 
     answers = {"roots/list": lambda params: HOME, "elicitation/create": lambda params: DECLINED}
-    async with to(serving(it), answers=answers, streams=narrow) as wire:
+    async with to(serving(it), answers=answers, streams=one_byte_pipe) as wire:
         (content,) = (await wire.call("tools/call", IT, progress="p"))["content"]
         assert content["text"] == "one"
         assert len(wire.asked) == 1
@@ -357,7 +357,7 @@ async def test_a_question_is_asked_again_only_of_who_can_still_answer(autojump_c
     async with to(serving(one)) as wire:
         asked = await ask(wire)
         wire.capabilities = {"roots": {}}
-        with pytest.raises(WireError) as caught:
+        with pytest.raises(ErrorResponse) as caught:
             await ask(wire, again(asked, {}))
         assert (caught.value.code, caught.value.data) == (
             -32021,
@@ -506,10 +506,10 @@ async def test_a_state_is_spent_once(connections: int, replay: bool, autojump_cl
         asked = await ask(wire)
         outcomes: list[str] = []
 
-        async def retry(wire: Wire, size: int) -> None:
+        async def retry(wire: RawClient, size: int) -> None:
             try:
                 outcomes.append(await done(wire, again(asked, {"form": sized(size)})))
-            except WireError as error:
+            except ErrorResponse as error:
                 outcomes.append(error.message)
 
         async with trio.open_nursery() as nursery:
@@ -684,7 +684,7 @@ async def test_only_so_many_handlers_wait(principal: str | None, limit: int, aut
     async with server.running(), to(server, serve=_As(principal)) as wire:
         asked = [await ask(wire) for _ in range(limit)]
         assert server.statistics().parked == limit
-        with pytest.raises(WireError, match="Too many calls are waiting for input: try again later") as caught:
+        with pytest.raises(ErrorResponse, match="Too many calls are waiting for input: try again later") as caught:
             await ask(wire)
         assert caught.value.code == -32603
         assert server.statistics().parked == limit
@@ -692,7 +692,7 @@ async def test_only_so_many_handlers_wait(principal: str | None, limit: int, aut
             if principal:
                 await ask(bob)  # the others have their own share
             else:
-                with pytest.raises(WireError):
+                with pytest.raises(ErrorResponse):
                     await ask(bob)
         assert await done(wire, again(asked[limit // 2])) == "size 3"
         await ask(wire)
@@ -758,7 +758,7 @@ async def test_a_handler_that_went_on_takes_the_place_of_its_retry(autojump_cloc
         id = await wire.start("tools/call", again(asked))
         await trio.sleep(1)
         assert (server.statistics().running, server.statistics().parked) == (1, 0)
-        with pytest.raises(WireError, match="overloaded"):
+        with pytest.raises(ErrorResponse, match="overloaded"):
             await ask(wire)
         assert (await wire.response(id))["result"]["content"][0]["text"] == "slept"
         await ask(wire)
@@ -861,7 +861,7 @@ def test_a_call_may_be_cancelled_at_any_step_of_any_round() -> None:
                 next(ended)
 
         server = serving(it)
-        async with server.running(), to(server, streams=attempt.streams(wide), log_level="info") as wire:
+        async with server.running(), to(server, streams=attempt.streams(unlimited_pipe), log_level="info") as wire:
             params, open_id, result = IT, 0, {}
 
             def cancel() -> None:
@@ -884,7 +884,7 @@ def test_a_call_may_be_cancelled_at_any_step_of_any_round() -> None:
             assert next(began) == next(ended)
             assert await wire.call("server/discover")
 
-    assert cancel_everywhere(scenario, watch=lambda task: "tools/call" in task.name or "server" in task.name) > 15
+    assert cancel_at_each_step(scenario, watch=lambda task: "tools/call" in task.name or "server" in task.name) > 15
     assert outcomes == {"complete", "cancelled"}
 
 
@@ -901,14 +901,14 @@ def test_a_server_may_be_cancelled_at_any_step_of_any_round() -> None:
 
         server = serving(it)
         with attempt.window(), contextlib.suppress(AssertionError):  # the client finds that the server has ended
-            async with server.running(), to(server, streams=attempt.streams(wide)) as wire:
+            async with server.running(), to(server, streams=attempt.streams(unlimited_pipe)) as wire:
                 asked = await ask(wire)
                 asked = await ask(wire, again(asked))
                 await done(wire, again(asked))
         assert next(began) == next(ended)
         assert server.statistics().parked == 0
 
-    assert cancel_everywhere(scenario, watch="tools/call") > 5
+    assert cancel_at_each_step(scenario, watch="tools/call") > 5
 
 
 # Handlers that do not wait for the answer.

@@ -24,7 +24,7 @@ import trio
 import trustme
 
 import trio_mcp
-from tests.server.wire import LATEST
+from tests.server.raw_client import LATEST
 from trio_mcp import Server, UsageError
 from trio_mcp.core import META_CLIENT_CAPABILITIES, META_VERSION
 from trio_mcp.server import ProcessLife, live, parse_address

@@ -10,8 +10,8 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.server.checkpoints import narrow
-from tests.server.wire import LATEST, connected, everywhere, legacy
+from tests.server.checkpoints import one_byte_pipe
+from tests.server.raw_client import LATEST, connected, every_revision, legacy
 from trio_mcp import Context, Limits, ListRoots, RequestError, Server, ToolError, UsageError
 from trio_mcp.errors import RemoteProtocolError
 from trio_mcp.server import serve_stream
@@ -46,7 +46,7 @@ FAILURES: dict[str, Callable[[], BaseException]] = {
 
 
 @pytest.mark.contract
-@everywhere
+@every_revision
 @pytest.mark.parametrize("failure", FAILURES)
 async def test_no_failure_costs_more_than_its_call(revision: str, failure: str, autojump_clock: MockClock) -> None:
     server = Server("failing")
@@ -79,7 +79,7 @@ async def test_an_error_of_a_filter_that_cannot_be_written_costs_one_request(aut
 
 
 @pytest.mark.contract
-@everywhere
+@every_revision
 async def test_a_drain_takes_nothing_new_under_an_old_name(revision: str, autojump_clock: MockClock) -> None:
     server, drain, begun = Server("draining"), trio.Event(), []
 
@@ -199,7 +199,7 @@ async def test_a_question_that_cannot_be_written_leaves_nobody_waiting(autojump_
         assert server.statistics().parked == 0
 
 
-@everywhere
+@every_revision
 async def test_progress_may_have_any_kind_of_float_also_while_the_client_does_not_read(
     revision: str, autojump_clock: MockClock
 ) -> None:
@@ -214,7 +214,7 @@ async def test_progress_may_have_any_kind_of_float_also_while_the_client_does_no
             await ctx.progress(Float(done), Float(4))
         return "counted"
 
-    async with connected(server, revision, streams=narrow) as wire:
+    async with connected(server, revision, streams=one_byte_pipe) as wire:
         with wire.deaf():
             id = await wire.start("tools/call", {"name": "count", "arguments": {}}, progress="p")
             await trio.sleep(5)

@@ -16,7 +16,7 @@ from trio.testing import MockClock
 
 import trio_mcp
 from tests.requirements import req
-from tests.server.wire import REVISION_NAMES, WireError, connected, everywhere
+from tests.server.raw_client import REVISION_NAMES, ErrorResponse, connected, every_revision
 from trio_mcp import CacheHints, Context, Limits, RequestError, Server, UsageError
 from trio_mcp.types import Icon, Prompt, Resource, ResourceTemplate, Tool
 
@@ -93,7 +93,7 @@ def said(result: Object) -> str:
     return text
 
 
-@everywhere
+@every_revision
 @pytest.mark.parametrize("form", FORMS)
 async def test_each_form_of_a_decorator_registers_and_returns_the_function_itself(
     form: str, revision: str, autojump_clock: MockClock
@@ -118,7 +118,7 @@ COMPLETIONS: dict[str, tuple[Callable[[Server, Any], Any], set[str]]] = {
 }
 
 
-@everywhere
+@every_revision
 @pytest.mark.parametrize("form", COMPLETIONS)
 async def test_each_form_of_completion_completes_what_it_says(
     form: str, revision: str, autojump_clock: MockClock
@@ -138,7 +138,7 @@ async def test_each_form_of_completion_completes_what_it_says(
             assert values == (["aa"] if argument in completed else [])
 
 
-@everywhere
+@every_revision
 async def test_what_is_added_by_hand_can_be_removed_and_added_again(revision: str, autojump_clock: MockClock) -> None:
     server = Server("by hand")
 
@@ -164,7 +164,7 @@ async def test_what_is_added_by_hand_can_be_removed_and_added_again(revision: st
             server.remove_resource("r://one")
             server.remove_template("t://{x}")
             for method, params, _ in calls:
-                with pytest.raises(WireError):
+                with pytest.raises(ErrorResponse):
                     await wire.call(method, params)
             add()
     with pytest.raises(UsageError, match="exists already"):
@@ -265,7 +265,7 @@ def test_limits_are_limits_and_options_are_known() -> None:
         Server("typo").completion(threads=False)(lambda value: [])  # type: ignore[call-overload]
 
 
-@everywhere
+@every_revision
 @pytest.mark.parametrize("served", [REVISION_NAMES[:1], REVISION_NAMES[1:3], REVISION_NAMES[3:4], REVISION_NAMES[:-1]])
 async def test_a_server_may_keep_to_some_revisions(
     served: tuple[str, ...], revision: str, autojump_clock: MockClock
@@ -273,7 +273,7 @@ async def test_a_server_may_keep_to_some_revisions(
     server = Server("choosy", revisions=served)
     async with connected(server, revision, opened=False) as wire:
         if wire.modern:
-            with pytest.raises(WireError):
+            with pytest.raises(ErrorResponse):
                 await wire.about()
         else:
             info = {"name": "wire", "version": "1"}
@@ -282,13 +282,13 @@ async def test_a_server_may_keep_to_some_revisions(
             assert agreed == (revision if revision in served else served[-1])
 
 
-@everywhere
+@every_revision
 async def test_the_limits_are_those_that_were_given(revision: str, autojump_clock: MockClock) -> None:
     server = Server("small", limits=Limits(calls=1))
     server.tool(name="wait")(forever)
     async with connected(server, revision) as wire:
         await wire.start("tools/call", {"name": "wait"})
-        with pytest.raises(WireError, match=r"overloaded: .* \(Limits.calls\)"):
+        with pytest.raises(ErrorResponse, match=r"overloaded: .* \(Limits.calls\)"):
             await wire.call("tools/call", {"name": "wait"})
 
 
@@ -539,7 +539,7 @@ async def test_an_author_hears_that_a_code_is_not_his_to_choose(
         raise RequestError(-32001, "taken")
 
     async with connected(server, REVISION_NAMES[-1]) as wire:
-        with pytest.raises(WireError) as refused:
+        with pytest.raises(ErrorResponse) as refused:
             await wire.call("tools/call", {"name": "fail"})
     assert refused.value.code == -32603
     assert "2026-07-28 reserves -32001" in caplog.text
@@ -559,14 +559,14 @@ MISTAKES: list[tuple[str, Object]] = [
 
 
 @req("core-18")
-@everywhere
+@every_revision
 @pytest.mark.parametrize(("method", "params"), MISTAKES, ids=[f"{number}" for number in range(len(MISTAKES))])
 async def test_an_error_is_a_short_sentence(
     revision: str, method: str, params: Object, autojump_clock: MockClock
 ) -> None:
     server = Server("terse", capabilities=("tools", "prompts", "resources", "completions"))
     async with connected(server, revision) as wire:
-        with pytest.raises(WireError) as refused:
+        with pytest.raises(ErrorResponse) as refused:
             await wire.call(method, params)
     assert 5 < len(refused.value.message) < 250
     assert refused.value.message.isprintable()

@@ -25,25 +25,25 @@ from tests.server.checkpoints import (
     Leak,
     PipeEnd,
     Stuck,
-    anything,
+    any_task,
     busy_threads,
-    cancel_everywhere,
-    narrow,
+    cancel_at_each_step,
+    one_byte_pipe,
     pipe_pair,
+    unlimited_pipe,
     unwrapped,
-    wide,
 )
-from tests.server.wire import (
+from tests.server.raw_client import (
     CANCELLED,
     LATEST,
     MESSAGE,
     PROGRESS,
     REVISION_NAMES,
-    Broken,
-    Wire,
-    WireError,
+    ErrorResponse,
+    ProtocolViolation,
+    RawClient,
     connected,
-    everywhere,
+    every_revision,
     legacy,
     modern,
     since,
@@ -130,8 +130,8 @@ def sampled(text: str) -> Callable[[Any], Any]:
 
 
 @req("stdio-14", "trans-07")
-@pytest.mark.parametrize("streams", [memory_stream_pair, lockstep_stream_pair, wide, narrow])
-@everywhere
+@pytest.mark.parametrize("streams", [memory_stream_pair, lockstep_stream_pair, unlimited_pipe, one_byte_pipe])
+@every_revision
 async def test_one_body_runs_in_every_revision(
     revision: str, streams: Callable[[], Any], autojump_clock: MockClock
 ) -> None:
@@ -150,12 +150,12 @@ async def test_one_body_runs_in_every_revision(
         assert method == "sampling/createMessage"
         assert params["messages"][0]["content"] == {"type": "text", "text": "How many pears?"}
 
-        with pytest.raises(WireError) as caught:
+        with pytest.raises(ErrorResponse) as caught:
             await wire.call("tools/call", {"name": "steal"})
         assert caught.value.code == -32602
 
 
-@everywhere
+@every_revision
 async def test_changes_are_heard_the_same_way_in_every_revision(revision: str, autojump_clock: MockClock) -> None:
     server = shop()
     async with connected(server, revision) as wire:
@@ -174,7 +174,7 @@ async def test_changes_are_heard_the_same_way_in_every_revision(revision: str, a
         assert len(wire.notes) == before
 
 
-@everywhere
+@every_revision
 async def test_a_call_can_be_left_and_cancelled(revision: str, autojump_clock: MockClock) -> None:
     async with connected(shop(), revision) as wire:
         id = await wire.start("tools/call", {"name": "wait"}, id="mine")
@@ -187,7 +187,7 @@ async def test_a_call_can_be_left_and_cancelled(revision: str, autojump_clock: M
         assert (await wire.call("tools/list"))["tools"]
 
 
-@everywhere
+@every_revision
 async def test_the_log_level_may_change(revision: str, autojump_clock: MockClock) -> None:
     async with connected(shop(), revision, answers={"sampling/createMessage": sampled("1")}) as wire:
         await wire.set_level("error")
@@ -198,13 +198,13 @@ async def test_the_log_level_may_change(revision: str, autojump_clock: MockClock
         assert len(wire.noted(MESSAGE)) == 1
 
 
-@everywhere
+@every_revision
 async def test_a_question_may_be_answered_with_an_error(revision: str, autojump_clock: MockClock) -> None:
     async with connected(shop(), revision) as wire:
-        wire.answers["sampling/createMessage"] = lambda params: WireError(-1, "no")
+        wire.answers["sampling/createMessage"] = lambda params: ErrorResponse(-1, "no")
         order = {"name": "order", "arguments": {"what": "figs"}}
         if revision == LATEST:  # there is no such thing there: the call is left
-            with pytest.raises(WireError, match="no"):
+            with pytest.raises(ErrorResponse, match="no"):
                 await wire.call("tools/call", order)
         else:
             message = await wire.exchange("tools/call", order)
@@ -275,7 +275,7 @@ async def test_a_line_is_one_message_where_there_are_no_batches(revision: str, a
         assert [message["error"]["code"] for message in wire.unaddressed] == [-32600]
 
 
-@everywhere
+@every_revision
 async def test_an_error_that_names_no_request_is_kept(revision: str, autojump_clock: MockClock) -> None:
     async with connected(shop(), revision) as wire:
         wire.post_bytes(b"{\n")
@@ -284,7 +284,7 @@ async def test_an_error_that_names_no_request_is_kept(revision: str, autojump_cl
 
 
 async def test_a_client_may_stop_reading(autojump_clock: MockClock) -> None:
-    async with connected(shop(), "2025-11-25", streams=narrow) as wire:
+    async with connected(shop(), "2025-11-25", streams=one_byte_pipe) as wire:
         heard = len(wire.lines)
         with wire.deaf():
             id = await wire.start("ping")
@@ -302,7 +302,7 @@ async def test_what_a_test_raises_leaves_the_connection_as_it_is(autojump_clock:
 
 
 def test_the_revisions_of_a_test_may_be_chosen() -> None:
-    chosen = [mark.args[1] for mark in (since("2025-11-25"), until("2025-03-26"), legacy, modern, everywhere)]
+    chosen = [mark.args[1] for mark in (since("2025-11-25"), until("2025-03-26"), legacy, modern, every_revision)]
     names = REVISION_NAMES
     assert chosen == [names[3:], names[:2], names[:4], names[4:], names]
 
@@ -377,7 +377,7 @@ async def test_what_breaks_a_rule_is_found(
             await wire.exchange("tools/call", {"name": "x"}, progress="p")
             await trio.sleep(1)
 
-    with pytest.raises(Broken, match=why):
+    with pytest.raises(ProtocolViolation, match=why):
         await talk()
 
 
@@ -410,19 +410,19 @@ async def test_what_breaks_a_rule_of_subscriptions_is_found(why: str, say: Say, 
             await wire.subscribe(tools=True, uris=["x://a"])
             await trio.sleep(1)
 
-    with pytest.raises(Broken, match=why):
+    with pytest.raises(ProtocolViolation, match=why):
         await talk()
 
 
 async def test_a_refused_subscription_raises(autojump_clock: MockClock) -> None:
     refuse: Say = lambda id: line(id=id, error={"code": -32603, "message": "full"})  # noqa: E731
     async with connected(None, LATEST, serve=saying(refuse)) as wire:
-        with pytest.raises(WireError, match="full"):
+        with pytest.raises(ErrorResponse, match="full"):
             await wire.subscribe(tools=True)
 
 
 async def test_half_a_line_at_the_end_is_found(autojump_clock: MockClock) -> None:
-    with pytest.raises(Broken, match="half a line"):
+    with pytest.raises(ProtocolViolation, match="half a line"):
         async with connected(None, LATEST, serve=saying(lambda id: result(id, **DONE) + b'{"jsonr')) as wire:
             await wire.call("tools/call", {"name": "x"})
 
@@ -430,7 +430,7 @@ async def test_half_a_line_at_the_end_is_found(autojump_clock: MockClock) -> Non
 async def test_questions_without_end_are_found(autojump_clock: MockClock) -> None:
     more: Say = lambda id: result(id, resultType="input_required", requestState="s")  # noqa: E731
     async with connected(None, LATEST, serve=saying(more)) as wire:
-        with pytest.raises(Broken, match="asks for ever"):
+        with pytest.raises(ProtocolViolation, match="asks for ever"):
             await wire.call("tools/call", {"name": "x"})
 
 
@@ -465,7 +465,7 @@ async def test_waiting_for_a_server_that_has_gone_ends_at_once(autojump_clock: M
         await stream.receive_some()
 
     async with connected(None, LATEST, serve=serve) as wire:
-        with pytest.raises(Broken, match="ended before the response"):
+        with pytest.raises(ProtocolViolation, match="ended before the response"):
             await wire.call("tools/call", {"name": "x"})
         assert wire.ended.is_set()
         assert trio.current_time() == pytest.approx(0, abs=1)
@@ -521,7 +521,7 @@ async def test_the_pipes_are_streams_as_trio_has_them(capacity: float) -> None:
         return pipe_pair(capacity)
 
     async def clogged() -> tuple[PipeEnd, PipeEnd]:
-        left, right = narrow()
+        left, right = one_byte_pipe()
         await left.send_all(b"x")
         await right.send_all(b"x")
         return left, right
@@ -610,12 +610,12 @@ async def serve_and_close(serve: Any, stream: trio.abc.Stream) -> None:
         await stream.aclose()
 
 
-@pytest.mark.parametrize("watch", ["small server", anything], ids=["its own steps", "all steps"])
-@pytest.mark.parametrize("streams", [wide, lambda: pipe_pair(16)], ids=["wide", "narrow"])
+@pytest.mark.parametrize("watch", ["small server", any_task], ids=["its own steps", "all steps"])
+@pytest.mark.parametrize("streams", [unlimited_pipe, lambda: pipe_pair(16)], ids=["wide", "narrow"])
 def test_a_server_that_finishes_its_lines_passes(streams: Callable[[], Any], watch: Any) -> None:
     heard: set[int] = set()
     scenario = scenario_of(shielded, streams)
-    steps = cancel_everywhere(scenario, watch=watch, after=lambda a: heard.add(a.ends[0].heard.count(b"\n")))
+    steps = cancel_at_each_step(scenario, watch=watch, after=lambda a: heard.add(a.ends[0].heard.count(b"\n")))
     assert steps > 4
     assert heard == {0, 1, 2}
 
@@ -628,14 +628,14 @@ def test_what_a_cancellation_leaves_behind_is_found(write: Echo, why: str) -> No
     if write is with_a_file and not os.path.isdir("/proc/self/fd"):
         pytest.skip("the system does not tell which files are open")
     with pytest.raises(Leak, match=why) as caught:
-        cancel_everywhere(scenario_of(write, lambda: pipe_pair(16)), watch=anything)
+        cancel_at_each_step(scenario_of(write, lambda: pipe_pair(16)), watch=any_task)
     assert re.match(r"with the deed at step \d+, .*: .*test_wire.py:\d+ ", caught.value.__notes__[0])
     while pipes:
         os.close(pipes.pop())
 
 
 def test_a_cut_line_may_be_allowed() -> None:
-    assert cancel_everywhere(scenario_of(careless, lambda: pipe_pair(16)), watch=anything, may_cut=True) > 20
+    assert cancel_at_each_step(scenario_of(careless, lambda: pipe_pair(16)), watch=any_task, may_cut=True) > 20
 
 
 def test_a_line_that_is_no_message_is_found() -> None:
@@ -643,7 +643,7 @@ def test_a_line_that_is_no_message_is_found() -> None:
         await shielded(stream, b"hello\n")
 
     with pytest.raises(json.JSONDecodeError):
-        cancel_everywhere(scenario_of(babble, wide), watch="small server")
+        cancel_at_each_step(scenario_of(babble, unlimited_pipe), watch="small server")
 
 
 def test_a_thread_that_is_left_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -656,7 +656,7 @@ def test_a_thread_that_is_left_is_found(monkeypatch: pytest.MonkeyPatch) -> None
             await trio.to_thread.run_sync(release.wait, 60, abandon_on_cancel=True)
 
     with pytest.raises(Leak, match="threads were left"):
-        cancel_everywhere(scenario, watch=anything, only=1)
+        cancel_at_each_step(scenario, watch=any_task, only=1)
     monkeypatch.undo()
     release.set()
     while busy_threads():
@@ -672,7 +672,7 @@ def test_a_scenario_that_does_not_end_is_found(shield: bool) -> None:
             await trio.sleep_forever()
 
     with pytest.raises(Stuck, match="does not end"):
-        cancel_everywhere(scenario, watch=anything)
+        cancel_at_each_step(scenario, watch=any_task)
 
 
 def test_a_check_of_the_scenario_s_own_is_heard() -> None:
@@ -683,12 +683,12 @@ def test_a_check_of_the_scenario_s_own_is_heard() -> None:
         assert attempt.n != 2, "it did not go well"
 
     with pytest.raises(AssertionError, match="it did not go well") as caught:
-        cancel_everywhere(scenario, watch="the scenario")
+        cancel_at_each_step(scenario, watch="the scenario")
     assert caught.value.__notes__[0].startswith("with the deed at step 2, the scenario: ")
 
 
 @pytest.mark.parametrize(
-    ("watch", "why"), [("nobody", "no step of nobody"), (anything, "opened no window")], ids=["a name", "no window"]
+    ("watch", "why"), [("nobody", "no step of nobody"), (any_task, "opened no window")], ids=["a name", "no window"]
 )
 def test_a_harness_that_tries_nothing_says_so(watch: Any, why: str) -> None:
     async def scenario(attempt: Attempt) -> None:
@@ -697,7 +697,7 @@ def test_a_harness_that_tries_nothing_says_so(watch: Any, why: str) -> None:
                 await trio.lowlevel.checkpoint()
 
     with pytest.raises(AssertionError, match=why):
-        cancel_everywhere(scenario, watch=watch)
+        cancel_at_each_step(scenario, watch=watch)
 
 
 def test_a_scenario_has_an_end() -> None:
@@ -707,8 +707,8 @@ def test_a_scenario_has_an_end() -> None:
                 await trio.lowlevel.checkpoint()
 
     with pytest.raises(AssertionError, match="not at an end after 5"):
-        cancel_everywhere(scenario, watch=anything, most=5)
-    assert cancel_everywhere(scenario, watch=anything, most=5, only=3) == 1
+        cancel_at_each_step(scenario, watch=any_task, most=5)
+    assert cancel_at_each_step(scenario, watch=any_task, most=5, only=3) == 1
 
 
 def test_another_deed_may_be_done() -> None:
@@ -719,7 +719,7 @@ def test_another_deed_may_be_done() -> None:
             await trio.lowlevel.checkpoint()
         assert not attempt.scope.cancel_called
 
-    assert cancel_everywhere(scenario, watch=anything) > 1
+    assert cancel_at_each_step(scenario, watch=any_task) > 1
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -730,7 +730,7 @@ def test_a_deed_that_fails_is_heard(caplog: pytest.LogCaptureFixture) -> None:
             await trio.lowlevel.checkpoint()
 
     with pytest.raises(AssertionError, match="the deed failed"):
-        cancel_everywhere(scenario, watch=anything)
+        cancel_at_each_step(scenario, watch=any_task)
     assert "IndexError" in caplog.text
 
 
@@ -738,8 +738,8 @@ def test_steps_are_the_same_in_every_run() -> None:
     places: list[list[str]] = []
     for _ in range(2):
         places.append([])
-        cancel_everywhere(
-            scenario_of(shielded, lambda: pipe_pair(32)), watch=anything, after=lambda a: places[-1].append(a.where)
+        cancel_at_each_step(
+            scenario_of(shielded, lambda: pipe_pair(32)), watch=any_task, after=lambda a: places[-1].append(a.where)
         )
     assert places[0] == places[1]
     assert len(set(places[0])) > 4
@@ -756,10 +756,10 @@ def little() -> tuple[PipeEnd, PipeEnd]:
     return pipe_pair(40)
 
 
-STREAMS = pytest.mark.parametrize("streams", [wide, little])
+STREAMS = pytest.mark.parametrize("streams", [unlimited_pipe, little])
 
 
-async def works(server: Server, wire: Wire) -> None:
+async def works(server: Server, wire: RawClient) -> None:
     """The link goes on, and nothing is kept of what was before."""
     assert (await wire.call("tools/list"))["tools"]
     await trio.sleep(1000)  # longer than a handler waits for a retry
@@ -789,8 +789,8 @@ def test_a_handler_may_be_interrupted_anywhere(revision: str, streams: Callable[
             assert found["content"][0]["text"] == "over"
             await works(server, wire)
 
-    own = cancel_everywhere(scenario, watch="tools/call interrupted")
-    assert cancel_everywhere(scenario, watch=anything) > own > 2  # reports in a row may share one turn
+    own = cancel_at_each_step(scenario, watch="tools/call interrupted")
+    assert cancel_at_each_step(scenario, watch=any_task) > own > 2  # reports in a row may share one turn
 
 
 @pytest.mark.full
@@ -809,7 +809,7 @@ def test_the_client_may_cancel_a_call_anywhere(revision: str, streams: Callable[
                 await wire.response(first["id"])
             await works(server, wire)
 
-    assert cancel_everywhere(scenario, watch=anything) > 20
+    assert cancel_at_each_step(scenario, watch=any_task) > 20
 
 
 async def talk_until_it_ends(attempt: Attempt, server: Server, revision: str, **options: Any) -> None:
@@ -818,8 +818,8 @@ async def talk_until_it_ends(attempt: Attempt, server: Server, revision: str, **
     async def attend(what: Callable[[], Awaitable[Any]]) -> None:
         try:
             await what()
-        except (Broken, WireError) as error:
-            gone = isinstance(error, WireError) or "the server ended before" in str(error)
+        except (ProtocolViolation, ErrorResponse) as error:
+            gone = isinstance(error, ErrorResponse) or "the server ended before" in str(error)
             if not gone or not attempt.fired:
                 raise
 
@@ -833,7 +833,7 @@ async def talk_until_it_ends(attempt: Attempt, server: Server, revision: str, **
     assert (kept.connections, kept.running, kept.listeners) == (0, 0, 0)
 
 
-async def listen(server: Server, wire: Wire) -> None:
+async def listen(server: Server, wire: RawClient) -> None:
     await wire.subscribe(tools=True, uris=["stock://apples"])
     server.notify_resource_updated("stock://apples")
     await wire.changed()
@@ -853,7 +853,7 @@ def test_serving_may_be_cancelled_anywhere(revision: str, streams: Callable[[], 
         async with server.running() if shared else contextlib.nullcontext():
             await talk_until_it_ends(attempt, server, revision, streams=attempt.streams(streams), serve=serve)
 
-    assert cancel_everywhere(scenario, watch=anything) > 20
+    assert cancel_at_each_step(scenario, watch=any_task) > 20
 
 
 @pytest.mark.full
@@ -865,11 +865,11 @@ def test_serving_may_be_cancelled_while_an_answer_arrives_in_whatever_order(revi
                 await serve_stream(server, stream)
 
         async with connected(shop(), revision, streams=attempt.streams(), serve=serve, answers=ANSWERS) as wire:
-            with contextlib.suppress(Broken, WireError):
+            with contextlib.suppress(ProtocolViolation, ErrorResponse):
                 await wire.call("tools/call", ORDER)
 
     # The handler that waits, its client's next request and the one who reads that are all woken at once.
-    assert all(cancel_everywhere(scenario, watch=anything, seed=seed) > 20 for seed in range(10))
+    assert all(cancel_at_each_step(scenario, watch=any_task, seed=seed) > 20 for seed in range(10))
 
 
 @pytest.mark.full
@@ -881,7 +881,7 @@ def test_the_link_may_be_lost_anywhere(revision: str, streams: Callable[[], Any]
         with attempt.window(ours.close):
             await talk_until_it_ends(attempt, shop(), revision, streams=lambda: (ours, theirs))
 
-    assert cancel_everywhere(scenario, watch=anything) > 20
+    assert cancel_at_each_step(scenario, watch=any_task) > 20
 
 
 @pytest.mark.full
@@ -893,7 +893,7 @@ def test_draining_may_begin_anywhere(revision: str, streams: Callable[[], Any]) 
         with attempt.window(drain.set):
             await talk_until_it_ends(attempt, shop(), revision, streams=attempt.streams(streams), drain=drain)
 
-    assert cancel_everywhere(scenario, watch=anything) > 20
+    assert cancel_at_each_step(scenario, watch=any_task) > 20
 
 
 def test_a_group_of_one_is_taken_off_as_often_as_there_is_one() -> None:
@@ -906,6 +906,6 @@ def test_a_group_of_one_is_taken_off_as_often_as_there_is_one() -> None:
 
 
 def test_a_wire_says_what_a_client_can_do() -> None:
-    stream, _ = narrow()
-    assert Wire(stream, "2024-11-05").capabilities.keys() == {"roots", "sampling"}
-    assert Wire(stream, LATEST, capabilities={}).capabilities == {}
+    stream, _ = one_byte_pipe()
+    assert RawClient(stream, "2024-11-05").capabilities.keys() == {"roots", "sampling"}
+    assert RawClient(stream, LATEST, capabilities={}).capabilities == {}

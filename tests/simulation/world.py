@@ -28,7 +28,7 @@ import trio
 from trio.testing import MockClock
 
 from tests.core.auth_server import CALLBACK, AuthServer
-from tests.server.checkpoints import running_tasks, where_all_stand
+from tests.server.checkpoints import running_tasks, task_positions
 from tests.simulation.book import Book, Call
 from tests.simulation.host import (
     AUTHORITY,
@@ -266,7 +266,7 @@ class _World:
                 await self._play(nursery)
         await trio.testing.wait_all_tasks_blocked()
         left = running_tasks() - before
-        self.book.check(not left, f"tasks are left: {sorted(task.name for task in left)}\n{where_all_stand()}")
+        self.book.check(not left, f"tasks are left: {sorted(task.name for task in left)}\n{task_positions()}")
         for connection in self._network.connections:
             ends = [name for name in ("client", "server") if not getattr(connection, name).closed]
             self.book.check(not ends, f"connection {connection.number} of {connection.who} is left open: {ends}")
@@ -285,7 +285,7 @@ class _World:
                     for visitor in self.visitors:
                         playing.start_soon(visitor.run, name=f"client {visitor.name}")
             if patience.cancelled_caught:
-                book.broken(f"the world does not end\n{where_all_stand()}")
+                book.broken(f"the world does not end\n{task_positions()}")
             self.next = STEPS
             book.tell("the world heals")
             network.heal()
@@ -391,7 +391,7 @@ class _World:
             self.book.broken(f"{host.name} is not up at the end")
             return
         left = {name: count for name, count in attrs.asdict(host.server.statistics()).items() if count}
-        self.book.check(not left, f"{host.name} still has {left}\n{where_all_stand()}")
+        self.book.check(not left, f"{host.name} still has {left}\n{task_positions()}")
 
     # The faults.
 
@@ -399,7 +399,7 @@ class _World:
         """Between two steps of tasks: whatever is due happens."""
         if self.steps >= STEPS:
             self.next = 1 << 60
-            self.book.broken(f"no end after {STEPS} steps\n{where_all_stand()}")
+            self.book.broken(f"no end after {STEPS} steps\n{task_positions()}")
             self._scope.cancel()
             return
         fault = self._due[-1]

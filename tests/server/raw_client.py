@@ -9,7 +9,7 @@ It shares nothing with the code under test but the names of `_meta` keys.  One t
             result = await wire.call("tools/call", {"name": "order"}, progress="p")
             assert [params["progress"] for method, params in wire.notes if method == PROGRESS] == [1, 2]
 
-What the server says is checked while it comes; what breaks a rule ends the test with `Broken`:
+What the server says is checked while it comes; what breaks a rule ends the test with `ProtocolViolation`:
 
 - every line is one JSON object (in 2025-03-26 perhaps an array of them), in UTF-8, without a key twice, NaN or a bare
   carriage return; the last one is whole;
@@ -39,7 +39,7 @@ import jsonschema_rs
 import pytest
 import trio
 
-from tests.server.checkpoints import patiently, running_tasks, unwrapped, where_all_stand
+from tests.server.checkpoints import running_tasks, task_positions, unwrapped, wait_or_fail
 from trio_mcp.core import (
     META_CLIENT_CAPABILITIES,
     META_CLIENT_INFO,
@@ -57,17 +57,17 @@ __all__ = [
     "MESSAGE",
     "PROGRESS",
     "REVISION_NAMES",
-    "Broken",
+    "ErrorResponse",
+    "ProtocolViolation",
+    "RawClient",
     "Subscription",
-    "Wire",
-    "WireError",
+    "client_on",
     "connected",
     "draining_when",
-    "everywhere",
+    "every_revision",
     "legacy",
     "modern",
     "since",
-    "speaking",
     "until",
 ]
 
@@ -78,7 +78,7 @@ Answer = Callable[[Object], Any]  # the result or an exception, or an awaitable 
 REVISION_NAMES = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28")
 LATEST = REVISION_NAMES[-1]
 
-everywhere = pytest.mark.parametrize("revision", REVISION_NAMES)
+every_revision = pytest.mark.parametrize("revision", REVISION_NAMES)
 legacy = pytest.mark.parametrize("revision", REVISION_NAMES[:-1])
 modern = pytest.mark.parametrize("revision", REVISION_NAMES[-1:])
 
@@ -120,11 +120,11 @@ _FIELDS = dict(_CHANGES.values())
 _MAX_ROUNDS = 100
 
 
-class Broken(AssertionError):
+class ProtocolViolation(AssertionError):
     """The server broke a rule of the protocol."""
 
 
-class WireError(Exception):
+class ErrorResponse(Exception):
     """An error response; also what an answer to a question of the server's may be."""
 
     def __init__(self, code: int, message: str = "", data: Any = None) -> None:
@@ -134,7 +134,7 @@ class WireError(Exception):
 
 def _rule(kept: object, what: str, about: object) -> None:
     if not kept:
-        raise Broken(f"{what}: {str(about)[:1000]}")
+        raise ProtocolViolation(f"{what}: {str(about)[:1000]}")
 
 
 # JSON, strictly.
@@ -147,7 +147,7 @@ def _object(pairs: list[tuple[str, Any]]) -> Object:
 
 
 def _constant(name: str) -> None:
-    raise Broken(f"{name} is no JSON")
+    raise ProtocolViolation(f"{name} is no JSON")
 
 
 def _parse(line: bytes) -> Any:
@@ -155,7 +155,7 @@ def _parse(line: bytes) -> Any:
     try:
         return json.loads(line.decode(), object_pairs_hook=_object, parse_constant=_constant)
     except ValueError as error:
-        raise Broken(f"a line that is no JSON ({error}): {line[:1000]!r}") from None
+        raise ProtocolViolation(f"a line that is no JSON ({error}): {line[:1000]!r}") from None
 
 
 def _key(id: Any) -> str:
@@ -202,13 +202,13 @@ class _Schema:
             self._validators[name] = jsonschema_rs.validator_for(schema, validate_formats=True)
         error = next(iter(self._validators[name].iter_errors(value)), None)
         if error is not None:
-            raise Broken(f"no {name}, {error.message} at {list(error.instance_path)}: {str(value)[:1000]}")
+            raise ProtocolViolation(f"no {name}, {error.message} at {list(error.instance_path)}: {str(value)[:1000]}")
 
     def message(self, kind: str, message: Object) -> None:
         """A "Request" or a "Notification" of the server's."""
         name = self._sent_by_servers(kind).get(message["method"])
         if name is None:
-            raise Broken(f"a server sends no such {kind.lower()} in this revision: {message}")
+            raise ProtocolViolation(f"a server sends no such {kind.lower()} in this revision: {message}")
         self.check(name, message)
 
     def _sent_by_servers(self, kind: str) -> Mapping[str, str]:
@@ -269,7 +269,7 @@ class _Sent:
 class Subscription:
     """What the client listens to.  `agreed` holds what the server promised: names of lists, and URIs."""
 
-    def __init__(self, wire: Wire, id: Any, agreed: Iterable[str], uris: Iterable[str]) -> None:
+    def __init__(self, wire: RawClient, id: Any, agreed: Iterable[str], uris: Iterable[str]) -> None:
         self._wire = wire
         self.id = id
         self.agreed = frozenset(agreed)
@@ -284,8 +284,8 @@ class Subscription:
                 await self._wire.call("resources/unsubscribe", {"uri": uri})
 
 
-class Wire:
-    """A client; see the head of this file.  `run` must run beside whatever uses it: see `speaking` and `connected`.
+class RawClient:
+    """A client; see the head of this file.  `run` must run beside whatever uses it: see `client_on` and `connected`.
 
     `capabilities`: those the client declares, by default all there are.  `log_level`: set from the start, in the
     legacy era by `logging/setLevel`.  `meta`: goes into the `_meta` of each request.  `answers`: by method, what is
@@ -344,7 +344,7 @@ class Wire:
         meta: Object | None = None,
         rounds: bool = True,
     ) -> Object:
-        """The result; raises `WireError` for an error.
+        """The result; raises `ErrorResponse` for an error.
 
         In the modern revision questions are answered from `answers` and the request is repeated under a new id, until
         it has a result of its own; not with `rounds=False`.  `progress` is a token.  Cancelling this only stops
@@ -362,13 +362,13 @@ class Wire:
             if "requestState" in result:
                 again["requestState"] = result["requestState"]
             result = await self._call(method, again, progress=progress, meta=meta)
-        raise Broken(f"{method} asks for ever")
+        raise ProtocolViolation(f"{method} asks for ever")
 
     async def _call(self, method: str, params: Object, **how: Any) -> Object:
         message = await self.exchange(method, params, **how)
         if "error" in message:
             error = message["error"]
-            raise WireError(error["code"], error["message"], error.get("data"))
+            raise ErrorResponse(error["code"], error["message"], error.get("data"))
         result: Object = message["result"]
         return result
 
@@ -453,7 +453,7 @@ class Wire:
     async def close(self) -> None:
         """Send the end of the stream, after all that was sent before, and wait until the server has ended its own."""
         self._outbox.close()
-        await patiently(self.ended.wait, "the end of the server's side")
+        await wait_or_fail(self.ended.wait, "the end of the server's side")
 
     # Notifications.
 
@@ -475,7 +475,7 @@ class Wire:
     async def subscribe(
         self, *, tools: bool = False, prompts: bool = False, resources: bool = False, uris: Iterable[str] = ()
     ) -> Subscription:
-        """Listen to changes; see `changed`.  Raises `WireError` if the server refuses."""
+        """Listen to changes; see `changed`.  Raises `ErrorResponse` if the server refuses."""
         uris = tuple(uris)
         lists = [name for name, on in [("tools", tools), ("prompts", prompts), ("resources", resources)] if on]
         self._wanted |= {*lists, *(["updated"] if uris else [])}
@@ -493,7 +493,7 @@ class Wire:
         await self._until(lambda: sent.agreed if sent.open else sent.response, "the acknowledgement")
         if sent.response is not None:
             error = sent.response.get("error", {})
-            raise WireError(error.get("code", 0), error.get("message", "ended at once"), error.get("data"))
+            raise ErrorResponse(error.get("code", 0), error.get("message", "ended at once"), error.get("data"))
         agreed = sent.agreed or {}
         told = [name for name in lists if agreed.get(_FIELDS[name])]
         return Subscription(self, id, (*told, *agreed.get("resourceSubscriptions", ())), uris)
@@ -587,7 +587,7 @@ class Wire:
                 await self._arrival.park()
 
         await trio.lowlevel.checkpoint()
-        return await patiently(wait, what)
+        return await wait_or_fail(wait, what)
 
     # Hearing.
 
@@ -605,7 +605,7 @@ class Wire:
             elif has == {"id", "result"} or has in ({"id", "error"}, {"error"}):
                 self._hear_response(message)
             else:
-                raise Broken(f"neither a request nor a notification nor a response: {message}")
+                raise ProtocolViolation(f"neither a request nor a notification nor a response: {message}")
 
     def _hear_response(self, message: Object) -> None:
         if self._schema is not None and "error" in message:
@@ -616,7 +616,7 @@ class Wire:
             return
         sent = self._sent.get(_key(message["id"]))
         if sent is None or not sent.open:
-            raise Broken(f"a response to nothing that waits for one: {message}")
+            raise ProtocolViolation(f"a response to nothing that waits for one: {message}")
         if self._schema is not None and "result" in message:
             self._schema.result(sent.method, message["result"])
         if sent.method == _LISTEN and "result" in message:
@@ -653,7 +653,7 @@ class Wire:
         id = params.get("_meta", {}).get(META_SUBSCRIPTION_ID)
         sent = self._sent.get(_key(id))
         if sent is None or sent.method != _LISTEN or not sent.open:
-            raise Broken(f"on no subscription: {params}")
+            raise ProtocolViolation(f"on no subscription: {params}")
         return sent
 
     def _hear_acknowledged(self, params: Object) -> None:
@@ -695,7 +695,7 @@ class Wire:
             else:
                 outcome = await self._outcome(method, message.get("params", {}))
             if isinstance(outcome, Exception):
-                error = outcome if isinstance(outcome, WireError) else WireError(-32603, str(outcome))
+                error = outcome if isinstance(outcome, ErrorResponse) else ErrorResponse(-32603, str(outcome))
                 data = {} if error.data is None else {"data": error.data}
                 outcome = {"error": {"code": error.code, "message": error.message, **data}}
             else:
@@ -718,7 +718,7 @@ class Wire:
         try:
             outcome = self.answers[method](params)
             return await outcome if inspect.isawaitable(outcome) else outcome
-        except WireError as error:
+        except ErrorResponse as error:
             return error
 
 
@@ -729,15 +729,15 @@ _served_here: contextvars.ContextVar[object] = contextvars.ContextVar("served_he
 
 
 @contextlib.asynccontextmanager
-async def speaking(
+async def client_on(
     stream: trio.abc.Stream, revision: str, *, opened: bool = True, **options: Any
-) -> AsyncIterator[Wire]:
-    """A client over a stream that leads to a server, such as a process; `options` are those of `Wire`.
+) -> AsyncIterator[RawClient]:
+    """A client over a stream that leads to a server, such as a process; `options` are those of `RawClient`.
 
     With `opened=False` there is no handshake.  At the end of the block the stream is ended from this side, and the
     server has to end it from its own.  What the block raises leaves it as it is.
     """
-    wire = Wire(stream, revision, **options)
+    wire = RawClient(stream, revision, **options)
     with unwrapped():
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wire.run, name="the client")
@@ -758,12 +758,12 @@ async def connected(
     tap: Any = None,
     drain: trio.Event | None = None,
     **options: Any,
-) -> AsyncIterator[Wire]:
-    """A client of `server`, which is served over memory; `options` are those of `speaking`.
+) -> AsyncIterator[RawClient]:
+    """A client of `server`, which is served over memory; `options` are those of `client_on`.
 
-    `streams` makes the client's end and the server's, such as `checkpoints.narrow`.  When `drain` is set, the whole
-    server drains, for as long as that takes.  At the end the client ends the stream, and `serve_stream` has to return
-    and to leave no task behind but handlers that wait for a retry in a run of the server that goes on.
+    `streams` makes the client's end and the server's, such as `checkpoints.one_byte_pipe`.  When `drain` is set, the
+    whole server drains, for as long as that takes.  At the end the client ends the stream, and `serve_stream` has to
+    return and to leave no task behind but handlers that wait for a retry in a run of the server that goes on.
     """
     if serve is None:
         # The contract suite replaces this name in `trio_mcp`.
@@ -786,14 +786,14 @@ async def connected(
     with unwrapped():
         async with trio.open_nursery() as nursery:
             nursery.start_soon(serving, name="the server")
-            async with speaking(ours, revision, **options) as wire:
+            async with client_on(ours, revision, **options) as wire:
                 yield wire
-            await patiently(done.wait, "the server to return")
+            await wait_or_fail(done.wait, "the server to return")
     left = await _left(lambda: {task for task in running_tasks() if task.context.get(_served_here) is here})
     waiting = server.statistics().parked if hasattr(server, "statistics") else 0
     left = left if len(left) > waiting else set()
     left |= await _left(lambda: _system_tasks() - system)
-    assert not left, f"tasks were left: {sorted(task.name for task in left)}\n{where_all_stand()}"
+    assert not left, f"tasks were left: {sorted(task.name for task in left)}\n{task_positions()}"
 
 
 @contextlib.asynccontextmanager

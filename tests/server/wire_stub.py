@@ -7,15 +7,15 @@ from typing import Any
 
 import trio
 
-from tests.server.wire import CAPABILITIES, CLIENT_INFO
+from tests.server.raw_client import CAPABILITIES, CLIENT_INFO
 from trio_mcp.core import LinkKind, Notification, Request
 from trio_mcp.server import Run, ServerSession
 from trio_mcp.transport import Wire
 
-__all__ = ["Nowhere", "session_of"]
+__all__ = ["WireStub", "session_of"]
 
 
-class Nowhere(Wire):
+class WireStub(Wire):
     """A `Wire` that remembers what was asked of it."""
 
     def __init__(self, *, answers_only: bool = False, full: bool = False) -> None:
@@ -40,7 +40,7 @@ class Nowhere(Wire):
 
 
 def session_of(
-    run: Run, revision: str, own: Nowhere, *, capabilities: Mapping[str, Any] | None = None
+    run: Run, revision: str, own: WireStub, *, capabilities: Mapping[str, Any] | None = None
 ) -> ServerSession:
     """A conversation with a session over HTTP, after the handshake."""
     conversation = ServerSession(run, own, link=LinkKind.SESSION)

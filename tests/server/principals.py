@@ -17,18 +17,18 @@ import pytest
 from trio_mcp.core import Message, Request
 from trio_mcp.server import ServerSession
 
-__all__ = ["known_callers", "named"]
+__all__ = ["principal_meta", "principals_in_meta"]
 
 _KEY = "com.example/principal"
 
 
-def named(principal: str | None) -> dict[str, Any]:
+def principal_meta(principal: str | None) -> dict[str, Any]:
     """What a request of theirs has in its `_meta`."""
     return {} if principal is None else {_KEY: principal}
 
 
 @contextlib.contextmanager
-def known_callers() -> Iterator[None]:
+def principals_in_meta() -> Iterator[None]:
     hear = ServerSession.receive
 
     def recognise(conversation: ServerSession, message: Message, now: float, **how: Any) -> None:
