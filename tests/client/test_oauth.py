@@ -16,7 +16,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.client.house import build
 from tests.client.http_script import Asked, Out, legacy, modern
 from tests.client.oauth_town import ISSUER, RESOURCE, quiet, town
-from tests.core.auth_server import CALLBACK, AuthServer, McpServer, Visitor, World, key, unsigned
+from tests.core.auth_server import CALLBACK, AuthServer, Deployment, Driver, McpServer, key, unsigned
 from tests.http.stage import A, B, C, D, E
 from tests.requirements import req
 from trio_mcp import Client, OAuth, RequestError, Server, UsageError, open_client
@@ -449,11 +449,11 @@ def test_all_servers_learn_to_whom_a_client_id_belongs() -> None:
     thief = AuthServer("https://thief.example", grants=("client_credentials",))
     oauth = OAuth(robot)
     first, second = (
-        Visitor(World(McpServer(each, resource=url), [each]), robot)
+        Driver(Deployment(McpServer(each, resource=url), [each]), robot)
         for each, url in ((server, "https://mcp.example/mcp"), (thief, "https://mcp.example/other"))
     )
-    for visitor in (first, second):
-        visitor.authorizer = oauth.at(visitor.world.mcp.resource or "").authorizer
+    for driver in (first, second):
+        driver.authorizer = oauth.at(driver.deployment.mcp.resource or "").authorizer
     assert first.call() == 200
     with pytest.raises(AuthorizationFailed, match=r"is registered at 'https://as\.example'"):
         second.call()

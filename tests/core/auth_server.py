@@ -1,14 +1,15 @@
-"""An MCP server that wants tokens and the authorization servers that give them, in memory.
+"""An MCP server that requires tokens, and the authorization servers that issue them, in memory.
 
-They are strict where a client could cheat and open to every variation that a server is allowed: `AuthServer` and
-`McpServer` are settings, a memory of what was asked, and one method that answers a request.  `World` finds who is
-meant by a URL, and `Visitor` drives an `Authorizer` against it as an application does, one deed after the other.
+The servers check each rule that a client could break, and can be set to each variation that the specification allows.
+`AuthServer` and `McpServer` have settings, a list of the requests received, and a method `answer`.  `Deployment` routes
+a request to a server by the URL.  `Driver` drives an `Authorizer` against a `Deployment`: it carries out one action
+after the other, as an application does.
 
-They misbehave as they are told: the issuer and PKCE by `metadata`, a mixed-up answer by `iss`, what the user refuses by
-`denies`, `redirects`, tokens that have come to their end (`expire`) or are good once (`rotates`).  `World.broken` puts
-anything at all in the place of a reply, and `tests.http.auth_site` has the slow and the dead.
+Faults are settings as well: a wrong issuer or no PKCE (`metadata`), a response of another issuer (`iss`), a refusal by
+the user (`denies`), redirects (`redirects`), expired tokens (`expire`) and refresh tokens for one use (`rotates`).
+`Deployment.override` replaces any reply.  `tests.http.auth_site` has servers that are slow or do not reply.
 
-Nothing here does any I/O, so whatever speaks HTTP can stand before it.
+This module does no I/O, so a test can put it behind any HTTP server.
 """
 
 from __future__ import annotations
@@ -59,12 +60,12 @@ _COUNT = itertools.count()
 
 
 def entropy(size: int) -> bytes:
-    """Bytes that are never the same twice."""
+    """Bytes that differ in each call."""
     return hashlib.shake_128(str(next(_COUNT)).encode()).digest(size)
 
 
 def key(algorithm: str = "ES256", **more: Any) -> Key:
-    """A key whose signature is worth nothing, for servers that look at all the rest."""
+    """A key with a constant signature, for servers that check the header and the claims only."""
 
     def sign(claims: Mapping[str, Any], header: Mapping[str, Any]) -> str:
         parts = (json.dumps(dict(each)).encode() for each in (header, claims))
@@ -85,9 +86,9 @@ def reply(status: int, body: Any = None, **headers: str) -> Replied:
 
 
 @attrs.frozen
-class Asked:
-    """One request that a server got: what it is (metadata, register, authorize, token, userinfo, revoke) and what was
-    in it."""
+class ReceivedRequest:
+    """A request that a server received.  The kind is metadata, register, authorize, token, userinfo, revoke or
+    redirected."""
 
     kind: str
     fields: dict[str, Any]
@@ -95,7 +96,7 @@ class Asked:
 
 
 @attrs.frozen
-class Granted:
+class IssuedToken:
     client_id: str
     scopes: tuple[str, ...]
     resource: str | None
@@ -106,28 +107,28 @@ class Granted:
 @attrs.define
 class AuthServer:
     issuer: str = ISSUER
-    # Of the metadata; None for a server that publishes none.
+    # The path of the metadata.  None: the server publishes no metadata.
     path: str | None = "/.well-known/oauth-authorization-server"
-    endpoints: str = ""  # the path before authorize, token and register
+    endpoints: str = ""  # a prefix of the paths /authorize, /token and /register
     methods: tuple[str, ...] = ("none",)
     grants: tuple[str, ...] = ("authorization_code", "refresh_token")
     registers: bool = True
     gives_secret: bool = True
-    metadata: dict[str, Any] = attrs.field(factory=dict)  # None takes a member away
-    iss: str | None = ISSUER  # what the browser comes back with
+    metadata: dict[str, Any] = attrs.field(factory=dict)  # None removes a member
+    iss: str | None = ISSUER  # in the authorization response
     refreshes: bool = True
     rotates: bool = True
     expires_in: Any = 3600
-    withholds: tuple[str, ...] = ()  # scopes that nobody gets
+    withholds: tuple[str, ...] = ()  # scopes that are never granted
     dpop: bool = False
     nonce: str | None = None
     clients: dict[str, dict[str, Any]] = attrs.field(factory=dict)
-    asked: list[Asked] = attrs.field(factory=list)
+    asked: list[ReceivedRequest] = attrs.field(factory=list)
     codes: dict[str, dict[str, str]] = attrs.field(factory=dict)
-    tokens: dict[str, Granted] = attrs.field(factory=dict)
-    refresh_tokens: dict[str, Granted] = attrs.field(factory=dict)
-    denies: dict[str, str] = attrs.field(factory=dict)  # what the browser brings back instead of a code
-    redirects: dict[str, str] = attrs.field(factory=dict)  # where requests for these paths are sent on to
+    tokens: dict[str, IssuedToken] = attrs.field(factory=dict)
+    refresh_tokens: dict[str, IssuedToken] = attrs.field(factory=dict)
+    denies: dict[str, str] = attrs.field(factory=dict)  # the authorization response has these fields instead of a code
+    redirects: dict[str, str] = attrs.field(factory=dict)  # from a path to a URL
     user: str = "ada"
     _count: Iterator[int] = attrs.field(factory=lambda: itertools.count(1))
 
@@ -158,29 +159,29 @@ class AuthServer:
         return {name: value for name, value in said.items() if value is not None}
 
     def expire(self) -> None:
-        """No access token that was given so far is good any more."""
+        """Invalidate all access tokens that were issued so far."""
         self.tokens.clear()
 
     def answer(self, request: SendRequest) -> Replied:
         path, headers = urlsplit(request.url).path, Headers(request.headers)
         if path in self.redirects:
-            self.asked.append(Asked("redirected", {"path": path}, headers))
-            return reply(307, None, Location=self.redirects[path])  # which keeps the method and all that is in a form
+            self.asked.append(ReceivedRequest("redirected", {"path": path}, headers))
+            return reply(307, None, Location=self.redirects[path])  # 307 keeps the method and the body
         if path == f"{self.endpoints}/userinfo":
-            self.asked.append(Asked("userinfo", {}, headers))
+            self.asked.append(ReceivedRequest("userinfo", {}, headers))
             known = headers.get("Authorization", "").removeprefix("Bearer ") in self.tokens
             return reply(200, {"sub": self.user}) if known else reply(401)
         if request.method == "GET":
             found = self.path is not None and path == self.path
-            self.asked.append(Asked("metadata", {"path": path}, headers))
+            self.asked.append(ReceivedRequest("metadata", {"path": path}, headers))
             return reply(200, self.document()) if found else reply(404)
         if path == f"{self.endpoints}/register" and self.registers:
             fields = json.loads(request.body)
-            self.asked.append(Asked("register", fields, headers))
+            self.asked.append(ReceivedRequest("register", fields, headers))
             return self._register(fields)
         if path == f"{self.endpoints}/token":
             token = dict(parse_qsl(request.body.decode(), strict_parsing=True))
-            self.asked.append(Asked("token", token, headers))
+            self.asked.append(ReceivedRequest("token", token, headers))
             return self._token(token, headers)
         if path == f"{self.endpoints}/revoke":
             return self._revoke(dict(parse_qsl(request.body.decode(), strict_parsing=True)), headers)
@@ -193,17 +194,17 @@ class AuthServer:
         return reply(201, {name: value for name, value in said.items() if value is not None})
 
     def browse(self, url: str) -> str:
-        """What a browser comes back with whose user agrees to everything."""
+        """The query of the authorization response, when the user agrees."""
         back = self.authorize(url)
-        assert back is not None, "the user sees an error, and the browser does not come back"
+        assert back is not None, "the user sees an error page, and the browser does not return"
         return back
 
     def authorize(self, url: str) -> str | None:
-        """As `browse`; None where the user sees an error."""
+        """Like `browse`, or None when the user sees an error page."""
         parts = urlsplit(url)
         assert parts.path == f"{self.endpoints}/authorize"
         fields = dict(parse_qsl(parts.query, strict_parsing=True))
-        self.asked.append(Asked("authorize", fields))
+        self.asked.append(ReceivedRequest("authorize", fields))
         client = self.clients.get(fields["client_id"])
         known = (
             fields["client_id"].startswith("https:")
@@ -237,7 +238,9 @@ class AuthServer:
                 asked = self.codes.pop(fields["code"], None)
                 if asked is None or not self._redeems(fields, asked, client_id):
                     return reply(400, {"error": "invalid_grant"})
-                granted = Granted(client_id, tuple(asked.get("scope", "").split()), fields.get("resource"), kind, jwk)
+                granted = IssuedToken(
+                    client_id, tuple(asked.get("scope", "").split()), fields.get("resource"), kind, jwk
+                )
             case "refresh_token":
                 old = self.refresh_tokens.get(fields["refresh_token"])
                 if old is None or old.client_id != client_id or old.resource != fields.get("resource"):
@@ -246,13 +249,15 @@ class AuthServer:
                     del self.refresh_tokens[fields["refresh_token"]]
                 granted = old
             case grant if grant in self.grants:
-                granted = Granted(client_id, tuple(fields.get("scope", "").split()), fields.get("resource"), kind, jwk)
+                granted = IssuedToken(
+                    client_id, tuple(fields.get("scope", "").split()), fields.get("resource"), kind, jwk
+                )
             case _:
                 return reply(400, {"error": "unsupported_grant_type"})
         return self._give(granted, fields["grant_type"])
 
     def _revoke(self, fields: dict[str, str], headers: Headers) -> Replied:
-        self.asked.append(Asked("revoke", fields, headers))
+        self.asked.append(ReceivedRequest("revoke", fields, headers))
         if self._authenticate(fields, headers) is None:
             return reply(401, {"error": "invalid_client"})
         self.tokens.pop(fields["token"], None)
@@ -270,7 +275,7 @@ class AuthServer:
         )
 
     def _authenticate(self, fields: dict[str, str], headers: Headers) -> str | None:
-        """The client id, if it is proven by a method that this server takes."""
+        """The client id, if the client authenticates by a method that this server accepts."""
         if "Authorization" in headers:
             pair = base64.b64decode(headers["Authorization"].removeprefix("Basic ")).decode()
             client_id, _, secret = (unquote_plus(each) for each in pair.partition(":"))
@@ -290,10 +295,10 @@ class AuthServer:
         good = not method.startswith("client_secret") or secret == known["client_secret"]
         return client_id if good else None
 
-    def _give(self, granted: Granted, grant: str) -> Replied:
+    def _give(self, granted: IssuedToken, grant: str) -> Replied:
         number = next(self._count)
         granted = attrs.evolve(granted, scopes=tuple(each for each in granted.scopes if each not in self.withholds))
-        access = f"access-{number}-of-{urlsplit(self.issuer).netloc.replace(':', '.')}"  # no token has a colon in it
+        access = f"access-{number}-of-{urlsplit(self.issuer).netloc.replace(':', '.')}"  # tokens have no colon
         refresh = f"refresh-{number}"
         self.tokens[access] = granted
         said = {"access_token": access, "token_type": granted.kind, "expires_in": self.expires_in}
@@ -308,18 +313,18 @@ class AuthServer:
 
 @attrs.define
 class McpServer:
-    """An MCP server that answers every request with 200, to whom it trusts."""
+    """An MCP server that replies 200 to each request with a token of the authorization server `trusts`."""
 
     trusts: AuthServer
     url: str = MCP
     resource: str | None = None  # None: the URL
-    issuers: tuple[str, ...] | None = None  # None: that of whom it trusts
-    # Where its metadata is; none for a server of 2025-03-26.
+    issuers: tuple[str, ...] | None = None  # None: the issuer of `trusts`
+    # The paths of its metadata; empty for a server of 2025-03-26.
     paths: tuple[str, ...] = ("/.well-known/oauth-protected-resource/mcp",)
     named: str | None = "https://mcp.example/.well-known/oauth-protected-resource/mcp"
     metadata: dict[str, Any] = attrs.field(factory=dict)
-    scope: str | None = None  # of the challenge of a 401
-    needs: dict[str, str] = attrs.field(factory=dict)  # the scopes that operations need
+    scope: str | None = None  # in the challenge of a 401
+    needs: dict[str, str] = attrs.field(factory=dict)  # from an operation to the scopes that it needs
     scheme: str = "Bearer"
     nonce: str | None = None
     calls: list[Headers] = attrs.field(factory=list)
@@ -373,50 +378,51 @@ class McpServer:
 
 
 @attrs.define
-class World:
-    """Who answers at which origin.  A server that is its own authorization server stands in both places."""
+class Deployment:
+    """One MCP server and its authorization servers.  `send` finds the server by the origin of the URL.  For an MCP
+    server that is its own authorization server, the `AuthServer` has the same origin."""
 
     mcp: McpServer
     servers: list[AuthServer]
     requests: list[SendRequest] = attrs.field(factory=list)
-    broken: Callable[[SendRequest], FlowEvent | None] = lambda request: None
+    override: Callable[[SendRequest], FlowEvent | None] = lambda request: None
 
     def send(self, request: SendRequest) -> FlowEvent:
         self.requests.append(request)
-        if (heard := self.broken(request)) is not None:
+        if (heard := self.override(request)) is not None:
             return heard
         path = urlsplit(request.url).path
         its_own = path in self.mcp.paths or path.startswith("/.well-known/oauth-protected-resource")
         server = self._server(request.url)
         if request.url.startswith(f"{self.mcp.origin}/") and (its_own or server is None):
             return self.mcp.answer(request)
-        assert server is not None, f"nobody is at {request.url}"
+        assert server is not None, f"no server is at {request.url}"
         return server.answer(request)
 
     def browse(self, url: str) -> str:
         server = self._server(url)
-        assert server is not None, f"nobody is at {url}"
+        assert server is not None, f"no server is at {url}"
         return server.browse(url)
 
     def _server(self, url: str) -> AuthServer | None:
         return next((each for each in self.servers if url.startswith(f"{each.origin}/")), None)
 
 
-def world(**settings: Any) -> World:
-    """One MCP server and one authorization server; settings with `mcp_` are those of the first."""
+def deployment(**settings: Any) -> Deployment:
+    """One MCP server and one authorization server; a setting with the prefix `mcp_` is for the MCP server."""
     of_mcp = {name.removeprefix("mcp_"): value for name, value in settings.items() if name.startswith("mcp_")}
     server = AuthServer(**{name: value for name, value in settings.items() if not name.startswith("mcp_")})
-    return World(McpServer(server, **of_mcp), [server])
+    return Deployment(McpServer(server, **of_mcp), [server])
 
 
 APPLICATION = Application("Visitor")
 
 
 @attrs.define
-class Visitor:
-    """An application that makes one request after the other, and does what it is told."""
+class Driver:
+    """A driver of an `Authorizer`: it makes one request after the other and carries out each action of a flow."""
 
-    world: World
+    deployment: Deployment
     application: Application = APPLICATION
     record: ServerRecord | None = None
     rules: UrlRules | None = None
@@ -424,73 +430,73 @@ class Visitor:
     assertion: str = "vouched"
     authorizer: Authorizer = attrs.field(init=False)
     persisted: list[ServerRecord] = attrs.field(factory=list)
-    deeds: list[FlowAction] = attrs.field(factory=list)
+    actions: list[FlowAction] = attrs.field(factory=list)
 
     def __attrs_post_init__(self) -> None:
         self.authorizer = Authorizer(
-            self.world.mcp.url, self.application, entropy=entropy, record=self.record, rules=self.rules
+            self.deployment.mcp.url, self.application, entropy=entropy, record=self.record, rules=self.rules
         )
 
     @property
     def pages(self) -> list[OpenBrowser]:
-        return [each for each in self.deeds if isinstance(each, OpenBrowser)]
+        return [each for each in self.actions if isinstance(each, OpenBrowser)]
 
     def call(self, operation: str = "") -> int:
-        """Make a request until it is answered; the status.  Raises what the authorization failed with."""
-        errand = self.authorizer.authorized_request("POST", operation=operation)
-        verdict = errand.go(self.now)
+        """Send a request until it succeeds, and return the status.  Raises the error of a failed flow."""
+        request = self.authorizer.authorized_request("POST", operation=operation)
+        verdict = request.go(self.now)
         while True:
             if isinstance(verdict, FlowFailed):
                 raise verdict.error
             if isinstance(verdict, Authorized):
-                answer = self.world.mcp.call(Headers(verdict.headers), operation)
+                answer = self.deployment.mcp.call(Headers(verdict.headers), operation)
                 if answer.status == 200:
                     self.authorizer.replied(answer.headers)
                     return answer.status
-                verdict = errand.refused(answer.status, answer.headers, self.now)
+                verdict = request.refused(answer.status, answer.headers, self.now)
             else:
-                assert isinstance(verdict, StartFlow), "nobody else is there to wait for"
+                assert isinstance(verdict, StartFlow), "no other request has started a flow"
                 self.drive(verdict.flow)
-                verdict = errand.go(self.now)
+                verdict = request.go(self.now)
 
     def drive(self, flow: Flow) -> None:
         try:
-            deeds = flow.start(self.now)
+            actions = flow.start(self.now)
             while not flow.over:
-                deeds = flow.receive(self.act(deeds), self.now)
-            self._note(deeds)
+                actions = flow.receive(self.perform(actions), self.now)
+            self._save(actions)
         finally:
             flow.abandon()
 
-    def act(self, deeds: tuple[FlowAction, ...]) -> FlowEvent:
-        """Do them all; what came of the last."""
-        self._note(deeds)
-        match deeds[-1]:
+    def perform(self, actions: tuple[FlowAction, ...]) -> FlowEvent:
+        """Carry out all actions, and return the event that answers the last one."""
+        self._save(actions)
+        match actions[-1]:
             case SendRequest() as request:
-                return self.world.send(request)
+                return self.deployment.send(request)
             case OpenReceiver():
                 return ReceiverReady(CALLBACK)
             case OpenBrowser(url=url):
-                return BrowserReturned(self.world.browse(url))
+                return BrowserReturned(self.deployment.browse(url))
             case AskAssertion():
                 return Asserted(self.assertion)
             case other:
                 raise AssertionError(other)
 
-    def _note(self, deeds: tuple[FlowAction, ...]) -> None:
-        self.deeds += deeds
-        self.persisted += [each.record for each in deeds if isinstance(each, Persist)]
+    def _save(self, actions: tuple[FlowAction, ...]) -> None:
+        self.actions += actions
+        self.persisted += [each.record for each in actions if isinstance(each, Persist)]
 
 
-def failed(visitor: Visitor, operation: str = "") -> AuthorizationFailed:
-    """What a request fails with."""
+def failure(driver: Driver, operation: str = "") -> AuthorizationFailed:
+    """Make a request that must fail, and return its error."""
     try:
-        status = visitor.call(operation)
+        status = driver.call(operation)
     except AuthorizationFailed as error:
         return error
     raise AssertionError(f"answered with {status}")
 
 
-def again(visitor: Visitor, **changes: Any) -> Visitor:
-    """The same application in a new process, which has what was persisted last."""
-    return Visitor(visitor.world, visitor.application, visitor.persisted[-1], visitor.rules, **changes)
+def restarted(driver: Driver, **changes: Any) -> Driver:
+    """The same application in a new process, with the record that was persisted last."""
+    return Driver(driver.deployment, driver.application, driver.persisted[-1], driver.rules, **changes)

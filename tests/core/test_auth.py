@@ -1,4 +1,4 @@
-"""Errands: what goes with a request, how often anything is tried, and who waits for whom."""
+"""`AuthorizedRequest`: the headers of a request, the limits of retries, and requests that wait for the same flow."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from tests.core.auth_server import (
     MCP,
     NOW,
     AuthServer,
+    Deployment,
+    Driver,
     McpServer,
-    Visitor,
-    World,
-    again,
+    deployment,
     entropy,
-    failed,
+    failure,
     key,
     reply,
+    restarted,
     unsigned,
-    world,
 )
 from tests.requirements import req
 from trio_mcp.core import UsageError
@@ -50,13 +50,13 @@ LATER = NOW + 3600
 WELL_KNOWN = "/.well-known/oauth-protected-resource/mcp"
 
 
-# Before, and without, authorization.
+# Before the first flow, and servers without authorization.
 
 
 @req("auth-01")
-def test_a_server_that_wants_no_token_is_sent_none() -> None:
-    errand = Authorizer(MCP, Application("V"), entropy=entropy).authorized_request("POST")
-    assert errand.go(NOW) == Authorized(())
+def test_no_token_is_sent_to_a_server_without_authorization() -> None:
+    request = Authorizer(MCP, Application("V"), entropy=entropy).authorized_request("POST")
+    assert request.go(NOW) == Authorized(())
     with pytest.raises(UsageError, match="before the request was sent"):
         Authorizer(MCP, Application("V"), entropy=entropy).authorized_request("POST").refused(401, CHALLENGE, NOW)
 
@@ -75,30 +75,30 @@ def test_tokens_go_to_https_and_to_one_origin_only(url: str) -> None:
         authorizer.authorized_request("POST", "https://evil.example/mcp")
 
 
-def test_loopback_may_do_without_tls_where_the_application_says_so() -> None:
+def test_loopback_needs_no_tls_if_the_application_allows_it() -> None:
     issuer = "http://localhost:9000"
     server = AuthServer(issuer, iss=issuer)
     url = "http://127.0.0.1:3000/mcp"
     mcp = McpServer(server, url, named="http://127.0.0.1:3000/.well-known/oauth-protected-resource/mcp")
-    assert Visitor(World(mcp, [server]), rules=UrlRules(loopback=True)).call() == 200
+    assert Driver(Deployment(mcp, [server]), rules=UrlRules(loopback=True)).call() == 200
 
 
-# How often anything is tried.
+# The limits of retries.
 
 
-def test_a_request_is_sent_again_once_and_the_next_one_gets_a_token_in_another_way() -> None:
-    visitor = Visitor(world())
-    server, mcp = visitor.world.servers[0], visitor.world.mcp
-    visitor.call()
-    kept, mcp.trusts = mcp.trusts, AuthServer(ISSUER)  # trusts no token at all any more
+def test_a_request_is_retried_once_and_the_next_one_uses_another_grant() -> None:
+    driver = Driver(deployment())
+    server, mcp = driver.deployment.servers[0], driver.deployment.mcp
+    driver.call()
+    kept, mcp.trusts = mcp.trusts, AuthServer(ISSUER)  # it accepts no token any more
     mcp.calls.clear()
-    error = failed(visitor)
+    error = failure(driver)
     assert error.blame is Blame.SERVER
     assert len(mcp.calls) == 2
     assert [each["grant_type"] for each in server.of("token")] == ["authorization_code", "refresh_token"]
     mcp.trusts = kept
     server.tokens.clear()
-    assert visitor.call() == 200
+    assert driver.call() == 200
     assert server.of("token")[-1]["grant_type"] == "authorization_code"
 
 
@@ -113,227 +113,227 @@ def test_a_request_is_sent_again_once_and_the_next_one_gets_a_token_in_another_w
         (401, "DPoP error=use_dpop_nonce", "nonce"),
     ],
 )
-def test_what_no_token_would_mend_is_the_end(status: int, challenge: str, words: str) -> None:
-    errand = Authorizer(MCP, Application("V"), entropy=entropy).authorized_request("POST")
-    errand.go(NOW)
-    verdict = errand.refused(status, {"WWW-Authenticate": challenge}, NOW)
+def test_a_refusal_that_a_token_cannot_change_is_final(status: int, challenge: str, words: str) -> None:
+    request = Authorizer(MCP, Application("V"), entropy=entropy).authorized_request("POST")
+    request.go(NOW)
+    verdict = request.refused(status, {"WWW-Authenticate": challenge}, NOW)
     assert isinstance(verdict, FlowFailed)
     assert verdict.error.blame is Blame.SERVER
     assert words in str(verdict.error)
 
 
-def test_a_server_that_wants_ever_new_nonces_is_obeyed_once() -> None:
-    errand = Authorizer(MCP, Application("V"), entropy=entropy).authorized_request("POST")
+def test_a_request_is_retried_once_for_a_new_nonce() -> None:
+    request = Authorizer(MCP, Application("V"), entropy=entropy).authorized_request("POST")
     nonce = {"WWW-Authenticate": "DPoP error=use_dpop_nonce", "DPoP-Nonce": "n"}
-    errand.go(NOW)
-    assert isinstance(errand.refused(401, nonce, NOW), Authorized)
-    assert isinstance(errand.refused(401, nonce, NOW), FlowFailed)
+    request.go(NOW)
+    assert isinstance(request.refused(401, nonce, NOW), Authorized)
+    assert isinstance(request.refused(401, nonce, NOW), FlowFailed)
 
 
-def test_a_refusal_that_names_no_challenge_is_one_for_the_well_known_places() -> None:
-    visitor = Visitor(world())
-    errand = visitor.authorizer.authorized_request("POST")
-    errand.go(NOW)
-    verdict = errand.refused(401, {}, NOW)
+def test_a_401_without_a_challenge_leads_to_the_well_known_url() -> None:
+    driver = Driver(deployment())
+    request = driver.authorizer.authorized_request("POST")
+    request.go(NOW)
+    verdict = request.refused(401, {}, NOW)
     assert isinstance(verdict, StartFlow)
-    visitor.drive(verdict.flow)
-    assert visitor.world.mcp.asked == [WELL_KNOWN]
+    driver.drive(verdict.flow)
+    assert driver.deployment.mcp.asked == [WELL_KNOWN]
 
 
 @req("auth-83", "auth-113")
-def test_steps_up_are_counted_for_each_operation_and_what_it_lacks() -> None:
-    visitor = Visitor(world(mcp_needs={"x": "b", "y": "b"}))
-    visitor.call()
-    visitor.world.servers[0].denies = {"error": "access_denied"}
+def test_step_ups_are_limited_per_operation_and_missing_scopes() -> None:
+    driver = Driver(deployment(mcp_needs={"x": "b", "y": "b"}))
+    driver.call()
+    driver.deployment.servers[0].denies = {"error": "access_denied"}
     pages = []
     for operation in ("x", "x", "x", "x", "y"):
-        assert failed(visitor, operation).blame is Blame.USER
-        pages.append(len(visitor.pages))
+        assert failure(driver, operation).blame is Blame.USER
+        pages.append(len(driver.pages))
     assert pages == [2, 3, 3, 3, 4]
-    # A new token is a new chance.
-    visitor.now = NOW + 3600
-    visitor.call()
-    failed(visitor, "x")
-    assert len(visitor.pages) == 5
-    # Of a great many, the oldest are forgotten.
-    failed(visitor, "x")
+    # With a new token, the step-up is tried again.
+    driver.now = NOW + 3600
+    driver.call()
+    failure(driver, "x")
+    assert len(driver.pages) == 5
+    # Only a limited number of failed step-ups is kept; the oldest ones are dropped.
+    failure(driver, "x")
     for number in range(300):
-        visitor.world.mcp.needs = {f"{number}": "b"}
-        failed(visitor, f"{number}")
-    visitor.world.mcp.needs = {"x": "b"}
-    failed(visitor, "x")
-    assert len(visitor.pages) == 6 + 300 + 1
+        driver.deployment.mcp.needs = {f"{number}": "b"}
+        failure(driver, f"{number}")
+    driver.deployment.mcp.needs = {"x": "b"}
+    failure(driver, "x")
+    assert len(driver.pages) == 6 + 300 + 1
 
 
 def test_one_request_steps_up_twice_at_most() -> None:
-    visitor = Visitor(world())
-    visitor.call()
-    errand = visitor.authorizer.authorized_request("POST")
-    errand.go(NOW)
+    driver = Driver(deployment())
+    driver.call()
+    request = driver.authorizer.authorized_request("POST")
+    request.go(NOW)
     for scope in ("a", "b"):
-        verdict = errand.refused(403, {"WWW-Authenticate": f"Bearer error=insufficient_scope, scope={scope}"}, NOW)
+        verdict = request.refused(403, {"WWW-Authenticate": f"Bearer error=insufficient_scope, scope={scope}"}, NOW)
         assert isinstance(verdict, StartFlow)
-        visitor.drive(verdict.flow)
-        errand.go(NOW)
-    verdict = errand.refused(403, {"WWW-Authenticate": "Bearer error=insufficient_scope, scope=c"}, NOW)
+        driver.drive(verdict.flow)
+        request.go(NOW)
+    verdict = request.refused(403, {"WWW-Authenticate": "Bearer error=insufficient_scope, scope=c"}, NOW)
     assert isinstance(verdict, FlowFailed)
-    assert [each.get("scope") for each in visitor.world.servers[0].of("authorize")] == [None, "a", "a b"]
+    assert [each.get("scope") for each in driver.deployment.servers[0].of("authorize")] == [None, "a", "a b"]
 
 
-# Several requests, one flow.
+# Several requests share one flow.
 
 
-def two_errands(visitor: Visitor) -> tuple[Any, Any, StartFlow]:
-    first, second = visitor.authorizer.authorized_request("POST"), visitor.authorizer.authorized_request("POST")
+def two_refused_requests(driver: Driver) -> tuple[Any, Any, StartFlow]:
+    first, second = driver.authorizer.authorized_request("POST"), driver.authorizer.authorized_request("POST")
     for each in (first, second):
-        each.go(visitor.now)
-    begun = first.refused(401, CHALLENGE, visitor.now)
+        each.go(driver.now)
+    begun = first.refused(401, CHALLENGE, driver.now)
     assert isinstance(begun, StartFlow)
-    assert second.refused(401, CHALLENGE, visitor.now) == WaitForFlow(begun.flow)
+    assert second.refused(401, CHALLENGE, driver.now) == WaitForFlow(begun.flow)
     return first, second, begun
 
 
-def test_of_many_requests_in_need_one_begins_a_flow_and_the_others_wait_for_it() -> None:
-    visitor = Visitor(world())
-    first, second, begun = two_errands(visitor)
+def test_one_request_starts_the_flow_and_the_others_wait_for_it() -> None:
+    driver = Driver(deployment())
+    first, second, begun = two_refused_requests(driver)
     assert second.go(NOW) == first.go(NOW) == WaitForFlow(begun.flow)
-    assert visitor.authorizer.authorized_request("POST").go(NOW) == Authorized()  # who needs no token does not wait
-    visitor.drive(begun.flow)
+    assert driver.authorizer.authorized_request("POST").go(NOW) == Authorized()  # not refused, so it does not wait
+    driver.drive(begun.flow)
     assert first.go(NOW) == second.go(NOW)
     assert first.go(NOW).headers[0][0] == "Authorization"
-    assert len(visitor.world.servers[0].of("authorize")) == 1
+    assert len(driver.deployment.servers[0].of("authorize")) == 1
 
 
-def test_of_many_requests_whose_token_has_ended_one_renews_it() -> None:
-    visitor = Visitor(world())
-    visitor.call()
-    errands = [visitor.authorizer.authorized_request("POST") for _ in range(10)]
-    begun, *waiting = [each.go(LATER) for each in errands]
+def test_one_of_many_requests_renews_an_expired_token() -> None:
+    driver = Driver(deployment())
+    driver.call()
+    requests = [driver.authorizer.authorized_request("POST") for _ in range(10)]
+    begun, *waiting = [each.go(LATER) for each in requests]
     assert isinstance(begun, StartFlow)
     assert waiting == [WaitForFlow(begun.flow)] * 9
-    visitor.now = LATER
-    visitor.drive(begun.flow)
-    assert len({each.go(LATER) for each in errands}) == 1
-    assert [each["grant_type"] for each in visitor.world.servers[0].of("token")][1:] == ["refresh_token"]
+    driver.now = LATER
+    driver.drive(begun.flow)
+    assert len({each.go(LATER) for each in requests}) == 1
+    assert [each["grant_type"] for each in driver.deployment.servers[0].of("token")][1:] == ["refresh_token"]
 
 
-def test_who_waits_for_a_flow_that_fails_gets_its_error_and_may_try_anew() -> None:
-    visitor = Visitor(world(denies={"error": "access_denied"}))
-    first, second, begun = two_errands(visitor)
-    visitor.drive(begun.flow)
+def test_waiting_requests_get_the_error_of_the_flow_and_may_start_another() -> None:
+    driver = Driver(deployment(denies={"error": "access_denied"}))
+    first, second, begun = two_refused_requests(driver)
+    driver.drive(begun.flow)
     assert first.go(NOW) == second.go(NOW) == begun.flow.outcome
     assert isinstance(second.go(NOW), StartFlow)
 
 
-def test_when_a_flow_is_abandoned_one_of_those_who_waited_begins_another() -> None:
-    visitor = Visitor(world())
-    _, second, begun = two_errands(visitor)
-    third = visitor.authorizer.authorized_request("POST")
+def test_a_waiting_request_starts_a_flow_when_the_first_is_abandoned() -> None:
+    driver = Driver(deployment())
+    _, second, begun = two_refused_requests(driver)
+    third = driver.authorizer.authorized_request("POST")
     third.go(NOW)
     third.refused(401, CHALLENGE, NOW)
-    deeds = begun.flow.start(NOW)
+    actions = begun.flow.start(NOW)
     begun.flow.abandon()
     verdict = second.go(NOW)
     assert isinstance(verdict, StartFlow)
     assert verdict.flow is not begun.flow
     assert third.go(NOW) == WaitForFlow(verdict.flow)
-    # What the abandoned one gets is late, and it cannot be started again.
-    assert begun.flow.receive(visitor.act(deeds), NOW) == ()
+    # An abandoned flow ignores the event that arrives late, and cannot be started again.
+    assert begun.flow.receive(driver.perform(actions), NOW) == ()
     begun.flow.abandon()
-    assert visitor.authorizer.flow is verdict.flow
+    assert driver.authorizer.flow is verdict.flow
     with pytest.raises(UsageError, match="once"):
         begun.flow.start(NOW)
-    visitor.drive(verdict.flow)
+    driver.drive(verdict.flow)
     assert second.go(NOW) == third.go(NOW)
 
 
-def test_the_refusal_of_an_old_token_is_no_reason_to_get_a_third() -> None:
-    visitor = Visitor(world())
-    visitor.call()
-    slow, quick = visitor.authorizer.authorized_request("POST"), visitor.authorizer.authorized_request("POST")
+def test_the_refusal_of_an_old_token_starts_no_flow() -> None:
+    driver = Driver(deployment())
+    driver.call()
+    slow, quick = driver.authorizer.authorized_request("POST"), driver.authorizer.authorized_request("POST")
     old = slow.go(NOW)
     quick.go(NOW)
     verdict = quick.refused(401, CHALLENGE, NOW)
     assert isinstance(verdict, StartFlow)
-    visitor.drive(verdict.flow)
+    driver.drive(verdict.flow)
     fresh = slow.refused(401, CHALLENGE, NOW)
     assert isinstance(fresh, Authorized)
     assert fresh != old
-    slow = visitor.authorizer.authorized_request("POST")
+    slow = driver.authorizer.authorized_request("POST")
     slow._sent = 0
     lacking = {"WWW-Authenticate": 'Bearer error="insufficient_scope", scope="a"'}
     assert slow.refused(403, lacking, NOW) == fresh
 
 
-def test_a_flow_that_gained_nothing_does_not_end_the_need_of_who_knows_the_demand() -> None:
-    visitor = Visitor(world())
-    visitor.call()
-    visitor.world.servers[0].refresh_tokens.clear()
-    early, late = visitor.authorizer.authorized_request("POST"), visitor.authorizer.authorized_request("POST")
+def test_after_a_renewal_without_a_token_a_refused_request_starts_a_flow() -> None:
+    driver = Driver(deployment())
+    driver.call()
+    driver.deployment.servers[0].refresh_tokens.clear()
+    early, late = driver.authorizer.authorized_request("POST"), driver.authorizer.authorized_request("POST")
     early.go(NOW)
     renewal = late.go(LATER)
     assert isinstance(renewal, StartFlow)
     assert early.refused(401, CHALLENGE, LATER) == WaitForFlow(renewal.flow)
-    visitor.drive(renewal.flow)
+    driver.drive(renewal.flow)
     assert renewal.flow.outcome == FlowDone()
-    assert isinstance(late.go(LATER), Authorized)  # with the old token: the server is to say what it demands
+    assert isinstance(late.go(LATER), Authorized)  # with the old token: the challenge of the server is needed
     verdict = early.go(LATER)
     assert isinstance(verdict, StartFlow)
-    visitor.drive(verdict.flow)
+    driver.drive(verdict.flow)
     assert isinstance(early.go(LATER), Authorized)
-    assert len(visitor.pages) == 2
+    assert len(driver.pages) == 2
 
 
-def test_who_is_told_to_bind_tokens_does_not_renew_one_that_is_not_bound() -> None:
-    visitor = Visitor(world(dpop=True), Application("V"))
-    visitor.call()
-    bound = Visitor(visitor.world, Application("V", dpop=key()), visitor.persisted[-1])
-    visitor.world.mcp.scheme = "DPoP"
+def test_an_unbound_token_is_not_renewed_once_dpop_is_configured() -> None:
+    driver = Driver(deployment(dpop=True), Application("V"))
+    driver.call()
+    bound = Driver(driver.deployment, Application("V", dpop=key()), driver.persisted[-1])
+    driver.deployment.mcp.scheme = "DPoP"
     assert bound.call() == 200
-    grants = [each["grant_type"] for each in visitor.world.servers[0].of("token")]
+    grants = [each["grant_type"] for each in driver.deployment.servers[0].of("token")]
     assert grants == ["authorization_code", "authorization_code"]
 
 
-def test_a_nonce_that_comes_with_an_answer_is_used_for_the_next_request() -> None:
-    visitor = Visitor(world(dpop=True), Application("V", dpop=key()))
-    visitor.call()
-    visitor.authorizer.replied([(b"dpop-nonce", b"n9")])
-    verdict = visitor.authorizer.authorized_request("POST").go(NOW)
+def test_a_nonce_in_a_response_is_used_for_the_next_request() -> None:
+    driver = Driver(deployment(dpop=True), Application("V", dpop=key()))
+    driver.call()
+    driver.authorizer.replied([(b"dpop-nonce", b"n9")])
+    verdict = driver.authorizer.authorized_request("POST").go(NOW)
     assert isinstance(verdict, Authorized)
     assert unsigned(dict(verdict.headers)["DPoP"])[1]["nonce"] == "n9"
 
 
-# What nobody sees.
+# Secrets, records and arguments.
 
 
 @req("auth-22", "auth-106")
 def test_no_secret_is_in_a_repr_or_an_error() -> None:
-    visitor = Visitor(world(methods=("client_secret_post",)))
-    visitor.call()
-    server = visitor.world.servers[0]
+    driver = Driver(deployment(methods=("client_secret_post",)))
+    driver.call()
+    server = driver.deployment.servers[0]
     server.codes.clear()
     page = server.of("authorize")[0]
     redeemed = server.of("token")[0]
     secrets = [page["state"], redeemed["code"], redeemed["code_verifier"], "s3cret", *server.tokens]
     secrets += [*server.refresh_tokens]
-    errand = visitor.authorizer.authorized_request("POST")
+    request = driver.authorizer.authorized_request("POST")
     shown: list[object] = [
-        *visitor.deeds,
-        *visitor.persisted,
-        errand.go(NOW),
-        errand,
-        visitor.authorizer,
-        visitor.application,
+        *driver.actions,
+        *driver.persisted,
+        request.go(NOW),
+        request,
+        driver.authorizer,
+        driver.application,
     ]
     shown += [
-        visitor.world.requests,
+        driver.deployment.requests,
         BrowserReturned("code=x"),
-        visitor.authorizer.record,
+        driver.authorizer.record,
     ]
     for secret in secrets:
         assert secret not in repr(shown)
-    visitor.now = LATER
-    flow = visitor.authorizer.authorized_request("POST").go(LATER).flow  # type: ignore[union-attr]
+    driver.now = LATER
+    flow = driver.authorizer.authorized_request("POST").go(LATER).flow  # type: ignore[union-attr]
     flow.start(LATER)
     echo = reply(503, {"error": "server_error", "error_description": f"{secrets} and {redeemed}"})
     (last,) = flow.receive(echo, LATER)
@@ -351,10 +351,10 @@ def test_a_record_belongs_to_one_server() -> None:
         Authorizer(MCP, Application("V", grant=grant), entropy=entropy)
 
 
-def test_what_is_stored_comes_before_what_follows_from_it() -> None:
-    visitor = Visitor(world())
-    visitor.call()
-    kinds = [type(each) for each in visitor.deeds]
+def test_a_record_is_stored_before_the_action_that_depends_on_it() -> None:
+    driver = Driver(deployment())
+    driver.call()
+    kinds = [type(each) for each in driver.actions]
     assert kinds == [
         SendRequest,
         SendRequest,
@@ -368,7 +368,7 @@ def test_what_is_stored_comes_before_what_follows_from_it() -> None:
     ]
 
 
-def test_what_an_application_has_several_of_may_come_in_anything() -> None:
+def test_the_lists_of_an_application_may_be_any_iterable() -> None:
     client, issuers = OAuthClient("id"), ("https://one.example", "https://other.example")
     plain = Application("V", clients=(client,), scopes=("a", "b"), prefers=issuers)
     assert Application("V", clients=[client], scopes="a b", prefers=list(issuers)) == plain
@@ -376,7 +376,7 @@ def test_what_an_application_has_several_of_may_come_in_anything() -> None:
     assert Application("V").scopes is None
 
 
-def test_an_application_says_at_once_what_it_is_not_made_of() -> None:
+def test_an_application_refuses_arguments_of_the_wrong_type() -> None:
     given: Any = OAuthClient("id")
     with pytest.raises(UsageError, match=r"must be a list, even of one: clients=\[OAuthClient"):
         Application("V", clients=given)
@@ -389,62 +389,62 @@ def test_an_application_says_at_once_what_it_is_not_made_of() -> None:
 # Several processes of one application.
 
 
-def elsewhere(visitor: Visitor) -> ServerRecord:
-    """What another process has stored, which had the same record and has renewed it."""
-    other = again(visitor, now=LATER + 1)
+def renewed_by_another_process(driver: Driver) -> ServerRecord:
+    """The record that another process has stored after it renewed the same token."""
+    other = restarted(driver, now=LATER + 1)
     assert other.call() == 200
     return other.persisted[-1]
 
 
 @pytest.mark.parametrize("revoked", [False, True])
-def test_what_another_process_has_renewed_is_used_instead_of_renewing_it_again(revoked: bool) -> None:
-    """By the token's time, or because the server refuses it."""
-    visitor = Visitor(world())
-    assert visitor.call() == 200
-    server, errand = visitor.world.servers[0], visitor.authorizer.authorized_request("POST")
-    stored, now = elsewhere(visitor), NOW if revoked else LATER + 1
-    verdict = errand.go(now)
+def test_a_token_renewed_by_another_process_is_adopted(revoked: bool) -> None:
+    """The renewal is due because the token has expired, or because the server refuses it."""
+    driver = Driver(deployment())
+    assert driver.call() == 200
+    server, request = driver.deployment.servers[0], driver.authorizer.authorized_request("POST")
+    stored, now = renewed_by_another_process(driver), NOW if revoked else LATER + 1
+    verdict = request.go(now)
     if revoked:
         assert isinstance(verdict, Authorized)
-        verdict = errand.refused(401, CHALLENGE, now)
+        verdict = request.refused(401, CHALLENGE, now)
     assert isinstance(verdict, StartFlow)
     asked = len(server.asked)
     assert verdict.flow.adopt(stored)
     assert verdict.flow.over
-    assert visitor.authorizer.flow is None
+    assert driver.authorizer.flow is None
     assert stored.authorization is not None
     token = stored.authorization.tokens.access
-    assert errand.go(now) == Authorized((("Authorization", f"Bearer {token}"),))
+    assert request.go(now) == Authorized((("Authorization", f"Bearer {token}"),))
     assert len(server.asked) == asked
 
 
-def test_what_another_process_had_may_be_no_better_and_then_a_new_one_is_got() -> None:
-    visitor = Visitor(world())
-    assert visitor.call() == 200
-    errand, stored = visitor.authorizer.authorized_request("POST"), elsewhere(visitor)
-    assert isinstance(errand.go(NOW), Authorized)
-    verdict = errand.refused(401, CHALLENGE, NOW)
+def test_an_adopted_token_that_is_refused_is_replaced_by_a_new_one() -> None:
+    driver = Driver(deployment())
+    assert driver.call() == 200
+    request, stored = driver.authorizer.authorized_request("POST"), renewed_by_another_process(driver)
+    assert isinstance(request.go(NOW), Authorized)
+    verdict = request.refused(401, CHALLENGE, NOW)
     assert isinstance(verdict, StartFlow)
     assert verdict.flow.adopt(stored)
-    assert isinstance(errand.go(NOW), Authorized)
-    verdict = errand.refused(401, CHALLENGE, NOW)
+    assert isinstance(request.go(NOW), Authorized)
+    verdict = request.refused(401, CHALLENGE, NOW)
     assert isinstance(verdict, StartFlow)
-    assert not verdict.flow.adopt(stored)  # it is our own now
-    visitor.drive(verdict.flow)
-    assert isinstance(errand.go(NOW), Authorized)
-    assert isinstance(errand.refused(401, CHALLENGE, NOW), FlowFailed)
+    assert not verdict.flow.adopt(stored)  # it is the record in use already
+    driver.drive(verdict.flow)
+    assert isinstance(request.go(NOW), Authorized)
+    assert isinstance(request.refused(401, CHALLENGE, NOW), FlowFailed)
 
 
-def test_nothing_is_adopted_that_is_nothing_or_too_late() -> None:
-    visitor = Visitor(world())
-    errand = visitor.authorizer.authorized_request("POST")
-    assert isinstance(errand.go(NOW), Authorized)
-    verdict = errand.refused(401, CHALLENGE, NOW)
+def test_an_empty_record_is_not_adopted_and_a_started_flow_adopts_no_record() -> None:
+    driver = Driver(deployment())
+    request = driver.authorizer.authorized_request("POST")
+    assert isinstance(request.go(NOW), Authorized)
+    verdict = request.refused(401, CHALLENGE, NOW)
     assert isinstance(verdict, StartFlow)
     assert not verdict.flow.adopt(ServerRecord(MCP))
     verdict.flow.start(NOW)
-    other = Visitor(visitor.world)
+    other = Driver(driver.deployment)
     assert other.call() == 200
     with pytest.raises(UsageError, match="before start"):
         verdict.flow.adopt(other.persisted[-1])
-    assert visitor.authorizer.record == ServerRecord(MCP)
+    assert driver.authorizer.record == ServerRecord(MCP)

@@ -1,4 +1,4 @@
-"""What is read and written on the way to a token: challenges, URLs, documents, registrations, proofs, records."""
+"""Reading and writing the messages of a flow: challenges, URLs, documents, registrations, proofs, records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.core.auth_server import CALLBACK, ISSUER, MCP, NOW, Visitor, again, entropy, key, reply, unsigned, world
+from tests.core.auth_server import (
+    CALLBACK,
+    ISSUER,
+    MCP,
+    NOW,
+    Driver,
+    deployment,
+    entropy,
+    key,
+    reply,
+    restarted,
+    unsigned,
+)
 from tests.requirements import req
 from trio_mcp.core import UsageError
 from trio_mcp.core.http import Headers
@@ -88,7 +100,7 @@ SERVER = read_server(METADATA, ISSUER, STRICT)
             [("basic", {"realm": "a, b"}), ("bearer", {"scope": "x y", "resource_metadata": "https://h/p?q=1"})],
         ),
         (r'BEARER Realm="say \"hi\" \\"', [("bearer", {"realm": 'say "hi" \\'})]),
-        # What the grammar does not have, and servers send.
+        # Not in the grammar, but servers send it.
         ("Bearer resource_metadata=https://h/p?q=1", [("bearer", {"resource_metadata": "https://h/p?q=1"})]),
         ('Bearer realm="x" error="y"', [("bearer", {"realm": "x", "error": "y"})]),
         ("Bearer scope=a, scope=b", [("bearer", {"scope": "a"})]),
@@ -103,7 +115,7 @@ def test_challenges_are_read_as_servers_write_them(value: str, challenges: list[
 
 
 @given(st.text())
-def test_any_text_is_read_as_some_challenges(value: str) -> None:
+def test_any_text_can_be_read_as_a_challenge(value: str) -> None:
     read_auth_challenge(401, value)
 
 
@@ -121,7 +133,7 @@ def test_any_text_is_read_as_some_challenges(value: str) -> None:
         ("Bearer scope=a, DPoP scope=b", AuthChallenge(401, ("Bearer", "DPoP"), "", ("a",))),
     ],
 )
-def test_a_demand_is_what_our_schemes_say(value: str | None, demand: AuthChallenge | None) -> None:
+def test_only_bearer_and_dpop_challenges_count(value: str | None, demand: AuthChallenge | None) -> None:
     assert read_auth_challenge(401, value) == demand
 
 
@@ -172,7 +184,7 @@ def test_scopes(value: object, scopes: tuple[str, ...]) -> None:
         (None, "is not a URL", "is not a URL"),
     ],
 )
-def test_what_may_be_asked(url: object, strict: str | None, loose: str | None) -> None:
+def test_url_fault(url: object, strict: str | None, loose: str | None) -> None:
     assert (url_fault(url, STRICT), url_fault(url, LOOSE)) == (strict, loose)
 
 
@@ -225,7 +237,7 @@ def test_an_issuer_has_no_query() -> None:
         ("https://h:x/", "https://h/mcp", False),
     ],
 )
-def test_a_resource_is_the_server_or_what_it_is_part_of(resource: str, url: str, is_it: bool) -> None:
+def test_a_resource_covers_its_own_url_and_the_urls_below_it(resource: str, url: str, is_it: bool) -> None:
     assert covers(resource, url) is is_it
 
 
@@ -241,13 +253,13 @@ def test_a_resource_is_the_server_or_what_it_is_part_of(resource: str, url: str,
         ("https://h", "https://h/.well-known/oauth-protected-resource", ["https://h/.well-known/x"]),
     ],
 )
-def test_where_the_document_of_a_resource_is(url: str, named: str | None, places: list[str]) -> None:
+def test_the_urls_of_resource_metadata(url: str, named: str | None, places: list[str]) -> None:
     found = resource_metadata_urls(url, named, STRICT)
     assert [each.replace("oauth-protected-resource", "x") for each in found] == places
 
 
 @req("auth-67", "auth-68")
-def test_where_the_document_of_an_issuer_is() -> None:
+def test_the_urls_of_server_metadata() -> None:
     assert server_metadata_urls("https://h/t/1/") == (
         "https://h/.well-known/oauth-authorization-server/t/1",
         "https://h/.well-known/openid-configuration/t/1",
@@ -273,7 +285,7 @@ def test_where_the_document_of_an_issuer_is() -> None:
         ("", "https://h/a"),
     ],
 )
-def test_where_a_redirect_may_lead(location: str, target: str | None) -> None:
+def test_a_redirect_must_stay_within_its_origin(location: str, target: str | None) -> None:
     assert redirect_target("https://h/a", location, STRICT) == target
 
 
@@ -281,13 +293,13 @@ def test_where_a_redirect_may_lead(location: str, target: str | None) -> None:
 
 
 @pytest.mark.parametrize("body", [b'{"a": NaN}', b'{"a": -Infinity}', b"[]", b"7", b"", b'{"a": 1}' + b" " * 100])
-def test_what_is_no_object_of_json_is_none(body: bytes) -> None:
+def test_a_body_that_is_not_a_json_object_is_not_read(body: bytes) -> None:
     assert read_object(body, 100) is None
     assert read_object(b'{"a": 1}' + b" " * 92, 100) == {"a": 1}
 
 
 @given(st.binary(max_size=300))
-def test_any_body_is_an_object_or_none(body: bytes) -> None:
+def test_any_body_can_be_read(body: bytes) -> None:
     assert isinstance(read_object(body, 200), dict | None)
 
 
@@ -308,14 +320,14 @@ RESOURCE = {"resource": MCP, "authorization_servers": [ISSUER]}
         ({"authorization_servers": ["http://as.example"]}, "is not https"),
     ],
 )
-def test_what_a_resource_must_say(change: dict[str, Any], words: str) -> None:
+def test_required_members_of_resource_metadata(change: dict[str, Any], words: str) -> None:
     with pytest.raises(AuthorizationFailed, match=words) as caught:
         read_resource({**RESOURCE, **change}, MCP, STRICT)
     assert caught.value.blame is Blame.SERVER
     assert caught.value.advice
 
 
-def test_what_a_resource_may_leave_out_or_write_as_it_likes() -> None:
+def test_optional_members_of_resource_metadata() -> None:
     assert read_resource(RESOURCE, MCP, STRICT).scopes is None
     assert read_resource({**RESOURCE, "scopes_supported": "a b"}, MCP, STRICT).scopes is None
     assert read_resource({**RESOURCE, "scopes_supported": []}, MCP, STRICT).scopes == ()
@@ -335,20 +347,20 @@ def test_what_a_resource_may_leave_out_or_write_as_it_likes() -> None:
         ({"registration_endpoint": 7}, "is not a URL"),
     ],
 )
-def test_what_an_authorization_server_must_say(change: dict[str, Any], words: str) -> None:
+def test_required_members_of_server_metadata(change: dict[str, Any], words: str) -> None:
     with pytest.raises(AuthorizationFailed, match=words) as caught:
         read_server({**METADATA, **change}, ISSUER, STRICT)
     assert caught.value.blame is Blame.AUTHORIZATION_SERVER
 
 
-def test_what_is_not_said_is_not_assumed() -> None:
+def test_absent_members_of_server_metadata_have_no_defaults() -> None:
     assert (SERVER.methods, SERVER.grants, SERVER.scopes, SERVER.dpop_algorithms) == (None, None, (), ())
     odd = {"token_endpoint_auth_methods_supported": "none", "grant_types_supported": ["a", 7]}
     server = read_server({**METADATA, **odd}, ISSUER, STRICT)
     assert (server.methods, server.grants) == (None, ("a",))
 
 
-def test_an_issuer_of_2025_03_26_may_write_itself_with_a_slash_and_not_as_somebody_else() -> None:
+def test_an_issuer_of_2025_03_26_may_end_with_a_slash() -> None:
     server = read_server({**METADATA, "issuer": f"{ISSUER}/"}, ISSUER, STRICT, legacy=True)
     assert (server.issuer, server.stated_issuer) == (ISSUER, f"{ISSUER}/")
     for name in ("https://honest.example", f"{ISSUER}//", "HTTPS://as.example", None):
@@ -357,7 +369,7 @@ def test_an_issuer_of_2025_03_26_may_write_itself_with_a_slash_and_not_as_somebo
 
 
 @req("auth-85")
-def test_silence_about_pkce_is_consent_in_2025_03_26_only() -> None:
+def test_absent_pkce_metadata_is_accepted_in_2025_03_26_only() -> None:
     check_pkce(default_server(MCP))
     check_pkce(SERVER)
     for server in (attrs.evolve(SERVER, challenges=None), attrs.evolve(default_server(MCP), challenges=("plain",))):
@@ -394,7 +406,7 @@ def test_the_document_of_a_client() -> None:
         ("https://app.example/c", ("authorization_code",), "web", ["authorization_code"]),
     ],
 )
-def test_what_a_registration_says(uri: str, grants: Any, kind: str, grant_types: list[str]) -> None:
+def test_the_members_of_a_registration_request(uri: str, grants: Any, kind: str, grant_types: list[str]) -> None:
     said = registration(Application("V"), attrs.evolve(SERVER, grants=grants), uri, ())
     assert "scope" not in said
     assert (said["application_type"], said["grant_types"], said["redirect_uris"]) == (kind, grant_types, [uri])
@@ -430,7 +442,7 @@ def test_what_a_registration_says(uri: str, grants: Any, kind: str, grant_types:
         ({}, None),
     ],
 )
-def test_what_a_registration_gives(said: Any, client: OAuthClient | None) -> None:
+def test_reading_a_registration_response(said: Any, client: OAuthClient | None) -> None:
     if client is None:
         with pytest.raises(AuthorizationFailed, match="no client id"):
             read_registration(said, ISSUER, CALLBACK)
@@ -450,23 +462,23 @@ def test_what_a_registration_gives(said: Any, client: OAuthClient | None) -> Non
         ({}, "status 403.*by hand"),
     ],
 )
-def test_a_registration_that_is_refused_says_why(said: Any, words: str) -> None:
+def test_the_error_of_a_refused_registration_has_the_reason(said: Any, words: str) -> None:
     with pytest.raises(AuthorizationFailed, match=words):
         raise registration_refused(ISSUER, 403, said)
 
 
 @req("auth-94")
-def test_a_refused_registration_ends_the_flow_and_not_the_program() -> None:
-    visitor = Visitor(world())
+def test_after_a_refused_registration_the_next_flow_succeeds() -> None:
+    driver = Driver(deployment())
 
     def answer(request: SendRequest) -> FlowEvent | None:
         return reply(400, {"error": "invalid_redirect_uri"}) if request.url.endswith("/register") else None
 
-    visitor.world.broken = answer
+    driver.deployment.override = answer
     with pytest.raises(AuthorizationFailed, match="redirect URI"):
-        visitor.call()
-    visitor.world.broken = lambda request: None
-    assert visitor.call() == 200
+        driver.call()
+    driver.deployment.override = lambda request: None
+    assert driver.call() == 200
 
 
 KEY = key()
@@ -497,7 +509,7 @@ KEY = key()
         (OAuthClient("c", secret="s"), True, ("tls_client_auth",), None),
     ],
 )
-def test_the_method_is_one_that_both_sides_can(
+def test_the_method_is_one_that_both_sides_support(
     client: OAuthClient, signs: bool, taken: Any, method: ClientAuthMethod | None
 ) -> None:
     if method is None:
@@ -510,16 +522,16 @@ def test_the_method_is_one_that_both_sides_can(
 def test_the_halves_of_basic_are_encoded_before_they_are_joined() -> None:
     client = OAuthClient("a:b", ISSUER, "c:d e/é", ClientAuthMethod.BASIC)
     headers, fields = authenticated(client, None, ISSUER, NOW, entropy)
-    assert fields == {"client_id": "a:b"}  # without which servers by the official SDK for Python know nobody
+    assert fields == {"client_id": "a:b"}  # servers of the official Python SDK do not find the client without it
     assert headers == (("Authorization", "Basic YSUzQWI6YyUzQWQrZSUyRiVDMyVBOQ=="),)
 
 
-def test_a_client_whose_key_is_gone_says_so() -> None:
+def test_authentication_by_a_key_without_a_key_is_an_error() -> None:
     with pytest.raises(AuthorizationFailed, match="has no key now"):
         authenticated(OAuthClient("c", ISSUER, method=ClientAuthMethod.KEY), None, ISSUER, NOW, entropy)
 
 
-# What is signed.
+# Signatures.
 
 
 def test_a_key_is_asymmetric_and_shows_its_public_half_only() -> None:
@@ -532,7 +544,7 @@ def test_a_key_is_asymmetric_and_shows_its_public_half_only() -> None:
     assert repr(KEY) == "Key(algorithm='ES256', id=None)"
 
 
-def test_a_proof_is_of_one_request() -> None:
+def test_a_proof_is_for_one_request() -> None:
     proof = dpop_proof(KEY, "POST", "https://h/p?q=1#f", NOW + 0.9, entropy, nonce="n", token="t")
     header, claims = unsigned(proof)
     assert header == {"typ": "dpop+jwt", "alg": "ES256", "jwk": KEY.jwk}
@@ -556,11 +568,11 @@ def test_the_newest_nonce_of_each_origin_is_kept() -> None:
     assert not nonces.note("https://h19/", Headers())
 
 
-# The page, and what comes back from it.
+# The authorization request and its response.
 
 
 @req("auth-29", "auth-42", "auth-55", "auth-84", "auth-100")
-def test_the_page_to_open() -> None:
+def test_the_authorization_url() -> None:
     server = attrs.evolve(SERVER, authorization_endpoint=f"{ISSUER}/authorize?tenant=1")
     asked = new_authorization(server, CALLBACK, entropy)
     other = new_authorization(server, CALLBACK, entropy)
@@ -598,7 +610,7 @@ def test_the_page_to_open() -> None:
         ("", None),
     ],
 )
-def test_the_code_that_came_back(query: str, code: str | None) -> None:
+def test_reading_the_code_of_a_callback(query: str, code: str | None) -> None:
     assert read_return(query, PENDING) == code
 
 
@@ -615,14 +627,14 @@ def test_the_code_that_came_back(query: str, code: str | None) -> None:
         ("state=state&code=c&iss=https%3A%2F%2Fas.example&iss=https%3A%2F%2Fas.example", None, "came back with"),
     ],
 )
-def test_an_answer_without_a_code(query: str, blame: Blame | None, words: str) -> None:
+def test_the_error_of_a_callback_without_a_code(query: str, blame: Blame | None, words: str) -> None:
     with pytest.raises(AuthorizationFailed, match=words) as caught:
         read_return(query, PENDING)
     assert caught.value.blame is (blame or Blame.AUTHORIZATION_SERVER)
 
 
 @given(st.text())
-def test_any_return_is_a_code_or_an_error_or_nothing(query: str) -> None:
+def test_any_text_without_the_state_is_ignored_as_a_callback(query: str) -> None:
     assert read_return(query, PENDING) is None
 
 
@@ -671,31 +683,31 @@ def test_tokens_that_cannot_be_used(change: dict[str, Any]) -> None:
     assert "abcdef" not in str(caught.value)
 
 
-def test_a_refusal_by_a_status_that_says_success_is_one() -> None:
-    visitor = Visitor(world())
+def test_an_error_with_status_200_is_a_refusal() -> None:
+    driver = Driver(deployment())
 
     def answer(request: SendRequest) -> FlowEvent | None:
         said = {"error": "bad_verification_code", "error_description": "The code has expired."}
         return reply(200, said) if request.url.endswith("/token") else None
 
-    visitor.world.broken = answer
+    driver.deployment.override = answer
     with pytest.raises(AuthorizationFailed, match="The code has expired"):
-        visitor.call()
+        driver.call()
 
 
 def test_a_token_that_lives_for_seconds_is_used_before_it_is_renewed() -> None:
-    visitor = Visitor(world(expires_in=5))
-    assert visitor.call() == 200
-    assert len(visitor.world.servers[0].of("token")) == 1
-    assert visitor.call() == 200
-    assert len(visitor.world.servers[0].of("token")) == 2
+    driver = Driver(deployment(expires_in=5))
+    assert driver.call() == 200
+    assert len(driver.deployment.servers[0].of("token")) == 1
+    assert driver.call() == 200
+    assert len(driver.deployment.servers[0].of("token")) == 2
 
 
-def test_a_form_leaves_out_what_is_not_there() -> None:
+def test_a_form_omits_absent_fields() -> None:
     assert parse_qs(form({"a": "1 2", "b": None, "c": "é"}).decode()) == {"a": ["1 2"], "c": ["é"]}
 
 
-def test_what_a_server_says_is_cut_and_censored() -> None:
+def test_error_texts_of_a_server_are_cut_and_censored() -> None:
     assert censored("token hunter2\nis bad", ("hunter2", None, "is")) == r"'token [secret]\nis bad'"
     assert len(censored("x" * 1000, ())) == 200
     assert censored({"a": "hunter2"}, ("hunter2",)) == "\"{'a': '[secret]'}\""
@@ -726,17 +738,17 @@ def test_an_address_is_in_one_network(address: str, network: Network) -> None:
     assert network_at(address) is network
 
 
-# What is stored.
+# Records and errors.
 
 
 @req("auth-95")
-def test_a_record_survives_being_written() -> None:
-    visitor = Visitor(world(methods=("client_secret_basic",)))
-    visitor.call()
-    for each in (ServerRecord(MCP), ServerRecord(MCP, network=Network.LINK_LOCAL), *visitor.persisted):
+def test_a_record_is_the_same_after_it_is_written_and_read() -> None:
+    driver = Driver(deployment(methods=("client_secret_basic",)))
+    driver.call()
+    for each in (ServerRecord(MCP), ServerRecord(MCP, network=Network.LINK_LOCAL), *driver.persisted):
         assert read_record(json.loads(json.dumps(as_json(each)))) == each
     assert ServerRecord(MCP).without_refresh() == ServerRecord(MCP)
-    assert again(visitor).call() == 200
+    assert restarted(driver).call() == 200
     record = ServerRecord(MCP)
     for number in range(20):
         record = record.with_client(OAuthClient("c", f"https://as{number}.example"))
@@ -744,9 +756,9 @@ def test_a_record_survives_being_written() -> None:
 
 
 def damaged() -> list[Any]:
-    visitor = Visitor(world())
-    visitor.call()
-    good = as_json(attrs.evolve(visitor.persisted[-1], network=Network.PRIVATE))
+    driver = Driver(deployment())
+    driver.call()
+    good = as_json(attrs.evolve(driver.persisted[-1], network=Network.PRIVATE))
     found: list[Any] = [None, [], "x", {}]
 
     def spoil(at: Any, path: tuple[Any, ...]) -> None:
@@ -780,15 +792,15 @@ def test_a_damaged_record_is_read_or_refused_without_a_value_in_the_error() -> N
         assert [each for each in refused if f"'{name}'" in each]
 
 
-def test_what_passes_by_itself_is_no_matter_for_the_user() -> None:
+def test_temporary_failures_are_not_final() -> None:
     passing = {blame for blame in Blame if AuthorizationFailed(blame, "why", "advice").passes}
     assert passing == {Blame.NETWORK, Blame.AUTHORIZATION_SERVER, Blame.IDENTITY_PROVIDER}
     assert {blame for blame in Blame if is_final(AuthorizationFailed(blame, "why", "advice"))} == set(Blame) - passing
     assert not is_final(UsageError("of another kind"))
 
 
-def test_of_a_refusal_only_words_are_repeated() -> None:
-    """Others could be nested so deep that they cannot be shown."""
+def test_only_strings_of_a_refusal_are_repeated() -> None:
+    """Other values could be nested so deeply that they cannot be shown."""
     said: Any = {"error": [[["x"]]], "error_description": {"y": "z"}}
     assert str(refused(ISSUER, said, 400, ())) == f"'{ISSUER}' issued no token: 'status 400'; its operator can say why"
     assert "status 400" in str(registration_refused(ISSUER, 400, said))
