@@ -19,9 +19,9 @@ from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 from tests.client.everywhere import reachable
 from tests.client.http_script import URL, Asked, Out, legacy, linked, script
 from tests.client.linked import Peer
-from tests.http.client import note
+from tests.http.client import notification
+from tests.http.scripted_server import SSE_PATHS, ScriptedServer, play_call
 from tests.http.served import served
-from tests.http.stage import OLD, Stage, plays
 from tests.requirements import req
 from tests.server.raw_client import CLIENT_INFO, REVISION_NAMES, connected
 from trio_mcp import (
@@ -249,7 +249,7 @@ def ping(id: Any) -> Object:
     return {"jsonrpc": "2.0", "id": id, "method": "ping"}
 
 
-CANCELLED = [note("notifications/cancelled", {"requestId": id}) for id in (98, 99)]
+CANCELLED = [notification("notifications/cancelled", {"requestId": id}) for id in (98, 99)]
 
 
 def shape(said: Any) -> Any:
@@ -581,20 +581,20 @@ async def page_is_done(revision: str) -> Any:
 
 
 async def first_event(revision: str) -> Any:
-    async with served(Stage().server) as web:
+    async with served(ScriptedServer().server) as web:
         session = await web.initialize(revision)
-        async with web.stream(plays("progress", revision=revision), session=session) as stream:
+        async with web.stream(play_call("progress", revision=revision), session=session) as stream:
             return "a message" if (await stream.event()).data else "nothing"
 
 
 async def hangs_up(revision: str) -> Any:
-    stage = Stage()
-    async with served(stage.server) as web:
+    scripted = ScriptedServer()
+    async with served(scripted.server) as web:
         session = await web.initialize(revision)
-        async with web.stream(plays("progress", "hang-up 2", revision=revision), session=session) as stream:
+        async with web.stream(play_call("progress", "hang-up 2", revision=revision), session=session) as stream:
             await stream.rest()
         await wait_all_tasks_blocked()
-        return stage.answers
+        return scripted.answers
 
 
 async def client_names_its_revision(revision: str) -> Any:
@@ -643,7 +643,7 @@ async def after_410(revision: str) -> Any:
 
 async def answer_by_http(revision: str) -> Any:
     """The status of a POST, and whether the answer is in its body, by the transport that the revision describes."""
-    async with served(Server("s"), **OLD) as web:
+    async with served(Server("s"), **SSE_PATHS) as web:
         if REVISIONS[revision].http is not None:
             answer = await web.call("ping", session=await web.initialize(revision))
             return answer.status, answer.result == {}

@@ -33,7 +33,7 @@ from tests.bench.__main__ import PAGES as BENCH_PAGES
 from tests.bench.rows import ROWS, chosen
 from tests.client.oauth_town import town
 from tests.http.asgi_servers import hypercorn_of
-from tests.http.client import Web
+from tests.http.client import HttpClient
 from tests.peers.installed import needs, tool
 from tests.ports import unclaimed_port
 from tests.server.raw_client import LATEST, ErrorResponse, Object, client_on, connected, every_revision
@@ -295,7 +295,7 @@ async def test_the_server_listens(said: dict[str, Any], monkeypatch: pytest.Monk
         nursery.start_soon(said["listen"])
         authority, _, path = (await prints.receive()).removeprefix("http://").partition("/")
         host, _, port = authority.partition(":")
-        web = Web(partial(trio.open_tcp_stream, host, int(port)), host=authority, path=f"/{path}")
+        web = HttpClient(partial(trio.open_tcp_stream, host, int(port)), host=authority, path=f"/{path}")
         await tools_of(web, None)
         await tools_of(web, await web.initialize("2025-11-25"))
         await web.aclose()
@@ -475,7 +475,7 @@ async def test_the_application_serves(said: dict[str, Any]) -> None:
         await tools_of(web, None)
 
 
-async def tools_of(web: Web, session: str | None) -> None:
+async def tools_of(web: HttpClient, session: str | None) -> None:
     listed = (await web.call("tools/list", session=session)).result
     assert [tool["name"] for tool in listed["tools"]] == ["forecast", "order"]
 

@@ -428,7 +428,7 @@ async def resumption(revision: str) -> None:
         return "all of it"
 
     async def cut_it() -> None:
-        for stream in listener.theirs:
+        for stream in listener.server_ends:
             await stream.aclose()
         cut.set()
 

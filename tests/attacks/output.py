@@ -7,7 +7,7 @@ import struct
 import trio
 
 from tests.attacks.victim import first_answer, post, request, victim
-from tests.http.ws import opening
+from tests.http.ws import upgrade_request
 
 
 async def main() -> None:
@@ -31,7 +31,7 @@ async def main() -> None:
         for name, text in (("keep", "x" * 15_000_000), ("give", "")):
             empty = memory()
             stream = await trio.open_tcp_stream("127.0.0.1", port)
-            await stream.send_all(opening(Authorization="Bearer mallory", Host="127.0.0.1"))
+            await stream.send_all(upgrade_request(Authorization="Bearer mallory", Host="127.0.0.1"))
             await stream.receive_some()
             with trio.move_on_after(30):
                 for id in range(40):
@@ -81,7 +81,7 @@ async def short_answers() -> None:
 
 async def websocket(port: int) -> trio.abc.Stream:
     stream = await trio.open_tcp_stream("127.0.0.1", port)
-    await stream.send_all(opening(Authorization="Bearer mallory", Host="127.0.0.1"))
+    await stream.send_all(upgrade_request(Authorization="Bearer mallory", Host="127.0.0.1"))
     await stream.receive_some()
     return stream
 

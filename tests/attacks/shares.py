@@ -7,7 +7,7 @@ import json
 import trio
 
 from tests.attacks.victim import first_answer, post, request, victim
-from tests.http.ws import TEXT, frame, opening
+from tests.http.ws import TEXT, frame, upgrade_request
 from trio_mcp.core import Role
 
 
@@ -30,7 +30,7 @@ async def calls() -> None:
     async with victim() as (port, _, _), trio.open_nursery() as nursery:
         for _ in range(4):
             stream = await trio.open_tcp_stream("127.0.0.1", port)
-            await stream.send_all(opening(Authorization="Bearer mallory", Host="127.0.0.1"))
+            await stream.send_all(upgrade_request(Authorization="Bearer mallory", Host="127.0.0.1"))
             await stream.receive_some()
             nursery.start_soon(drain, stream)
             frames = [frame(Role.SERVER, TEXT, request("keep", id)) for id in range(10_000)]

@@ -30,8 +30,8 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.client.house import build
 from tests.http.asgi_servers import _connection
+from tests.http.scripted_server import SSE_PATHS, A, B, C, D, E
 from tests.http.served import MemoryListener
-from tests.http.stage import OLD, A, B, C, D, E
 from tests.server.checkpoints import running_tasks, task_positions
 from trio_mcp import Server, serve_http
 from trio_mcp.asgi import AsgiApp
@@ -49,7 +49,12 @@ _REVISIONS = {
     "http json": (B, C, D, E), "http": (B, C, D, E), "http+sse": (A, B, C, D),
 }  # fmt: skip
 _CONTRACT = {**_REVISIONS, "asgi": (B, C, D, E)}
-_OPTIONS: dict[str, dict[str, Any]] = {"http json": {"json_only": True}, "http": {}, "http+sse": OLD, "websocket": {}}
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "http json": {"json_only": True},
+    "http": {},
+    "http+sse": SSE_PATHS,
+    "websocket": {},
+}
 _URLS = {
     "http json": "http://127.0.0.1:3000/mcp", "http": "http://127.0.0.1:3000/mcp",
     "http+sse": "http://127.0.0.1:3000/sse", "websocket": "ws://127.0.0.1:3000/ws", "asgi": "http://127.0.0.1:3000/mcp",

@@ -26,8 +26,8 @@ from trio.testing import wait_all_tasks_blocked
 from tests.client.house import build
 from tests.client.http_script import Asked, Out, Play, Script
 from tests.core.auth_server import CALLBACK, NOW, AuthServer
+from tests.http.scripted_server import SSE_PATHS
 from tests.http.served import MemoryListener
-from tests.http.stage import OLD
 from tests.server.checkpoints import Pair, PipeEnd, running_tasks, task_positions, unlimited_pipe, unwrapped
 from trio_mcp import Client, OAuth, Principal, Server, open_client, serve_http
 from trio_mcp.core.oauth import SendRequest
@@ -94,7 +94,7 @@ class Town:
     @property
     def documents(self) -> list[str]:
         """What the MCP server was asked for beside the protocol, with the headers of it."""
-        heard = [each.heard.decode("latin-1") for each in self.listener.theirs if isinstance(each, PipeEnd)]
+        heard = [each.heard.decode("latin-1") for each in self.listener.server_ends if isinstance(each, PipeEnd)]
         return [found for each in heard for found in re.findall(r"GET /\.well-known/.*?\r\n\r\n", each, re.DOTALL)]
 
     @property
@@ -167,7 +167,7 @@ async def town(
         verify = at.verify if plain_verify else at.verify_later
         server.protect(verify=verify, resource=RESOURCE, authorization_servers=[ISSUER], scopes=scopes)
     listener = at.listener = MemoryListener(streams)
-    options = OLD if transport == "http+sse" else {}
+    options = SSE_PATHS if transport == "http+sse" else {}
     with unwrapped():
         async with trio.open_nursery() as nursery:
             issuer = Script(at.answer, nursery, streams)

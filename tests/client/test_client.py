@@ -17,7 +17,7 @@ from trio.testing import MockClock, assert_checkpoints
 from tests.client.everywhere import nothing_left, reachable
 from tests.client.house import build
 from tests.client.http_script import URL, Asked, Out, Script, script
-from tests.http.stage import C, D, E
+from tests.http.scripted_server import C, D, E
 from tests.requirements import req
 from trio_mcp import CacheHints, RequestError, Server, UsageError, serve_http, serve_stdio
 from trio_mcp.client import Client, open_client

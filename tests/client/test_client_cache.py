@@ -14,7 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.client.everywhere import nothing_left, reachable
 from tests.client.house import Size
 from tests.client.http_script import URL, Asked, Out, Script, script
-from tests.http.stage import D, E
+from tests.http.scripted_server import D, E
 from tests.requirements import req
 from tests.server.checkpoints import wait_or_fail
 from trio_mcp import Accepted, Context, RequestError, ResourceNotFound, Server

@@ -14,7 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.client.everywhere import ROOT, Where, at_home, contract, nothing_left, visiting
 from tests.client.house import Forecast, build
-from tests.http.stage import A, B, C, D, E
+from tests.http.scripted_server import A, B, C, D, E
 from tests.requirements import req
 from tests.server.checkpoints import wait_or_fail
 from trio_mcp import Context, Declined, RequestError, Server, UsageError

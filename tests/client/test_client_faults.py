@@ -18,8 +18,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.client.everywhere import ROOT, Where, at_home, everywhere, nothing_left, reachable, visiting
 from tests.client.http_script import URL, Asked, Out, legacy, modern, script
 from tests.cuts import Cuts
+from tests.http.scripted_server import SSE_PATHS, A, D, E
 from tests.http.served import MemoryListener
-from tests.http.stage import OLD, A, D, E
 from tests.requirements import req
 from tests.server.checkpoints import (
     Attempt,
@@ -145,7 +145,7 @@ async def faulty(transport: str, fault: Fault, server: Server) -> AsyncIterator[
             yield Faulty(ours, fault)
             return
         listener = MemoryListener()
-        options: dict[str, Any] = {"http json": {"json_only": True}, "http+sse": OLD}.get(transport, {})
+        options: dict[str, Any] = {"http json": {"json_only": True}, "http+sse": SSE_PATHS}.get(transport, {})
 
         async def connect() -> trio.abc.Stream:
             stream = await listener.connect()

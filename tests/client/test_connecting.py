@@ -18,7 +18,7 @@ from wsproto import ConnectionType, WSConnection, events
 
 from tests.client.everywhere import nothing_left, reachable
 from tests.client.http_script import URL, Asked, Out, legacy, script
-from tests.http.stage import A, D, E
+from tests.http.scripted_server import A, D, E
 from tests.requirements import req
 from trio_mcp.client import ClientOptions, HandshakeError, NoResponse, SessionLost, connector_for, open_client
 

@@ -12,7 +12,7 @@ from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 from tests.client.everywhere import nothing_left
 from tests.client.house import build
 from tests.client.test_client_faults import DISCOVERED, INITIALIZED, played
-from tests.http.stage import D, E
+from tests.http.scripted_server import D, E
 from tests.requirements import req
 from trio_mcp import (
     Client,

@@ -25,8 +25,8 @@ from tests.client.http_script import (
     script,
 )
 from tests.cuts import Cuts
+from tests.http.scripted_server import QUESTIONS, SSE_PATHS, TOOLS, A, B, C, D, E, ScriptedServer, play_params
 from tests.http.served import listening, served
-from tests.http.stage import OLD, QUESTIONS, TOOLS, A, B, C, D, E, Stage, play
 from tests.requirements import req
 from tests.server.checkpoints import Attempt, any_task, cancel_at_each_step, wait_or_fail
 from tests.server.raw_client import CAPABILITIES
@@ -63,11 +63,11 @@ async def failing(bench: Bench, method: str = "tools/list", params: Any = None) 
 
 @contextlib.asynccontextmanager
 async def at(
-    stage: Stage, revision: str, *, over: Any = served, sse: bool = False, **options: Any
+    scripted: ScriptedServer, revision: str, *, over: Any = served, sse: bool = False, **options: Any
 ) -> AsyncIterator[Bench]:
     """A link to our own server: over HTTP+SSE for the revision that has nothing else."""
     sse = sse or revision == A
-    async with over(stage.server, **(OLD if sse else {}), **options) as web:
+    async with over(scripted.server, **(SSE_PATHS if sse else {}), **options) as web:
         url = f"http://{web.headers['Host']}{'/sse' if sse else '/mcp'}"
         capabilities = CAPABILITIES[revision]
         async with linked(web.connect, [revision], url=url, sse=sse, capabilities=capabilities) as bench:
@@ -82,14 +82,14 @@ def text_of(result: dict[str, Any]) -> str:
 @req("http-08", "http-09", "http-19", "http-66", "http-67")
 @in_all
 async def test_calls_are_answered_in_every_revision(revision: str, autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with at(stage, revision) as bench:
+    scripted = ScriptedServer()
+    async with at(scripted, revision) as bench:
         reports: list[float] = []
         result = await bench.caller.request("tools/list")
         assert [each["name"] for each in result["tools"]] == ["play"]
         result = await bench.caller.request(
             "tools/call",
-            play("progress", "progress", "say hello"),
+            play_params("progress", "progress", "say hello"),
             on_progress=lambda *report: reports.append(report[0]),
         )
         assert text_of(result) == "hello"
@@ -103,17 +103,17 @@ async def test_calls_are_answered_in_every_revision(revision: str, autojump_cloc
 async def test_calls_are_answered_by_the_old_transport_in_newer_revisions(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    async with at(Stage(), revision, sse=True) as bench:
-        assert text_of(await bench.caller.request("tools/call", play("say hello"))) == "hello"
+    async with at(ScriptedServer(), revision, sse=True) as bench:
+        assert text_of(await bench.caller.request("tools/call", play_params("say hello"))) == "hello"
 
 
 @in_all
 async def test_calls_are_answered_over_sockets(revision: str) -> None:
-    async with at(Stage(), revision, over=listening) as bench:
+    async with at(ScriptedServer(), revision, over=listening) as bench:
         results: list[str] = []
 
         async def call(number: int) -> None:
-            results.append(text_of(await bench.caller.request("tools/call", play(f"say {number}"))))
+            results.append(text_of(await bench.caller.request("tools/call", play_params(f"say {number}"))))
 
         async with trio.open_nursery() as nursery:
             for number in range(20):
@@ -126,25 +126,27 @@ async def test_calls_are_answered_over_sockets(revision: str) -> None:
 async def test_leaving_a_call_stops_its_handler_and_the_session_goes_on(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    stage = Stage()
-    async with at(stage, revision) as bench:
+    scripted = ScriptedServer()
+    async with at(scripted, revision) as bench:
         with trio.move_on_after(5):
-            await bench.caller.request("tools/call", play("wait x", name="long"))
+            await bench.caller.request("tools/call", play_params("wait x", name="long"))
         await wait_all_tasks_blocked()
-        assert stage.cancelled == ["long"]
-        assert text_of(await bench.caller.request("tools/call", play("say still"))) == "still"
+        assert scripted.cancelled == ["long"]
+        assert text_of(await bench.caller.request("tools/call", play_params("say still"))) == "still"
 
 
 @req("http-125")
 @pytest.mark.parametrize("revision", [A, *SESSIONS])
 async def test_what_a_server_asks_in_a_call_is_answered(revision: str, autojump_clock: MockClock) -> None:
-    stage = Stage()
+    scripted = ScriptedServer()
     method, answer, _ = QUESTIONS["sample"]
-    async with at(stage, revision) as bench:
+    async with at(scripted, revision) as bench:
         bench.talk.answers[method] = lambda call: answer
-        result = await bench.caller.request("tools/call", play("sample", "say asked"), on_progress=lambda *_: None)
+        result = await bench.caller.request(
+            "tools/call", play_params("sample", "say asked"), on_progress=lambda *_: None
+        )
         assert text_of(result) == "asked"
-        assert len(stage.answers) == 1
+        assert len(scripted.answers) == 1
 
 
 @req("http-31", "http-32")
@@ -152,39 +154,39 @@ async def test_what_a_server_asks_in_a_call_is_answered(revision: str, autojump_
 async def test_what_belongs_to_no_request_is_heard_on_a_stream_of_its_own(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    stage = Stage()
-    async with at(stage, revision) as bench:
+    scripted = ScriptedServer()
+    async with at(scripted, revision) as bench:
         bench.nursery.start_soon(bench.link.run_event_stream)
         await wait_all_tasks_blocked()
-        stage.server.notify_list_changed("tools")
+        scripted.server.notify_list_changed("tools")
         await trio.sleep(5)
         assert [each.notification.method for each in bench.talk.notices] == [TOOLS]
 
 
 async def test_a_modern_session_has_no_such_stream(autojump_clock: MockClock) -> None:
-    async with at(Stage(), E) as bench:
+    async with at(ScriptedServer(), E) as bench:
         await bench.link.run_event_stream()  # returns
 
 
 @req("http-41", "http-44", "http-48", "http-50")
 async def test_a_call_goes_on_where_the_server_has_hung_up(autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with at(stage, D) as bench:
+    scripted = ScriptedServer()
+    async with at(scripted, D) as bench:
         reports: list[float] = []
         start = trio.current_time()
-        steps = play("progress", "hang-up 7", "progress", "say back")
+        steps = play_params("progress", "hang-up 7", "progress", "say back")
         result = await bench.caller.request("tools/call", steps, on_progress=lambda *report: reports.append(report[0]))
         assert text_of(result) == "back"
         assert reports == [1, 2]
-        assert stage.answers == [True]
+        assert scripted.answers == [True]
         assert trio.current_time() - start >= 7
 
 
 @req("http-59")
 @in_sessions
 async def test_closing_ends_the_session_at_the_server(revision: str, autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server) as web, linked(web.connect, [revision]) as bench:
+    scripted = ScriptedServer()
+    async with served(scripted.server) as web, linked(web.connect, [revision]) as bench:
         await bench.caller.request("tools/list")
         id = bench.link._sender.session_id
         await bench.link.aclose()
@@ -198,13 +200,13 @@ async def test_closing_ends_the_session_at_the_server(revision: str, autojump_cl
 
 @in_all
 async def test_closing_ends_every_call_at_once(revision: str, autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with at(stage, revision) as bench:
+    scripted = ScriptedServer()
+    async with at(scripted, revision) as bench:
         ended: list[str] = []
 
         async def call() -> None:
             with pytest.raises(SessionClosed, match="closed by this side"):
-                await bench.caller.request("tools/call", play("wait x"), on_progress=lambda *_: None)
+                await bench.caller.request("tools/call", play_params("wait x"), on_progress=lambda *_: None)
             ended.append("call")
 
         async with trio.open_nursery() as nursery:
@@ -219,8 +221,8 @@ async def test_closing_ends_every_call_at_once(revision: str, autojump_clock: Mo
 
 @in_sessions
 async def test_a_session_that_the_server_ended_is_lost(revision: str, autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server) as web, linked(web.connect, [revision]) as bench:
+    scripted = ScriptedServer()
+    async with served(scripted.server) as web, linked(web.connect, [revision]) as bench:
         gone = await web.end(bench.link._sender.session_id)
         assert gone.status in (200, 202, 204)
         failed = await failing(bench)
@@ -237,10 +239,10 @@ async def test_the_callers_own_headers_go_with_everything(revision: str, autojum
         seen.append(request.headers.get("Authorization"))
         return "ann" if request.headers.get("Authorization") else None
 
-    stage, sse = Stage(), revision == A
+    scripted, sse = ScriptedServer(), revision == A
     tokens = iter(range(100))
-    options = {"authenticate": authenticate, **(OLD if sse else {})}
-    async with served(stage.server, **options) as web:
+    options = {"authenticate": authenticate, **(SSE_PATHS if sse else {})}
+    async with served(scripted.server, **options) as web:
         url = URL if not sse else "http://127.0.0.1:3000/sse"
         headers = lambda: (("Authorization", f"Bearer {next(tokens)}"),)  # noqa: E731
         async with linked(web.connect, [revision], url=url, sse=sse, headers=headers) as bench:
@@ -1737,13 +1739,15 @@ def test_cancelling_everything_at_any_step_leaves_nothing(kind: str) -> None:
     stage_of = {"sessions": D, "modern": E, "http+sse": A}
 
     async def scenario(attempt: Attempt) -> None:
-        stage = Stage()
-        async with served(stage.server, check=False, **(OLD if kind == "http+sse" else {})) as web:
+        scripted = ScriptedServer()
+        async with served(scripted.server, check=False, **(SSE_PATHS if kind == "http+sse" else {})) as web:
             url = "http://127.0.0.1:3000/sse" if kind == "http+sse" else URL
             with attempt.window():
                 async with linked(web.connect, [stage_of[kind]], url=url, sse=kind == "http+sse") as bench:
                     if kind == "sessions":
                         bench.nursery.start_soon(bench.link.run_event_stream)
-                    await bench.caller.request("tools/call", play("progress", "progress"), on_progress=lambda *_: None)
+                    await bench.caller.request(
+                        "tools/call", play_params("progress", "progress"), on_progress=lambda *_: None
+                    )
 
     assert cancel_at_each_step(scenario, watch="the scenario") > 5

@@ -13,8 +13,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.client.everywhere import nothing_left, reachable
 from tests.client.house import build
 from tests.client.http_script import URL, Asked, Out, Script, script
+from tests.http.scripted_server import A, D, E
 from tests.http.served import MemoryListener
-from tests.http.stage import A, D, E
 from tests.requirements import req
 from tests.server.checkpoints import Attempt, any_task, cancel_at_each_step, wait_or_fail
 from trio_mcp import RequestError, serve_http

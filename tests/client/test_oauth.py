@@ -17,7 +17,7 @@ from tests.client.house import build
 from tests.client.http_script import Asked, Out, legacy, modern
 from tests.client.oauth_town import ISSUER, RESOURCE, quiet, town
 from tests.core.auth_server import CALLBACK, AuthServer, Deployment, Driver, McpServer, key, unsigned
-from tests.http.stage import A, B, C, D, E
+from tests.http.scripted_server import A, B, C, D, E
 from tests.requirements import req
 from trio_mcp import Client, OAuth, RequestError, Server, UsageError, open_client
 from trio_mcp.core.oauth import SendRequest

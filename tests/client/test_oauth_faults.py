@@ -13,7 +13,7 @@ from trio.testing import MockClock
 from tests.client.http_script import Asked, Out, Play, legacy, modern
 from tests.client.oauth_town import ISSUER, RESOURCE, Town, quiet, town
 from tests.core.auth_server import key
-from tests.http.stage import B, D, E
+from tests.http.scripted_server import B, D, E
 from tests.requirements import req
 from tests.server.checkpoints import Attempt, any_task, cancel_at_each_step
 from trio_mcp import Client, UsageError

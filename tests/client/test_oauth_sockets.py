@@ -117,12 +117,12 @@ TROUBLE = {
     "metadata sent around": (partial(moved, path=PLACE, to=PLACE), "publishes no metadata"),
     "registration elsewhere": (partial(moved, path="/register", to="/token"), "refused to register"),
     "tokens elsewhere": (partial(moved, path="/token", to="http://localhost:9/token"), "issued no token: 'status 307'"),
-    "dead metadata": (partial(bad, "dead", METADATA), "the connection ended before there was a reply"),
-    "dead registration": (partial(bad, "dead", "register"), "the connection ended before there was a reply"),
-    "dead tokens": (partial(bad, "dead", "token"), "the connection ended before there was a reply"),
-    "ill metadata": (partial(bad, "ill", METADATA), "answered 503"),
-    "ill registration": (partial(bad, "ill", "register"), "refused to register the application: 'status 503'"),
-    "ill tokens": (partial(bad, "ill", "token"), "issued no token: 'status 503'"),
+    "dead metadata": (partial(bad, "unanswered", METADATA), "the connection ended before there was a reply"),
+    "dead registration": (partial(bad, "unanswered", "register"), "the connection ended before there was a reply"),
+    "dead tokens": (partial(bad, "unanswered", "token"), "the connection ended before there was a reply"),
+    "ill metadata": (partial(bad, "unavailable", METADATA), "answered 503"),
+    "ill registration": (partial(bad, "unavailable", "register"), "refused to register the application: 'status 503'"),
+    "ill tokens": (partial(bad, "unavailable", "token"), "issued no token: 'status 503'"),
 }
 
 
@@ -139,8 +139,8 @@ async def test_a_server_that_misbehaves_gives_no_token_and_may_do_better_later(t
             async with open_client(url, auth=auth):
                 raise AssertionError("let in")
         assert not server.tokens
-        site.dead.clear()
-        site.ill.clear()
+        site.unanswered.clear()
+        site.unavailable.clear()
         server.metadata, server.iss, server.denies, server.redirects = good
         async with open_client(url, auth=auth) as client:
             assert await text_of(client, "who") == "notes:read"
@@ -160,8 +160,8 @@ async def test_who_does_not_wait_for_a_slow_server_hinders_nobody_who_does(kind:
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(give_up)
-            await hold.came.wait()
+            await hold.arrived.wait()
             impatient.cancel()
-        hold.go.set()
+        hold.release.set()
         async with open_client(url, auth=auth) as client:
             assert await text_of(client, "who") == "notes:read"

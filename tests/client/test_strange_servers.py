@@ -16,8 +16,8 @@ import trio
 from trio.testing import MockClock
 
 from tests.client.everywhere import nothing_left, reachable
+from tests.http.scripted_server import B, D, E
 from tests.http.served import MemoryListener
-from tests.http.stage import B, D, E
 from trio_mcp import McpError, connect_client
 from trio_mcp.client import Client
 from trio_mcp.types import PromptReference

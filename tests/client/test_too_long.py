@@ -11,7 +11,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.client.linked import Link, linked, scripted
-from tests.http.stage import A, B, C, D, E
+from tests.http.scripted_server import A, B, C, D, E
 from tests.server.checkpoints import wait_or_fail
 from trio_mcp import Server, open_client
 from trio_mcp.core import Limits, McpError, RemoteProtocolError, RequestError

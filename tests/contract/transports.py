@@ -7,8 +7,9 @@ of its stream by `trio_mcp.server.session.serve_stream`, and the fixture of `tes
 - `memory` is `serve_stream` itself.
 - `stdio` is `serve_stdio`, with two pipes as fds 0 and 1.
 - The others are gateways.  A gateway takes the client's lines and sends them as its transport wants them.  It gives
-  back as lines the messages of all streams.  `client.Web` checks the HTTP itself.  At the end of the client's lines the
-  gateway ends a session by DELETE, and a modern request by closing its response.  With the server the lines end.
+  back as lines the messages of all streams.  `client.HttpClient` checks the HTTP itself.  At the end of the client's
+  lines the gateway ends a session by DELETE, and a modern request by closing its response.  With the server the lines
+  end.
 
 `http json` accepts both kinds of response: an answer is JSON unless the server says something before it.  `http stream`
 accepts event streams only.  `asgi` is as `http json`, with the ASGI application in a host in memory.
@@ -37,7 +38,7 @@ from wsproto.events import AcceptConnection, CloseConnection, Event, Ping, Rejec
 from wsproto.events import Request as Handshake
 
 from tests.http.asgi_servers import hosted
-from tests.http.client import Answer, Cut, Link, Stream, Web, _items, _key
+from tests.http.client import Answer, Cut, HttpClient, Link, Stream, _items, _key
 from tests.http.served import MemoryListener
 from tests.server.checkpoints import unwrapped
 from tests.server.raw_client import LATEST
@@ -74,7 +75,7 @@ async def _lines(stream: trio.abc.ReceiveStream) -> AsyncIterator[bytes]:
 class _Gateway:
     """One client's lines on one side, a transport on the other."""
 
-    def __init__(self, stream: trio.abc.Stream, web: Web) -> None:
+    def __init__(self, stream: trio.abc.Stream, web: HttpClient) -> None:
         self.stream = stream
         self.web = web
         self.nursery: trio.Nursery
@@ -117,7 +118,7 @@ class _Gateway:
 class _Streamable(_Gateway):
     """Streamable HTTP, of whichever era the messages are."""
 
-    def __init__(self, stream: trio.abc.Stream, web: Web, accept: str | None = None) -> None:
+    def __init__(self, stream: trio.abc.Stream, web: HttpClient, accept: str | None = None) -> None:
         super().__init__(stream, web)
         self.session: str | None = None
         self.revision = LATEST
@@ -305,7 +306,7 @@ class _WebSocket(_Gateway):
 
 
 async def _over_http(
-    make: Callable[[trio.abc.Stream, Web], _Gateway],
+    make: Callable[[trio.abc.Stream, HttpClient], _Gateway],
     options: Mapping[str, Any],
     server: Any,
     stream: trio.abc.Stream,
@@ -316,7 +317,7 @@ async def _over_http(
 
     listener = MemoryListener()
     how: dict[str, Any] = {"listeners": [listener], "allowed_hosts": LOOPBACK_HOSTS, "tap": tap, **options}
-    web = Web(listener.connect, check=False)
+    web = HttpClient(listener.connect, check=False)
 
     async def serving(*, task_status: Any) -> None:
         await serve_http(server, task_status=task_status, **how)

@@ -8,7 +8,7 @@ import trio
 from trio.testing import MockClock
 
 from tests.extensions.test_server_tasks import CORE, EXTENSION, serving
-from tests.http.client import Answer, Web
+from tests.http.client import Answer, HttpClient
 from tests.http.served import served
 from tests.requirements import req
 from trio_mcp.core import META_CLIENT_CAPABILITIES, RELATED_TASK, TASKS_EXTENSION
@@ -16,7 +16,7 @@ from trio_mcp.core import META_CLIENT_CAPABILITIES, RELATED_TASK, TASKS_EXTENSIO
 META = {META_CLIENT_CAPABILITIES: {"extensions": {TASKS_EXTENSION: {}}}}
 
 
-async def begin(web: Web, session: str, name: str, arguments: dict[str, Any] | None = None) -> str:
+async def begin(web: HttpClient, session: str, name: str, arguments: dict[str, Any] | None = None) -> str:
     params = {"name": name, "arguments": arguments or {}, "task": {}}
     id: str = (await web.call("tools/call", params, session=session)).result["task"]["taskId"]
     return id

@@ -17,9 +17,9 @@ import trio
 from trio.testing import MockClock
 
 from tests.http.asgi_servers import _connection
-from tests.http.client import Web
+from tests.http.client import HttpClient
+from tests.http.scripted_server import C, D, E
 from tests.http.served import MemoryListener
-from tests.http.stage import C, D, E
 from tests.requirements import req
 from tests.server.raw_client import connected
 from trio_mcp import Context, Field, Server, UsageError, open_client
@@ -308,7 +308,7 @@ async def test_a_proxy_that_decides_by_headers_refuses_versions_whose_headers_sa
     policy = names["Policy"](app, {b"look"})
     async with app.running(), trio.open_nursery() as nursery:
         nursery.start_soon(trio.serve_listeners, partial(_connection, policy, {}), [listener])
-        web = Web(listener.connect)
+        web = HttpClient(listener.connect)
         async with contextlib.aclosing(web):
             assert (await web.call("tools/call", {"name": "look"})).status == 200
             assert (await web.call("tools/call", {"name": "drop"})).status == 403

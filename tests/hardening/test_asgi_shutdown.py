@@ -7,7 +7,7 @@ import trio
 from trio.testing import MockClock
 
 from tests.http.asgi_servers import hosted, hypercorn_of, lifespan_of
-from tests.http.client import Web
+from tests.http.client import HttpClient
 from tests.server.raw_client import legacy
 from trio_mcp import Context, Server
 from trio_mcp.asgi import AsgiApp
@@ -28,7 +28,7 @@ class Working:
             finally:
                 self.ended.append(trio.current_time())
 
-    async def begin(self, web: Web, revision: str) -> None:
+    async def begin(self, web: HttpClient, revision: str) -> None:
         session = await web.initialize(revision)
         message = web.request("tools/call", {"name": "work", "arguments": {}}, revision=revision, progress="p")
         async with web.stream(message, session=session) as stream:

@@ -19,9 +19,9 @@ from tests.attacks.values import ANSWERS, MESSAGES, attack_client, attack_ids, a
 from tests.client.everywhere import ROOT, Where, contract, reachable, visiting
 from tests.client.http_script import Asked, Out, Play, modern, script
 from tests.http.asgi_servers import hosted
-from tests.http.client import Web
+from tests.http.client import HttpClient
+from tests.http.scripted_server import SSE_PATHS
 from tests.http.served import bearer, by_token, served
-from tests.http.stage import OLD
 from tests.server.checkpoints import wait_or_fail
 from trio_mcp import Client, Limits, McpError, RequestError, Server, TextContent, open_client, serve_stream
 from trio_mcp.asgi import AsgiApp
@@ -294,14 +294,14 @@ SITES = {"cross-site": 403, "same-site": 403, "same-origin": 200, "none": 200}
 
 @pytest.mark.parametrize("site", SITES)
 async def test_a_page_of_another_site_opens_no_stream_without_its_origin(site: str, autojump_clock: MockClock) -> None:
-    async with served(server_of_little(), **OLD) as web:
+    async with served(server_of_little(), **SSE_PATHS) as web:
         link, head = await web.ask("GET", "/sse", {"Accept": "text/event-stream", "Sec-Fetch-Site": site})
         assert head.status_code == SITES[site]
         await link.aclose()
 
 
 async def test_a_page_of_an_allowed_origin_may_be_of_another_site(autojump_clock: MockClock) -> None:
-    async with served(server_of_little(), **OLD) as web:
+    async with served(server_of_little(), **SSE_PATHS) as web:
         headers = {"Accept": "text/event-stream", "Sec-Fetch-Site": "same-site", "Origin": "http://localhost:8080"}
         link, head = await web.ask("GET", "/sse", headers)
         assert head.status_code == 200
@@ -309,7 +309,7 @@ async def test_a_page_of_an_allowed_origin_may_be_of_another_site(autojump_clock
 
 
 async def test_a_server_of_every_origin_needs_not_know_it(autojump_clock: MockClock) -> None:
-    async with served(server_of_little(), **OLD, allowed_origins=["*"]) as web:
+    async with served(server_of_little(), **SSE_PATHS, allowed_origins=["*"]) as web:
         link, head = await web.ask("GET", "/sse", {"Accept": "text/event-stream", "Sec-Fetch-Site": "cross-site"})
         assert head.status_code == 200
         await link.aclose()
@@ -319,7 +319,7 @@ async def test_a_server_of_every_origin_needs_not_know_it(autojump_clock: MockCl
 
 
 @contextlib.asynccontextmanager
-async def by_asgi(server: Server, **options: Any) -> AsyncIterator[Web]:
+async def by_asgi(server: Server, **options: Any) -> AsyncIterator[HttpClient]:
     async with hosted(AsgiApp(server, allowed_hosts=["127.0.0.1"], **options)) as web:
         yield web
 
@@ -329,7 +329,7 @@ async def by_asgi(server: Server, **options: Any) -> AsyncIterator[Web]:
 async def test_a_session_is_judged_before_a_body_is_read_for_it(
     which: str, serving: Callable[..., Any], autojump_clock: MockClock
 ) -> None:
-    async with serving(server_of_little(), authenticate=by_token, **OLD) as web:
+    async with serving(server_of_little(), authenticate=by_token, **SSE_PATHS) as web:
         session = await web.initialize("2025-11-25", headers=bearer("ann"))
         path, headers = "/mcp", {"Mcp-Session-Id": session, **bearer("ann")}
         if which == "unknown":

@@ -18,7 +18,7 @@ from tests.client.everywhere import Where, at_home, everywhere, nothing_left, re
 from tests.client.house import build
 from tests.client.http_script import URL, Asked, Out, Script, legacy, modern, script
 from tests.client.linked import Peer
-from tests.http.stage import D, E
+from tests.http.scripted_server import D, E
 from tests.requirements import req
 from tests.server.checkpoints import unlimited_pipe
 from trio_mcp import (

@@ -25,8 +25,8 @@ from tests.hardening.mistakes import (
     yield_in_a_nursery,
 )
 from tests.http.client import Cut
+from tests.http.scripted_server import ScriptedServer, Size, play_call, text_of
 from tests.http.served import served
-from tests.http.stage import Size, Stage, plays, text_of
 from trio_mcp import Context, Limits, McpError, Principal, RequestError, Server, ToolFailed, open_client
 from trio_mcp.core.http import MemoryEventLog
 from trio_mcp.types import FormElicitationRequest, HttpRequest, LoggingMessageParams
@@ -229,10 +229,10 @@ async def test_a_handler_that_is_cancelled_and_left_something_open_costs_nobody_
 async def test_a_cancellation_is_no_failure(
     how: str, where: Where, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stage = Stage()
+    scripted = ScriptedServer()
 
     async def meet() -> None:
-        async with visiting(where, stage.server) as client:
+        async with visiting(where, scripted.server) as client:
             with trio.move_on_after(5 if how == "the client" else 1000):
                 await client.call_tool("play", {"steps": ["wait for ever"]})
             assert how == "the client"
@@ -240,7 +240,7 @@ async def test_a_cancellation_is_no_failure(
 
     with caplog.at_level(logging.INFO, "trio_mcp"), trio.move_on_after(10):
         await meet()
-    assert stage.cancelled == [""]
+    assert scripted.cancelled == [""]
     assert [record.getMessage() for record in caplog.records if record.name == "trio_mcp"] == []
 
 
@@ -251,37 +251,37 @@ KINDS: dict[str, dict[str, Any]] = {"stream": {}, "json": {"json_only": True}, "
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_legacy_handler_whose_client_has_gone_is_bounded_in_time(kind: str, autojump_clock: MockClock) -> None:
-    stage = Stage(limits=Limits(session_idle_seconds=100))
-    async with stage.server.running(), served(stage.server, **KINDS[kind]) as web:
+    scripted = ScriptedServer(limits=Limits(session_idle_seconds=100))
+    async with scripted.server.running(), served(scripted.server, **KINDS[kind]) as web:
         session = None if kind == "no session" else await web.initialize("2025-11-25")
         with trio.move_on_after(1000):  # for as long the client is there
-            message = plays("progress", "wait for ever")
+            message = play_call("progress", "wait for ever")
             link, _, _ = await web.begin(message, session=session, revision="2025-11-25")
             try:
                 await trio.sleep_forever()
             finally:
                 await trio.aclose_forcefully(link.stream)
-        assert stage.began == [""]
+        assert scripted.began == [""]
         await trio.sleep(95)
-        assert (stage.cancelled, stage.server.statistics().running) == ([], 1)
+        assert (scripted.cancelled, scripted.server.statistics().running) == ([], 1)
         await trio.sleep(10)
-        assert (stage.cancelled, stage.server.statistics().running) == ([""], 0)
-        assert stage.server.statistics().connections == 0
+        assert (scripted.cancelled, scripted.server.statistics().running) == ([""], 0)
+        assert scripted.server.statistics().connections == 0
         if session is not None:
             assert (await web.call("ping", session=session)).status == 404
 
 
 @pytest.mark.parametrize("how", ["posts", "comes back", "was asked to come back"])
 async def test_a_legacy_handler_goes_on_while_its_client_is_heard_of(how: str, autojump_clock: MockClock) -> None:
-    stage = Stage(limits=Limits(session_idle_seconds=100))
-    async with served(stage.server) as web:
+    scripted = ScriptedServer(limits=Limits(session_idle_seconds=100))
+    async with served(scripted.server) as web:
         session = await web.initialize("2025-11-25")
         if how == "was asked to come back":
-            stream = await web.open(plays("hang-up 250", "sleep 200"), session=session)
+            stream = await web.open(play_call("hang-up 250", "sleep 200"), session=session)
             assert [each async for each in stream]
             await trio.sleep(249)
         else:
-            stream = await web.open(plays("progress", "sleep 200"), session=session)
+            stream = await web.open(play_call("progress", "sleep 200"), session=session)
             await stream.message()
             await stream.aclose()
             await trio.sleep(90)
@@ -290,7 +290,7 @@ async def test_a_legacy_handler_goes_on_while_its_client_is_heard_of(how: str, a
             else:
                 await (await web.open(session=session, after=stream.last_event_id)).aclose()
             await trio.sleep(90)
-            assert not stage.ended
+            assert not scripted.ended
             assert (await web.call("ping", id=2, session=session)).status == 200
             await trio.sleep(30)
         async with web.stream(session=session, after=stream.last_event_id) as rest:
@@ -560,21 +560,21 @@ class BrokenLog(MemoryEventLog):
 
 
 async def test_a_mistake_of_an_event_log_costs_its_own_stream_only(autojump_clock: MockClock) -> None:
-    stage = Stage()
+    scripted = ScriptedServer()
     logs = iter([MemoryEventLog(), BrokenLog()])
-    async with served(stage.server, event_log=lambda id: next(logs)) as web, trio.open_nursery() as nursery:
+    async with served(scripted.server, event_log=lambda id: next(logs)) as web, trio.open_nursery() as nursery:
         good, bad = [await web.initialize("2025-11-25") for _ in range(2)]
 
         async def call() -> None:
-            async with web.stream(plays("progress", "wait go"), session=good) as stream:
+            async with web.stream(play_call("progress", "wait go"), session=good) as stream:
                 assert text_of(await stream.response()) == "done"
 
         nursery.start_soon(call)
         await wait_all_tasks_blocked()
         with pytest.raises(Cut):
-            await web.open(plays("progress"), session=bad)
+            await web.open(play_call("progress"), session=bad)
         assert (await web.call("ping", session=good)).status == 200
-        stage.go["go"].set()
+        scripted.go["go"].set()
 
 
 # At the client.

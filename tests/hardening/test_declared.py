@@ -8,7 +8,7 @@ import pytest
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.client.everywhere import Where, everywhere, visiting
-from tests.http.stage import D, E
+from tests.http.scripted_server import D, E
 from tests.requirements import req
 from trio_mcp import Context, RequestError, Server, UsageError, open_client
 from trio_mcp.errors import SubscriptionUnsupported

@@ -17,10 +17,10 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.http.client import Answer, Web
+from tests.http.client import Answer, HttpClient
 from tests.http.served import by_token, listening, served
 from tests.http.test_asgi import posted
-from tests.http.ws import CONTINUED, PING, TEXT, frame, opening
+from tests.http.ws import CONTINUED, PING, TEXT, frame, upgrade_request
 from tests.requirements import req
 from tests.server.raw_client import LATEST, ErrorResponse, connected
 from trio_mcp import Context, Limits, Server
@@ -78,11 +78,11 @@ class Desk:
 
 
 @contextlib.asynccontextmanager
-async def shared(desk: Desk, *names: str, **options: Any) -> AsyncIterator[list[Web]]:
+async def shared(desk: Desk, *names: str, **options: Any) -> AsyncIterator[list[HttpClient]]:
     """A client for each of these principals."""
     async with served(desk.server, authenticate=by_token, **options) as web, contextlib.AsyncExitStack() as stack:
         webs = [
-            Web(web.connect, host=str(web.headers["Host"]), headers={"Authorization": f"Bearer {name}"})
+            HttpClient(web.connect, host=str(web.headers["Host"]), headers={"Authorization": f"Bearer {name}"})
             for name in names
         ]
         for each in webs:
@@ -97,7 +97,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await trio.lowlevel.checkpoint()
 
 
-async def tool(web: Web, name: str, arguments: Any = None, **how: Any) -> Answer:
+async def tool(web: HttpClient, name: str, arguments: Any = None, **how: Any) -> Answer:
     return await web.call("tools/call", {"name": name, "arguments": arguments or {}}, **how)
 
 
@@ -109,7 +109,7 @@ def why(answer: Answer) -> str:
 # Bodies.
 
 
-def head(web: Web, size: int) -> bytes:
+def head(web: HttpClient, size: int) -> bytes:
     lines = (
         "POST /mcp HTTP/1.1", f"Host: {web.headers['Host']}", f"Authorization: {web.headers['Authorization']}",
         "Content-Type: application/json", "Accept: application/json, text/event-stream", f"Content-Length: {size}",
@@ -137,9 +137,9 @@ async def test_bodies_that_lack_their_last_byte_keep_nobody_else_from_sending(au
         assert desk.held == 0
 
 
-async def websocket_of(web: Web) -> trio.abc.Stream:
+async def websocket_of(web: HttpClient) -> trio.abc.Stream:
     stream = (await web.link()).stream
-    asked = opening(Authorization=web.headers["Authorization"], Host=str(web.headers["Host"]))
+    asked = upgrade_request(Authorization=web.headers["Authorization"], Host=str(web.headers["Host"]))
     await stream.send_all(asked)
     assert b" 101 " in await stream.receive_some()
     return stream
@@ -341,7 +341,7 @@ async def test_calls_of_clients_without_an_address_have_one_rate(autojump_clock:
 # Subscriptions and questions.
 
 
-def listening_to(web: Web, *uris: str) -> Any:
+def listening_to(web: HttpClient, *uris: str) -> Any:
     return web.request("subscriptions/listen", {"notifications": {"resourceSubscriptions": list(uris)}})
 
 
@@ -373,7 +373,7 @@ async def test_questions_that_clients_of_one_address_leave_open_are_shared(autoj
     app = AsgiApp(desk.server, allowed_hosts=["127.0.0.1"])
 
     async def asked(address: str) -> str:
-        message = Web(None).request("tools/call", {"name": "ask"}, capabilities={"elicitation": {}})  # type: ignore[arg-type]
+        message = HttpClient(None).request("tools/call", {"name": "ask"}, capabilities={"elicitation": {}})  # type: ignore[arg-type]
         scope, events = posted(message)
         await app({**scope, "client": (address, 1)}, events.receive, events.send)
         said = json.loads(events.body)
@@ -503,7 +503,7 @@ async def calling(desk: Desk, transport: str) -> AsyncIterator[Any]:
         app = AsgiApp(desk.server, allowed_hosts=["127.0.0.1"])
 
         async def call(method: str, params: Any) -> Any:
-            scope, events = posted(Web(None).request(method, params))  # type: ignore[arg-type]
+            scope, events = posted(HttpClient(None).request(method, params))  # type: ignore[arg-type]
             await app({**scope, "client": ("10.0.0.1", 1)}, events.receive, events.send)
             return Answer(events.status, Headers(events.said[0]["headers"]), events.body, ())
 

@@ -15,7 +15,7 @@ import trio
 
 import trio_mcp
 import trio_mcp.errors
-from tests.http.stage import D, E
+from tests.http.scripted_server import D, E
 from trio_mcp import Client, Context, Server, UsageError, open_client
 from trio_mcp.core import Request
 from trio_mcp.types import Tool

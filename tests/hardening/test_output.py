@@ -13,7 +13,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.hardening.test_fairness import OLD, Desk, head, shared, tool, websocket_of
-from tests.http.client import Web
+from tests.http.client import HttpClient
 from tests.http.served import listening
 from tests.http.ws import TEXT, frame
 from tests.requirements import req
@@ -93,14 +93,14 @@ async def test_answers_by_http_that_nobody_reads_are_a_share(autojump_clock: Moc
         assert (ends.count("dropped"), ends.count("refused")) == (29, 71)
 
 
-async def deaf_websocket(web: Web, calls: list[bytes]) -> Callable[[], Awaitable[bytes]]:
+async def deaf_websocket(web: HttpClient, calls: list[bytes]) -> Callable[[], Awaitable[bytes]]:
     stream = await websocket_of(web)
     for each in calls:
         await stream.send_all(frame(Role.SERVER, TEXT, each))
     return stream.receive_some
 
 
-async def deaf_legacy_stream(web: Web, calls: list[bytes]) -> Callable[[], Awaitable[bytes]]:
+async def deaf_legacy_stream(web: HttpClient, calls: list[bytes]) -> Callable[[], Awaitable[bytes]]:
     opened = await web.open(path="/sse", revision="2024-11-05")
     target = (await opened.event()).data.decode()
     opening = {"protocolVersion": "2024-11-05", "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
@@ -314,7 +314,7 @@ async def test_requests_behind_a_running_one_wait_unread_and_a_client_that_leave
             await ended.wait()
 
 
-def raw(web: Web, name: str) -> bytes:
+def raw(web: HttpClient, name: str) -> bytes:
     message = web.request("tools/call", {"name": name, "arguments": {}})
     fields = {"Host": web.headers["Host"], **web.headers_for(message, LATEST, None)}
     body = json.dumps(message).encode()
@@ -368,7 +368,7 @@ async def test_what_a_client_has_missed_is_charged_while_it_does_not_read_it(aut
         assert store.held == 0
 
 
-async def resumed(web: Web, session: str, after: str) -> int:
+async def resumed(web: HttpClient, session: str, after: str) -> int:
     fields = {"Accept": "text/event-stream", "Mcp-Session-Id": session, "Last-Event-ID": after}
     _, response = await web.ask("GET", "/mcp", {**fields, "MCP-Protocol-Version": OLD})
     return response.status_code
@@ -377,7 +377,7 @@ async def resumed(web: Web, session: str, after: str) -> int:
 # All of it.
 
 
-async def live(web: Web, rng: random.Random) -> None:
+async def live(web: HttpClient, rng: random.Random) -> None:
     """One life of a client, which may end anywhere."""
     with trio.move_on_after(rng.choice([0.5, 5, 50, 100])):
         kind = rng.choice(["post", "session", "websocket", "half", "legacy", "listen"])
@@ -413,9 +413,9 @@ async def test_after_any_lives_nothing_is_held(seed: int, autojump_clock: MockCl
     streams = rng.choice([narrow, lambda: pipe_pair(1 << 20)])
     async with shared(store, *"abc", streams=streams, **LEGACY, check=False) as webs:
 
-        async def lives(web: Web) -> None:
+        async def lives(web: HttpClient) -> None:
             for _ in range(6):
-                own = Web(web.connect, host=str(web.headers["Host"]), headers=web.headers, check=False)
+                own = HttpClient(web.connect, host=str(web.headers["Host"]), headers=web.headers, check=False)
                 with contextlib.suppress(Exception):
                     await live(own, rng)
                 await own.aclose()

@@ -17,8 +17,8 @@ from tests.attacks.relay import CASES, Case, attack
 from tests.client.everywhere import at_home, reachable
 from tests.client.house import build
 from tests.client.linked import Peer
+from tests.http.scripted_server import A, D, E
 from tests.http.served import MemoryListener, bearer, by_token
-from tests.http.stage import A, D, E
 from trio_mcp import Client, Context, Limits, RequestError, Server, open_client, serve_http, serve_stream
 from trio_mcp.errors import SessionClosed
 from trio_mcp.relay import open_relay
@@ -568,7 +568,7 @@ class Behind:
 
         await self._nursery.start(serve)
         stream = await listener.connect()
-        self.links += listener.theirs
+        self.links += listener.server_ends
         return stream
 
     async def cut(self) -> None:

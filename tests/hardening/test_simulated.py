@@ -14,7 +14,7 @@ import trio
 from trio.testing import MockClock
 
 from tests.client.everywhere import Where, at_home, nothing_left
-from tests.http.stage import D, E
+from tests.http.scripted_server import D, E
 from tests.simulation.plan import Client as Program
 from tests.simulation.plan import Fault, Line, Move, Plan
 from tests.simulation.world import play

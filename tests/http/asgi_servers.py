@@ -17,7 +17,7 @@ import hypercorn.config
 import hypercorn.trio
 import trio
 
-from tests.http.client import Web
+from tests.http.client import HttpClient
 from tests.http.served import MemoryListener
 from tests.server.checkpoints import unwrapped
 
@@ -83,7 +83,7 @@ async def lifespan_of(app: App) -> AsyncIterator[Events]:
 
 
 @contextlib.asynccontextmanager
-async def hosted(app: App, *, lifespan: bool = True, path: str = "/mcp", **scope: Any) -> AsyncIterator[Web]:
+async def hosted(app: App, *, lifespan: bool = True, path: str = "/mcp", **scope: Any) -> AsyncIterator[HttpClient]:
     """A client of an application; `scope` is what each of its scopes says beside the request."""
     listener = MemoryListener()
     with unwrapped():
@@ -92,7 +92,7 @@ async def hosted(app: App, *, lifespan: bool = True, path: str = "/mcp", **scope
                 await stack.enter_async_context(lifespan_of(app))
             nursery = await stack.enter_async_context(trio.open_nursery())
             nursery.start_soon(trio.serve_listeners, partial(_connection, app, scope), [listener])
-            web = Web(listener.connect, path=path)
+            web = HttpClient(listener.connect, path=path)
             yield web
             await web.aclose()
             await trio.testing.wait_all_tasks_blocked()
@@ -171,7 +171,7 @@ async def _send(http: h11.Connection, stream: trio.abc.Stream, event: Event) -> 
 @contextlib.asynccontextmanager
 async def hypercorn_of(
     app: App, shut_down: Callable[[], Awaitable[None]] | None = None, *, path: str = "/mcp", **settings: Any
-) -> AsyncIterator[Web]:
+) -> AsyncIterator[HttpClient]:
     """A client of an application under Hypercorn, which shuts down at the end of the block, or when `shut_down` ends.
 
     `settings` are those of Hypercorn.
@@ -188,7 +188,7 @@ async def hypercorn_of(
             serve = partial(hypercorn.trio.serve, whole, config, shutdown_trigger=shut_down or stop.wait)
             (url,) = await nursery.start(serve)
             port = int(url.rpartition(":")[2])
-            web = Web(partial(trio.open_tcp_stream, "127.0.0.1", port), host=f"127.0.0.1:{port}", path=path)
+            web = HttpClient(partial(trio.open_tcp_stream, "127.0.0.1", port), host=f"127.0.0.1:{port}", path=path)
             try:
                 yield web
             finally:

@@ -31,8 +31,8 @@ __all__ = ["AuthSite", "Hold", "auth_site", "protected_by"]
 class Hold:
     """Somebody has come, and may go on."""
 
-    came: trio.Event = attrs.field(factory=trio.Event)
-    go: trio.Event = attrs.field(factory=trio.Event)
+    arrived: trio.Event = attrs.field(factory=trio.Event)
+    release: trio.Event = attrs.field(factory=trio.Event)
 
 
 @attrs.define
@@ -41,8 +41,8 @@ class AuthSite:
 
     server: AuthServer
     held: dict[str, Hold] = attrs.field(factory=dict)
-    ill: set[str] = attrs.field(factory=set)
-    dead: set[str] = attrs.field(factory=set)
+    unavailable: set[str] = attrs.field(factory=set)
+    unanswered: set[str] = attrs.field(factory=set)
 
     @property
     def issuer(self) -> str:
@@ -69,11 +69,11 @@ class AuthSite:
                 return  # who was there is gone
             kind = urlsplit(request.url).path.rpartition("/")[2]
             if kind in self.held:
-                self.held[kind].came.set()
-                await self.held[kind].go.wait()
-            if kind in self.dead:
+                self.held[kind].arrived.set()
+                await self.held[kind].release.wait()
+            if kind in self.unanswered:
                 return
-            said = reply(503) if kind in self.ill else self._answered(kind, request)
+            said = reply(503) if kind in self.unavailable else self._answered(kind, request)
             fields = [*said.headers.items(), ("Content-Length", str(len(said.body))), ("Connection", "close")]
             answered = http.send(h11.Response(status_code=said.status, headers=fields)) or b""
             try:

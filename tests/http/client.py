@@ -45,11 +45,11 @@ __all__ = [
     "Answer",
     "Cut",
     "ErrorResponse",
+    "HttpClient",
     "Link",
     "ProtocolViolation",
     "Stream",
-    "Web",
-    "note",
+    "notification",
     "patiently",
     "request",
     "response",
@@ -109,7 +109,7 @@ def request(
     return {"jsonrpc": "2.0", "id": id, "method": method, **({"params": params} if params else {})}
 
 
-def note(method: str, params: Object | None = None) -> Object:
+def notification(method: str, params: Object | None = None) -> Object:
     return {"jsonrpc": "2.0", "method": method, **({} if params is None else {"params": params})}
 
 
@@ -394,7 +394,7 @@ class Stream:
         await self.aclose()
 
 
-class Web:
+class HttpClient:
     """A client with as many connections as it needs at once.  `connect` makes one.
 
     `path` is that of the endpoint, `headers` go with every request; a header that is None is left out.  `principal`
@@ -609,7 +609,7 @@ class Web:
         session = answer.headers["Mcp-Session-Id"]
         self._revisions[session] = revision
         if initialized:
-            done = await self.post(note("notifications/initialized"), session=session, headers=headers)
+            done = await self.post(notification("notifications/initialized"), session=session, headers=headers)
             assert (done.status, done.body) == (202, b"")
         return session
 

@@ -1,6 +1,6 @@
 """An endpoint without HTTP: requests are handed to it as they are, and a `Recorder` stands for each response.
 
-async with at(server) as door:
+async with endpoint_of(server) as client:
     session = await door.initialize("2025-11-25")
     visit = await door.post(request("tools/call", ...), session)
     assert visit.response.messages == [...]
@@ -18,14 +18,14 @@ import attrs
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.http.client import Web, note, request
+from tests.http.client import HttpClient, notification, request
 from tests.server.raw_client import CAPABILITIES, CLIENT_INFO
 from trio_mcp import Server
 from trio_mcp.core.http import EventReader, Fields, Headers, HttpRequest, Reply, SseEvent
 from trio_mcp.server import Run
 from trio_mcp.server.http import Endpoint, send_reply
 
-__all__ = ["Door", "Recorder", "Visit", "at", "by_the_rules"]
+__all__ = ["EndpointClient", "RecordedExchange", "Recorder", "checked_responses", "endpoint_of"]
 
 
 _broken: list[str] = []
@@ -38,7 +38,7 @@ def _rule(kept: bool, otherwise: str) -> None:
 
 
 @contextlib.contextmanager
-def by_the_rules() -> Iterator[None]:
+def checked_responses() -> Iterator[None]:
     """Fails at its end if a response was used as it must not be, whoever has caught what that raised."""
     _broken.clear()
     yield
@@ -153,7 +153,7 @@ class Recorder:
 
 
 @attrs.frozen
-class Visit:
+class RecordedExchange:
     """One request, its response, and what the server is told when the client goes."""
 
     response: Recorder
@@ -164,14 +164,14 @@ class Visit:
         self.gone()
 
 
-class Door:
+class EndpointClient:
     """Where requests come in."""
 
     def __init__(self, endpoint: Endpoint, run: Run) -> None:
         self.endpoint = endpoint
         self.run = run
         self.revisions: dict[str, str] = {}
-        self._web = Web(_nowhere)
+        self._web = HttpClient(_nowhere)
 
     async def ask(
         self,
@@ -185,7 +185,7 @@ class Door:
         peer: str | None = None,
         prefix: str = "",
         **headers: str | None,
-    ) -> Visit:
+    ) -> RecordedExchange:
         """One request; comes back when the endpoint has done what it can do at once."""
         revision = revision or self.revisions.get(session or "", "2026-07-28")
         fields = {"Host": "localhost", **self._web.headers_for(message, revision, session)}
@@ -198,22 +198,22 @@ class Door:
         admitted = await self.endpoint.admit(HttpRequest(method, path, kept, prefix=prefix), peer)
         if isinstance(admitted, Reply):
             await send_reply(response, admitted)
-            return Visit(response, _nothing)
+            return RecordedExchange(response, _nothing)
         gone = await self.endpoint.serve(admitted, HttpRequest(method, path, kept, body), response)
-        return Visit(response, gone)
+        return RecordedExchange(response, gone)
 
-    async def post(self, message: Any, session: str | None = None, **how: Any) -> Visit:
+    async def post(self, message: Any, session: str | None = None, **how: Any) -> RecordedExchange:
         visit = await self.ask("POST", message, session, **how)
         await wait_all_tasks_blocked()
         return visit
 
-    async def get(self, session: str, after: str | None = None, **how: Any) -> Visit:
+    async def get(self, session: str, after: str | None = None, **how: Any) -> RecordedExchange:
         how.setdefault("Last_Event_ID", after)
         visit = await self.ask("GET", None, session, **how)
         await wait_all_tasks_blocked()
         return visit
 
-    async def initialize_alone(self, revision: str, **how: Any) -> Visit:
+    async def initialize_alone(self, revision: str, **how: Any) -> RecordedExchange:
         params = {"protocolVersion": revision, "capabilities": CAPABILITIES[revision], "clientInfo": CLIENT_INFO}
         return await self.post(request("initialize", params, 0, revision=revision), revision=revision, **how)
 
@@ -222,7 +222,7 @@ class Door:
         session = visit.response.headers["Mcp-Session-Id"]
         self.revisions[session] = revision
         headers = {name: value for name, value in how.items() if name == "Authorization"}
-        opened = await self.post(note("notifications/initialized"), session, **headers)
+        opened = await self.post(notification("notifications/initialized"), session, **headers)
         assert opened.response.status == 202
         return session
 
@@ -236,18 +236,18 @@ def _nothing() -> None:
 
 
 @contextlib.asynccontextmanager
-async def at(server: Server, **options: Any) -> AsyncIterator[Door]:
+async def endpoint_of(server: Server, **options: Any) -> AsyncIterator[EndpointClient]:
     """The endpoint of a server that runs for as long as the block."""
-    with by_the_rules():
+    with checked_responses():
         async with _at(server, options) as door:
             yield door
 
 
 @contextlib.asynccontextmanager
-async def _at(server: Server, options: Any) -> AsyncIterator[Door]:
+async def _at(server: Server, options: Any) -> AsyncIterator[EndpointClient]:
     async with server.running() as run, trio.open_nursery() as nursery:
         endpoint = Endpoint(run, **options)
         nursery.start_soon(endpoint.run)
         await wait_all_tasks_blocked()
-        yield Door(endpoint, run)
+        yield EndpointClient(endpoint, run)
         nursery.cancel_scope.cancel()

@@ -1,8 +1,8 @@
 """Replicas of one server: several servers in one process, each with its own endpoint, that share a store.
 
-async with replicas() as crew:
-    await crew.web.call(...)       # each request to the next replica
-    await crew.webs[1].call(...)   # to the second one
+async with replicas() as group:
+    await group.web.call(...)       # each request to the next replica
+    await group.webs[1].call(...)   # to the second one
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ import attrs
 import pytest
 import trio
 
-from tests.http.client import Web
+from tests.http.client import HttpClient
+from tests.http.scripted_server import ScriptedServer
 from tests.http.served import MemoryListener
-from tests.http.stage import Stage
 from trio_mcp import Server
 from trio_mcp.core.http import LOOPBACK_HOSTS
 from trio_mcp.server.http import serve_http
 from trio_mcp.stores import MemoryStore
 from trio_mcp.stores import rows as clock  # its clock is that of the test
 
-__all__ = ["KEYS", "Crew", "replicas", "staged"]
+__all__ = ["KEYS", "ReplicaGroup", "make_scripted", "replicas"]
 
 KEYS = [bytes(32)]
 
 
 @attrs.define
-class Crew:
+class ReplicaGroup:
     """The replicas of a server."""
 
-    stages: list[Any]
-    webs: list[Web]
+    servers: list[Any]
+    webs: list[HttpClient]
     """A client of each replica."""
-    web: Web
+    web: HttpClient
     """A client whose requests go to one replica after the other."""
     store: Any
     scopes: list[trio.CancelScope]
 
     async def crash(self, number: int) -> None:
         """End a replica without a last write: its rows and its lease stay as they are."""
-        stage = self.stages[number]
-        getattr(stage, "server", stage)._store.cut()
+        scripted = self.servers[number]
+        getattr(scripted, "server", scripted)._store.cut()
         self.scopes[number].cancel()
         await trio.testing.wait_all_tasks_blocked()
 
@@ -79,26 +79,26 @@ async def _nothing(name: str, *args: Any, **options: Any) -> Any:
     return {"read": (0, ()), "list": (), "claim": (), "changes": (0, ())}.get(name)
 
 
-def staged(store: Any) -> Stage:
-    return Stage(store=store, state_keys=KEYS)
+def make_scripted(store: Any) -> ScriptedServer:
+    return ScriptedServer(store=store, state_keys=KEYS)
 
 
 @contextlib.asynccontextmanager
 async def replicas(
-    make: Callable[[Any], Any] = staged,
+    make: Callable[[Any], Any] = make_scripted,
     *,
     number: int = 3,
     store: Any = None,
     monkeypatch: pytest.MonkeyPatch,
     **options: Any,
-) -> AsyncIterator[Crew]:
+) -> AsyncIterator[ReplicaGroup]:
     """`make` makes a server, or a `Stage`, with this store; `options` are those of `serve_http`."""
     monkeypatch.setattr(clock, "wall", trio.current_time)  # leases end by the clock of the test
     store = MemoryStore() if store is None else store
     options.setdefault("allowed_hosts", LOOPBACK_HOSTS)
-    stages = [make(_Severed(store)) for _ in range(number)]
-    listeners = [MemoryListener() for _ in stages]
-    scopes = [trio.CancelScope() for _ in stages]
+    servers = [make(_Severed(store)) for _ in range(number)]
+    listeners = [MemoryListener() for _ in servers]
+    scopes = [trio.CancelScope() for _ in servers]
     turn = 0
 
     async def connect() -> trio.abc.Stream:
@@ -110,13 +110,13 @@ async def replicas(
         with scopes[index]:
             await serve_http(server, listeners=[listeners[index]], task_status=task_status, **options)
 
-    webs = [Web(each.connect) for each in listeners]
-    everywhere = Web(connect, headers={"Connection": "close"})
+    webs = [HttpClient(each.connect) for each in listeners]
+    everywhere = HttpClient(connect, headers={"Connection": "close"})
     async with trio.open_nursery() as nursery:
-        for index, stage in enumerate(stages):
-            await nursery.start(serve, getattr(stage, "server", stage), index)
+        for index, scripted in enumerate(servers):
+            await nursery.start(serve, getattr(scripted, "server", scripted), index)
         async with contextlib.AsyncExitStack() as stack:
             for web in (*webs, everywhere):
                 await stack.enter_async_context(contextlib.aclosing(web))
-            yield Crew(stages, webs, everywhere, store, scopes)
+            yield ReplicaGroup(servers, webs, everywhere, store, scopes)
         nursery.cancel_scope.cancel()

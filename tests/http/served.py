@@ -12,7 +12,7 @@ from typing import Any
 
 import trio
 
-from tests.http.client import Web
+from tests.http.client import HttpClient
 from tests.server.checkpoints import running_tasks, task_positions, unlimited_pipe, unwrapped
 from trio_mcp.core.http import LOOPBACK_HOSTS, HttpRequest
 
@@ -20,16 +20,16 @@ __all__ = ["MemoryListener", "bearer", "by_token", "listening", "served"]
 
 
 class MemoryListener(trio.abc.Listener[trio.abc.Stream]):
-    """Accepts what `connect` makes; `streams` makes the two ends.  `theirs` are the server's ends so far."""
+    """Accepts what `connect` makes; `streams` makes the two ends.  `server_ends` are the server's ends so far."""
 
     def __init__(self, streams: Callable[[], tuple[trio.abc.Stream, trio.abc.Stream]] = unlimited_pipe) -> None:
         self._streams = streams
         self._send, self._receive = trio.open_memory_channel[trio.abc.Stream](float("inf"))
-        self.theirs: list[trio.abc.Stream] = []
+        self.server_ends: list[trio.abc.Stream] = []
 
     async def connect(self) -> trio.abc.Stream:
         ours, theirs = self._streams()
-        self.theirs.append(theirs)
+        self.server_ends.append(theirs)
         try:
             self._send.send_nowait(theirs)
         except trio.BrokenResourceError:
@@ -64,7 +64,7 @@ async def served(
     check: bool = True,
     ends: bool = True,
     **options: Any,
-) -> AsyncIterator[Web]:
+) -> AsyncIterator[HttpClient]:
     """A client of `server` over memory; `options` are those of `serve_http`.
 
     With `ends=False` the block waits at its end until the server has returned by itself, as after a drain.
@@ -74,13 +74,13 @@ async def served(
     listener = MemoryListener(streams)
     options.setdefault("allowed_hosts", LOOPBACK_HOSTS)
     async with _serving(serve_http, server, ends, listeners=[listener], **options) as _:
-        web = Web(listener.connect, path=options.get("path", "/mcp"), check=check)
+        web = HttpClient(listener.connect, path=options.get("path", "/mcp"), check=check)
         async with contextlib.aclosing(web):
             yield web
 
 
 @contextlib.asynccontextmanager
-async def listening(server: Any, *, check: bool = True, ends: bool = True, **options: Any) -> AsyncIterator[Web]:
+async def listening(server: Any, *, check: bool = True, ends: bool = True, **options: Any) -> AsyncIterator[HttpClient]:
     """A client of `server` over sockets on loopback; `options` are those of `serve_http`."""
     from trio_mcp.server.http import serve_http
 
@@ -90,7 +90,7 @@ async def listening(server: Any, *, check: bool = True, ends: bool = True, **opt
         async def connect() -> trio.abc.Stream:
             return await trio.open_tcp_stream("127.0.0.1", port)
 
-        web = Web(connect, path=options.get("path", "/mcp"), host=f"127.0.0.1:{port}", check=check)
+        web = HttpClient(connect, path=options.get("path", "/mcp"), host=f"127.0.0.1:{port}", check=check)
         async with contextlib.aclosing(web):
             yield web
 

@@ -21,8 +21,8 @@ from trio.testing import MockClock
 
 from tests.core.http_rules import Rule
 from tests.http.asgi_servers import Event, Events, hosted, hypercorn_of, lifespan_of
-from tests.http.client import Cut, Web, note, request
-from tests.http.stage import Stage, plays
+from tests.http.client import Cut, HttpClient, notification, request
+from tests.http.scripted_server import ScriptedServer, play_call
 from tests.http.test_rules import EVERY_ROW, options_for, rows, server_for, session_for
 from tests.http.ws import Socket
 from tests.requirements import req
@@ -92,7 +92,7 @@ def scope_of(method: str, path: str, headers: Any = (), **more: Any) -> Event:
 
 def posted(message: Any, *, path: str = "/mcp", revision: str = LATEST, **more: Any) -> tuple[Event, Events]:
     """The scope of a POST, and its events as far as the body goes."""
-    headers = {"Host": "127.0.0.1", **Web(no_connection).headers_for(message, revision, None)}
+    headers = {"Host": "127.0.0.1", **HttpClient(no_connection).headers_for(message, revision, None)}
     body = json.dumps(message).encode()
     return scope_of("POST", path, headers, **more), Events({"type": "http.request", "body": body})
 
@@ -154,7 +154,7 @@ async def test_hypercorn_serves_clients_of_the_old_transport() -> None:
         await old_transport(web, "")
 
 
-async def old_transport(web: Web, prefix: str) -> None:
+async def old_transport(web: HttpClient, prefix: str) -> None:
     """A client of 2024-11-05, from its first event to its first answer."""
     async with web.stream(path=f"{prefix}/sse") as stream:
         target = (await stream.event()).data.decode()
@@ -960,7 +960,7 @@ async def test_a_server_that_raises_oserror_says_that_the_client_has_gone(autoju
 
 @pytest.mark.parametrize(
     "message",
-    [note("notifications/initialized"), request("tools/call", echo()), request("ping", revision="2025-06-18")],
+    [notification("notifications/initialized"), request("tools/call", echo()), request("ping", revision="2025-06-18")],
 )
 async def test_a_client_that_is_gone_when_it_is_answered_is_no_error(
     message: Any, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
@@ -1122,7 +1122,7 @@ TAKES_NOTHING = {
     "a refusal": (request("no/such"), 1),
     "the head of a stream": (request("subscriptions/listen", {"notifications": {"toolsListChanged": True}}), 1),
     "the answer of a handler": (request("tools/call", echo()), 0),
-    "no answer": (note("notifications/initialized"), 1),
+    "no answer": (notification("notifications/initialized"), 1),
 }
 
 
@@ -1256,11 +1256,11 @@ async def test_a_call_that_does_not_end_in_its_grace_is_told_so(autojump_clock: 
 
 @pytest.mark.parametrize("shared", [False, True])
 async def test_answers_still_come_in_while_calls_have_their_grace(shared: bool, autojump_clock: MockClock) -> None:
-    stage, told = Stage(), []
-    app = AsgiApp(stage.server, shutdown_timeout=5)
-    running = stage.server.running() if shared else contextlib.nullcontext()
+    scripted, told = ScriptedServer(), []
+    app = AsgiApp(scripted.server, shutdown_timeout=5)
+    running = scripted.server.running() if shared else contextlib.nullcontext()
     async with running, trio.open_nursery() as nursery, app.running():
-        asks = plays("roots", revision=LATEST, capabilities={"roots": {}})
+        asks = play_call("roots", revision=LATEST, capabilities={"roots": {}})
         scope, events = posted(asks)
         await app(scope, events.receive, events.send)
         asked = json.loads(events.said[-1]["body"])["result"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.http.client import Cut, Web, note, request
+from tests.http.client import Cut, HttpClient, notification, request
 from tests.http.test_wsgi_example import process
 from tests.requirements import req
 from tests.server.raw_client import CLIENT_INFO, LATEST, Object, every_revision, legacy
@@ -23,12 +23,12 @@ def call(name: str, **arguments: object) -> Object:
     return {"name": name, "arguments": arguments}
 
 
-async def session_of(web: Web, revision: str) -> str:
+async def session_of(web: HttpClient, revision: str) -> str:
     params = {"protocolVersion": revision, "capabilities": {}, "clientInfo": CLIENT_INFO}
     opened = await web.call("initialize", params, revision=revision)
     assert opened.result["protocolVersion"] == revision
     session: str = opened.headers["Mcp-Session-Id"]
-    assert (await web.post(note("notifications/initialized"), revision=revision, session=session)).status == 202
+    assert (await web.post(notification("notifications/initialized"), revision=revision, session=session)).status == 202
     return session
 
 
@@ -57,7 +57,7 @@ async def test_our_own_client_calls_hears_of_progress_cancels_and_leaves(revisio
 async def test_several_clients_at_once_have_their_own_answers(revision: str) -> None:
     texts: dict[int, str] = {}
 
-    async def visit(web: Web, number: int) -> None:
+    async def visit(web: HttpClient, number: int) -> None:
         session = None if revision == LATEST else await session_of(web, revision)
         for _ in range(3):
             params = call("echo", text=str(number))

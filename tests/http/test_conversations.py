@@ -6,24 +6,24 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.http.client import ProtocolViolation, Stream, note, request, response
-from tests.http.served import served
-from tests.http.stage import (
+from tests.http.client import ProtocolViolation, Stream, notification, request, response
+from tests.http.scripted_server import (
     QUESTIONS,
     SESSIONS,
     TOOLS,
     UPDATED,
     B,
     E,
-    Stage,
-    begun,
-    in_sessions,
+    ScriptedServer,
+    begin_post,
     methods,
-    play,
-    plays,
-    quiet,
+    play_call,
+    play_params,
+    session_revisions,
     text_of,
+    wait_until_idle,
 )
+from tests.http.served import served
 from tests.requirements import req
 from tests.server.raw_client import CANCELLED, PROGRESS
 from trio_mcp import Limits
@@ -39,32 +39,32 @@ async def test_a_question_goes_out_on_the_stream_of_its_call_and_its_answer_is_p
     revision: str, kind: str, autojump_clock: MockClock
 ) -> None:
     method, answer, _ = QUESTIONS[kind]
-    stage = Stage()
-    async with served(stage.server) as web:
+    scripted = ScriptedServer()
+    async with served(scripted.server) as web:
         session = await web.initialize(revision)
         async with (
             web.stream(session=session) as changes,
-            web.stream(plays("wait go", id=1), session=session, headers={"Accept": "text/event-stream"}) as other,
-            web.stream(plays(kind, id=2), session=session) as stream,
+            web.stream(play_call("wait go", id=1), session=session, headers={"Accept": "text/event-stream"}) as other,
+            web.stream(play_call(kind, id=2), session=session) as stream,
         ):
             question = await stream.message()
             assert question["method"] == method
             posted = await web.post(response(question["id"], answer), session=session)
             assert (posted.status, posted.body) == (202, b"")
             assert text_of(await stream.response()) == "done"
-            stage.go["go"].set()
+            scripted.go["go"].set()
             await other.response()
             assert methods(other.seen) == ["the answer"]
             assert changes.seen == []
-        assert len(stage.answers) == 1
+        assert len(scripted.answers) == 1
 
 
-@in_sessions
+@session_revisions
 async def test_questions_of_several_calls_keep_apart(revision: str, autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server) as web:
+    scripted = ScriptedServer()
+    async with served(scripted.server) as web:
         session = await web.initialize(revision)
-        streams = [await web.open(plays("sample", id=id), session=session) for id in range(5)]
+        streams = [await web.open(play_call("sample", id=id), session=session) for id in range(5)]
         questions = [await stream.message() for stream in streams]
         assert len({each["id"] for each in questions}) == 5
         for stream, question in reversed(list(zip(streams, questions, strict=True))):
@@ -73,19 +73,19 @@ async def test_questions_of_several_calls_keep_apart(revision: str, autojump_clo
 
 
 @req("http-125")
-@in_sessions
+@session_revisions
 async def test_a_question_that_was_lost_with_its_connection_is_replayed_and_answered(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    stage = Stage()
-    async with served(stage.server) as web:
+    scripted = ScriptedServer()
+    async with served(scripted.server) as web:
         session = await web.initialize(revision)
-        stream = await web.open(plays("progress", "wait go", "sample"), session=session)
+        stream = await web.open(play_call("progress", "wait go", "sample"), session=session)
         await stream.message()
         await stream.aclose()
-        await quiet()
-        stage.go["go"].set()
-        await quiet()
+        await wait_until_idle()
+        scripted.go["go"].set()
+        await wait_until_idle()
         async with web.stream(session=session, after=stream.last_event_id) as rest:
             question = await rest.message()
             assert question["method"] == "sampling/createMessage"
@@ -93,29 +93,29 @@ async def test_a_question_that_was_lost_with_its_connection_is_replayed_and_answ
             assert text_of(await rest.response()) == "done"
 
 
-@in_sessions
+@session_revisions
 async def test_an_answer_in_somebody_elses_session_answers_nothing(revision: str, autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server) as web:
+    scripted = ScriptedServer()
+    async with served(scripted.server) as web:
         session, other = await web.initialize(revision), await web.initialize(revision)
-        async with web.stream(plays("sample"), session=session) as stream:
+        async with web.stream(play_call("sample"), session=session) as stream:
             question = await stream.message()
             wrong = {"role": "assistant", "content": {"type": "text", "text": "a lie"}, "model": "m"}
             assert (await web.post(response(question["id"], wrong), session=other)).status == 202
-            await quiet()
-            assert stage.answers == []
+            await wait_until_idle()
+            assert scripted.answers == []
             await web.post(response(question["id"], QUESTIONS["sample"][1]), session=session)
             await stream.response()
-            assert stage.answers[0].content.text == "something"
+            assert scripted.answers[0].content.text == "something"
 
 
 @req("http-16")
-@in_sessions
+@session_revisions
 async def test_a_malformed_answer_is_refused_and_ends_the_question(revision: str, autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server) as web:
+    scripted = ScriptedServer()
+    async with served(scripted.server) as web:
         session = await web.initialize(revision)
-        async with web.stream(plays("sample"), session=session) as stream:
+        async with web.stream(play_call("sample"), session=session) as stream:
             question = await stream.message()
             wrong = {"jsonrpc": "2.0", "id": question["id"], "result": 7}
             assert (await web.post(wrong, session=session)).status == 400
@@ -123,15 +123,15 @@ async def test_a_malformed_answer_is_refused_and_ends_the_question(revision: str
 
 
 async def test_in_the_modern_revision_a_question_is_the_answer(autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server) as web:
-        first = await web.post(plays("progress", "ask", revision=E))
+    scripted = ScriptedServer()
+    async with served(scripted.server) as web:
+        first = await web.post(play_call("progress", "ask", revision=E))
         assert first.type == "text/event-stream"
         asked = first.result
         assert asked["resultType"] == "input_required"
         (key,) = asked["inputRequests"]
         again = {
-            **play("progress", "ask"),
+            **play_params("progress", "ask"),
             "inputResponses": {key: QUESTIONS["ask"][1]},
             "requestState": asked["requestState"],
         }
@@ -144,47 +144,49 @@ async def test_in_the_modern_revision_a_question_is_the_answer(autojump_clock: M
 
 
 @req("http-34", "http-36", "http-35")
-@in_sessions
+@session_revisions
 async def test_changes_come_on_the_sessions_own_stream_and_nothing_else_does(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    stage = Stage()
-    async with served(stage.server) as web:
+    scripted = ScriptedServer()
+    async with served(scripted.server) as web:
         session = await web.initialize(revision)
         await web.call("resources/subscribe", {"uri": "r://1"}, session=session)
         async with web.stream(session=session) as changes:
-            answer = await web.post(plays("progress", "touch r://1", "tools", "sleep 1", "progress"), session=session)
+            answer = await web.post(
+                play_call("progress", "touch r://1", "tools", "sleep 1", "progress"), session=session
+            )
             assert methods(answer.messages) == [PROGRESS, PROGRESS, "the answer"]
-            await quiet()
+            await wait_until_idle()
             assert {(await changes.message())["method"] for _ in range(2)} == {TOOLS, UPDATED}
             assert methods(changes.seen).count("the answer") == 0
 
 
-@in_sessions
+@session_revisions
 async def test_what_is_said_while_no_stream_is_open_waits_for_one(revision: str, autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server) as web:
+    scripted = ScriptedServer()
+    async with served(scripted.server) as web:
         session = await web.initialize(revision)
-        stage.server.notify_list_changed("tools")
+        scripted.server.notify_list_changed("tools")
         await trio.sleep(100)
         async with web.stream(session=session) as changes:
             assert (await changes.message())["method"] == TOOLS
-        await quiet()
-        stage.server.notify_list_changed("resources")
+        await wait_until_idle()
+        scripted.server.notify_list_changed("resources")
         await trio.sleep(100)
         async with web.stream(session=session) as changes:
             assert (await changes.message())["method"] == "notifications/resources/list_changed"
 
 
-@in_sessions
+@session_revisions
 async def test_what_waits_for_a_stream_is_bounded(revision: str, autojump_clock: MockClock) -> None:
     """A notice of a change that waits already is not repeated, so a client that never listens costs nothing more."""
-    stage = Stage(change_debounce=0)
-    async with served(stage.server) as web:
+    scripted = ScriptedServer(change_debounce=0)
+    async with served(scripted.server) as web:
         session = await web.initialize(revision)
         await web.call("resources/subscribe", {"uri": "r://1"}, session=session)
         for _ in range(1000):
-            stage.server.notify_resource_updated("r://1")
+            scripted.server.notify_resource_updated("r://1")
             await trio.sleep(0.01)
         async with web.stream(session=session) as changes:
             with trio.move_on_after(1):
@@ -194,10 +196,10 @@ async def test_what_waits_for_a_stream_is_bounded(revision: str, autojump_clock:
 
 
 @req("http-39", "http-38")
-@in_sessions
+@session_revisions
 async def test_of_several_streams_exactly_one_gets_each_message(revision: str, autojump_clock: MockClock) -> None:
-    stage = Stage(change_debounce=0)
-    async with served(stage.server) as web:
+    scripted = ScriptedServer(change_debounce=0)
+    async with served(scripted.server) as web:
         session = await web.initialize(revision)
         await web.call("resources/subscribe", {"uri": "r://1"}, session=session)
         streams = [await web.open(session=session) for _ in range(3)]
@@ -210,7 +212,7 @@ async def test_of_several_streams_exactly_one_gets_each_message(revision: str, a
             for stream in streams:
                 nursery.start_soon(read, stream)
             for _ in range(5):
-                stage.server.notify_resource_updated("r://1")
+                scripted.server.notify_resource_updated("r://1")
                 await trio.sleep(1)
             nursery.cancel_scope.cancel()
         await max(streams, key=lambda each: len(each.seen)).aclose()
@@ -219,7 +221,7 @@ async def test_of_several_streams_exactly_one_gets_each_message(revision: str, a
         rest = [each for each in streams if not each.seen]
         assert rest
         for _ in range(5):
-            stage.server.notify_resource_updated("r://1")
+            scripted.server.notify_resource_updated("r://1")
             await trio.sleep(1)
         found = 0
         for stream in rest:
@@ -231,61 +233,61 @@ async def test_of_several_streams_exactly_one_gets_each_message(revision: str, a
 
 
 @req("http-39")
-@in_sessions
+@session_revisions
 async def test_of_several_streams_the_newest_is_talked_to(revision: str, autojump_clock: MockClock) -> None:
-    stage = Stage(change_debounce=0)
-    async with served(stage.server) as web:
+    scripted = ScriptedServer(change_debounce=0)
+    async with served(scripted.server) as web:
         session = await web.initialize(revision)
         streams = [await web.open(session=session) for _ in range(3)]
         for stream in reversed(streams):
-            stage.server.notify_list_changed("tools")
+            scripted.server.notify_list_changed("tools")
             assert (await stream.message())["method"] == TOOLS
             await stream.aclose()
-            await quiet()
+            await wait_until_idle()
 
 
-@in_sessions
+@session_revisions
 async def test_who_opens_a_stream_instead_of_coming_back_gets_what_comes_there(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    stage = Stage(change_debounce=0)
-    async with served(stage.server) as web:
+    scripted = ScriptedServer(change_debounce=0)
+    async with served(scripted.server) as web:
         session = await web.initialize(revision)
         async with web.stream(session=session) as old:
-            stage.server.notify_list_changed("tools")
+            scripted.server.notify_list_changed("tools")
             await old.message()
-        await quiet()
+        await wait_until_idle()
         async with web.stream(session=session) as new, web.stream(session=session, after=old.last_event_id) as rest:
             assert await rest.rest() == []  # it has ended: nothing more is to come on it
             assert rest.ended
-            stage.server.notify_list_changed("resources")
+            scripted.server.notify_list_changed("resources")
             assert (await new.message())["method"] == "notifications/resources/list_changed"
 
 
 @req("http-37")
-@in_sessions
+@session_revisions
 async def test_a_client_that_closes_its_stream_does_no_harm(revision: str, autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server) as web:
+    scripted = ScriptedServer()
+    async with served(scripted.server) as web:
         session = await web.initialize(revision)
         for _ in range(50):
             async with web.stream(session=session) as changes:
-                stage.server.notify_list_changed("tools")
+                scripted.server.notify_list_changed("tools")
                 assert (await changes.message())["method"] == TOOLS
         assert (await web.call("ping", session=session)).result == {}
 
 
 @req("http-38")
-@in_sessions
+@session_revisions
 async def test_more_streams_than_the_limit_are_refused_until_one_has_gone(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    async with served(Stage(limits=Limits(streams=3)).server) as web:
+    async with served(ScriptedServer(limits=Limits(streams=3)).server) as web:
         session = await web.initialize(revision)
         streams = [await web.open(session=session) for _ in range(2)]
         # What may still become JSON is no stream.
-        quick = [(await begun(web, plays("wait go", id=id), session, revision))[0] for id in range(10, 14)]
-        link, _ = await begun(web, plays("progress", "wait go"), session, revision)
+        quick = [(await begin_post(web, play_call("wait go", id=id), session, revision))[0] for id in range(10, 14)]
+        link, _ = await begin_post(web, play_call("progress", "wait go"), session, revision)
         fields = {**web.headers_for(None, revision, session), "Content-Type": None}
         refused = await web.send("GET", "/mcp", fields)
         assert refused.status == 429
@@ -293,14 +295,14 @@ async def test_more_streams_than_the_limit_are_refused_until_one_has_gone(
         assert int(refused.headers["Retry-After"]) > 0
         full = await web.call("ping", session=session)
         assert full.status == 429
-        assert (await web.post(note("notifications/x"), session=session)).status == 202
+        assert (await web.post(notification("notifications/x"), session=session)).status == 202
         await link.aclose()
-        await quiet()
+        await wait_until_idle()
         async with web.stream(session=session):
             pass
         for stream in [*streams, *quick]:
             await stream.aclose()
-        await quiet()
+        await wait_until_idle()
         assert (await web.call("ping", session=session)).result == {}
 
 
@@ -313,15 +315,15 @@ async def test_more_streams_than_the_limit_are_refused_until_one_has_gone(
 async def test_a_batch_is_answered_with_all_its_responses(
     accept: str | None, says: bool, autojump_clock: MockClock
 ) -> None:
-    stage = Stage()
+    scripted = ScriptedServer()
     steps = ["progress"] if says else []
-    async with served(stage.server) as web:
+    async with served(scripted.server) as web:
         session = await web.initialize(B)
         batch = [
-            plays(*steps, "say one", id="one", revision=B),
-            note("notifications/progress", {"progressToken": 9, "progress": 1}),
+            play_call(*steps, "say one", id="one", revision=B),
+            notification("notifications/progress", {"progressToken": 9, "progress": 1}),
             request("ping", id=2, revision=B),
-            plays("sleep 5", "say three", id="three", revision=B),
+            play_call("sleep 5", "say three", id="three", revision=B),
         ]
         headers = {} if accept is None else {"Accept": accept}
         answer = await web.post(batch, session=session, headers=headers)
@@ -337,26 +339,26 @@ async def test_a_batch_is_answered_with_all_its_responses(
 
 
 async def test_a_batch_is_resumed_like_anything_else(autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server) as web:
+    scripted = ScriptedServer()
+    async with served(scripted.server) as web:
         session = await web.initialize(B)
-        batch = [plays("progress", "wait a", id=1, revision=B), plays("wait b", id=2, revision=B)]
+        batch = [play_call("progress", "wait a", id=1, revision=B), play_call("wait b", id=2, revision=B)]
         stream = await web.open(batch, session=session)
         await stream.message()
         await stream.aclose()
-        await quiet()
-        stage.go["b"].set()
-        await quiet()
+        await wait_until_idle()
+        scripted.go["b"].set()
+        await wait_until_idle()
         async with web.stream(session=session, after=stream.last_event_id) as rest:
-            stage.go["a"].set()
+            scripted.go["a"].set()
             assert {each["id"] for each in await rest.rest()} == {1, 2}
 
 
 @req("http-14")
 async def test_a_batch_that_asks_nothing_is_only_accepted(autojump_clock: MockClock) -> None:
-    async with served(Stage().server) as web:
+    async with served(ScriptedServer().server) as web:
         session = await web.initialize(B)
-        answer = await web.post([note("notifications/x"), response(99, {})], session=session)
+        answer = await web.post([notification("notifications/x"), response(99, {})], session=session)
         assert (answer.status, answer.body) == (202, b"")
 
 
@@ -368,33 +370,33 @@ async def test_a_batch_that_asks_nothing_is_only_accepted(autojump_clock: MockCl
 async def test_closing_a_modern_response_cancels_its_request_and_no_other(
     steps: list[str], autojump_clock: MockClock
 ) -> None:
-    stage = Stage()
-    async with served(stage.server) as web:
-        other = await web.open(plays("progress", "wait go", id=2, revision=E, name="other"), revision=E)
-        link, _ = await begun(web, plays(*steps, revision=E, name="mine"), None, E)
-        assert stage.began == ["other", "mine"]
+    scripted = ScriptedServer()
+    async with served(scripted.server) as web:
+        other = await web.open(play_call("progress", "wait go", id=2, revision=E, name="other"), revision=E)
+        link, _ = await begin_post(web, play_call(*steps, revision=E, name="mine"), None, E)
+        assert scripted.began == ["other", "mine"]
         await link.aclose()
-        await quiet()
-        assert stage.cancelled == ["mine"]
-        stage.go["go"].set()
+        await wait_until_idle()
+        assert scripted.cancelled == ["mine"]
+        scripted.go["go"].set()
         assert text_of(await other.response()) == "done"
 
 
 @req("http-28")
-@in_sessions
+@session_revisions
 @pytest.mark.parametrize("steps", [[], ["progress"]], ids=["before the head", "in a stream"])
 async def test_a_legacy_request_is_cancelled_by_a_notification(
     revision: str, steps: list[str], autojump_clock: MockClock
 ) -> None:
-    stage = Stage()
-    async with served(stage.server) as web:
+    scripted = ScriptedServer()
+    async with served(scripted.server) as web:
         session = await web.initialize(revision)
-        link, _ = await begun(web, plays(*steps, "wait never", id=7), session, revision)
-        cancelled = await web.post(note(CANCELLED, {"requestId": 7}), session=session)
+        link, _ = await begin_post(web, play_call(*steps, "wait never", id=7), session, revision)
+        cancelled = await web.post(notification(CANCELLED, {"requestId": 7}), session=session)
         assert cancelled.status == 202
         head = await link.head()
         body = await link.body()
-        assert stage.cancelled == [""]
+        assert scripted.cancelled == [""]
         # Nothing may be said for it any more (cancel-03): no response, and an end.
         if steps:
             assert head.status_code == 200
@@ -405,59 +407,60 @@ async def test_a_legacy_request_is_cancelled_by_a_notification(
 
 
 async def test_a_notification_cancels_nothing_in_the_modern_revision(autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server) as web:
-        call = await web.open(plays("progress", "sleep 5", id=7, revision=E), revision=E)
-        assert (await web.post(note(CANCELLED, {"requestId": 7}))).status == 202
+    scripted = ScriptedServer()
+    async with served(scripted.server) as web:
+        call = await web.open(play_call("progress", "sleep 5", id=7, revision=E), revision=E)
+        assert (await web.post(notification(CANCELLED, {"requestId": 7}))).status == 202
         assert text_of(await call.response()) == "done"
 
 
-@in_sessions
+@session_revisions
 async def test_the_same_id_in_two_sessions_is_two_requests(revision: str, autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server) as web:
+    scripted = ScriptedServer()
+    async with served(scripted.server) as web:
         one, two = await web.initialize(revision), await web.initialize(revision)
-        first = await web.open(plays("progress", "wait go", id=7, name="one"), session=one)
-        second = await web.open(plays("progress", "wait go", id=7, name="two"), session=two)
-        await web.post(note(CANCELLED, {"requestId": 7}), session=one)
-        await quiet()
-        assert stage.cancelled == ["one"]
-        stage.go["go"].set()
+        first = await web.open(play_call("progress", "wait go", id=7, name="one"), session=one)
+        second = await web.open(play_call("progress", "wait go", id=7, name="two"), session=two)
+        await web.post(notification(CANCELLED, {"requestId": 7}), session=one)
+        await wait_until_idle()
+        assert scripted.cancelled == ["one"]
+        scripted.go["go"].set()
         assert text_of(await second.response()) == "done"
         assert methods(await first.rest()) == [PROGRESS]
 
 
 async def test_the_same_id_in_many_modern_requests_is_many_requests(autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server) as web:
+    scripted = ScriptedServer()
+    async with served(scripted.server) as web:
         streams = [
-            await web.open(plays("progress", "wait go", f"say {n}", id=1, revision=E), revision=E) for n in range(20)
+            await web.open(play_call("progress", "wait go", f"say {n}", id=1, revision=E), revision=E)
+            for n in range(20)
         ]
-        stage.go["go"].set()
+        scripted.go["go"].set()
         assert [text_of(await stream.response()) for stream in streams] == [str(n) for n in range(20)]
 
 
-@in_sessions
+@session_revisions
 @pytest.mark.parametrize("seems_alive", [True, False])
 async def test_who_comes_back_needs_a_place_unless_he_has_one(
     revision: str, seems_alive: bool, autojump_clock: MockClock
 ) -> None:
-    stage = Stage(limits=Limits(streams=2))
-    async with served(stage.server) as web:
+    scripted = ScriptedServer(limits=Limits(streams=2))
+    async with served(scripted.server) as web:
         session = await web.initialize(revision)
-        old = await web.open(plays("progress", "wait go"), session=session)
+        old = await web.open(play_call("progress", "wait go"), session=session)
         await old.message()
         if not seems_alive:
             await old.aclose()
-            await quiet()
+            await wait_until_idle()
         others = [await web.open(session=session) for _ in range(1 if seems_alive else 2)]
         if seems_alive:
             async with web.stream(session=session, after=old.last_event_id) as rest:
-                stage.go["go"].set()
+                scripted.go["go"].set()
                 assert text_of(await rest.response()) == "done"
         else:
             with pytest.raises(ProtocolViolation, match="429"):
                 await web.open(session=session, after=old.last_event_id)
             await others[0].aclose()
-            await quiet()
+            await wait_until_idle()
             await (await web.open(session=session, after=old.last_event_id)).aclose()

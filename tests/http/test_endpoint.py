@@ -12,10 +12,22 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.http.client import note, request, response
-from tests.http.recorder import Door, Recorder, Visit, at
+from tests.http.client import notification, request, response
+from tests.http.recorder import EndpointClient, RecordedExchange, Recorder, endpoint_of
+from tests.http.scripted_server import (
+    SSE_PATHS,
+    A,
+    B,
+    D,
+    E,
+    ScriptedServer,
+    methods,
+    play_call,
+    play_params,
+    session_revisions,
+    streamable_revisions,
+)
 from tests.http.served import bearer, by_token
-from tests.http.stage import OLD, A, B, D, E, Stage, in_sessions, methods, play, plays, streamable
 from tests.requirements import req
 from tests.server.checkpoints import Attempt, any_task, cancel_at_each_step
 from tests.server.raw_client import ACKNOWLEDGED, CANCELLED, PROGRESS, connected, every_revision
@@ -29,7 +41,7 @@ LISTEN = "subscriptions/listen"
 OPENING = {"protocolVersion": D, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
 
 
-async def opened(door: Door, revision: str, **how: Any) -> str | None:
+async def opened(door: EndpointClient, revision: str, **how: Any) -> str | None:
     return None if revision == E else await door.initialize(revision, **how)
 
 
@@ -106,12 +118,12 @@ async def test_what_is_not_said_has_a_default(autojump_clock: MockClock) -> None
     ],
 )
 async def test_the_host_of_the_public_url_is_served(url: str, base: str, host: str, autojump_clock: MockClock) -> None:
-    async with at(Stage().server, public_url=url) as door:
+    async with endpoint_of(ScriptedServer().server, public_url=url) as door:
         assert door.endpoint.public_url == base
         for name, status in ((host, 200), ("localhost", 200), ("example.org", 421)):
             visit = await door.post(request("server/discover"), Host=name)
             assert visit.response.status == status
-    async with at(Stage().server, public_url=url, allowed_hosts=["other.org"]) as door:
+    async with endpoint_of(ScriptedServer().server, public_url=url, allowed_hosts=["other.org"]) as door:
         for name, status in ((host, 200), ("localhost", 421), ("other.org", 200)):
             visit = await door.post(request("server/discover"), Host=name)
             assert visit.response.status == status
@@ -127,7 +139,7 @@ async def test_who_asks_is_asked_for_unless_the_head_is_refused(autojump_clock: 
         asked.append(asking.method)
         return await by_token(asking)
 
-    async with at(Stage().server, authenticate=authenticate) as door:
+    async with endpoint_of(ScriptedServer().server, authenticate=authenticate) as door:
         visit = await door.post(request("server/discover"), Origin="http://localhost:1")
         assert visit.response.status == 401
         assert visit.response.headers["WWW-Authenticate"] == "Bearer"
@@ -140,7 +152,7 @@ async def test_who_asks_is_asked_for_unless_the_head_is_refused(autojump_clock: 
 
 
 async def test_a_websocket_is_admitted_like_anything_else(autojump_clock: MockClock) -> None:
-    async with at(Stage().server) as door:
+    async with endpoint_of(ScriptedServer().server) as door:
         asking = HttpRequest("GET", "/ws", {"Host": "localhost"})
         admitted = await door.endpoint.admit(asking)
         assert isinstance(admitted, AdmittedRequest)
@@ -168,14 +180,14 @@ async def test_equal_heads_of_a_client_are_admitted_once_unless_more_than_the_he
     assert head is not None
     assert head is heads[1]
     options: dict[str, Any] = {"authenticate": authenticate} if secret else {}
-    async with at(Stage().server, **options) as door:
+    async with endpoint_of(ScriptedServer().server, **options) as door:
         first = await door.endpoint.admit(head, "10.0.0.1")
         assert isinstance(first, AdmittedRequest)
         assert (await door.endpoint.admit(head, "10.0.0.1") is first) is not secret
         other = await door.endpoint.admit(head, "10.0.0.2")
         assert isinstance(other, AdmittedRequest)
         assert other.peer == "10.0.0.2"
-    async with at(Stage().server, allowed_hosts=["example.com"]) as door:
+    async with endpoint_of(ScriptedServer().server, allowed_hosts=["example.com"]) as door:
         refused = await door.endpoint.admit(head, "10.0.0.1")
         assert isinstance(refused, Reply)
         assert refused.status == 421
@@ -185,7 +197,7 @@ async def test_whoever_runs_the_server_is_told_what_is_refused(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "trio_mcp.http")
-    async with at(Stage().server, **OLD) as door:
+    async with endpoint_of(ScriptedServer().server, **SSE_PATHS) as door:
         await door.post(request("ping"), path="/messages?session=nobodys")
         await door.ask("PUT")
         await door.post(request("server/discover"))
@@ -198,11 +210,11 @@ async def test_whoever_runs_the_server_is_told_what_is_refused(
 
 @pytest.mark.parametrize("how", ["initialize", "sse"])
 async def test_there_are_no_more_sessions_in_use_than_the_limit(how: str, autojump_clock: MockClock) -> None:
-    async with at(Stage(limits=Limits(sessions=1)).server, **OLD) as door:
+    async with endpoint_of(ScriptedServer(limits=Limits(sessions=1)).server, **SSE_PATHS) as door:
         session = await door.initialize(D)
         standing = await door.get(session)
 
-        async def another() -> Visit:
+        async def another() -> RecordedExchange:
             if how == "sse":
                 return await door.ask("GET", path="/sse", Accept="text/event-stream")
             return await door.post(request("initialize", OPENING, 0, revision=D), revision=D)
@@ -220,14 +232,14 @@ async def test_a_principal_has_a_stable_name(autojump_clock: MockClock, caplog: 
     async def authenticate(asking: HttpRequest) -> Any:
         return 7
 
-    async with at(Stage().server, authenticate=authenticate) as door:
+    async with endpoint_of(ScriptedServer().server, authenticate=authenticate) as door:
         assert (await door.post(request("server/discover"))).response.status == 500
     assert "pass a stable, unique name" in caplog.text
 
 
 async def test_how_often_a_client_asks_is_counted_by_who_it_is_or_where(autojump_clock: MockClock) -> None:
-    server = Stage(limits=Limits(request_rate=2)).server
-    async with at(server) as door:
+    server = ScriptedServer(limits=Limits(request_rate=2)).server
+    async with endpoint_of(server) as door:
         for peer in ("10.0.0.1", "10.0.0.2", None):
             statuses = [(await door.post(request("server/discover"), peer=peer)).response.status for _ in range(3)]
             assert statuses == [200, 200, 429]
@@ -237,7 +249,7 @@ async def test_how_often_a_client_asks_is_counted_by_who_it_is_or_where(autojump
         assert refused.headers["Access-Control-Allow-Origin"] == "http://localhost"
         await trio.sleep(1)
         assert (await door.post(request("server/discover"), peer="10.0.0.1")).response.status == 200
-    async with at(server, authenticate=by_token) as door:
+    async with endpoint_of(server, authenticate=by_token) as door:
         for name in ("ann", "bob"):
             statuses = [
                 (await door.post(request("server/discover"), peer=f"10.0.0.{n}", **bearer(name))).response.status
@@ -257,19 +269,19 @@ async def test_how_often_a_client_asks_is_counted_by_who_it_is_or_where(autojump
 async def test_a_modern_request_is_cancelled_by_its_client_that_leaves(
     steps: list[str], autojump_clock: MockClock
 ) -> None:
-    stage = Stage()
-    async with at(stage.server) as door:
-        visit = await door.post(plays(*steps, revision=E))
-        other = await door.post(plays("wait go", revision=E))
+    scripted = ScriptedServer()
+    async with endpoint_of(scripted.server) as door:
+        visit = await door.post(play_call(*steps, revision=E))
+        other = await door.post(play_call("wait go", revision=E))
         assert door.endpoint.clients == 2
         visit.leave()
         await wait_all_tasks_blocked()
-        assert stage.cancelled == [""]
+        assert scripted.cancelled == [""]
         assert door.endpoint.clients == 1
-        stage.go["go"].set()
+        scripted.go["go"].set()
         await wait_all_tasks_blocked()
         assert other.response.status == 200
-        assert stage.ended == [""]
+        assert scripted.ended == [""]
         visit.gone()
         assert not any(name in visit.response.headers for name in ("Mcp-Session-Id",))
         if visit.response.streams:
@@ -278,13 +290,13 @@ async def test_a_modern_request_is_cancelled_by_its_client_that_leaves(
 
 @req("cancel-14")
 async def test_a_modern_request_whose_answer_cannot_be_written_is_over(autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with at(stage.server) as door:
-        visit = await door.post(plays("wait go", "progress", "wait never", revision=E))
+    scripted = ScriptedServer()
+    async with endpoint_of(scripted.server) as door:
+        visit = await door.post(play_call("wait go", "progress", "wait never", revision=E))
         visit.response.cut()
-        stage.go["go"].set()
+        scripted.go["go"].set()
         await wait_all_tasks_blocked()
-        assert stage.cancelled == [""]
+        assert scripted.cancelled == [""]
         assert door.endpoint.clients == 0
         subscribed = await door.post(listen())
         assert door.run.statistics().listeners == 1
@@ -292,28 +304,28 @@ async def test_a_modern_request_whose_answer_cannot_be_written_is_over(autojump_
         assert door.run.statistics().listeners == 0
 
 
-@in_sessions
+@session_revisions
 async def test_a_legacy_request_without_a_session_runs_to_its_end_and_is_forgotten(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    stage = Stage()
-    async with at(stage.server, sessions=False) as door:
+    scripted = ScriptedServer()
+    async with endpoint_of(scripted.server, sessions=False) as door:
         opening = await door.initialize_alone(revision)
         assert "Mcp-Session-Id" not in opening.response.headers
         assert (door.endpoint.clients, door.run.statistics().listeners) == (0, 0)
-        visit = await door.post(plays("progress", "wait go", "progress", revision=revision), revision=revision)
+        visit = await door.post(play_call("progress", "wait go", "progress", revision=revision), revision=revision)
         assert [event.id for event in visit.response.events] == [None]
         visit.leave()
         await trio.sleep(100)
         assert door.endpoint.clients == 1
-        stage.go["go"].set()
+        scripted.go["go"].set()
         await wait_all_tasks_blocked()
-        assert stage.ended == [""]
+        assert scripted.ended == [""]
         assert door.endpoint.clients == 0
-        assert (await door.post(note("notifications/x"), revision=revision)).response.status == 202
+        assert (await door.post(notification("notifications/x"), revision=revision)).response.status == 202
 
 
-@in_sessions
+@session_revisions
 async def test_a_question_without_a_session_fails_at_once_for_nothing_could_bring_the_answer(
     revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -328,7 +340,7 @@ async def test_a_question_without_a_session_fails_at_once_for_nothing_could_brin
             return str(error)
         return "answered"
 
-    async with at(server, sessions=False) as door:
+    async with endpoint_of(server, sessions=False) as door:
         visit = await door.post(
             request("tools/call", {"name": "asks"}, revision=revision, progress=1), revision=revision
         )
@@ -340,12 +352,12 @@ async def test_a_question_without_a_session_fails_at_once_for_nothing_could_brin
 
 
 @pytest.mark.parametrize("options", [{"sessions": False}, {"json_only": True}])
-@in_sessions
+@session_revisions
 async def test_where_nothing_can_be_told_unasked_no_changes_are_promised(
     revision: str, options: dict[str, Any], autojump_clock: MockClock
 ) -> None:
-    stage = Stage()
-    async with at(stage.server, **options) as door:
+    scripted = ScriptedServer()
+    async with endpoint_of(scripted.server, **options) as door:
         opening = await door.initialize_alone(revision)
         declared = opening.response.json["result"]["capabilities"]
         assert declared["tools"] == declared["resources"] == {}
@@ -366,7 +378,7 @@ async def test_nothing_keeps_a_request_alive_that_is_over(autojump_clock: MockCl
 
 
 async def _serve_and_forget() -> None:
-    stage = Stage()
+    scripted = ScriptedServer()
     kept: list[Callable[[], Any]] = []
     attach = ResponseStream.attach
 
@@ -377,14 +389,14 @@ async def _serve_and_forget() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ResponseStream, "attach", watched)
-        async with at(stage.server) as door:
+        async with endpoint_of(scripted.server) as door:
             gc.collect()
             gc.disable()
             try:
                 for steps in (["say x"], ["progress", "sleep 1"], ["ask"], ["fail on purpose"]):
-                    await door.post(plays(*steps, revision=E))
+                    await door.post(play_call(*steps, revision=E))
                 await door.post(request("no/such"))
-                (await door.post(plays("wait never", revision=E))).leave()
+                (await door.post(play_call("wait never", revision=E))).leave()
                 (await door.post(listen())).leave()
                 await trio.sleep(2)
                 assert len(kept) == 3 * 7
@@ -400,18 +412,18 @@ async def _serve_and_forget() -> None:
 # Sessions.
 
 
-@in_sessions
+@session_revisions
 async def test_what_a_message_is_fed_to(revision: str, autojump_clock: MockClock) -> None:
     """Every verdict once, carried out."""
-    stage = Stage()
-    async with at(stage.server) as door:
+    scripted = ScriptedServer()
+    async with endpoint_of(scripted.server) as door:
         session = await door.initialize(revision)
         assert (await door.post(request("ping", revision=revision), session)).response.json["result"] == {}
-        asked = await door.post(plays("roots", revision=revision), session)
+        asked = await door.post(play_call("roots", revision=revision), session)
         (question,) = asked.response.messages
         answered = await door.post(response(question["id"], {"roots": []}), session)
         assert (answered.response.status, answered.response.body) == (202, b"")
-        assert stage.ended == [""]
+        assert scripted.ended == [""]
         standing = await door.get(session)
         assert (standing.response.status, standing.response.streams, standing.response.ended) == (200, True, False)
         assert (await door.ask("DELETE", None, session)).response.status == 204
@@ -427,7 +439,7 @@ async def test_initialize_that_is_refused_opens_nothing(autojump_clock: MockCloc
         made.append(MemoryEventLog())
         return made[-1]
 
-    async with at(Stage().server, event_log=make) as door:
+    async with endpoint_of(ScriptedServer().server, event_log=make) as door:
         for accept in ("application/json", "text/event-stream"):
             visit = await door.post(request("initialize", {}, revision=D), revision=D, Accept=accept)
             assert "Mcp-Session-Id" not in visit.response.headers
@@ -444,13 +456,13 @@ async def test_initialize_that_is_refused_opens_nothing(autojump_clock: MockCloc
         assert door.endpoint.clients == 1
 
 
-@in_sessions
+@session_revisions
 async def test_there_are_no_more_streams_than_the_limit(revision: str, autojump_clock: MockClock) -> None:
-    stage = Stage(limits=Limits(streams=2))
-    async with at(stage.server) as door:
+    scripted = ScriptedServer(limits=Limits(streams=2))
+    async with endpoint_of(scripted.server) as door:
         session = await door.initialize(revision)
         first = await door.get(session)
-        away = await door.post(plays("progress", "wait never", revision=revision), session)
+        away = await door.post(play_call("progress", "wait never", revision=revision), session)
         for refused in (await door.get(session), await door.post(request("ping", id=9, revision=revision), session)):
             assert refused.response.status == 429
             assert "Limits.streams" in refused.response.json["error"]["message"]
@@ -466,19 +478,19 @@ async def test_there_are_no_more_streams_than_the_limit(revision: str, autojump_
         first.leave()
         # Those that have ended take no place either.
         for n in range(3):
-            ended = await door.post(plays("progress", id=f"more {n}", revision=revision), session)
+            ended = await door.post(play_call("progress", id=f"more {n}", revision=revision), session)
             assert ended.response.messages[-1]["id"] == f"more {n}"
 
 
 @req("http-42")
-@in_sessions
+@session_revisions
 async def test_what_can_not_be_resumed_is_refused_and_what_is_over_is_replayed(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    stage = Stage()
-    async with at(stage.server) as door:
+    scripted = ScriptedServer()
+    async with endpoint_of(scripted.server) as door:
         session = await door.initialize(revision)
-        call = await door.post(plays("progress", "progress", revision=revision), session)
+        call = await door.post(play_call("progress", "progress", revision=revision), session)
         ids = [event.id for event in call.response.events]
         whole = await door.get(session, ids[-3])
         assert methods(whole.response.messages) == [PROGRESS, "the answer"]
@@ -507,23 +519,23 @@ async def test_a_stream_that_broke_off_is_said_to_have(
         def finish(self, stream: str) -> None:
             raise OSError("no space left")
 
-    stage = Stage()
-    async with at(stage.server, event_log=Full) as door:
+    scripted = ScriptedServer()
+    async with endpoint_of(scripted.server, event_log=Full) as door:
         session = await door.initialize(D)
-        call = await door.post(plays("progress", "sleep 1", "progress"), session)
+        call = await door.post(play_call("progress", "sleep 1", "progress"), session)
         await trio.sleep(2)
         assert call.response.dropped
         assert "no space left" in caplog.text
         refused = await door.get(session, call.response.last_id)
         assert refused.response.status == 400
         assert "the stream has failed" in refused.response.json["error"]["message"]
-        assert stage.ended == [""]
+        assert scripted.ended == [""]
 
 
 # Questions.
 
 
-@in_sessions
+@session_revisions
 async def test_a_question_fails_with_a_client_that_left_and_cannot_come_back(
     revision: str, autojump_clock: MockClock
 ) -> None:
@@ -538,7 +550,7 @@ async def test_a_question_fails_with_a_client_that_left_and_cannot_come_back(
             failed.append(trio.current_time())
         return "done"
 
-    async with at(server) as door:
+    async with endpoint_of(server) as door:
         session = await door.initialize(revision)
         visit = await door.post(request("tools/call", {"name": "asks"}, revision=revision), session)
         visit.leave()
@@ -548,7 +560,7 @@ async def test_a_question_fails_with_a_client_that_left_and_cannot_come_back(
         assert failed == [began]
 
 
-@in_sessions
+@session_revisions
 async def test_a_call_that_fails_with_its_client_that_left_is_nothing_for_the_log(
     revision: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
@@ -559,7 +571,7 @@ async def test_a_call_that_fails_with_its_client_that_left_is_nothing_for_the_lo
         await go.wait()
         await ctx.roots()
 
-    async with at(server) as door:
+    async with endpoint_of(server) as door:
         session = await door.initialize(revision)
         visit = await door.post(request("tools/call", {"name": "asks"}, revision=revision), session)
         visit.leave()
@@ -569,26 +581,26 @@ async def test_a_call_that_fails_with_its_client_that_left_is_nothing_for_the_lo
     assert [each.getMessage() for each in caplog.records] == []
 
 
-@in_sessions
+@session_revisions
 async def test_a_question_waits_for_a_client_that_can_come_back(revision: str, autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with at(stage.server) as door:
+    scripted = ScriptedServer()
+    async with endpoint_of(scripted.server) as door:
         session = await door.initialize(revision)
-        visit = await door.post(plays("progress", "wait go", "roots", "say good", revision=revision), session)
+        visit = await door.post(play_call("progress", "wait go", "roots", "say good", revision=revision), session)
         visit.leave()
-        stage.go["go"].set()
+        scripted.go["go"].set()
         await trio.sleep(100)
         back = await door.get(session, visit.response.last_id)
         (question,) = back.response.messages
         await door.post(response(question["id"], {"roots": []}), session)
         assert back.response.messages[-1]["result"]["content"][0]["text"] == "good"
         # And the answer may come from one that has not come back at all.
-        visit = await door.post(plays("sample", id=2, revision=revision), session)
+        visit = await door.post(play_call("sample", id=2, revision=revision), session)
         (question,) = visit.response.messages
         visit.leave()
         model = {"role": "assistant", "content": {"type": "text", "text": "x"}, "model": "m"}
         await door.post(response(question["id"], model), session)
-        assert len(stage.answers) == 2
+        assert len(scripted.answers) == 2
 
 
 # Hanging up.
@@ -605,7 +617,7 @@ async def test_a_handler_lets_its_client_hang_up_and_come_back_for_the_rest(auto
         told.append(await ctx.hang_up())  # it has left already
         return "here again"
 
-    async with at(server) as door:
+    async with endpoint_of(server) as door:
         session = await door.initialize(D)
         call = await door.post(request("tools/call", {"name": "test_reconnection"}, revision=D), session)
         first, last = call.response.events
@@ -621,7 +633,7 @@ async def test_a_handler_lets_its_client_hang_up_and_come_back_for_the_rest(auto
         assert told == [True, True]  # ... but had come back
     # Hung up while nobody is there, it says so.
     told.clear()
-    async with at(server) as door:
+    async with endpoint_of(server) as door:
         session = await door.initialize(D)
         await door.post(request("tools/call", {"name": "test_reconnection"}, revision=D), session)
         await trio.sleep(5)
@@ -645,14 +657,14 @@ async def test_where_nobody_would_come_back_nothing_is_hung_up(
             told.append(await ctx.hang_up())
         return "done"
 
-    async with at(server, **OLD) as door:
+    async with endpoint_of(server, **SSE_PATHS) as door:
         message = request("tools/call", {"name": "poll"}, revision=revision)
         if revision == A:
             stream = await door.ask("GET", path="/sse", revision=A, Accept="text/event-stream")
             uri = stream.response.events[0].data.decode()
             params = {"protocolVersion": A, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
             await door.post(request("initialize", params, 0, revision=A), path=uri)
-            await door.post(note("notifications/initialized"), path=uri)
+            await door.post(notification("notifications/initialized"), path=uri)
             await door.post(message, path=uri)
         else:
             session = await opened(door, revision)
@@ -677,22 +689,22 @@ async def test_on_one_stream_for_everything_nothing_is_hung_up(revision: str, au
 
 
 async def test_new_work_is_refused_while_the_server_drains_and_what_goes_on_is_not(autojump_clock: MockClock) -> None:
-    stage, over = Stage(), []
+    scripted, over = ScriptedServer(), []
 
-    async def drain(door: Door) -> None:
+    async def drain(door: EndpointClient) -> None:
         await door.run.drain()
         over.append(trio.current_time())
 
-    async with at(stage.server, **OLD) as door, trio.open_nursery() as nursery:
+    async with endpoint_of(scripted.server, **SSE_PATHS) as door, trio.open_nursery() as nursery:
         session, idle, older = [await door.initialize(each) for each in (D, D, B)]
-        call = await door.post(plays("progress", "roots", "sleep 5", "say all"), session)
-        doomed = await door.post(plays("wait never", id=2, name="doomed"), session)
-        parked = await door.post(plays("ask", "say parked", revision=E))
-        held = await door.post(plays("sleep 9", "ask", "say asked", revision=E))
+        call = await door.post(play_call("progress", "roots", "sleep 5", "say all"), session)
+        doomed = await door.post(play_call("wait never", id=2, name="doomed"), session)
+        parked = await door.post(play_call("ask", "say parked", revision=E))
+        held = await door.post(play_call("sleep 9", "ask", "say asked", revision=E))
         nursery.start_soon(drain, door)
         await trio.sleep(1)
         for new in (
-            await door.post(plays(revision=E)),
+            await door.post(play_call(revision=E)),
             await door.post(request("ping", id=9, revision=D), idle),
             await door.post([request("ping", id=9, revision=B)], older),
             await door.post(request("initialize", OPENING, 0, revision=D), revision=D),
@@ -707,9 +719,9 @@ async def test_new_work_is_refused_while_the_server_drains_and_what_goes_on_is_n
         back = await door.get(session, call.response.last_id)
         (question,) = [each for each in call.response.messages if each.get("method") == "roots/list"]
         assert (await door.post(response(question["id"], {"roots": []}), session)).response.status == 202
-        await door.post(note(CANCELLED, {"requestId": 2}), session)
+        await door.post(notification(CANCELLED, {"requestId": 2}), session)
         assert (await door.ask("DELETE", None, idle)).response.status == 204
-        assert (doomed.response.status, stage.cancelled) == (202, ["doomed"])
+        assert (doomed.response.status, scripted.cancelled) == (202, ["doomed"])
         retried = await retry(door, parked, "say parked")
         assert retried.response.json["result"]["content"][0]["text"] == "parked"
         await trio.sleep(20)
@@ -722,14 +734,16 @@ async def test_new_work_is_refused_while_the_server_drains_and_what_goes_on_is_n
         assert door.endpoint.clients == 0
 
 
-async def retry(door: Door, visit: Visit, *steps: str, last: str | None = None) -> Visit:
+async def retry(
+    door: EndpointClient, visit: RecordedExchange, *steps: str, last: str | None = None
+) -> RecordedExchange:
     """The retry of a call that was answered with a question."""
     result = visit.response.json["result"]
     assert result["resultType"] == "input_required"
     (key,) = result["inputRequests"]
     whole = ["ask", *steps] if last is None else [*steps, "ask", last]
     params = {
-        **play(*whole),
+        **play_params(*whole),
         "requestState": result["requestState"],
         "inputResponses": {key: {"action": "accept", "content": {"size": 3}}},
     }
@@ -738,7 +752,7 @@ async def retry(door: Door, visit: Visit, *steps: str, last: str | None = None) 
 
 @req("sub-08")
 async def test_subscriptions_end_with_their_result_when_the_server_drains(autojump_clock: MockClock) -> None:
-    async with at(Stage().server) as door:
+    async with endpoint_of(ScriptedServer().server) as door:
         subscribed = await door.post(listen())
         await door.run.drain()
         assert methods(subscribed.response.messages) == [ACKNOWLEDGED, "the answer"]
@@ -747,18 +761,18 @@ async def test_subscriptions_end_with_their_result_when_the_server_drains(autoju
         await door.run.drain()  # again
 
 
-@in_sessions
+@session_revisions
 async def test_a_drain_waits_for_who_reads_slowly_and_not_for_ever(revision: str, autojump_clock: MockClock) -> None:
-    stage, over = Stage(), []
-    async with at(stage.server) as door:
+    scripted, over = ScriptedServer(), []
+    async with endpoint_of(scripted.server) as door:
         session = await door.initialize(revision)
-        call = await door.post(plays("progress", "wait go", "say all", revision=revision), session)
+        call = await door.post(play_call("progress", "wait go", "say all", revision=revision), session)
         call.response.hold()
-        stage.go["go"].set()
+        scripted.go["go"].set()
         async with trio.open_nursery() as nursery:
 
             async def drain() -> None:
-                async with stage.server.draining(60):
+                async with scripted.server.draining(60):
                     pass
                 over.append(trio.current_time())
 
@@ -774,7 +788,7 @@ async def test_a_drain_waits_for_who_reads_slowly_and_not_for_ever(revision: str
 
 async def test_a_drain_ends_when_the_last_response_has(autojump_clock: MockClock) -> None:
     over: list[float] = []
-    async with at(Stage().server) as door:
+    async with endpoint_of(ScriptedServer().server) as door:
         session = await door.initialize(D)
         standing = await door.get(session)
         standing.response.hold()
@@ -794,31 +808,31 @@ async def test_a_drain_ends_when_the_last_response_has(autojump_clock: MockClock
 # The end of the run.
 
 
-@streamable
+@streamable_revisions
 async def test_when_the_run_ends_everything_is_dropped(revision: str, autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with at(stage.server) as door:
+    scripted = ScriptedServer()
+    async with endpoint_of(scripted.server) as door:
         session = await opened(door, revision)
         visits = [
-            await door.post(plays(*steps, id=n, revision=revision), session)
+            await door.post(play_call(*steps, id=n, revision=revision), session)
             for n, steps in enumerate((["wait never"], ["progress", "wait never"], ["progress", "wait go"]))
         ]
         visits[2].response.hold()
-        stage.go["go"].set()
+        scripted.go["go"].set()
         if session is not None:
             visits.append(await door.get(session))
             # One of a session that has ended, which is still being read.
             other = await door.initialize(revision)
-            visits.append(await door.post(plays("progress", "wait go now", revision=revision), other))
+            visits.append(await door.post(play_call("progress", "wait go now", revision=revision), other))
             visits[-1].response.hold()
-            stage.go["go now"].set()
+            scripted.go["go now"].set()
             await wait_all_tasks_blocked()
             await door.ask("DELETE", None, other)
         door.endpoint.stop()
         await wait_all_tasks_blocked()
         assert all(visit.response.dropped for visit in visits)
         assert not any(visit.response.ended for visit in visits)
-        assert stage.cancelled == ["", ""]
+        assert scripted.cancelled == ["", ""]
         assert door.endpoint.clients == 0
         if session is not None:
             assert (await door.post(request("ping", revision=revision), session)).response.status == 404
@@ -827,7 +841,7 @@ async def test_when_the_run_ends_everything_is_dropped(revision: str, autojump_c
 
 
 async def test_an_endpoint_takes_part_in_its_run_as_long_as_it_runs(autojump_clock: MockClock) -> None:
-    async with Stage().server.running() as run, trio.open_nursery() as nursery:
+    async with ScriptedServer().server.running() as run, trio.open_nursery() as nursery:
         endpoint = Endpoint(run)
         assert endpoint not in run.connections
         nursery.start_soon(endpoint.run)
@@ -843,43 +857,43 @@ async def test_an_endpoint_takes_part_in_its_run_as_long_as_it_runs(autojump_clo
 
 
 async def test_an_endpoint_that_no_longer_runs_serves_nobody_any_more(autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with stage.server.running() as run:
+    scripted = ScriptedServer()
+    async with scripted.server.running() as run:
         async with trio.open_nursery() as nursery:
             endpoint = Endpoint(run)
             nursery.start_soon(endpoint.run)
             await wait_all_tasks_blocked()
-            door = Door(endpoint, run)
+            door = EndpointClient(endpoint, run)
             session = await door.initialize(D)
             visits = [
-                await door.post(plays("wait never"), session),
-                await door.post(plays("progress", "wait never", revision=E)),
+                await door.post(play_call("wait never"), session),
+                await door.post(play_call("progress", "wait never", revision=E)),
                 await door.get(session),
             ]
             nursery.cancel_scope.cancel()
         await wait_all_tasks_blocked()
         assert all(visit.response.dropped for visit in visits)
-        assert stage.cancelled == ["", ""]
+        assert scripted.cancelled == ["", ""]
         assert endpoint.clients == 0
 
 
 async def test_who_waits_for_a_retry_ends_with_the_run(autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with at(stage.server) as door:
-        asked = await door.post(plays("ask", revision=E))
+    scripted = ScriptedServer()
+    async with endpoint_of(scripted.server) as door:
+        asked = await door.post(play_call("ask", revision=E))
         assert asked.response.ended
         assert (door.endpoint.clients, door.run.statistics().parked) == (0, 1)
         door.run.stop()
         assert door.run.statistics().parked == 0
         await wait_all_tasks_blocked()
-        assert stage.cancelled == [""]
+        assert scripted.cancelled == [""]
 
 
 async def test_a_reply_to_who_has_gone_says_so(autojump_clock: MockClock) -> None:
-    async with at(Stage().server) as door:
+    async with endpoint_of(ScriptedServer().server) as door:
         session = await door.initialize(D)
         for how in (
-            lambda gone: door.post(note("notifications/x"), session, response=gone),
+            lambda gone: door.post(notification("notifications/x"), session, response=gone),
             lambda gone: door.get(session, "x", response=gone),
             lambda gone: door.post(request("ping", revision=D), "nobody's", response=gone),
         ):
@@ -898,23 +912,23 @@ async def test_the_head_of_a_stream_is_early_unless_the_answer_is_as_early(
     revision: str, autojump_clock: MockClock
 ) -> None:
     """Whatever order tasks run in."""
-    stage = Stage()
-    async with at(stage.server) as door:
+    scripted = ScriptedServer()
+    async with endpoint_of(scripted.server) as door:
         session = await opened(door, revision)
         for id in range(10):
             waits = await door.ask(
-                "POST", plays("wait go", id=id, revision=revision), session, Accept="text/event-stream"
+                "POST", play_call("wait go", id=id, revision=revision), session, Accept="text/event-stream"
             )
             assert len(waits.response.writes) == 1
             assert not waits.response.ended
             at_once = await door.post(
-                plays("say hello", id=id + 10, revision=revision), session, Accept="text/event-stream"
+                play_call("say hello", id=id + 10, revision=revision), session, Accept="text/event-stream"
             )
             assert len(at_once.response.writes) == 1
             assert at_once.response.ended
             assert methods(at_once.response.messages) == ["the answer"]
             waits.leave()
-        stage.go["go"].set()
+        scripted.go["go"].set()
 
 
 @pytest.mark.parametrize("revision", [D, E])
@@ -925,14 +939,14 @@ def test_whoever_serves_may_be_cancelled_anywhere(revision: str, seed: int) -> N
     returned: list[bool] = []
 
     async def scenario(attempt: Attempt) -> None:
-        stage = Stage()
-        async with at(stage.server) as door:
+        scripted = ScriptedServer()
+        async with endpoint_of(scripted.server) as door:
             session = await opened(door, revision)
             visit = None
             recorder = Recorder()
             with attempt.window():
                 visit = await door.ask(
-                    "POST", plays("progress", "wait never", revision=revision), session, response=recorder,
+                    "POST", play_call("progress", "wait never", revision=revision), session, response=recorder,
                     Accept="text/event-stream",
                 )  # fmt: skip
                 await wait_all_tasks_blocked()
@@ -943,7 +957,7 @@ def test_whoever_serves_may_be_cancelled_anywhere(revision: str, seed: int) -> N
             assert not len(door.endpoint._attached)
             if revision == E:
                 assert door.endpoint.clients == 0
-                assert stage.cancelled == stage.began
+                assert scripted.cancelled == scripted.began
                 assert door.run.statistics().running == 0
             returned.append(visit is not None)
 
@@ -967,7 +981,7 @@ def test_whoever_serves_may_be_cancelled_anywhere(revision: str, seed: int) -> N
 async def test_the_old_transport_says_where_to_post(
     options: dict[str, Any], prefix: str, uri: str, autojump_clock: MockClock
 ) -> None:
-    async with at(Stage().server, **OLD, **options) as door:
+    async with endpoint_of(ScriptedServer().server, **SSE_PATHS, **options) as door:
         visit = await door.ask("GET", path="/sse", prefix=prefix, Accept="text/event-stream")
         (event,) = visit.response.events
         assert (event.event, event.id) == ("endpoint", None)
@@ -980,13 +994,13 @@ async def test_the_old_transport_says_where_to_post(
 
 
 async def test_a_thousand_streams_are_open_and_each_is_told(autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with at(stage.server) as door:
+    scripted = ScriptedServer()
+    async with endpoint_of(scripted.server) as door:
         visits = []
         for n in range(1000):
             visits.append(await door.ask("POST", listen(n)))
         await wait_all_tasks_blocked()
-        stage.server.notify_list_changed("tools")
+        scripted.server.notify_list_changed("tools")
         await trio.sleep(16)
         assert all(len(visit.response.messages) == 2 and visit.response.comments == 1 for visit in visits)
         assert door.endpoint.clients == 1000
@@ -997,12 +1011,12 @@ async def test_a_thousand_streams_are_open_and_each_is_told(autojump_clock: Mock
 
 
 async def test_a_slow_reader_of_changes_has_them_merged(autojump_clock: MockClock) -> None:
-    stage = Stage(limits=Limits(outgoing=2))
-    async with at(stage.server) as door:
+    scripted = ScriptedServer(limits=Limits(outgoing=2))
+    async with endpoint_of(scripted.server) as door:
         subscribed = await door.post(listen())
         subscribed.response.hold()
         for _ in range(100):
-            stage.server.notify_list_changed("tools")
+            scripted.server.notify_list_changed("tools")
             await trio.sleep(1)
         subscribed.response.go_on()
         await trio.sleep(1)

@@ -10,8 +10,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from tests.http.scripted_server import SSE_PATHS, E, ScriptedServer
 from tests.http.served import bearer, by_token, served
-from tests.http.stage import OLD, E, Stage
 from trio_mcp import Server, UsageError
 from trio_mcp.errors import CannotVerify
 from trio_mcp.server.http import Endpoint
@@ -92,7 +92,9 @@ async def half_a_pair(request: HttpRequest) -> str | None:
 async def test_an_authenticate_that_fails_costs_its_request_only(
     authenticate: Any, said: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
-    async with served(Stage().server, authenticate=authenticate, allowed_origins=["https://app.example"]) as web:
+    async with served(
+        ScriptedServer().server, authenticate=authenticate, allowed_origins=["https://app.example"]
+    ) as web:
         for _ in range(2):
             answer = await web.call("server/discover", headers={"Origin": "https://app.example"})
             assert (answer.status, answer.code) == (500, -32603)
@@ -107,7 +109,7 @@ async def test_an_authenticate_that_cannot_verify_now_asks_for_another_try(autoj
     async def authenticate(request: HttpRequest) -> str | None:
         raise CannotVerify("no database")
 
-    async with served(Stage().server, authenticate=authenticate) as web:
+    async with served(ScriptedServer().server, authenticate=authenticate) as web:
         answer = await web.call("server/discover")
     assert (answer.status, answer.code) == (503, -32603)
     assert answer.headers["Retry-After"]
@@ -130,7 +132,7 @@ async def test_credentials_that_the_exception_of_authenticate_quotes_are_not_log
     async def authenticate(request: HttpRequest) -> str | None:
         raise error(quoted)
 
-    async with served(Stage().server, authenticate=authenticate) as web:
+    async with served(ScriptedServer().server, authenticate=authenticate) as web:
         await web.call("server/discover", headers={name: value})
     assert "[secret]" in caplog.text
     assert "very-secret" not in caplog.text
@@ -140,7 +142,7 @@ async def test_what_is_refused_is_told_without_secrets(
     caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     caplog.set_level(logging.INFO, "trio_mcp.http")
-    async with served(Stage().server, authenticate=by_token, **OLD) as web:
+    async with served(ScriptedServer().server, authenticate=by_token, **SSE_PATHS) as web:
         await web.call("server/discover")
         await web.call("server/discover", headers={"Authorization": "Basic secret"})
         await web.call("server/discover", headers={"Host": "evil.example"})

@@ -26,7 +26,7 @@ import trustme
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.core.test_http_wire import SMUGGLED
-from tests.http.client import Web, request
+from tests.http.client import HttpClient, request
 from tests.http.served import MemoryListener, listening, served
 from tests.http.test_http_connection import answers, get, why
 from tests.http.ws import HANDSHAKE
@@ -41,7 +41,7 @@ D = "2025-11-25"
 ECHO = {"name": "echo", "arguments": {"text": "hello"}}
 
 
-class Stage:
+class EchoServer:
     """A server, and what its handlers have gone through."""
 
     def __init__(self, **options: Any) -> None:
@@ -86,7 +86,7 @@ async def until(what: Callable[[], bool]) -> None:
             await trio.sleep(0.001)
 
 
-def web_of(address: HttpAddress, connect: Callable[[], Awaitable[trio.abc.Stream]] | None = None) -> Web:
+def web_of(address: HttpAddress, connect: Callable[[], Awaitable[trio.abc.Stream]] | None = None) -> HttpClient:
     """A client that goes where the address says, as any client would."""
     rest = address.url.partition("://")[2]
     host, _, path = rest.partition("/")
@@ -95,7 +95,7 @@ def web_of(address: HttpAddress, connect: Callable[[], Awaitable[trio.abc.Stream
     async def open_tcp() -> trio.abc.Stream:
         return await trio.open_tcp_stream(name.strip("[]"), int(port))
 
-    return Web(connect or open_tcp, path=f"/{path}", host=host)
+    return HttpClient(connect or open_tcp, path=f"/{path}", host=host)
 
 
 # Where it listens.
@@ -104,7 +104,7 @@ def web_of(address: HttpAddress, connect: Callable[[], Awaitable[trio.abc.Stream
 @req("http-06", "sse-02")
 async def test_a_server_tells_where_it_listens() -> None:
     async with trio.open_nursery() as nursery:
-        address = await start(nursery, Stage().server)
+        address = await start(nursery, EchoServer().server)
         port = address.listeners[0].socket.getsockname()[1]  # type: ignore[attr-defined]
         assert port != 0
         assert address.url == f"http://127.0.0.1:{port}/mcp"
@@ -132,7 +132,7 @@ async def test_its_urls_are_those_of_its_paths(
     options: dict[str, Any], url: str, websocket: str | None, sse: str | None
 ) -> None:
     async with trio.open_nursery() as nursery:
-        address = await start(nursery, Stage().server, **options)
+        address = await start(nursery, EchoServer().server, **options)
         at = f"//127.0.0.1:{address.listeners[0].socket.getsockname()[1]}"  # type: ignore[attr-defined]
 
         def filled(text: str | None) -> str | None:
@@ -145,7 +145,7 @@ async def test_its_urls_are_those_of_its_paths(
 
 async def test_a_name_with_several_addresses_has_one_port() -> None:
     async with trio.open_nursery() as nursery:
-        address = await start(nursery, Stage().server, "localhost")
+        address = await start(nursery, EchoServer().server, "localhost")
         ports = {each.socket.getsockname()[1] for each in address.listeners}  # type: ignore[attr-defined]
         (port,) = ports
         assert address.url == f"http://localhost:{port}/mcp"
@@ -172,7 +172,7 @@ async def test_a_free_port_is_one_that_is_free_at_all_addresses(monkeypatch: pyt
     monkeypatch.setattr(trio.socket, "getaddrinfo", two_addresses)
     monkeypatch.setattr(socket.socket, "bind", bind_to_a_free_port)
     async with trio.open_nursery() as nursery:
-        address = await start(nursery, Stage().server, "two.addresses")
+        address = await start(nursery, EchoServer().server, "two.addresses")
         assert address.url == f"http://two.addresses:{ports[-1]}/mcp"
         assert len(address.listeners) == 2
         nursery.cancel_scope.cancel()
@@ -193,7 +193,7 @@ def has_ipv6() -> bool:
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 async def test_an_ipv6_address_stands_in_brackets() -> None:
     async with trio.open_nursery() as nursery:
-        address = await start(nursery, Stage().server, "::1")
+        address = await start(nursery, EchoServer().server, "::1")
         assert address.url.startswith("http://[::1]:")
         web = web_of(address)
         assert text_of(await web.call("tools/call", ECHO)) == "hello"
@@ -205,7 +205,7 @@ async def failure(**how: Any) -> str:
     """The words of the error with which a server refuses to start."""
     with pytest.raises(UsageError) as caught, unwrapped(), trio.fail_after(60):
         async with trio.open_nursery() as nursery:
-            await start(nursery, Stage().server, **how)
+            await start(nursery, EchoServer().server, **how)
     return str(caught.value)
 
 
@@ -235,10 +235,10 @@ async def test_a_public_address_is_refused_before_the_server_starts() -> None:
 @pytest.mark.parametrize("option", [{"allowed_hosts": ["example.com"]}, {"public_url": "http://example.com"}])
 async def test_a_server_with_a_name_is_served_under_it_and_no_other(option: dict[str, Any]) -> None:
     async with trio.open_nursery() as nursery:
-        address = await start(nursery, Stage().server, "0.0.0.0", **option)
+        address = await start(nursery, EchoServer().server, "0.0.0.0", **option)
         port = address.listeners[0].socket.getsockname()[1]  # type: ignore[attr-defined]
         for host, status in (("example.com", 200), ("evil.example", 421)):
-            web = Web(partial(trio.open_tcp_stream, "127.0.0.1", port), host=host)
+            web = HttpClient(partial(trio.open_tcp_stream, "127.0.0.1", port), host=host)
             answer = await web.post(request("tools/call", ECHO))
             assert answer.status == status
             await web.aclose()
@@ -289,7 +289,7 @@ async def test_what_cannot_be_served_is_refused_before_anybody_is_served(how: di
 async def test_an_option_that_does_not_exist_is_a_mistake() -> None:
     with pytest.raises(TypeError, match="allowed_hosts"), unwrapped():
         async with trio.open_nursery() as nursery:
-            await start(nursery, Stage().server, allowed_host=["a"])
+            await start(nursery, EchoServer().server, allowed_host=["a"])
 
 
 # Unix sockets.
@@ -298,7 +298,7 @@ async def test_an_option_that_does_not_exist_is_a_mistake() -> None:
 async def test_a_unix_socket_is_there_as_long_as_the_server(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     async with trio.open_nursery() as nursery:
-        address = await start(nursery, Stage().server, unix=path)
+        address = await start(nursery, EchoServer().server, unix=path)
         assert address.url == "http://localhost/mcp"
         web = web_of(address, partial(trio.open_unix_socket, path))
         assert text_of(await web.call("tools/call", ECHO)) == "hello"
@@ -313,7 +313,7 @@ async def test_the_socket_of_a_dead_server_is_replaced(tmp_path: Path) -> None:
         dead.bind(str(path))
     assert stat.S_ISSOCK(path.lstat().st_mode)
     async with trio.open_nursery() as nursery:
-        address = await start(nursery, Stage().server, unix=str(path))
+        address = await start(nursery, EchoServer().server, unix=str(path))
         web = web_of(address, partial(trio.open_unix_socket, path))
         assert text_of(await web.call("tools/call", ECHO)) == "hello"
         await web.aclose()
@@ -362,7 +362,7 @@ async def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
 async def test_a_socket_file_that_is_somebody_elses_by_now_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     async with trio.open_nursery() as nursery:
-        await start(nursery, Stage().server, unix=path)
+        await start(nursery, EchoServer().server, unix=path)
         path.unlink()
         path.write_text("somebody else's")
         nursery.cancel_scope.cancel()
@@ -375,11 +375,11 @@ async def test_a_socket_file_that_is_somebody_elses_by_now_is_left_alone(tmp_pat
 async def test_any_listener_is_served_and_closed_at_the_end() -> None:
     memory, (tcp,) = MemoryListener(), await trio.open_tcp_listeners(0, host="127.0.0.1")
     async with trio.open_nursery() as nursery:
-        address = await start(nursery, Stage().server, listeners=[memory, tcp])
+        address = await start(nursery, EchoServer().server, listeners=[memory, tcp])
         assert address.url == "http://localhost/mcp"
         assert address.listeners == (memory, tcp)
         for connect in (memory.connect, partial(trio.open_tcp_stream, *tcp.socket.getsockname()[:2])):
-            web = Web(connect)
+            web = HttpClient(connect)
             assert text_of(await web.call("tools/call", ECHO)) == "hello"
             await web.aclose()
         nursery.cancel_scope.cancel()
@@ -390,10 +390,10 @@ async def test_any_listener_is_served_and_closed_at_the_end() -> None:
 
 async def test_a_server_whose_listeners_are_closed_goes_on_until_its_connections_have_ended() -> None:
     (tcp,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    stage = Stage()
+    subject = EchoServer()
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
-            address = await start(nursery, stage.server, listeners=[tcp])
+            address = await start(nursery, subject.server, listeners=[tcp])
             web = web_of(address)
             assert text_of(await web.call("tools/call", ECHO)) == "hello"
             await tcp.aclose()
@@ -405,12 +405,12 @@ async def test_one_stream_is_one_connection() -> None:
     ours, theirs = trio.testing.memory_stream_pair()
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(serve_http_stream, Stage().server, theirs)
+            nursery.start_soon(serve_http_stream, EchoServer().server, theirs)
 
             async def connect() -> trio.abc.Stream:
                 return ours
 
-            web = Web(connect)
+            web = HttpClient(connect)
             session = await web.initialize("2025-11-25")
             assert text_of(await web.call("tools/call", ECHO, session=session)) == "hello"
             assert text_of(await web.call("tools/call", ECHO)) == "hello"
@@ -420,7 +420,7 @@ async def test_one_stream_is_one_connection() -> None:
 async def test_a_stream_is_closed_though_its_server_cannot_begin() -> None:
     ours, theirs = trio.testing.memory_stream_pair()
     with pytest.raises(UsageError):
-        await serve_http_stream(Stage().server, theirs, keep_alive=0)
+        await serve_http_stream(EchoServer().server, theirs, keep_alive=0)
     assert await ours.receive_some() == b""
 
 
@@ -445,8 +445,8 @@ async def test_a_server_without_file_descriptors_waits_for_some(
 ) -> None:
     listener = Full(error, 10)
     async with trio.open_nursery() as nursery:
-        await start(nursery, Stage().server, listeners=[listener])
-        web = Web(listener.connect)
+        await start(nursery, EchoServer().server, listeners=[listener])
+        web = HttpClient(listener.connect)
         assert text_of(await web.call("tools/call", ECHO)) == "hello"
         assert trio.current_time() == pytest.approx(1, abs=0.01)
         await web.aclose()
@@ -460,7 +460,7 @@ async def test_a_server_without_file_descriptors_waits_for_some(
 async def test_a_listener_that_is_broken_ends_the_server() -> None:
     with pytest.raises(OSError, match="Bad file descriptor"), unwrapped():
         async with trio.open_nursery() as nursery:
-            await start(nursery, Stage().server, listeners=[Full(errno.EBADF, 1)])
+            await start(nursery, EchoServer().server, listeners=[Full(errno.EBADF, 1)])
 
 
 # TLS.
@@ -483,7 +483,7 @@ Contexts = tuple[ssl.SSLContext, ssl.SSLContext]
 async def test_tls_is_spoken_from_the_first_byte(contexts: Contexts) -> None:
     theirs, ours = contexts
     async with trio.open_nursery() as nursery:
-        address = await start(nursery, Stage().server, ssl_context=theirs)
+        address = await start(nursery, EchoServer().server, ssl_context=theirs)
         assert address.url.startswith("https://127.0.0.1:")
         assert (address.websocket_url or "").startswith("wss://127.0.0.1:")
         port = address.listeners[0].socket.getsockname()[1]  # type: ignore[attr-defined]
@@ -512,7 +512,7 @@ async def test_who_does_not_speak_tls_costs_the_others_nothing(
     theirs, ours = contexts
     caplog.set_level(logging.INFO, "trio_mcp")
     async with trio.open_nursery() as nursery:
-        address = await start(nursery, Stage().server, ssl_context=theirs)
+        address = await start(nursery, EchoServer().server, ssl_context=theirs)
         port = address.listeners[0].socket.getsockname()[1]  # type: ignore[attr-defined]
         for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01", b""):
             async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
@@ -535,8 +535,8 @@ async def test_who_does_not_speak_tls_costs_the_others_nothing(
 async def test_a_handshake_has_the_time_of_a_head(contexts: Contexts, autojump_clock: MockClock) -> None:
     listener = MemoryListener()
     async with trio.open_nursery() as nursery:
-        stage = Stage(limits=Limits(head_seconds=10))
-        await start(nursery, stage.server, listeners=[listener], ssl_context=contexts[0])
+        subject = EchoServer(limits=Limits(head_seconds=10))
+        await start(nursery, subject.server, listeners=[listener], ssl_context=contexts[0])
         stream = await listener.connect()
         await stream.send_all(b"\x16\x03\x01")
         assert await stream.receive_some() == b""
@@ -548,7 +548,7 @@ async def test_a_handshake_has_the_time_of_a_head(contexts: Contexts, autojump_c
 
 
 async def test_beyond_its_limit_a_connection_is_told_that_there_is_no_place(autojump_clock: MockClock) -> None:
-    async with served(Stage(limits=Limits(connections=2)).server) as web:
+    async with served(EchoServer(limits=Limits(connections=2)).server) as web:
         links = [await web.link() for _ in range(2)]
         for link in links:
             await link.stream.send_all(b"GET")  # else one that idles makes room
@@ -565,7 +565,7 @@ async def test_beyond_its_limit_a_connection_is_told_that_there_is_no_place(auto
 
 
 async def test_a_flood_of_connections_is_closed_without_a_word(autojump_clock: MockClock) -> None:
-    async with served(Stage(limits=Limits(connections=2)).server) as web:
+    async with served(EchoServer(limits=Limits(connections=2)).server) as web:
         links = [await web.link() for _ in range(2)]
         for link in links:
             await link.stream.send_all(b"GET")
@@ -582,21 +582,21 @@ async def test_a_flood_of_connections_is_closed_without_a_word(autojump_clock: M
 
 
 async def test_a_thousand_streams_are_open_at_once() -> None:
-    stage = Stage(limits=Limits(streams=10_000))
-    async with listening(stage.server) as web:
+    subject = EchoServer(limits=Limits(streams=10_000))
+    async with listening(subject.server) as web:
         listen = {"notifications": {"toolsListChanged": True}}
         streams = []
         for _ in range(1000):
             streams.append(await web.open(web.request("subscriptions/listen", listen)))
             assert (await streams[-1].message())["method"] == "notifications/subscriptions/acknowledged"
         assert text_of(await web.call("tools/call", ECHO)) == "hello"
-        assert stage.server.statistics().listeners == 1000
-        stage.server.notify_list_changed("tools")
+        assert subject.server.statistics().listeners == 1000
+        subject.server.notify_list_changed("tools")
         for stream in streams:
             assert (await stream.message())["method"] == "notifications/tools/list_changed"
         for stream in streams:
             await stream.aclose()
-        await until(lambda: stage.server.statistics().listeners == 0)
+        await until(lambda: subject.server.statistics().listeners == 0)
         assert text_of(await web.call("tools/call", ECHO)) == "hello"
 
 
@@ -607,8 +607,8 @@ async def test_a_thousand_streams_are_open_at_once() -> None:
 async def test_what_may_be_understood_in_two_ways_is_refused_and_the_connection_closed(data: bytes) -> None:
     # Else it would be refused for what it has no Content-Type.
     data = data.replace(b"Host: localhost\r\n", b"Host: localhost\r\nContent-Type: application/json\r\n", 1)
-    stage = Stage()
-    async with listening(stage.server) as web:
+    subject = EchoServer()
+    async with listening(subject.server) as web:
         with trio.fail_after(60):
             (answer,) = answers(await web.raw(data + get("/mcp")))
         assert (answer[0], answer[1]["connection"]) == (400, "close")
@@ -617,8 +617,8 @@ async def test_what_may_be_understood_in_two_ways_is_refused_and_the_connection_
 
 
 async def test_a_refusal_reaches_a_client_that_is_still_sending() -> None:
-    stage = Stage(limits=Limits(message_bytes=1_000_000))
-    async with listening(stage.server) as web:
+    subject = EchoServer(limits=Limits(message_bytes=1_000_000))
+    async with listening(subject.server) as web:
         for size in (10, 100_000, 1_000_001):
             answer = await web.send("POST", "/mcp", {"Content-Type": "text/plain"}, b"x" * size)
             assert answer.status in (413, 415)
@@ -629,14 +629,14 @@ async def test_a_refusal_reaches_a_client_that_is_still_sending() -> None:
 
 
 async def test_a_client_that_resets_its_connection_is_just_gone(caplog: pytest.LogCaptureFixture) -> None:
-    stage = Stage()
-    async with listening(stage.server) as web:
+    subject = EchoServer()
+    async with listening(subject.server) as web:
         link, _, _ = await web.begin(web.request("tools/call", {"name": "wait"}, progress=1))
-        await stage.begun.wait()
+        await subject.begun.wait()
         assert isinstance(link.stream, trio.SocketStream)
         link.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         await link.aclose()
-        await until(lambda: stage.log == ["begun", "cancelled"])
+        await until(lambda: subject.log == ["begun", "cancelled"])
         assert text_of(await web.call("tools/call", ECHO)) == "hello"
     assert caplog.records == []
 
@@ -648,16 +648,16 @@ async def test_a_client_that_is_out_of_reach_is_just_gone(
     def read(fd: int, most: int) -> bytes:
         raise OSError(error, os.strerror(error))
 
-    stage = Stage()
-    async with listening(stage.server) as web:
+    subject = EchoServer()
+    async with listening(subject.server) as web:
         link, _, _ = await web.begin(web.request("tools/call", {"name": "wait"}, progress=1))
-        await stage.begun.wait()
+        await subject.begun.wait()
         with monkeypatch.context() as patch:
             patch.setattr(
                 "trio_mcp.server.http.connection.os", SimpleNamespace(read=read, write=os.write, name=os.name)
             )
             await link.stream.send_all(b"x")
-            await until(lambda: stage.log == ["begun", "cancelled"])
+            await until(lambda: subject.log == ["begun", "cancelled"])
         await link.aclose()
     assert caplog.records == []
 
@@ -665,30 +665,30 @@ async def test_a_client_that_is_out_of_reach_is_just_gone(
 @req("cancel-14")
 async def test_closing_the_stream_of_a_request_cancels_it(autojump_clock: MockClock) -> None:
     for streams in ({}, {"streams": one_byte_pipe}):
-        stage = Stage()
-        async with served(stage.server, **streams) as web:
+        subject = EchoServer()
+        async with served(subject.server, **streams) as web:
             async with web.stream(web.request("tools/call", {"name": "wait"}, progress=1)) as stream:
                 assert (await stream.message())["method"] == "notifications/progress"
             await wait_all_tasks_blocked()
             await trio.sleep(1)
-            assert stage.log == ["begun", "cancelled"]
+            assert subject.log == ["begun", "cancelled"]
 
 
 async def test_a_websocket_is_on_the_same_port() -> None:
-    stage = Stage()
-    async with listening(stage.server) as web:
+    subject = EchoServer()
+    async with listening(subject.server) as web:
         link = await web.link()
         head = "".join(f"{name}: {value}\r\n" for name, value in HANDSHAKE.items())
         for target, status in (("/ws", b"101"), ("/mcp", b"400")):  # elsewhere it is just a GET
             link = await web.link()
             await link.stream.send_all(f"GET {target} HTTP/1.1\r\n{head}\r\n".encode())
             assert (await link.stream.receive_some()).startswith(b"HTTP/1.1 " + status)
-        assert stage.server.statistics().connections == 1
+        assert subject.server.statistics().connections == 1
 
 
 async def test_a_tap_sees_everything_that_goes_over_the_wire() -> None:
     seen = {"in": bytearray(), "out": bytearray()}
-    async with served(Stage().server, tap=lambda way, data: seen[way].extend(data)) as web:
+    async with served(EchoServer().server, tap=lambda way, data: seen[way].extend(data)) as web:
         answer = await web.call("tools/call", ECHO)
         assert answer.body in seen["out"]
         assert seen["in"].startswith(b"POST /mcp HTTP/1.1\r\n")
@@ -705,36 +705,36 @@ async def test_what_a_tap_raises_ends_the_server_unchanged() -> None:
     stream = await listener.connect()
     await stream.send_all(get("/mcp"))
     with pytest.raises(Mistake):
-        await serve_http(Stage().server, listeners=[listener], tap=tap)
+        await serve_http(EchoServer().server, listeners=[listener], tap=tap)
 
 
 # The end.
 
 
 async def test_a_server_that_drains_finishes_what_runs_and_returns(autojump_clock: MockClock) -> None:
-    stage = Stage()
+    subject = EchoServer()
     listener = MemoryListener()
     async with trio.open_nursery() as nursery:
         ended = trio.Event()
 
         async def serve(task_status: trio.TaskStatus[HttpAddress]) -> None:
-            await serve_http(stage.server, listeners=[listener], task_status=task_status)
+            await serve_http(subject.server, listeners=[listener], task_status=task_status)
             ended.set()
 
         await nursery.start(serve)
-        web = Web(listener.connect)
+        web = HttpClient(listener.connect)
         idle = await web.link()
         stream = await web.open(web.request("tools/call", {"name": "wait"}, progress=1))
         assert (await stream.message())["method"] == "notifications/progress"
         changes = await web.open(web.request("subscriptions/listen", {"notifications": {"toolsListChanged": True}}))
         await changes.message()
         began = trio.current_time()
-        async with stage.server.draining(30):
+        async with subject.server.draining(30):
             await trio.sleep(10)
-            late = await Web(listener.connect).call("server/discover")  # what runs may need its client
+            late = await HttpClient(listener.connect).call("server/discover")  # what runs may need its client
             assert (late.status, late.headers["Connection"]) == (503, "close")
             assert not ended.is_set()
-            stage.go.set()
+            subject.go.set()
         assert await idle.stream.receive_some() == b""
         with pytest.raises(OSError):  # nobody listens any more
             await listener.connect()
@@ -745,63 +745,63 @@ async def test_a_server_that_drains_finishes_what_runs_and_returns(autojump_cloc
         assert changes.ended
         await ended.wait()
         await web.aclose()
-    assert stage.log == ["begun", "done"]
+    assert subject.log == ["begun", "done"]
 
 
 async def test_what_does_not_end_in_time_is_cut_off(autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server, ends=False) as web:
+    subject = EchoServer()
+    async with served(subject.server, ends=False) as web:
         stream = await web.open(web.request("tools/call", {"name": "wait"}, progress=1))
         await stream.message()
         began = trio.current_time()
-        async with stage.server.draining(30):
+        async with subject.server.draining(30):
             pass
         assert trio.current_time() - began == pytest.approx(30, abs=0.01)
-    assert stage.log == ["begun", "cancelled"]
+    assert subject.log == ["begun", "cancelled"]
 
 
 async def test_a_server_that_begins_while_it_drains_serves_nobody(autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with stage.server.running(), trio.open_nursery() as nursery, stage.server.draining(5):
+    subject = EchoServer()
+    async with subject.server.running(), trio.open_nursery() as nursery, subject.server.draining(5):
         with trio.fail_after(1):
             await wait_all_tasks_blocked()  # all that was there has been drained
             listener = MemoryListener()
-            nursery.start_soon(partial(serve_http, stage.server, listeners=[listener]))
+            nursery.start_soon(partial(serve_http, subject.server, listeners=[listener]))
             await wait_all_tasks_blocked()
             with pytest.raises(OSError):
                 await listener.connect()
 
 
 async def test_a_connection_that_begins_while_its_server_drains_is_closed(autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with stage.server.running(), stage.server.draining(5):
+    subject = EchoServer()
+    async with subject.server.running(), subject.server.draining(5):
         await wait_all_tasks_blocked()
         with trio.fail_after(1):
-            await serve_http_stream(stage.server, one_byte_pipe()[1])
+            await serve_http_stream(subject.server, one_byte_pipe()[1])
 
 
 async def test_a_server_that_nobody_uses_drains_at_once(autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server, ends=False):
-        async with stage.server.draining(30):
+    subject = EchoServer()
+    async with served(subject.server, ends=False):
+        async with subject.server.draining(30):
             pass
         assert trio.current_time() < 1
 
 
 async def test_a_server_ends_with_the_run_that_it_shares(autojump_clock: MockClock) -> None:
-    stage = Stage()
+    subject = EchoServer()
     listeners = [MemoryListener(), MemoryListener()]
     async with trio.open_nursery() as nursery:
-        async with stage.server.running():
+        async with subject.server.running():
             for listener in listeners:
-                await start(nursery, stage.server, listeners=[listener])
+                await start(nursery, subject.server, listeners=[listener])
             for listener in listeners:
-                web = Web(listener.connect)
+                web = HttpClient(listener.connect)
                 stream = await web.open(web.request("tools/call", {"name": "wait"}, progress=1))
                 await stream.message()
         await wait_all_tasks_blocked()
         assert nursery.child_tasks == set()
-    assert stage.log == ["begun", "begun", "cancelled", "cancelled"]
+    assert subject.log == ["begun", "begun", "cancelled", "cancelled"]
 
 
 def unread() -> Pair:
@@ -810,21 +810,21 @@ def unread() -> Pair:
     return PipeEnd(there, back), PipeEnd(back, there)
 
 
-async def refused(web: Web, stage: Stage) -> bytes:
+async def refused(web: HttpClient, subject: EchoServer) -> bytes:
     return get("/nowhere")
 
 
-async def answered(web: Web, stage: Stage) -> bytes:
+async def answered(web: HttpClient, subject: EchoServer) -> bytes:
     return sent(web, "POST", request("tools/list"), LATEST)
 
 
-async def answered_by_a_handler(web: Web, stage: Stage) -> bytes:
+async def answered_by_a_handler(web: HttpClient, subject: EchoServer) -> bytes:
     return sent(web, "POST", request("tools/call", ECHO), LATEST)
 
 
-async def resumed(web: Web, stage: Stage) -> bytes:
+async def resumed(web: HttpClient, subject: EchoServer) -> bytes:
     """A request for the rest of a stream, of which all has been said."""
-    stage.go.set()
+    subject.go.set()
     session = await web.initialize(D)
     call = await web.open(request("tools/call", {"name": "wait"}, revision=D, progress=1), revision=D, session=session)
     seen = (await call.event()).id
@@ -833,7 +833,7 @@ async def resumed(web: Web, stage: Stage) -> bytes:
 
 
 def sent(
-    web: Web,
+    web: HttpClient,
     method: str,
     message: Any,
     revision: str,
@@ -849,25 +849,25 @@ def sent(
 @pytest.mark.parametrize("asks", [refused, answered, answered_by_a_handler, resumed])
 @pytest.mark.parametrize("how", ["cancelled", "drained", "one stream"])
 async def test_a_client_that_reads_nothing_holds_up_the_end_for_a_moment(
-    asks: Callable[[Web, Stage], Awaitable[bytes]], how: str, autojump_clock: MockClock
+    asks: Callable[[HttpClient, EchoServer], Awaitable[bytes]], how: str, autojump_clock: MockClock
 ) -> None:
-    stage, listener = Stage(), MemoryListener(unread)
+    subject, listener = EchoServer(), MemoryListener(unread)
     async with trio.open_nursery() as nursery:
-        await start(nursery, stage.server, listeners=[listener])
-        web = Web(listener.connect)
-        data = await asks(web, stage)
+        await start(nursery, subject.server, listeners=[listener])
+        web = HttpClient(listener.connect)
+        data = await asks(web, subject)
         await web.aclose()
         ours: trio.abc.Stream
         ours, theirs = unread()
         if how == "one stream":
-            nursery.start_soon(serve_http_stream, stage.server, theirs)
+            nursery.start_soon(serve_http_stream, subject.server, theirs)
         else:
             ours = await listener.connect()
         await ours.send_all(data)
         await trio.sleep(7)
         began = trio.current_time()
         if how == "drained":
-            async with stage.server.draining(0):
+            async with subject.server.draining(0):
                 pass
         else:
             nursery.cancel_scope.cancel()
@@ -876,9 +876,9 @@ async def test_a_client_that_reads_nothing_holds_up_the_end_for_a_moment(
 
 
 async def test_what_is_read_in_that_moment_has_come_whole(autojump_clock: MockClock) -> None:
-    stage, listener = Stage(), MemoryListener(unread)
+    subject, listener = EchoServer(), MemoryListener(unread)
     async with trio.open_nursery() as nursery:
-        await start(nursery, stage.server, listeners=[listener])
+        await start(nursery, subject.server, listeners=[listener])
         client = await listener.connect()
         await client.send_all(get("/nowhere"))
         await wait_all_tasks_blocked()
@@ -894,15 +894,15 @@ async def test_what_is_read_in_that_moment_has_come_whole(autojump_clock: MockCl
 
 async def test_a_cancelled_server_leaves_nothing_behind(autojump_clock: MockClock) -> None:
     for streams in (None, one_byte_pipe):
-        stage = Stage()
+        subject = EchoServer()
         began = trio.current_time()
         # `served` cancels it, and looks whether a task is left.
-        async with served(stage.server, **({} if streams is None else {"streams": streams})) as web:
+        async with served(subject.server, **({} if streams is None else {"streams": streams})) as web:
             await web.link()
             await web.open(web.request("tools/call", {"name": "wait"}, progress=1))
-            await stage.begun.wait()
+            await subject.begun.wait()
         assert trio.current_time() - began <= 3
-        assert stage.log == ["begun", "cancelled"]
+        assert subject.log == ["begun", "cancelled"]
 
 
 # Awkward clients.
@@ -935,7 +935,7 @@ async def test_curl_gets_its_answer(options: list[str], status: int, tmp_path: P
     message = tmp_path / "message"
     message.write_text(json.dumps(request("tools/call", ECHO)))
     async with trio.open_nursery() as nursery:
-        address = await start(nursery, Stage().server)
+        address = await start(nursery, EchoServer().server)
         base = address.url.removesuffix("/mcp")
         fields = {"Accept": "application/json", "Content-Type": "application/json", "Expect": ""}
         fields |= {"MCP-Protocol-Version": LATEST, "Mcp-Method": "tools/call", "Mcp-Name": "echo"}
@@ -961,11 +961,11 @@ async def test_curl_gets_its_answer(options: list[str], status: int, tmp_path: P
 @pytest.mark.full  # curl is not everywhere
 async def test_curl_reads_a_stream_as_it_comes(tmp_path: Path) -> None:
     program = needs("curl", lambda: tool("curl"))
-    stage = Stage()
+    subject = EchoServer()
     message = tmp_path / "message"
     message.write_text(json.dumps(request("tools/call", {"name": "wait"}, progress=1)))
     async with trio.open_nursery() as nursery:
-        address = await start(nursery, stage.server, unix=tmp_path / "socket")
+        address = await start(nursery, subject.server, unix=tmp_path / "socket")
         process: trio.Process = await nursery.start(
             partial(
                 trio.run_process,
@@ -982,7 +982,7 @@ async def test_curl_reads_a_stream_as_it_comes(tmp_path: Path) -> None:
         assert process.stdout is not None
         while b"notifications/progress" not in heard:
             heard += await process.stdout.receive_some()
-        stage.go.set()
+        subject.go.set()
         while data := await process.stdout.receive_some():
             heard += data
         assert b'"text":"waited"' in heard

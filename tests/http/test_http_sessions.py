@@ -16,9 +16,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.http.client import note, request, response
-from tests.http.recorder import Door, Recorder, Visit, at
-from tests.http.stage import OLD, SESSIONS, TOOLS, UPDATED, B, D, Stage, in_sessions, methods, plays
+from tests.http.client import notification, request, response
+from tests.http.recorder import EndpointClient, RecordedExchange, Recorder, endpoint_of
+from tests.http.scripted_server import (
+    SESSIONS,
+    SSE_PATHS,
+    TOOLS,
+    UPDATED,
+    B,
+    D,
+    ScriptedServer,
+    methods,
+    play_call,
+    session_revisions,
+)
 from tests.requirements import req
 from tests.server.raw_client import CANCELLED, PROGRESS
 from trio_mcp import Context, Limits, Server
@@ -67,40 +78,40 @@ def logs() -> tuple[list[Log], Callable[[str], Log]]:
     return made, make
 
 
-async def close(door: Door, session: str) -> Visit:
+async def close(door: EndpointClient, session: str) -> RecordedExchange:
     visit = await door.ask("DELETE", None, session)
     await wait_all_tasks_blocked()
     return visit
 
 
-async def changed(stage: Stage) -> None:
-    stage.server.notify_list_changed("tools")
+async def changed(scripted: ScriptedServer) -> None:
+    scripted.server.notify_list_changed("tools")
     await trio.sleep(1)
 
 
-async def cancelled(door: Door, session: str, id: Any) -> None:
-    await door.post(note(CANCELLED, {"requestId": id}), session)
+async def cancelled(door: EndpointClient, session: str, id: Any) -> None:
+    await door.post(notification(CANCELLED, {"requestId": id}), session)
 
 
 # The stream of its own.
 
 
 @req("http-39", "http-35")
-@in_sessions
+@session_revisions
 async def test_the_newest_stream_that_is_open_gets_each_message(revision: str, autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with at(stage.server) as door:
+    scripted = ScriptedServer()
+    async with endpoint_of(scripted.server) as door:
         session = await door.initialize(revision)
-        await changed(stage)  # waits for a stream
+        await changed(scripted)  # waits for a stream
         streams = [await door.get(session) for _ in range(3)]
-        await changed(stage)
+        await changed(scripted)
         streams[2].leave()
-        await changed(stage)
+        await changed(scripted)
         streams[0].leave()
-        await changed(stage)
+        await changed(scripted)
         streams[1].leave()
-        await changed(stage)
-        call = await door.post(plays("tools", "sleep 1", "say x", revision=revision), session)
+        await changed(scripted)
+        call = await door.post(play_call("tools", "sleep 1", "say x", revision=revision), session)
         await trio.sleep(2)
         assert call.response.json["result"]["content"][0]["text"] == "x"  # not on the stream of a call
         last = await door.get(session)
@@ -111,24 +122,24 @@ async def test_the_newest_stream_that_is_open_gets_each_message(revision: str, a
 
 
 @req("http-42", "http-43")
-@in_sessions
+@session_revisions
 async def test_an_older_stream_that_is_resumed_takes_nothing_from_a_newer_one(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    stage = Stage()
-    async with at(stage.server) as door:
+    scripted = ScriptedServer()
+    async with endpoint_of(scripted.server) as door:
         session = await door.initialize(revision)
         older = await door.get(session)
-        await changed(stage)
+        await changed(scripted)
         newer = await door.get(session)
         older.leave()
         again = await door.get(session, older.response.last_id)
-        await changed(stage)
+        await changed(scripted)
         assert again.response.status == 200
         assert methods(newer.response.messages) == [TOOLS]
         assert again.response.messages == []
         newer.leave()
-        await changed(stage)
+        await changed(scripted)
         assert methods(again.response.messages) == [TOOLS]
         # A client that opens another stream instead of coming back has left the old one.
         await door.get(session)
@@ -136,24 +147,24 @@ async def test_an_older_stream_that_is_resumed_takes_nothing_from_a_newer_one(
         assert (back.response.status, back.response.events, back.response.ended) == (200, [], True)
 
 
-@in_sessions
+@session_revisions
 async def test_what_waits_for_a_stream_is_merged_and_bounded(revision: str, autojump_clock: MockClock) -> None:
     limits = Limits(outgoing=2, listener_changes=9)
-    stage = Stage(limits=limits)
-    async with at(stage.server) as door:
+    scripted = ScriptedServer(limits=limits)
+    async with endpoint_of(scripted.server) as door:
         session = await door.initialize(revision)
         for n in range(6):
             subscribe = request("resources/subscribe", {"uri": f"r://{n}"}, n, revision=revision)
             assert (await door.post(subscribe, session)).response.json["result"] == {}
         # Notices of no change: each of these has asked something, and takes its question back.
         for n in range(9):
-            call = await door.post(plays("roots", id=f"call {n}", revision=revision), session)
+            call = await door.post(play_call("roots", id=f"call {n}", revision=revision), session)
             call.leave()
             await cancelled(door, session, f"call {n}")
         for _ in range(5):
             for n in range(6):
-                stage.server.notify_resource_updated(f"r://{n}")
-            await changed(stage)
+                scripted.server.notify_resource_updated(f"r://{n}")
+            await changed(scripted)
         stream = await door.get(session)
         assert methods(stream.response.messages) == [CANCELLED] * 2 + [UPDATED] * 6 + [TOOLS]
         uris = [each["params"]["uri"] for each in stream.response.messages if each["method"] == UPDATED]
@@ -161,7 +172,7 @@ async def test_what_waits_for_a_stream_is_merged_and_bounded(revision: str, auto
         # And likewise for a stream that is not read.
         stream.response.hold()
         for _ in range(9):
-            await changed(stage)
+            await changed(scripted)
         stream.response.go_on()
         await trio.sleep(1)
         assert len(methods(stream.response.messages)) <= 9 + 1 + 2 + 1
@@ -170,7 +181,7 @@ async def test_what_waits_for_a_stream_is_merged_and_bounded(revision: str, auto
         for n in range(100, 130):
             for method in ("resources/subscribe", "resources/unsubscribe"):
                 await door.post(request(method, {"uri": f"r://{n}"}, f"{method} {n}", revision=revision), session)
-                stage.server.notify_resource_updated(f"r://{n}")
+                scripted.server.notify_resource_updated(f"r://{n}")
                 await trio.sleep(1)
         assert len(door.endpoint._sessions.get(session)._pending) == 2 + 9 + len(ChangeKind)
 
@@ -178,8 +189,8 @@ async def test_what_waits_for_a_stream_is_merged_and_bounded(revision: str, auto
 async def test_who_opens_another_stream_has_left_all_those_that_it_could_come_back_to(
     autojump_clock: MockClock,
 ) -> None:
-    stage = Stage()
-    async with at(stage.server) as door:
+    scripted = ScriptedServer()
+    async with endpoint_of(scripted.server) as door:
         session = await door.initialize(D)
         streams = [await door.get(session) for _ in range(3)]
         for stream in streams:
@@ -191,15 +202,15 @@ async def test_who_opens_another_stream_has_left_all_those_that_it_could_come_ba
         assert not another.response.ended
 
 
-@in_sessions
+@session_revisions
 async def test_streams_that_are_over_leave_nothing(revision: str, autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with at(stage.server) as door:
+    scripted = ScriptedServer()
+    async with endpoint_of(scripted.server) as door:
         session = await door.initialize(revision)
         for n in range(5):
             (await door.get(session)).leave()
-            (await door.post(plays("sleep 1", id=n, revision=revision), session)).leave()
-            await door.post(plays("progress", id=f"again {n}", revision=revision), session)
+            (await door.post(play_call("sleep 1", id=n, revision=revision), session)).leave()
+            await door.post(play_call("progress", id=f"again {n}", revision=revision), session)
         await trio.sleep(2)
         held = door.endpoint._sessions.get(session)
         assert [len(held._response_streams), len(held._standalone), held.streams] == [1, 1, 0]
@@ -218,7 +229,7 @@ async def test_the_wire_of_a_session_makes_nobody_wait(autojump_clock: MockClock
         return "done"
 
     later: list[Any] = []
-    async with at(server) as door:
+    async with endpoint_of(server) as door:
         session = await door.initialize(D)
         call = await door.post(request("tools/call", {"name": "visit"}, revision=D), session)
         (asked,) = call.response.messages
@@ -244,145 +255,145 @@ async def test_the_wire_of_a_session_makes_nobody_wait(autojump_clock: MockClock
 
 
 @req("http-28")
-@in_sessions
+@session_revisions
 async def test_a_call_goes_on_without_its_client_and_a_session_it_is_in(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    stage = Stage()
-    async with at(stage.server) as door:
+    scripted = ScriptedServer()
+    async with endpoint_of(scripted.server) as door:
         session = await door.initialize(revision)
-        lost = await door.post(plays("sleep 100", id=1, revision=revision), session)
-        told = await door.post(plays("progress", "sleep 100", "progress", id=2, revision=revision), session)
+        lost = await door.post(play_call("sleep 100", id=1, revision=revision), session)
+        told = await door.post(play_call("progress", "sleep 100", "progress", id=2, revision=revision), session)
         lost.leave()
         told.leave()
         await trio.sleep(200)
-        assert stage.ended == ["", ""]
+        assert scripted.ended == ["", ""]
         rest = await door.get(session, told.response.last_id)
         assert methods(rest.response.messages) == [PROGRESS, "the answer"]
         assert rest.response.ended
         assert (await door.post(request("ping", id=1, revision=revision), session)).response.json["result"] == {}
 
 
-@in_sessions
+@session_revisions
 async def test_a_call_that_nobody_comes_back_for_ends_with_its_session(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    stage = Stage()
-    async with at(stage.server) as door:
+    scripted = ScriptedServer()
+    async with endpoint_of(scripted.server) as door:
         session = await door.initialize(revision)
         began = trio.current_time()
-        call = await door.post(plays("progress", "roots", revision=revision), session)
+        call = await door.post(play_call("progress", "roots", revision=revision), session)
         await trio.sleep(10)
         call.leave()
         await trio.sleep(TIMEOUT - 1)
-        assert not stage.cancelled
+        assert not scripted.cancelled
         await trio.sleep(2)
-        assert stage.cancelled == [""]
+        assert scripted.cancelled == [""]
         assert trio.current_time() - began == pytest.approx(TIMEOUT + 11)
         assert (await door.get(session, call.response.last_id)).response.status == 404
 
 
-@in_sessions
+@session_revisions
 async def test_a_handler_at_work_keeps_a_session_for_as_long_as_its_client_may_be_absent(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    stage = Stage()
-    async with at(stage.server) as door:
+    scripted = ScriptedServer()
+    async with endpoint_of(scripted.server) as door:
         session = await door.initialize(revision)
-        (await door.post(plays("progress", f"sleep {TIMEOUT * 2.5}", revision=revision), session)).leave()
+        (await door.post(play_call("progress", f"sleep {TIMEOUT * 2.5}", revision=revision), session)).leave()
         await trio.sleep(TIMEOUT - 1)
         assert (await door.post(request("ping", id=7, revision=revision), session)).response.status == 200
         await trio.sleep(TIMEOUT - 1)
-        assert not stage.cancelled
+        assert not scripted.cancelled
         await trio.sleep(2)
-        assert stage.cancelled == [""]
+        assert scripted.cancelled == [""]
         assert (await door.post(request("ping", id=8, revision=revision), session)).response.status == 404
 
 
 @pytest.mark.parametrize("how", ["undecided", "json", "stream", "own stream"])
-@in_sessions
+@session_revisions
 async def test_a_session_does_not_expire_while_a_response_is_open_nor_soon_after(
     revision: str, how: str, autojump_clock: MockClock
 ) -> None:
-    stage = Stage()
-    async with at(stage.server, keep_alive=1e6) as door:
+    scripted = ScriptedServer()
+    async with endpoint_of(scripted.server, keep_alive=1e6) as door:
         session = await door.initialize(revision)
         if how == "own stream":
             open = await door.get(session)
         else:
             accept = {"Accept": "application/json"} if how == "json" else {}
             steps = ["wait go"] if how != "stream" else ["progress", "wait go"]
-            open = await door.post(plays(*steps, revision=revision), session, **accept)
+            open = await door.post(play_call(*steps, revision=revision), session, **accept)
         await trio.sleep(TIMEOUT * 3 - 5)
         if how == "own stream":
             open.leave()
         else:
-            stage.go["go"].set()
+            scripted.go["go"].set()
         await trio.sleep(TIMEOUT - 5)
         assert (await door.post(request("ping", id=7, revision=revision), session)).response.status == 200
         await trio.sleep(TIMEOUT + 1)
         assert (await door.post(request("ping", id=8, revision=revision), session)).response.status == 404
 
 
-@in_sessions
+@session_revisions
 async def test_whatever_its_client_does_keeps_a_session(revision: str, autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with at(stage.server) as door:
+    scripted = ScriptedServer()
+    async with endpoint_of(scripted.server) as door:
         session = await door.initialize(revision)
         for n in range(3):
             await trio.sleep(TIMEOUT - 1)
-            await door.post(note("notifications/x"), session)
+            await door.post(notification("notifications/x"), session)
             await trio.sleep(TIMEOUT - 1)
             await door.post(request("ping", id=n, revision=revision), session)
             await trio.sleep(TIMEOUT - 1)
             assert (await door.get(session, "1-0")).response.status == 400
         await trio.sleep(TIMEOUT + 1)
-        assert (await door.post(note("notifications/x"), session)).response.status == 404
+        assert (await door.post(notification("notifications/x"), session)).response.status == 404
 
 
 # Ids.
 
 
-@in_sessions
+@session_revisions
 async def test_an_id_that_is_used_twice_at_once_is_refused_the_second_time(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    stage = Stage()
-    async with at(stage.server) as door:
+    scripted = ScriptedServer()
+    async with endpoint_of(scripted.server) as door:
         session = await door.initialize(revision)
-        first = await door.post(plays("progress", "wait go", id=5, revision=revision), session)
-        second = await door.post(plays("say second", id=5, revision=revision), session)
+        first = await door.post(play_call("progress", "wait go", id=5, revision=revision), session)
+        second = await door.post(play_call("say second", id=5, revision=revision), session)
         assert second.response.ended
         assert second.response.json["error"]["code"] == -32600
         assert second.response.json.get("id") is None
         assert ("id" in second.response.json) is REVISIONS[revision].unreadable_id_is_null
-        stage.go["go"].set()
+        scripted.go["go"].set()
         await wait_all_tasks_blocked()
         assert first.response.messages[-1]["id"] == 5
-        third = await door.post(plays("say third", id=5, revision=revision), session)
+        third = await door.post(play_call("say third", id=5, revision=revision), session)
         assert third.response.json["result"]["content"][0]["text"] == "third"
 
 
 async def test_an_id_is_nowhere_but_in_its_header(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     _, make = logs()
-    stage = Stage()
-    async with at(stage.server, event_log=make, **OLD) as door:
+    scripted = ScriptedServer()
+    async with endpoint_of(scripted.server, event_log=make, **SSE_PATHS) as door:
         session = await door.initialize(D)
         visits = [
             await door.get(session),
-            await door.post(plays("progress", "fail now"), session),
-            await door.post(plays("wait never", id=2), session),
+            await door.post(play_call("progress", "fail now"), session),
+            await door.post(play_call("wait never", id=2), session),
             await door.get(session, "x"),
             await door.ask("GET", None, path="/sse", Accept="text/event-stream"),
-            await door.post(note("notifications/x"), "another"),
+            await door.post(notification("notifications/x"), "another"),
         ]
         held = door.endpoint._sessions.get(session)
         assert session not in repr(held) + repr(door.endpoint) + repr(door.endpoint._sessions) + repr(
             vars(held)["_response_streams"]
         )
         await close(door, session)
-        await door.post(note("notifications/x"), session)
+        await door.post(notification("notifications/x"), session)
         sent = b"".join(visit.response.body for visit in visits[:4] + visits[5:])
         assert session.encode() not in sent
         assert session not in caplog.text
@@ -395,24 +406,24 @@ async def test_an_id_is_nowhere_but_in_its_header(autojump_clock: MockClock, cap
 
 
 def batch(*steps: str, ids: tuple[int, ...] = (1, 2)) -> list[Any]:
-    return [plays(*steps, id=id, revision=B, name=str(id)) for id in ids]
+    return [play_call(*steps, id=id, revision=B, name=str(id)) for id in ids]
 
 
 @req("http-126")
 async def test_of_a_batch_of_which_some_is_cancelled_the_rest_is_answered(autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with at(stage.server) as door:
+    scripted = ScriptedServer()
+    async with endpoint_of(scripted.server) as door:
         session = await door.initialize(B)
         for accept in ("application/json", "text/event-stream"):
             visit = await door.post(batch("wait go"), session, Accept=accept)
             await cancelled(door, session, 2)
             assert not visit.response.ended
-            stage.go["go"].set()
+            scripted.go["go"].set()
             await wait_all_tasks_blocked()
             (answers,) = visit.response.messages if visit.response.streams else [visit.response.json]
             assert [each["id"] for each in answers] == [1]
             assert visit.response.ended
-            stage.go.clear()
+            scripted.go.clear()
 
 
 async def test_a_batch_does_not_wait_for_what_is_winding_down(autojump_clock: MockClock) -> None:
@@ -427,7 +438,7 @@ async def test_a_batch_does_not_wait_for_what_is_winding_down(autojump_clock: Mo
                 await trio.sleep(seconds)
         return "done"
 
-    async with at(server) as door:
+    async with endpoint_of(server) as door:
         session = await door.initialize(B)
         message = [
             request("tools/call", {"name": "stubborn", "arguments": {"seconds": n}}, n, revision=B) for n in (0, 100)
@@ -440,8 +451,8 @@ async def test_a_batch_does_not_wait_for_what_is_winding_down(autojump_clock: Mo
 
 
 async def test_of_a_batch_of_which_all_is_cancelled_nothing_is_said(autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with at(stage.server) as door:
+    scripted = ScriptedServer()
+    async with endpoint_of(scripted.server) as door:
         session = await door.initialize(B)
         for accept, status in (("application/json", 202), ("text/event-stream", 200), (None, 202)):
             visit = await door.post(batch("wait go"), session, **({"Accept": accept} if accept else {}))
@@ -456,17 +467,17 @@ async def test_of_a_batch_of_which_all_is_cancelled_nothing_is_said(autojump_clo
 
 @req("http-57", "http-51")
 @pytest.mark.parametrize("how", ["DELETE", "expiry", "drain", "stop"])
-@in_sessions
+@session_revisions
 async def test_with_a_session_everything_ends_that_it_had(how: str, revision: str, autojump_clock: MockClock) -> None:
-    stage, (made, make) = Stage(), logs()
-    async with at(stage.server, event_log=make, keep_alive=1e6) as door:
+    scripted, (made, make) = ScriptedServer(), logs()
+    async with endpoint_of(scripted.server, event_log=make, keep_alive=1e6) as door:
         session = await door.initialize(revision)
         what = "roots" if how == "expiry" else "wait never"  # a handler at work keeps its session
         standing = await door.get(session)
-        undecided = await door.post(plays("wait never", id=1, revision=revision), session)
-        away = await door.post(plays("progress", what, id=2, revision=revision), session)
-        lost = await door.post(plays(what, id=3, revision=revision), session)
-        asking = await door.post(plays("roots", id=4, revision=revision), session)
+        undecided = await door.post(play_call("wait never", id=1, revision=revision), session)
+        away = await door.post(play_call("progress", what, id=2, revision=revision), session)
+        lost = await door.post(play_call(what, id=3, revision=revision), session)
+        asking = await door.post(play_call("roots", id=4, revision=revision), session)
         away.leave()
         lost.leave()
         if how == "DELETE":
@@ -479,14 +490,14 @@ async def test_with_a_session_everything_ends_that_it_had(how: str, revision: st
         elif how == "drain":
             with trio.move_on_after(10):
                 await door.run.drain()
-            assert not stage.cancelled  # they had all the time that there was
+            assert not scripted.cancelled  # they had all the time that there was
             for id in (1, 2, 3, 4):
                 await cancelled(door, session, id)
             await door.run.drain()
         else:
             door.run.stop()
         await wait_all_tasks_blocked()
-        assert len(stage.cancelled) == 4
+        assert len(scripted.cancelled) == 4
         assert made[0].cleared == 1
         if how == "stop":
             assert all(visit.response.dropped for visit in (standing, undecided, asking))
@@ -509,17 +520,17 @@ async def test_with_a_session_everything_ends_that_it_had(how: str, revision: st
 
 
 async def test_what_runs_is_answered_when_its_session_ends(autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with at(stage.server) as door:
+    scripted = ScriptedServer()
+    async with endpoint_of(scripted.server) as door:
         session, other = await door.initialize(D), await door.initialize(D)
-        first = await door.post(plays("wait never", id=1), session)
-        second = await door.post(plays("wait never", id=2), session)
-        elsewhere = await door.post(plays("say x", id=1), other)
+        first = await door.post(play_call("wait never", id=1), session)
+        second = await door.post(play_call("wait never", id=2), session)
+        elsewhere = await door.post(play_call("say x", id=1), other)
         await close(door, session)
         for visit in (first, second):
             assert visit.response.json["error"] == {"code": -32603, "message": "the client has ended the session"}
-        assert stage.cancelled == ["", ""]
-        assert stage.began == ["", "", ""]
+        assert scripted.cancelled == ["", ""]
+        assert scripted.began == ["", "", ""]
         assert elsewhere.response.json["result"]
         assert door.run.statistics().running == 0
 
@@ -528,15 +539,15 @@ async def test_what_runs_is_answered_when_its_session_ends(autojump_clock: MockC
 async def test_a_session_that_ends_while_somebody_writes_keeps_its_log_until_then(
     leaves: bool, autojump_clock: MockClock
 ) -> None:
-    stage, (made, make) = Stage(), logs()
-    async with at(stage.server, event_log=make) as door:
+    scripted, (made, make) = ScriptedServer(), logs()
+    async with endpoint_of(scripted.server, event_log=make) as door:
         session = await door.initialize(D)
-        call = await door.post(plays("progress", "wait go", "progress", "wait never"), session)
+        call = await door.post(play_call("progress", "wait go", "progress", "wait never"), session)
         call.response.hold()
-        stage.go["go"].set()
+        scripted.go["go"].set()
         await wait_all_tasks_blocked()
         await close(door, session)
-        assert stage.cancelled == [""]
+        assert scripted.cancelled == [""]
         assert not made[0].cleared
         if leaves:
             call.leave()
@@ -551,12 +562,12 @@ async def test_a_session_that_ends_while_somebody_writes_keeps_its_log_until_the
 async def test_a_json_response_that_is_left_while_its_session_ends_clears_the_log_too(
     autojump_clock: MockClock,
 ) -> None:
-    stage, (made, make) = Stage(), logs()
-    async with at(stage.server, event_log=make) as door:
+    scripted, (made, make) = ScriptedServer(), logs()
+    async with endpoint_of(scripted.server, event_log=make) as door:
         session = await door.initialize(D)
-        call = await door.post(plays("wait go"), session)
+        call = await door.post(play_call("wait go"), session)
         call.response.hold()
-        stage.go["go"].set()
+        scripted.go["go"].set()
         await wait_all_tasks_blocked()
         await close(door, session)
         assert not made[0].cleared
@@ -569,12 +580,12 @@ async def test_a_json_response_that_is_left_while_its_session_ends_clears_the_lo
 async def test_what_was_said_before_the_end_is_sent_also_to_who_reads_slowly(
     how: str, autojump_clock: MockClock
 ) -> None:
-    stage = Stage()
-    async with at(stage.server) as door:
+    scripted = ScriptedServer()
+    async with endpoint_of(scripted.server) as door:
         session = await door.initialize(D)
-        call = await door.post(plays("progress", "wait go", "progress", "say all of it"), session)
+        call = await door.post(play_call("progress", "wait go", "progress", "say all of it"), session)
         call.response.hold()
-        stage.go["go"].set()
+        scripted.go["go"].set()
         await wait_all_tasks_blocked()
         async with trio.open_nursery() as nursery:
             if how == "drain":
@@ -597,13 +608,13 @@ async def test_what_was_said_before_the_end_is_sent_also_to_who_reads_slowly(
 async def test_who_reads_slowly_is_told_too_why_its_call_ends_with_its_session(
     writing: str, autojump_clock: MockClock
 ) -> None:
-    stage = Stage()
-    async with at(stage.server) as door:
+    scripted = ScriptedServer()
+    async with endpoint_of(scripted.server) as door:
         session = await door.initialize(D)
-        call = await door.post(plays("progress", "wait go", "progress", "wait never"), session)
+        call = await door.post(play_call("progress", "wait go", "progress", "wait never"), session)
         call.response.hold()
         if writing == "a report":
-            stage.go["go"].set()
+            scripted.go["go"].set()
         await trio.sleep(20)
         assert call.response.writing
         await close(door, session)
@@ -624,7 +635,7 @@ async def test_a_log_that_cannot_be_cleared_is_told_of_and_nothing_else(
         def clear(self) -> None:
             raise OSError("cannot clear")
 
-    async with at(Stage().server, event_log=Stuck) as door:
+    async with endpoint_of(ScriptedServer().server, event_log=Stuck) as door:
         session = await door.initialize(D)
         assert (await close(door, session)).response.status == 204
         assert "cannot clear" in caplog.text
@@ -633,7 +644,7 @@ async def test_a_log_that_cannot_be_cleared_is_told_of_and_nothing_else(
 
 async def test_a_client_that_has_not_read_which_session_it_is_has_none(autojump_clock: MockClock) -> None:
     made, make = logs()
-    async with at(Stage().server, event_log=make) as door:
+    async with endpoint_of(ScriptedServer().server, event_log=make) as door:
         for _ in range(3):
             response = Recorder()
             response.cut()
@@ -648,7 +659,7 @@ async def test_a_client_that_has_not_read_which_session_it_is_has_none(autojump_
 # The old transport.
 
 
-async def old_stream(door: Door, **how: Any) -> tuple[Visit, str]:
+async def old_stream(door: EndpointClient, **how: Any) -> tuple[RecordedExchange, str]:
     visit = await door.ask("GET", None, path="/sse", revision="2024-11-05", **how)
     await wait_all_tasks_blocked()
     (event,) = visit.response.events
@@ -661,32 +672,32 @@ def opening(id: Any = 0) -> dict[str, Any]:
     return request("initialize", params, id, revision="2024-11-05")
 
 
-def said(visit: Visit) -> list[Any]:
+def said(visit: RecordedExchange) -> list[Any]:
     return [json.loads(event.data) for event in visit.response.events if event.event == "message"]
 
 
 async def test_an_old_stream_is_its_session(autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with at(stage.server, **OLD) as door:
+    scripted = ScriptedServer()
+    async with endpoint_of(scripted.server, **SSE_PATHS) as door:
         stream, uri = await old_stream(door)
         await door.post(opening(), path=uri)
-        await door.post(note("notifications/initialized"), path=uri)
-        posted = await door.post(plays("progress", "wait never", revision="2024-11-05"), path=uri)
+        await door.post(notification("notifications/initialized"), path=uri)
+        posted = await door.post(play_call("progress", "wait never", revision="2024-11-05"), path=uri)
         assert (posted.response.status, posted.response.body) == (202, b"")
         assert methods(said(stream)) == ["the answer", PROGRESS]
         await trio.sleep(TIMEOUT * 2 + 1)
         assert stream.response.comments == TIMEOUT * 2 // 15
-        assert not stage.cancelled
+        assert not scripted.cancelled
         stream.leave()
         await wait_all_tasks_blocked()
-        assert stage.cancelled == [""]
+        assert scripted.cancelled == [""]
         assert door.endpoint.clients == 0
-        assert (await door.post(note("notifications/x"), path=uri)).response.status == 404
+        assert (await door.post(notification("notifications/x"), path=uri)).response.status == 404
 
 
 async def test_who_never_reads_an_old_stream_is_not_listened_to_without_end(autojump_clock: MockClock) -> None:
     limits = Limits(outgoing=4, calls=10)
-    async with at(Stage(limits=limits).server, **OLD) as door:
+    async with endpoint_of(ScriptedServer(limits=limits).server, **SSE_PATHS) as door:
         stream, uri = await old_stream(door)
         await door.post(opening(), path=uri)
         stream.response.hold()
@@ -705,12 +716,12 @@ async def test_who_never_reads_an_old_stream_is_not_listened_to_without_end(auto
 
 @pytest.mark.parametrize("how", ["drain", "stop"])
 async def test_an_old_stream_ends_with_the_server(how: str, autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with at(stage.server, **OLD) as door:
+    scripted = ScriptedServer()
+    async with endpoint_of(scripted.server, **SSE_PATHS) as door:
         stream, uri = await old_stream(door)
         await door.post(opening(), path=uri)
-        await door.post(note("notifications/initialized"), path=uri)
-        await door.post(plays("sleep 5", "say x", revision="2024-11-05"), path=uri)
+        await door.post(notification("notifications/initialized"), path=uri)
+        await door.post(play_call("sleep 5", "say x", revision="2024-11-05"), path=uri)
         if how == "drain":
             stream.response.hold()
             async with trio.open_nursery() as nursery:
@@ -723,13 +734,13 @@ async def test_an_old_stream_ends_with_the_server(how: str, autojump_clock: Mock
             door.run.stop()
             await wait_all_tasks_blocked()
             assert stream.response.dropped
-            assert stage.cancelled == [""]
+            assert scripted.cancelled == [""]
         assert door.endpoint.clients == 0
         assert door.run.statistics().listeners == 0
 
 
 async def test_what_was_said_on_an_old_stream_is_sent_before_it_ends(autojump_clock: MockClock) -> None:
-    async with at(Stage().server, **OLD) as door:
+    async with endpoint_of(ScriptedServer().server, **SSE_PATHS) as door:
         stream, uri = await old_stream(door)
         await door.post(opening(), path=uri)
         stream.response.hold()
@@ -745,14 +756,14 @@ async def test_what_was_said_on_an_old_stream_is_sent_before_it_ends(autojump_cl
 
 async def test_an_old_stream_is_no_place_for_modern_questions_only(autojump_clock: MockClock) -> None:
     """What is asked on it is answered by a POST, and what held back changes follows when it is read again."""
-    stage = Stage(limits=Limits(outgoing=1))
-    async with at(stage.server, **OLD) as door:
+    scripted = ScriptedServer(limits=Limits(outgoing=1))
+    async with endpoint_of(scripted.server, **SSE_PATHS) as door:
         stream, uri = await old_stream(door)
         await door.post(opening(), path=uri)
-        await door.post(note("notifications/initialized"), path=uri)
+        await door.post(notification("notifications/initialized"), path=uri)
         stream.response.hold()
         for _ in range(9):
-            await changed(stage)
+            await changed(scripted)
         stream.response.go_on()
         await trio.sleep(1)
         assert methods(said(stream)) == ["the answer"] + [TOOLS] * 3
@@ -850,7 +861,7 @@ def test_every_message_comes_on_its_own_stream_once_and_in_order(
     async def main() -> None:
         server = Server("talk", limits=Limits(outgoing=limit), capabilities=["tools"])
         play = Play(server, revision)
-        async with at(server) as play.door:
+        async with endpoint_of(server) as play.door:
             play.session = await play.door.initialize(revision)
             for deed, which in deeds:
                 await getattr(play, deed)(which)
@@ -867,15 +878,15 @@ def test_every_message_comes_on_its_own_stream_once_and_in_order(
 class Play:
     """Calls in one session, whose clients come and go."""
 
-    door: Door
+    door: EndpointClient
     session: str
 
     def __init__(self, server: Server, revision: str) -> None:
         self.revision = revision
         self.server = server
         self.orders: dict[int, trio.MemorySendChannel[Any]] = {}
-        self.calls: dict[int, list[Visit]] = {}
-        self.own: list[Visit] = []
+        self.calls: dict[int, list[RecordedExchange]] = {}
+        self.own: list[RecordedExchange] = []
         self.said: defaultdict[int, list[Any]] = defaultdict(list)
         self.number = 0
         server.tool(self.talk)

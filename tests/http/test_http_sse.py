@@ -9,22 +9,22 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.http.client import Answer, Stream, Web, note, request, response
-from tests.http.served import bearer, by_token, served
-from tests.http.stage import (
-    OLD,
+from tests.http.client import Answer, HttpClient, Stream, notification, request, response
+from tests.http.scripted_server import (
     QUESTIONS,
+    SSE_PATHS,
     TOOLS,
     A,
     D,
     E,
-    Stage,
+    ScriptedServer,
     methods,
-    plays,
-    quiet,
+    play_call,
+    small_pipe,
     text_of,
-    tight,
+    wait_until_idle,
 )
+from tests.http.served import bearer, by_token, served
 from tests.requirements import req
 from tests.server.raw_client import CANCELLED, PROGRESS
 from trio_mcp import Limits
@@ -35,11 +35,11 @@ from trio_mcp import Limits
 class OldClient:
     """A client of 2024-11-05: what it says is posted, what it hears comes on its stream."""
 
-    def __init__(self, web: Web, stream: Stream, target: str) -> None:
+    def __init__(self, web: HttpClient, stream: Stream, target: str) -> None:
         self.web, self.stream, self.target = web, stream, target
 
     @classmethod
-    async def connect(cls, web: Web, **how: Any) -> OldClient:
+    async def connect(cls, web: HttpClient, **how: Any) -> OldClient:
         stream = await web.open(path="/sse", revision=A, **how)
         event = await stream.event()
         assert event.event == "endpoint"
@@ -59,35 +59,35 @@ class OldClient:
         assert (await self.post(request("initialize", params, "open", revision=A), headers)).status == 202
         opened = await self.stream.message()
         assert opened["result"]["protocolVersion"] == A
-        assert (await self.post(note("notifications/initialized"), headers)).status == 202
+        assert (await self.post(notification("notifications/initialized"), headers)).status == 202
 
 
 @req("sse-04", "sse-05", "sse-07")
 async def test_the_old_transport_says_everything_on_its_stream(autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server, **OLD) as web:
+    scripted = ScriptedServer()
+    async with served(scripted.server, **SSE_PATHS) as web:
         client = await OldClient.connect(web)
         await client.initialize()
-        posted = await client.post(plays("progress", "sample", id=1, revision=A))
+        posted = await client.post(play_call("progress", "sample", id=1, revision=A))
         assert (posted.status, posted.body) == (202, b"")
         assert (await client.stream.message())["method"] == PROGRESS
         question = await client.stream.message()
         assert question["method"] == "sampling/createMessage"
         assert (await client.post(response(question["id"], QUESTIONS["sample"][1]))).status == 202
         assert text_of(await client.stream.message()) == "done"
-        stage.server.notify_list_changed("tools")
+        scripted.server.notify_list_changed("tools")
         assert (await client.stream.message())["method"] == TOOLS
 
 
 @req("sse-09")
 async def test_the_endpoint_is_served_beside_the_old_transport(autojump_clock: MockClock) -> None:
-    async with served(Stage().server, **OLD) as web:
+    async with served(ScriptedServer().server, **SSE_PATHS) as web:
         client = await OldClient.connect(web)
         await client.initialize()
         session = await web.initialize(D)
-        assert text_of((await web.post(plays(id=1), session=session, revision=D)).messages[-1]) == "done"
-        assert text_of((await web.post(plays(id=2, revision=E), revision=E)).messages[-1]) == "done"
-        assert (await client.post(plays(id=3, revision=A))).status == 202
+        assert text_of((await web.post(play_call(id=1), session=session, revision=D)).messages[-1]) == "done"
+        assert text_of((await web.post(play_call(id=2, revision=E), revision=E)).messages[-1]) == "done"
+        assert (await client.post(play_call(id=3, revision=A))).status == 202
         assert text_of(await client.stream.message()) == "done"
 
 
@@ -102,7 +102,7 @@ async def test_the_endpoint_is_served_beside_the_old_transport(autojump_clock: M
 async def test_the_endpoint_event_leads_to_where_messages_are_posted(
     options: dict[str, Any], begins: str, autojump_clock: MockClock
 ) -> None:
-    async with served(Stage().server, **OLD, **options) as web:
+    async with served(ScriptedServer().server, **SSE_PATHS, **options) as web:
         client = await OldClient.connect(web)
         assert client.target.startswith(begins)
         client.target = client.target.removeprefix("https://mcp.example/tools")
@@ -110,10 +110,10 @@ async def test_the_endpoint_event_leads_to_where_messages_are_posted(
 
 
 async def test_the_events_of_the_old_transport_have_no_ids_and_no_priming(autojump_clock: MockClock) -> None:
-    async with served(Stage().server, **OLD) as web:
+    async with served(ScriptedServer().server, **SSE_PATHS) as web:
         client = await OldClient.connect(web)
         await client.initialize()
-        await client.post(plays("progress", id=1, revision=A))
+        await client.post(play_call("progress", id=1, revision=A))
         events = [await client.stream.event() for _ in range(2)]
         assert [(event.event, event.id) for event in events] == [("message", None)] * 2
         assert all(event.data for event in events)
@@ -121,24 +121,24 @@ async def test_the_events_of_the_old_transport_have_no_ids_and_no_priming(autoju
 
 @req("http-118")
 async def test_the_end_of_the_old_stream_is_the_end_of_everything(autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server, **OLD) as web:
+    scripted = ScriptedServer()
+    async with served(scripted.server, **SSE_PATHS) as web:
         client, other = await OldClient.connect(web), await OldClient.connect(web)
         for each, name in ((client, "mine"), (other, "other")):
             await each.initialize()
-            await each.post(plays("progress", "wait go", id=1, revision=A, name=name))
+            await each.post(play_call("progress", "wait go", id=1, revision=A, name=name))
             await each.stream.message()
         await client.stream.aclose()
-        await quiet()
-        assert stage.cancelled == ["mine"]
+        await wait_until_idle()
+        assert scripted.cancelled == ["mine"]
         assert (await client.post(request("ping", id=2, revision=A))).status == 404
-        stage.go["go"].set()
+        scripted.go["go"].set()
         assert text_of(await other.stream.message()) == "done"
 
 
 @req("sse-03")
 async def test_an_old_stream_is_bound_to_who_opened_it(autojump_clock: MockClock) -> None:
-    async with served(Stage().server, authenticate=by_token, **OLD) as web:
+    async with served(ScriptedServer().server, authenticate=by_token, **SSE_PATHS) as web:
         client = await OldClient.connect(web, headers=bearer("ada"))
         await client.initialize(bearer("ada"))
         assert (await client.post(request("ping", revision=A))).status == 401
@@ -149,7 +149,7 @@ async def test_an_old_stream_is_bound_to_who_opened_it(autojump_clock: MockClock
 
 @req("http-113")
 async def test_an_old_stream_is_kept_alive(autojump_clock: MockClock) -> None:
-    async with served(Stage(limits=Limits(session_idle_seconds=20)).server, **OLD) as web:
+    async with served(ScriptedServer(limits=Limits(session_idle_seconds=20)).server, **SSE_PATHS) as web:
         client = await OldClient.connect(web)
         await client.initialize()
         with trio.move_on_after(61):
@@ -160,34 +160,34 @@ async def test_an_old_stream_is_kept_alive(autojump_clock: MockClock) -> None:
 
 
 async def test_cancelling_on_the_old_transport(autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server, **OLD) as web:
+    scripted = ScriptedServer()
+    async with served(scripted.server, **SSE_PATHS) as web:
         client = await OldClient.connect(web)
         await client.initialize()
-        await client.post(plays("progress", "wait never", id=7, revision=A))
+        await client.post(play_call("progress", "wait never", id=7, revision=A))
         await client.stream.message()
-        await client.post(note(CANCELLED, {"requestId": 7}))
-        await quiet()
-        assert stage.cancelled == [""]
+        await client.post(notification(CANCELLED, {"requestId": 7}))
+        await wait_until_idle()
+        assert scripted.cancelled == [""]
         await client.post(request("ping", id=8, revision=A))
         assert (await client.stream.message())["id"] == 8
 
 
 async def test_an_old_stream_ends_when_the_server_drains(autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server, ends=False, **OLD) as web:
+    scripted = ScriptedServer()
+    async with served(scripted.server, ends=False, **SSE_PATHS) as web:
         client = await OldClient.connect(web)
         await client.initialize()
-        await client.post(plays("progress", "sleep 3", id=7, revision=A))
+        await client.post(play_call("progress", "sleep 3", id=7, revision=A))
         await client.stream.message()
-        async with stage.server.draining(10):
+        async with scripted.server.draining(10):
             assert methods(await client.stream.rest()) == ["the answer"]
             assert client.stream.ended
 
 
 async def test_who_posts_and_never_reads_is_told_to_stop(autojump_clock: MockClock) -> None:
-    stage = Stage(limits=Limits(calls=10, outgoing=10, write_seconds=10_000))
-    async with served(stage.server, streams=tight, **OLD) as web:
+    scripted = ScriptedServer(limits=Limits(calls=10, outgoing=10, write_seconds=10_000))
+    async with served(scripted.server, streams=small_pipe, **SSE_PATHS) as web:
         client = await OldClient.connect(web)
         await client.initialize()
         statuses = [(await client.post(request("ping", id=n, revision=A))).status for n in range(60)]

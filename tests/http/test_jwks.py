@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.client.everywhere import reachable
-from tests.http.client import Web, request
+from tests.http.client import HttpClient, request
 from tests.http.served import MemoryListener, bearer, served
 from tests.requirements import req
 from trio_mcp import Context, Principal, Server, UsageError
@@ -474,7 +474,7 @@ async def who(ctx: Context) -> str:
     return f"{ctx.principal} of {ctx._terms.principal.claims['iss']}"
 
 
-async def status(web: Web, token: str) -> int:
+async def status(web: HttpClient, token: str) -> int:
     answer = await web.post(request("tools/call", {"name": "who", "arguments": {}}), headers=bearer(token))
     if answer.status == 200:
         assert answer.result["content"][0]["text"] == f"ada of {ISSUER}"

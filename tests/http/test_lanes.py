@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.http.recorder import Recorder, by_the_rules
+from tests.http.recorder import Recorder, checked_responses
 from tests.server.checkpoints import Attempt, any_task, cancel_at_each_step
 from trio_mcp.core import REVISIONS, Batch, Error, Id, Notification, Request, Response
 from trio_mcp.core.http import Answer, MemoryEventLog, Replay, encode_message
@@ -179,7 +179,7 @@ async def scene(
     **way: Any,
 ) -> AsyncIterator[Scene]:
     events = MemoryEventLog() if log is True else None if log is False else log
-    with by_the_rules():
+    with checked_responses():
         async with trio.open_nursery() as nursery:
             yield Scene(nursery, ResponseMode(answer, revision, events, **way), ids, limit)
             # Whatever a test does, nobody who writes is left behind.

@@ -10,26 +10,26 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.http.client import Cut, Web, note, request
-from tests.http.served import bearer, by_token, listening, served
-from tests.http.stage import (
-    OLD,
+from tests.http.client import Cut, HttpClient, notification, request
+from tests.http.scripted_server import (
     QUESTIONS,
     SESSIONS,
+    SSE_PATHS,
     A,
     D,
     E,
-    Stage,
-    begun,
-    in_sessions,
+    ScriptedServer,
+    begin_post,
     methods,
-    plays,
-    quiet,
-    session_on,
-    streamable,
+    open_session,
+    play_call,
+    session_revisions,
+    small_pipe,
+    streamable_revisions,
     text_of,
-    tight,
+    wait_until_idle,
 )
+from tests.http.served import bearer, by_token, listening, served
 from tests.requirements import req
 from tests.server.raw_client import PROGRESS, REVISION_NAMES
 from trio_mcp import Context, Limits, Server
@@ -40,7 +40,7 @@ from trio_mcp.transport import CLOSING
 
 @req("http-53", "http-54", "http-52")
 async def test_session_ids_cannot_be_guessed_and_can_stand_in_a_header(autojump_clock: MockClock) -> None:
-    async with served(Stage().server) as web:
+    async with served(ScriptedServer().server) as web:
         ids = {await web.initialize(revision) for revision in SESSIONS for _ in range(20)}
         assert len(ids) == 60
         assert all(len(id) >= 22 and all("!" <= each <= "~" for each in id) for id in ids)
@@ -48,13 +48,13 @@ async def test_session_ids_cannot_be_guessed_and_can_stand_in_a_header(autojump_
 
 
 @req("http-56", "http-57")
-@in_sessions
+@session_revisions
 async def test_a_session_that_was_ended_is_gone_with_all_it_had(revision: str, autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server) as web:
+    scripted = ScriptedServer()
+    async with served(scripted.server) as web:
         session, other = await web.initialize(revision), await web.initialize(revision)
-        call = await web.open(plays("progress", "wait never", name="mine"), session=session)
-        kept = await web.open(plays("progress", "wait go", name="other"), session=other)
+        call = await web.open(play_call("progress", "wait never", name="mine"), session=session)
+        kept = await web.open(play_call("progress", "wait go", name="other"), session=other)
         changes = await web.open(session=session)
         await call.message()
         await kept.message()
@@ -65,20 +65,20 @@ async def test_a_session_that_was_ended_is_gone_with_all_it_had(revision: str, a
         assert await changes.rest() == []
         assert call.ended
         assert changes.ended
-        assert stage.cancelled == ["mine"]
+        assert scripted.cancelled == ["mine"]
         assert (await web.call("ping", session=session)).status == 404
         assert (await web.end(session)).status == 404
         fields = {**web.headers_for(None, revision, session), "Content-Type": None}
         for after in (None, "1-0"):
             assert (await web.send("GET", "/mcp", {**fields, "Last-Event-ID": after})).status == 404
-        stage.go["go"].set()
+        scripted.go["go"].set()
         assert text_of(await kept.response()) == "done"
 
 
 @req("http-57")
-@in_sessions
+@session_revisions
 async def test_a_session_that_nobody_uses_ends(revision: str, autojump_clock: MockClock) -> None:
-    async with served(Stage(limits=Limits(session_idle_seconds=100)).server) as web:
+    async with served(ScriptedServer(limits=Limits(session_idle_seconds=100)).server) as web:
         session = await web.initialize(revision)
         for _ in range(5):
             await trio.sleep(99)
@@ -89,9 +89,9 @@ async def test_a_session_that_nobody_uses_ends(revision: str, autojump_clock: Mo
         assert session not in answer.body.decode()
 
 
-@in_sessions
+@session_revisions
 async def test_a_session_with_an_open_stream_is_in_use(revision: str, autojump_clock: MockClock) -> None:
-    async with served(Stage(limits=Limits(session_idle_seconds=100)).server) as web:
+    async with served(ScriptedServer(limits=Limits(session_idle_seconds=100)).server) as web:
         session = await web.initialize(revision)
         async with web.stream(session=session):
             await trio.sleep(1000)
@@ -100,12 +100,12 @@ async def test_a_session_with_an_open_stream_is_in_use(revision: str, autojump_c
         assert (await web.call("ping", session=session)).status == 404
 
 
-@in_sessions
+@session_revisions
 async def test_a_call_that_runs_goes_on_while_its_client_is_heard_of(revision: str, autojump_clock: MockClock) -> None:
-    stage = Stage(limits=Limits(session_idle_seconds=100))
-    async with served(stage.server) as web:
+    scripted = ScriptedServer(limits=Limits(session_idle_seconds=100))
+    async with served(scripted.server) as web:
         session = await web.initialize(revision)
-        stream = await web.open(plays("progress", "sleep 1000"), session=session)
+        stream = await web.open(play_call("progress", "sleep 1000"), session=session)
         await stream.message()
         await stream.aclose()
         for _ in range(11):
@@ -117,47 +117,47 @@ async def test_a_call_that_runs_goes_on_while_its_client_is_heard_of(revision: s
         assert (await web.call("ping", session=session)).status == 404
 
 
-@in_sessions
+@session_revisions
 async def test_a_session_is_used_by_whatever_is_posted(revision: str, autojump_clock: MockClock) -> None:
-    async with served(Stage(limits=Limits(session_idle_seconds=100)).server) as web:
+    async with served(ScriptedServer(limits=Limits(session_idle_seconds=100)).server) as web:
         session = await web.initialize(revision)
         for _ in range(5):
             await trio.sleep(99)
-            assert (await web.post(note("notifications/x"), session=session)).status == 202
+            assert (await web.post(notification("notifications/x"), session=session)).status == 202
         await trio.sleep(101)
-        assert (await web.post(note("notifications/x"), session=session)).status == 404
+        assert (await web.post(notification("notifications/x"), session=session)).status == 404
 
 
-@in_sessions
+@session_revisions
 async def test_a_client_that_never_read_its_session_id_leaves_no_session(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    stage = Stage()
-    async with served(stage.server, streams=tight) as web:
+    scripted = ScriptedServer()
+    async with served(scripted.server, streams=small_pipe) as web:
         params = {"protocolVersion": revision, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
-        link, _ = await begun(web, request("initialize", params, revision=revision), None, revision)
-        assert stage.server.statistics().connections == 1
+        link, _ = await begin_post(web, request("initialize", params, revision=revision), None, revision)
+        assert scripted.server.statistics().connections == 1
         await link.aclose()
-        await quiet()
-        assert stage.server.statistics().connections == 0
+        await wait_until_idle()
+        assert scripted.server.statistics().connections == 0
 
 
 @pytest.mark.parametrize("transport", ["streamable", "http+sse"])
 async def test_there_are_no_more_sessions_than_the_limit(transport: str, autojump_clock: MockClock) -> None:
-    stage = Stage(limits=Limits(sessions=3, session_idle_seconds=100))
-    async with served(stage.server, **OLD) as web:
+    scripted = ScriptedServer(limits=Limits(sessions=3, session_idle_seconds=100))
+    async with served(scripted.server, **SSE_PATHS) as web:
         streams = [await web.open(path="/sse", revision=A) for _ in range(2)]
         session = await web.initialize(D)
         async with web.stream(session=session):
             await _check_that_it_is_full(web, transport)
         await streams[0].aclose()
-        await quiet()
+        await wait_until_idle()
         another = await web.initialize(D)
         assert (await web.call("ping", session=session)).result == {}
         assert (await web.call("ping", session=another)).result == {}
 
 
-async def _check_that_it_is_full(web: Web, transport: str) -> None:
+async def _check_that_it_is_full(web: HttpClient, transport: str) -> None:
     if transport == "streamable":
         params = {"protocolVersion": D, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
         refused = await web.call("initialize", params, revision=D)
@@ -170,40 +170,40 @@ async def _check_that_it_is_full(web: Web, transport: str) -> None:
 
 
 async def test_the_session_that_is_idle_for_longest_makes_room(autojump_clock: MockClock) -> None:
-    stage = Stage(limits=Limits(sessions=3))
-    async with served(stage.server) as web:
+    scripted = ScriptedServer(limits=Limits(sessions=3))
+    async with served(scripted.server) as web:
         oldest, older, old = [await web.initialize(D) for _ in range(3)]
         await web.call("ping", session=oldest)
-        await (await web.open(plays("progress", "sleep 60", name="at work"), session=older)).aclose()
+        await (await web.open(play_call("progress", "sleep 60", name="at work"), session=older)).aclose()
         new = await web.initialize(D)
         assert [(await web.call("ping", session=each)).status for each in (oldest, older, old, new)] == [
             200, 200, 404, 200,
         ]  # fmt: skip
         await trio.sleep(100)
-        assert stage.ended == ["at work"]
+        assert scripted.ended == ["at work"]
 
 
-@in_sessions
+@session_revisions
 @pytest.mark.parametrize("step", ["sleep 990", "roots"])
 async def test_a_call_whose_client_is_absent_ends_with_its_session(
     revision: str, step: str, autojump_clock: MockClock
 ) -> None:
-    stage = Stage(limits=Limits(session_idle_seconds=100))
-    async with served(stage.server) as web:
+    scripted = ScriptedServer(limits=Limits(session_idle_seconds=100))
+    async with served(scripted.server) as web:
         session = await web.initialize(revision, {"roots": {}})
-        stream = await web.open(plays("progress", step), session=session)
+        stream = await web.open(play_call("progress", step), session=session)
         await stream.message()
         await stream.aclose()
         await trio.sleep(95)
-        assert not stage.cancelled
+        assert not scripted.cancelled
         await trio.sleep(10)
-        assert stage.cancelled == [""]
+        assert scripted.cancelled == [""]
         assert (await web.call("ping", session=session)).status == 404
 
 
-@in_sessions
+@session_revisions
 async def test_a_handshake_that_fails_leaves_no_session(revision: str, autojump_clock: MockClock) -> None:
-    async with served(Stage(limits=Limits(sessions=1)).server, check=False) as web:
+    async with served(ScriptedServer(limits=Limits(sessions=1)).server, check=False) as web:
         for _ in range(3):
             answer = await web.call("initialize", {"protocolVersion": 7}, revision=revision)
             assert answer.code is not None
@@ -212,7 +212,7 @@ async def test_a_handshake_that_fails_leaves_no_session(revision: str, autojump_
 
 
 async def test_a_server_without_room_for_any_session_refuses_them(autojump_clock: MockClock) -> None:
-    async with served(Stage(limits=Limits(sessions=0)).server) as web:
+    async with served(ScriptedServer(limits=Limits(sessions=0)).server) as web:
         params = {"protocolVersion": D, "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
         answer = await web.call("initialize", params, revision=D)
         assert answer.status == 503
@@ -222,8 +222,8 @@ async def test_a_server_without_room_for_any_session_refuses_them(autojump_clock
 @req("http-07", "sse-03")
 @pytest.mark.parametrize("method", ["POST", "GET", "DELETE"])
 async def test_a_session_is_bound_to_who_opened_it(method: str, autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server, authenticate=by_token) as web:
+    scripted = ScriptedServer()
+    async with served(scripted.server, authenticate=by_token) as web:
         session = await web.initialize(D, headers=bearer("ada"))
         fields = web.headers_for(None, D, session)
         body = json.dumps(request("ping", revision=D)).encode() if method == "POST" else None
@@ -254,7 +254,7 @@ async def test_handlers_know_who_asks_and_with_which_headers(autojump_clock: Moc
 
 
 async def test_a_preflight_needs_no_credentials(autojump_clock: MockClock) -> None:
-    async with served(Stage().server, authenticate=by_token, allowed_origins=["https://app.example"]) as web:
+    async with served(ScriptedServer().server, authenticate=by_token, allowed_origins=["https://app.example"]) as web:
         asked = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
         answer = await web.send("OPTIONS", "/mcp", asked)
         assert answer.status == 204
@@ -265,15 +265,15 @@ async def test_a_preflight_needs_no_credentials(autojump_clock: MockClock) -> No
 
 
 @req("http-118", "http-26", "http-49")
-@in_sessions
+@session_revisions
 async def test_a_server_that_drains_finishes_calls_and_ends_streams(revision: str, autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server, ends=False) as web:
+    scripted = ScriptedServer()
+    async with served(scripted.server, ends=False) as web:
         session = await web.initialize(revision)
         changes = await web.open(session=session)
-        call = await web.open(plays("progress", "sleep 3", "progress"), session=session)
+        call = await web.open(play_call("progress", "sleep 3", "progress"), session=session)
         await call.message()
-        async with stage.server.draining(10):
+        async with scripted.server.draining(10):
             if revision == D:
                 assert (await changes.event()).data == b""  # primed
             assert methods(await call.rest()) == [PROGRESS, "the answer"]
@@ -283,56 +283,58 @@ async def test_a_server_that_drains_finishes_calls_and_ends_streams(revision: st
 
 
 @req("http-118")
-@streamable
+@streamable_revisions
 async def test_what_does_not_end_in_time_is_cancelled_and_so_answered(revision: str, autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server, ends=False) as web:
-        session = await session_on(web, revision)
-        call = await web.open(plays("progress", "wait never", revision=revision), revision=revision, session=session)
+    scripted = ScriptedServer()
+    async with served(scripted.server, ends=False) as web:
+        session = await open_session(web, revision)
+        call = await web.open(
+            play_call("progress", "wait never", revision=revision), revision=revision, session=session
+        )
         await call.message()
         began = trio.current_time()
-        async with stage.server.draining(10):
+        async with scripted.server.draining(10):
             pass
         assert trio.current_time() - began == 10
         message = await call.message()
         assert "shut down before this call had finished" in message["error"]["message"]
         await call.rest()
         assert call.ended
-    assert stage.cancelled == [""]
+    assert scripted.cancelled == [""]
 
 
-@streamable
+@streamable_revisions
 async def test_a_server_that_drains_waits_until_its_answers_were_read(revision: str, autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server, ends=False, streams=tight) as web:
-        session = await session_on(web, revision)
+    scripted = ScriptedServer()
+    async with served(scripted.server, ends=False, streams=small_pipe) as web:
+        session = await open_session(web, revision)
         text = "x" * 100_000
-        link, _ = await begun(web, plays(f"say {text}", revision=revision), session, revision)
-        async with stage.server.draining(10):
-            assert stage.ended == [""]
+        link, _ = await begin_post(web, play_call(f"say {text}", revision=revision), session, revision)
+        async with scripted.server.draining(10):
+            assert scripted.ended == [""]
             await trio.sleep(5)
             await link.head()
             assert text.encode() in await link.body()
 
 
-@streamable
+@streamable_revisions
 async def test_a_request_whose_body_was_still_coming_is_refused_for_now(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    stage = Stage()
-    async with served(stage.server, ends=False) as web:
-        session = await session_on(web, revision)
-        message = plays(revision=revision)
+    scripted = ScriptedServer()
+    async with served(scripted.server, ends=False) as web:
+        session = await open_session(web, revision)
+        message = play_call(revision=revision)
         body = json.dumps(message).encode()
         link = await web.link()
         fields = {**web.headers, **web.headers_for(message, revision, session), "Content-Length": str(len(body))}
         head = [f"{name}: {value}" for name, value in fields.items() if value is not None]
         await link.stream.send_all("\r\n".join(["POST /mcp HTTP/1.1", *head, "", ""]).encode() + body[:20])
-        await quiet()
+        await wait_until_idle()
         link.h11.send(h11.Request(method="POST", target="/", headers=[("Host", "x")]))
         link.h11.send(h11.EndOfMessage())
-        async with stage.server.draining(10):
-            await quiet()
+        async with scripted.server.draining(10):
+            await wait_until_idle()
             await link.stream.send_all(body[20:])
             refused = await link.head()
             told = dict(refused.headers)
@@ -343,18 +345,18 @@ async def test_a_request_whose_body_was_still_coming_is_refused_for_now(
                 assert b"shutting down" in await link.body()
             else:
                 assert refused.status_code == 404  # its session has ended, so it opens another, elsewhere
-    assert stage.began == []
+    assert scripted.began == []
 
 
 async def test_a_server_that_drains_takes_no_new_request(autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server, ends=False) as web:
+    scripted = ScriptedServer()
+    async with served(scripted.server, ends=False) as web:
         kept = await web.link()
-        await kept.ask("POST", "/mcp", {**web.headers, **web.headers_for(plays(revision=E), E, None)}, b"x")
+        await kept.ask("POST", "/mcp", {**web.headers, **web.headers_for(play_call(revision=E), E, None)}, b"x")
         await kept.head()
-        call = await web.open(plays("progress", "sleep 3", revision=E), revision=E)
-        async with stage.server.draining(10):
-            await quiet()
+        call = await web.open(play_call("progress", "sleep 3", revision=E), revision=E)
+        async with scripted.server.draining(10):
+            await wait_until_idle()
             refused = await web.call("server/discover")
             assert (refused.status, refused.code) == (503, -32603)
             assert int(refused.headers["Retry-After"]) > 0
@@ -363,15 +365,15 @@ async def test_a_server_that_drains_takes_no_new_request(autojump_clock: MockClo
             await web.call("server/discover")
 
 
-@in_sessions
+@session_revisions
 async def test_a_call_that_asks_while_its_server_drains_gets_its_answer(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    stage = Stage()
-    async with served(stage.server, ends=False) as web:
+    scripted = ScriptedServer()
+    async with served(scripted.server, ends=False) as web:
         session = await web.initialize(revision, {"roots": {}})
-        call = await web.open(plays("sleep 1", "roots", id=5), session=session)
-        async with stage.server.draining(10):
+        call = await web.open(play_call("sleep 1", "roots", id=5), session=session)
+        async with scripted.server.draining(10):
             asked = await call.message()
             assert asked["method"] == "roots/list"
             links = len(web.links)
@@ -383,22 +385,22 @@ async def test_a_call_that_asks_while_its_server_drains_gets_its_answer(
 
 @pytest.mark.parametrize("anew", [False, True])
 async def test_who_was_asked_may_answer_while_its_server_drains(anew: bool, autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server, ends=False) as web:
-        asks = plays("roots", revision=E, capabilities={"roots": {}})
+    scripted = ScriptedServer()
+    async with served(scripted.server, ends=False) as web:
+        asks = play_call("roots", revision=E, capabilities={"roots": {}})
         asked = (await web.post(asks, revision=E)).result
         assert asked["resultType"] == "input_required"
-        other = await web.open(plays("progress", "wait go", revision=E), revision=E)
+        other = await web.open(play_call("progress", "wait go", revision=E), revision=E)
         await other.message()
-        async with stage.server.draining(10):
-            await quiet()
-            back = Web(web.connect) if anew else web
+        async with scripted.server.draining(10):
+            await wait_until_idle()
+            back = HttpClient(web.connect) if anew else web
             (key,) = asked["inputRequests"]
             more = {"inputResponses": {key: {"roots": []}}, "requestState": asked["requestState"]}
             answer = await back.post({**asks, "id": 2, "params": {**asks["params"], **more}}, revision=E)
             assert text_of(answer.message) == "done"
             assert answer.headers["Connection"] == "close"
-            stage.go["go"].set()
+            scripted.go["go"].set()
         assert trio.current_time() < 5
         await back.aclose()
 
@@ -411,10 +413,10 @@ def answered(asks: Any, asked: Any, id: int) -> Any:
     return {**asks, "id": id, "params": {**asks["params"], **more}}
 
 
-def shielded(stage: Stage) -> None:
+def shielded(scripted: ScriptedServer) -> None:
     """A tool that does not end when it is cancelled."""
 
-    @stage.server.tool
+    @scripted.server.tool
     async def stubborn() -> str:
         with trio.CancelScope(shield=True):
             await trio.sleep(30)
@@ -423,11 +425,11 @@ def shielded(stage: Stage) -> None:
 
 async def test_who_is_asked_more_than_once_is_waited_for_by_a_server_that_drains(autojump_clock: MockClock) -> None:
     """Nothing else runs, and each answer comes in a request of its own."""
-    stage = Stage()
-    async with served(stage.server, ends=False) as web:
-        asks = plays("roots", "sample", revision=E, capabilities={"roots": {}, "sampling": {}})
+    scripted = ScriptedServer()
+    async with served(scripted.server, ends=False) as web:
+        asks = play_call("roots", "sample", revision=E, capabilities={"roots": {}, "sampling": {}})
         asked = (await web.post(asks, revision=E)).result
-        async with stage.server.draining(10):
+        async with scripted.server.draining(10):
             for id in (2, 3):
                 await trio.sleep(3)
                 answer = await web.post(answered(asks, asked, id), revision=E)
@@ -437,34 +439,34 @@ async def test_who_is_asked_more_than_once_is_waited_for_by_a_server_that_drains
 
 
 async def test_what_comes_back_when_the_time_is_over_is_refused_and_begins_nothing(autojump_clock: MockClock) -> None:
-    stage = Stage()
-    shielded(stage)
-    async with served(stage.server) as web:
-        asks = plays("roots", revision=E, capabilities={"roots": {}})
+    scripted = ScriptedServer()
+    shielded(scripted)
+    async with served(scripted.server) as web:
+        asks = play_call("roots", revision=E, capabilities={"roots": {}})
         asked = (await web.post(asks, revision=E)).result
-        await begun(web, request("tools/call", {"name": "stubborn"}, 7, revision=E), None, E)
+        await begin_post(web, request("tools/call", {"name": "stubborn"}, 7, revision=E), None, E)
         async with trio.open_nursery() as nursery:
 
             @nursery.start_soon
             async def _() -> None:
-                async with stage.server.draining(10):
+                async with scripted.server.draining(10):
                     pass
 
             await trio.sleep(10 + CLOSING / 2)
             answer = await web.post(answered(asks, asked, 2), revision=E)
             assert (answer.status, answer.code) == (503, -32603)
-        assert stage.cancelled == [""]
+        assert scripted.cancelled == [""]
 
 
 async def test_who_does_not_end_in_time_does_not_cut_off_the_streams_of_others(autojump_clock: MockClock) -> None:
-    stage = Stage()
-    shielded(stage)
-    async with served(stage.server) as web:
+    scripted = ScriptedServer()
+    shielded(scripted)
+    async with served(scripted.server) as web:
         session = await web.initialize(D)
-        await begun(web, request("tools/call", {"name": "stubborn"}, 7, revision=D), session, D)
+        await begin_post(web, request("tools/call", {"name": "stubborn"}, 7, revision=D), session, D)
         other = await web.open(session=await web.initialize(D))
         await other.event()
-        async with stage.server.draining(10):
+        async with scripted.server.draining(10):
             pass
         assert [event.data async for event in other] == [b""]
         assert (other.ended, other.retry) == (True, 1000)
@@ -474,13 +476,13 @@ async def test_who_does_not_end_in_time_does_not_cut_off_the_streams_of_others(a
 async def test_who_was_asked_to_come_back_is_waited_for_by_a_server_that_drains(
     comes: bool, autojump_clock: MockClock
 ) -> None:
-    stage = Stage()
-    async with served(stage.server, ends=False) as web:
+    scripted = ScriptedServer()
+    async with served(scripted.server, ends=False) as web:
         session = await web.initialize(D)
-        async with web.stream(plays("hang-up 2", "sleep 1"), session=session) as stream:
+        async with web.stream(play_call("hang-up 2", "sleep 1"), session=session) as stream:
             await stream.rest()
             seen = stream.last_event_id
-        async with stage.server.draining(10):
+        async with scripted.server.draining(10):
             if comes:
                 await trio.sleep(2)
                 back = await web.open(session=session, after=seen)
@@ -493,14 +495,16 @@ async def test_who_was_asked_to_come_back_is_waited_for_by_a_server_that_drains(
 
 @pytest.mark.parametrize("revision", REVISION_NAMES[:-1])
 async def test_without_sessions_each_legacy_request_stands_alone(revision: str, autojump_clock: MockClock) -> None:
-    async with served(Stage().server, sessions=False) as web:
+    async with served(ScriptedServer().server, sessions=False) as web:
         params = {"protocolVersion": revision, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
         opened = await web.call("initialize", params, revision=revision)
         assert opened.result["protocolVersion"] == revision
         assert "Mcp-Session-Id" not in opened.headers
         fields = {"MCP-Protocol-Version": revision}
-        assert (await web.post(note("notifications/initialized"), revision=revision, headers=fields)).status == 202
-        answer = await web.post(plays("progress", "say hello"), revision=revision, headers=fields)
+        assert (
+            await web.post(notification("notifications/initialized"), revision=revision, headers=fields)
+        ).status == 202
+        answer = await web.post(play_call("progress", "say hello"), revision=revision, headers=fields)
         assert methods(answer.messages) == [PROGRESS, "the answer"]
         assert all(event.id is None for event in answer.events)
         assert text_of(answer.message) == "hello"
@@ -511,7 +515,7 @@ async def test_without_sessions_each_legacy_request_stands_alone(revision: str, 
 
 @req("http-06", "sse-02")
 async def test_only_this_machine_is_served_unless_it_is_said_otherwise() -> None:
-    async with listening(Stage().server, **OLD) as web:
+    async with listening(ScriptedServer().server, **SSE_PATHS) as web:
         stream = await web.connect()
         assert isinstance(stream, trio.SocketStream)
         assert stream.socket.getpeername()[0] == "127.0.0.1"

@@ -15,10 +15,10 @@ from trio.testing import MockClock
 
 from tests.client.everywhere import Where, at_home, everywhere, visiting
 from tests.http.asgi_servers import Events, hosted, lifespan_of
-from tests.http.client import Answer, Cut, Stream, Web, request
+from tests.http.client import Answer, Cut, HttpClient, Stream, request
+from tests.http.scripted_server import SSE_PATHS, A, B, C, D, E
 from tests.http.served import bearer, listening, served
-from tests.http.stage import OLD, A, B, C, D, E
-from tests.http.ws import Socket, opening, websocket
+from tests.http.ws import Socket, upgrade_request, websocket
 from tests.requirements import req
 from tests.server.raw_client import ErrorResponse, client_on
 from trio_mcp import Context, Limits, McpError, Principal, RequestError, Server, UsageError, open_client
@@ -31,7 +31,7 @@ from trio_mcp.types import HttpRequest
 AT = "http://127.0.0.1:3000/mcp"
 ISSUER = "https://auth.example.com"
 METADATA = f"http://127.0.0.1:3000{WELL_KNOWN}/mcp"
-_OLD: dict[str, Any] = {**OLD}
+_OLD: dict[str, Any] = {**SSE_PATHS}
 SECRET = "s3cr3t-"  # what every token here begins with, and nothing else has in it
 PRINCIPALS = {
     "ada": Principal("ada", ["read"]),
@@ -181,7 +181,7 @@ REFUSED = [
 refused = pytest.mark.parametrize(("value", "query", "status", "begins"), REFUSED)
 
 
-def fronts(server: Server) -> dict[str, AbstractAsyncContextManager[Web]]:
+def fronts(server: Server) -> dict[str, AbstractAsyncContextManager[HttpClient]]:
     return {"http": served(server, **_OLD), "asgi": hosted(AsgiApp(server, **_OLD))}
 
 
@@ -217,7 +217,7 @@ async def test_a_websocket_is_refused_before_it_is_one(
     target = "/ws" + (f"?{query}" if query else "")
     if front == "http":
         async with served(protected()) as web:
-            heard = await web.raw(opening(target, Authorization=value))
+            heard = await web.raw(upgrade_request(target, Authorization=value))
         assert heard.startswith(f"HTTP/1.1 {status} ".encode())
         assert f"\r\nWWW-Authenticate: {begins}".encode() in heard
     else:
@@ -270,7 +270,7 @@ async def test_a_token_without_the_scopes_of_the_server_is_good_for_nothing(auto
         ):
             assert answer.status == 403
             assert f'scope="{needed}"' in challenge(answer)
-        heard = await web.raw(opening(Authorization=f"Bearer {SECRET}guest"))
+        heard = await web.raw(upgrade_request(Authorization=f"Bearer {SECRET}guest"))
         assert heard.startswith(b"HTTP/1.1 403 ")
         assert b'error="insufficient_scope"' in heard
 
@@ -564,7 +564,7 @@ async def to_its_end(stream: Stream) -> None:
         pass
 
 
-async def standing(web: Web, revision: str, headers: Any) -> Stream:
+async def standing(web: HttpClient, revision: str, headers: Any) -> Stream:
     if revision == A:
         return await web.open(path="/sse", headers=headers)
     if revision == E:

@@ -9,9 +9,9 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.http.client import Web, request
-from tests.http.replicas import KEYS, replicas, staged
-from tests.http.stage import TOOLS, UPDATED, B, C, D, Stage, play, text_of
+from tests.http.client import HttpClient, request
+from tests.http.replicas import KEYS, make_scripted, replicas
+from tests.http.scripted_server import TOOLS, UPDATED, B, C, D, ScriptedServer, play_params, text_of
 from trio_mcp import Server, UsageError
 from trio_mcp.core import CannotServe, Limits
 from trio_mcp.server.http.listener import leave_to_others  # the process calls it at SIGTERM
@@ -28,11 +28,11 @@ LISTS = {"toolsListChanged": True, "resourceSubscriptions": ["r://1"]}
 async def test_a_change_reaches_the_sessions_of_all_replicas(
     revision: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with replicas(monkeypatch=monkeypatch) as crew:
-        for web in crew.webs:
+    async with replicas(monkeypatch=monkeypatch) as group:
+        for web in group.webs:
             session = await web.initialize(revision)
             stream = await web.open(session=session)
-            crew.stages[0].server.notify_list_changed("tools")
+            group.servers[0].server.notify_list_changed("tools")
             assert (await stream.message())["method"] == TOOLS
             await stream.aclose()
 
@@ -40,13 +40,13 @@ async def test_a_change_reaches_the_sessions_of_all_replicas(
 async def test_a_change_reaches_the_listeners_of_all_replicas_once(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with replicas(monkeypatch=monkeypatch) as crew:
-        streams = [await web.open(request(LISTEN, {"notifications": LISTS})) for web in crew.webs]
+    async with replicas(monkeypatch=monkeypatch) as group:
+        streams = [await web.open(request(LISTEN, {"notifications": LISTS})) for web in group.webs]
         for stream in streams:
             await stream.message()  # the acknowledgement
-        crew.stages[1].server.notify_list_changed("tools")
-        crew.stages[2].server.notify_resource_updated("r://1")
-        crew.stages[2].server.notify_resource_updated("r://2")
+        group.servers[1].server.notify_list_changed("tools")
+        group.servers[2].server.notify_resource_updated("r://1")
+        group.servers[2].server.notify_resource_updated("r://2")
         await trio.sleep(1)
         for stream in streams:
             assert {(await stream.message())["method"] for _ in range(2)} == {TOOLS, UPDATED}
@@ -57,35 +57,35 @@ async def test_a_change_reaches_the_listeners_of_all_replicas_once(
 async def test_after_lost_messages_every_change_is_told(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with replicas(monkeypatch=monkeypatch) as crew:
-        stream = await crew.webs[0].open(request(LISTEN, {"notifications": LISTS}))
+    async with replicas(monkeypatch=monkeypatch) as group:
+        stream = await group.webs[0].open(request(LISTEN, {"notifications": LISTS}))
         await stream.message()
-        crew.store._channels.resync()
+        group.store._channels.resync()
         assert {(await stream.message())["method"] for _ in range(2)} == {TOOLS, UPDATED}
 
 
 async def test_many_changes_are_told_as_a_gap(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with replicas(monkeypatch=monkeypatch) as crew:
-        stream = await crew.webs[0].open(request(LISTEN, {"notifications": LISTS}))
+    async with replicas(monkeypatch=monkeypatch) as group:
+        stream = await group.webs[0].open(request(LISTEN, {"notifications": LISTS}))
         await stream.message()
         for number in range(1500):
-            crew.stages[1].server.notify_resource_updated(f"other://{number}")
+            group.servers[1].server.notify_resource_updated(f"other://{number}")
         assert {(await stream.message())["method"] for _ in range(2)} == {TOOLS, UPDATED}
 
 
 async def test_changes_wait_for_the_store(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with replicas(monkeypatch=monkeypatch) as crew:
-        stream = await crew.webs[0].open(request(LISTEN, {"notifications": LISTS}))
+    async with replicas(monkeypatch=monkeypatch) as group:
+        stream = await group.webs[0].open(request(LISTEN, {"notifications": LISTS}))
         await stream.message()
-        send = crew.store.send
+        send = group.store.send
 
         async def fail(*args: Any) -> None:
             raise StoreFailed("the store is away")
 
-        monkeypatch.setattr(crew.store, "send", fail)
-        crew.stages[1].server.notify_list_changed("tools")
+        monkeypatch.setattr(group.store, "send", fail)
+        group.servers[1].server.notify_list_changed("tools")
         await trio.sleep(5)
-        monkeypatch.setattr(crew.store, "send", send)
+        monkeypatch.setattr(group.store, "send", send)
         assert (await stream.message())["method"] == TOOLS
 
 
@@ -98,33 +98,33 @@ async def test_a_replica_knows_the_changes_of_the_last_seconds(
         raise StoreFailed("the store is away")
 
     def uris(number: int, since: float) -> set[str] | None:
-        (run,) = crew.stages[number].server._runs
+        (run,) = group.servers[number].server._runs
         assert run.replica is not None
         changes = run.replica.changes_since(since)
         return None if changes is None else {change.item for change in changes}
 
-    async with replicas(monkeypatch=monkeypatch) as crew:
+    async with replicas(monkeypatch=monkeypatch) as group:
         await trio.sleep(1)
         start = trio.current_time()
-        crew.stages[0].server.notify_resource_updated("r://1")
+        group.servers[0].server.notify_resource_updated("r://1")
         assert [uris(number, start) for number in range(3)] == [{"r://1"}, set(), set()]  # not told of yet
         await trio.sleep(1)
         later = trio.current_time()
         assert [uris(number, start) for number in range(3)] == [{"r://1"}] * 3
         with monkeypatch.context() as patch:
-            patch.setattr(crew.store, "send", fail)
-            crew.stages[1].server.notify_resource_updated("r://2")
+            patch.setattr(group.store, "send", fail)
+            group.servers[1].server.notify_resource_updated("r://2")
             await trio.sleep(5)
             assert [uris(number, later + 4) for number in range(3)] == [set(), {"r://2"}, set()]
         await trio.sleep(15)
         for number in (7, 8, 9):
-            crew.stages[0].server.notify_resource_updated(f"r://{number}")
+            group.servers[0].server.notify_resource_updated(f"r://{number}")
         await trio.sleep(1)
         assert [uris(number, start) for number in range(3)] == [None] * 3  # some are forgotten
         assert uris(2, trio.current_time() - 2) == {"r://7", "r://8", "r://9"}
         now = trio.current_time()
         for number in range(1500):
-            crew.stages[0].server.notify_resource_updated(f"r://{number}")
+            group.servers[0].server.notify_resource_updated(f"r://{number}")
         await trio.sleep(1)
         assert [uris(number, now) for number in range(3)] == [None] * 3
 
@@ -133,12 +133,12 @@ async def test_after_the_death_of_a_replica_every_change_is_told(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may have died before its last changes were told."""
-    async with replicas(monkeypatch=monkeypatch) as crew:
-        streams = [await web.open(request(LISTEN, {"notifications": LISTS})) for web in crew.webs]
+    async with replicas(monkeypatch=monkeypatch) as group:
+        streams = [await web.open(request(LISTEN, {"notifications": LISTS})) for web in group.webs]
         for stream in streams:
             await stream.message()
-        living = next(row for row in crew.store._rows.values() if row.kind.startswith("replica "))
-        await crew.store.add(attrs.evolve(living, key="dead", holder="dead"))  # which has no lease
+        living = next(row for row in group.store._rows.values() if row.kind.startswith("replica "))
+        await group.store.add(attrs.evolve(living, key="dead", holder="dead"))  # which has no lease
         for stream in streams:
             assert {(await stream.message())["method"] for _ in range(2)} == {TOOLS, UPDATED}
 
@@ -199,8 +199,8 @@ async def test_a_replica_with_other_keys_may_have_died(
     def make(store: Any) -> Server:
         return Server("s", store=store)
 
-    async with replicas(make, number=1, store=store, monkeypatch=monkeypatch) as crew:
-        await crew.crash(0)
+    async with replicas(make, number=1, store=store, monkeypatch=monkeypatch) as group:
+        await group.crash(0)
         async with replicas(make, number=1, store=store, monkeypatch=monkeypatch) as next:
             assert (await next.web.call("server/discover", {})).status == 200
 
@@ -219,9 +219,9 @@ def test_keys_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
 # Parked calls: {the holder lives, is gone} x {what arrives elsewhere}.
 
 
-async def asked(web: Web, *steps: str, name: str = "play") -> tuple[Any, Any]:
+async def asked(web: HttpClient, *steps: str, name: str = "play") -> tuple[Any, Any]:
     """The params of a call, and the result with its question."""
-    params = {**play(*steps), "name": name}
+    params = {**play_params(*steps), "name": name}
     result = (await web.call("tools/call", params)).result
     assert result["resultType"] == "input_required"
     return params, result
@@ -235,59 +235,59 @@ def retry(params: Any, result: Any, size: Any = 3) -> Any:
 async def test_an_answer_reaches_the_handler_through_another_replica(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with replicas(monkeypatch=monkeypatch) as crew:
-        params, result = await asked(crew.webs[0], "ask", "progress", "say hello")
-        stream = await crew.webs[1].open(request("tools/call", retry(params, result), progress="t"))
+    async with replicas(monkeypatch=monkeypatch) as group:
+        params, result = await asked(group.webs[0], "ask", "progress", "say hello")
+        stream = await group.webs[1].open(request("tools/call", retry(params, result), progress="t"))
         assert [each.get("method") for each in await stream.rest()] == ["notifications/progress", None]
         assert text_of(stream.seen[-1]) == "hello"
-        assert [str(answer) for answer in crew.stages[0].answers] == ["Accepted(value=Size(size=3))"]
-        assert (crew.stages[0].began, crew.stages[1].began) == ([""], [])
+        assert [str(answer) for answer in group.servers[0].answers] == ["Accepted(value=Size(size=3))"]
+        assert (group.servers[0].began, group.servers[1].began) == ([""], [])
 
 
 async def test_credentials_are_not_written_into_the_store(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[bytes] = []
-    async with replicas(monkeypatch=monkeypatch) as crew:
-        params, result = await asked(crew.webs[0], "ask")
-        append = crew.store.append
+    async with replicas(monkeypatch=monkeypatch) as group:
+        params, result = await asked(group.webs[0], "ask")
+        append = group.store.append
 
         async def note(stream: str, body: bytes, **options: Any) -> Any:
             written.append(body)
             return await append(stream, body, **options)
 
-        monkeypatch.setattr(crew.store, "append", note)
+        monkeypatch.setattr(group.store, "append", note)
         headers = {"Authorization": "Bearer hush", "Cookie": "a=hush", "X-Api-Key": "hush", "X-Region": "north"}
-        answer = await crew.webs[1].call("tools/call", retry(params, result), headers=headers)
+        answer = await group.webs[1].call("tools/call", retry(params, result), headers=headers)
         assert answer.result["content"]
     assert any(b"north" in body for body in written)
     assert not any(b"hush" in body for body in written)
 
 
 async def test_each_round_may_go_to_another_replica(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with replicas(monkeypatch=monkeypatch) as crew:
-        params, result = await asked(crew.web, "ask", "ask", "ask")
+    async with replicas(monkeypatch=monkeypatch) as group:
+        params, result = await asked(group.web, "ask", "ask", "ask")
         for round in range(3):
             answers = {key: {"action": "accept", "content": {"size": round}} for key in result["inputRequests"]}
             again = {**params, "requestState": result["requestState"], "inputResponses": answers}
-            result = (await crew.web.call("tools/call", again)).result
+            result = (await group.web.call("tools/call", again)).result
         assert result["content"][0]["text"] == "done"
-        assert [name for stage in crew.stages for name in stage.began] == [""]
+        assert [name for scripted in group.servers for name in scripted.began] == [""]
 
 
 async def test_a_refused_retry_changes_nothing(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with replicas(monkeypatch=monkeypatch) as crew:
-        params, result = await asked(crew.webs[0], "ask")
-        refused = await crew.webs[1].call("tools/call", retry(params, result, size="large"))
+    async with replicas(monkeypatch=monkeypatch) as group:
+        params, result = await asked(group.webs[0], "ask")
+        refused = await group.webs[1].call("tools/call", retry(params, result, size="large"))
         assert refused.code == -32602
-        assert (await crew.webs[2].call("tools/call", retry(params, result))).result["content"]
+        assert (await group.webs[2].call("tools/call", retry(params, result))).result["content"]
 
 
 async def test_a_state_is_used_once_in_all_replicas(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with replicas(monkeypatch=monkeypatch) as crew:
-        params, result = await asked(crew.webs[0], "ask")
-        assert (await crew.webs[1].call("tools/call", retry(params, result))).result["content"]
-        for web in crew.webs:
+    async with replicas(monkeypatch=monkeypatch) as group:
+        params, result = await asked(group.webs[0], "ask")
+        assert (await group.webs[1].call("tools/call", retry(params, result))).result["content"]
+        for web in group.webs:
             again = await web.call("tools/call", retry(params, result))
             assert "has been used" in again.message["error"]["message"]
 
@@ -295,19 +295,19 @@ async def test_a_state_is_used_once_in_all_replicas(autojump_clock: MockClock, m
 async def test_who_closes_the_response_cancels_the_handler_elsewhere(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with replicas(monkeypatch=monkeypatch) as crew:
-        params, result = await asked(crew.webs[0], "ask", "progress", "wait x")
-        stream = await crew.webs[1].open(request("tools/call", retry(params, result), progress="t"))
+    async with replicas(monkeypatch=monkeypatch) as group:
+        params, result = await asked(group.webs[0], "ask", "progress", "wait x")
+        stream = await group.webs[1].open(request("tools/call", retry(params, result), progress="t"))
         await stream.message()
         await stream.aclose()
         await trio.sleep(1)
-        assert crew.stages[0].cancelled == [""]
+        assert group.servers[0].cancelled == [""]
 
 
-def replaying(store: Any) -> Stage:
-    stage = staged(store)
-    stage.server.tool(name="replayed", replay=True)(stage.play)
-    return stage
+def replaying(store: Any) -> ScriptedServer:
+    scripted = make_scripted(store)
+    scripted.server.tool(name="replayed", replay=True)(scripted.play)
+    return scripted
 
 
 @pytest.mark.parametrize("name", ["play", "replayed"])
@@ -318,16 +318,18 @@ async def test_a_holder_that_has_gone(
     async def authenticate(request: Any) -> str:
         return "ann"
 
-    async with replicas(replaying, monkeypatch=monkeypatch, authenticate=authenticate) as crew:
-        params, result = await asked(crew.webs[0], "ask", "say again", name=name)
-        await crew.crash(0)
+    async with replicas(replaying, monkeypatch=monkeypatch, authenticate=authenticate) as group:
+        params, result = await asked(group.webs[0], "ask", "say again", name=name)
+        await group.crash(0)
         await trio.sleep(waits)
-        answer = await crew.webs[1].call("tools/call", retry(params, result))
+        answer = await group.webs[1].call("tools/call", retry(params, result))
         if name == "replayed":
             assert answer.result["content"][0]["text"] == "again"
-            assert crew.stages[1].began == [""]
-            assert [row.owner for row in crew.store._rows.values() if row.kind.startswith("spent")] == ["principal ann"]
-            spent = await crew.webs[2].call("tools/call", retry(params, result))
+            assert group.servers[1].began == [""]
+            assert [row.owner for row in group.store._rows.values() if row.kind.startswith("spent")] == [
+                "principal ann"
+            ]
+            spent = await group.webs[2].call("tools/call", retry(params, result))
             assert "has been used" in spent.message["error"]["message"]
         else:
             assert "has ended: send the request again" in answer.message["error"]["message"]
@@ -336,37 +338,39 @@ async def test_a_holder_that_has_gone(
 async def test_a_holder_that_was_suspended_continues_nothing_that_another_has_taken(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with replicas(replaying, monkeypatch=monkeypatch) as crew:
-        params, result = await asked(crew.webs[0], "ask", "say again", name="replayed")
+    async with replicas(replaying, monkeypatch=monkeypatch) as group:
+        params, result = await asked(group.webs[0], "ask", "say again", name="replayed")
         (row,) = [
-            row for row in crew.store._rows.values() if row.key == next(iter(crew.stages[0].server._runs)).replica.name
+            row
+            for row in group.store._rows.values()
+            if row.key == next(iter(group.servers[0].server._runs)).replica.name
         ]
-        await crew.store.delete(row.kind, row.key)  # the others take it for dead
-        assert (await crew.webs[1].call("tools/call", retry(params, result))).result["content"]
-        again = await crew.webs[0].call("tools/call", retry(params, result))
+        await group.store.delete(row.kind, row.key)  # the others take it for dead
+        assert (await group.webs[1].call("tools/call", retry(params, result))).result["content"]
+        again = await group.webs[0].call("tools/call", retry(params, result))
         assert "has been used" in again.message["error"]["message"]
-        assert (crew.stages[0].ended, crew.stages[1].ended) == ([], [""])
+        assert (group.servers[0].ended, group.servers[1].ended) == ([], [""])
 
 
 async def test_a_holder_that_dies_while_it_answers(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with replicas(monkeypatch=monkeypatch) as crew:
-        params, result = await asked(crew.webs[0], "ask", "progress", "wait x")
-        stream = await crew.webs[1].open(request("tools/call", retry(params, result), progress="t"))
+    async with replicas(monkeypatch=monkeypatch) as group:
+        params, result = await asked(group.webs[0], "ask", "progress", "wait x")
+        stream = await group.webs[1].open(request("tools/call", retry(params, result), progress="t"))
         await stream.message()
-        await crew.crash(0)
+        await group.crash(0)
         assert "has ended" in (await stream.response())["error"]["message"]
 
 
 async def test_a_call_that_runs_long_elsewhere_is_answered(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def make(store: Any) -> Stage:
-        return Stage(store=store, state_keys=KEYS, limits=Limits(parked_seconds=1))
+    def make(store: Any) -> ScriptedServer:
+        return ScriptedServer(store=store, state_keys=KEYS, limits=Limits(parked_seconds=1))
 
-    async with replicas(make, monkeypatch=monkeypatch) as crew:
-        params, result = await asked(crew.webs[0], "ask", "progress", "sleep 200", "say late")
+    async with replicas(make, monkeypatch=monkeypatch) as group:
+        params, result = await asked(group.webs[0], "ask", "progress", "sleep 200", "say late")
         with trio.fail_after(250):
-            stream = await crew.webs[1].open(request("tools/call", retry(params, result), progress="t"))
+            stream = await group.webs[1].open(request("tools/call", retry(params, result), progress="t"))
             assert text_of(await stream.response()) == "late"
 
 
@@ -374,9 +378,9 @@ async def test_a_holder_that_leaves_writes_its_answers_first(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers: list[str] = []
-    async with replicas(monkeypatch=monkeypatch) as crew, trio.open_nursery() as nursery:
-        params, result = await asked(crew.webs[0], "ask", "say hello")
-        append = crew.store.append
+    async with replicas(monkeypatch=monkeypatch) as group, trio.open_nursery() as nursery:
+        params, result = await asked(group.webs[0], "ask", "say hello")
+        append = group.store.append
 
         async def slowly(stream: str, body: bytes, **options: Any) -> Any:
             if stream.endswith(" back"):
@@ -384,12 +388,12 @@ async def test_a_holder_that_leaves_writes_its_answers_first(
             return await append(stream, body, **options)
 
         async def answer() -> None:
-            answers.append(text_of((await crew.webs[1].call("tools/call", retry(params, result))).json))
+            answers.append(text_of((await group.webs[1].call("tools/call", retry(params, result))).json))
 
-        monkeypatch.setattr(crew.store, "append", slowly)
+        monkeypatch.setattr(group.store, "append", slowly)
         nursery.start_soon(answer)
         await trio.sleep(0.1)
-        await leave_to_others(crew.stages[0].server, 60)
+        await leave_to_others(group.servers[0].server, 60)
         await wait_all_tasks_blocked()
         assert answers == ["hello"]
 
@@ -397,87 +401,87 @@ async def test_a_holder_that_leaves_writes_its_answers_first(
 async def test_the_cancellation_of_a_long_call_reaches_it(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def make(store: Any) -> Stage:
-        return Stage(store=store, state_keys=KEYS, limits=Limits(parked_seconds=1))
+    def make(store: Any) -> ScriptedServer:
+        return ScriptedServer(store=store, state_keys=KEYS, limits=Limits(parked_seconds=1))
 
-    async with replicas(make, monkeypatch=monkeypatch) as crew:
-        params, result = await asked(crew.webs[0], "ask", "progress", "wait x")
-        stream = await crew.webs[1].open(request("tools/call", retry(params, result), progress="t"))
+    async with replicas(make, monkeypatch=monkeypatch) as group:
+        params, result = await asked(group.webs[0], "ask", "progress", "wait x")
+        stream = await group.webs[1].open(request("tools/call", retry(params, result), progress="t"))
         await stream.message()
         await trio.sleep(200)
         await stream.aclose()
         await trio.sleep(1)
-        assert crew.stages[0].cancelled == [""]
+        assert group.servers[0].cancelled == [""]
 
 
 async def test_a_retry_that_was_served_before_is_left_alone(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with replicas(monkeypatch=monkeypatch) as crew:
-        params, result = await asked(crew.webs[0], "ask")
-        (run,) = crew.stages[0].server._runs
-        await crew.store.append("retry stage old there", b"taken", owner="", expires=1000.0, max_bytes=1000)
+    async with replicas(monkeypatch=monkeypatch) as group:
+        params, result = await asked(group.webs[0], "ask")
+        (run,) = group.servers[0].server._runs
+        await group.store.append("retry stage old there", b"taken", owner="", expires=1000.0, max_bytes=1000)
         await run.replica.send(run.replica.name, "retry", id="old")
         await trio.sleep(1)
-        assert (await crew.webs[0].call("tools/call", retry(params, result))).result["content"]
+        assert (await group.webs[0].call("tools/call", retry(params, result))).result["content"]
 
 
 async def test_an_answer_without_room_in_the_store_is_an_error(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with replicas(monkeypatch=monkeypatch) as crew:
-        params, result = await asked(crew.webs[0], "ask", "say large")
-        append = crew.store.append
+    async with replicas(monkeypatch=monkeypatch) as group:
+        params, result = await asked(group.webs[0], "ask", "say large")
+        append = group.store.append
 
         async def refuse(stream: str, body: bytes, **options: Any) -> Any:
             if b"large" in body and stream.endswith("back"):
                 raise StoreFull("max_bytes")
             return await append(stream, body, **options)
 
-        monkeypatch.setattr(crew.store, "append", refuse)
+        monkeypatch.setattr(group.store, "append", refuse)
         with trio.fail_after(60):
-            answer = await crew.webs[1].call("tools/call", retry(params, result))
+            answer = await group.webs[1].call("tools/call", retry(params, result))
         assert "does not answer" in answer.message["error"]["message"]
 
 
 async def test_a_state_that_was_spent_without_an_answer_of_the_store_is_not_lost(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with replicas(replaying, monkeypatch=monkeypatch) as crew:
-        params, result = await asked(crew.webs[0], "ask", name="replayed")
-        add = crew.store.add
+    async with replicas(replaying, monkeypatch=monkeypatch) as group:
+        params, result = await asked(group.webs[0], "ask", name="replayed")
+        add = group.store.add
 
         async def silent(*args: Any, **options: Any) -> bool:
             await add(*args, **options)
             raise StoreFailed("no answer")
 
         with monkeypatch.context() as patch:
-            patch.setattr(crew.store, "add", silent)
-            refused = await crew.webs[0].call("tools/call", retry(params, result))
+            patch.setattr(group.store, "add", silent)
+            refused = await group.webs[0].call("tools/call", retry(params, result))
             assert "does not work" in refused.message["error"]["message"]
-        assert (await crew.webs[0].call("tools/call", retry(params, result))).result["content"]
-        assert [name for stage in crew.stages for name in stage.began] == [""]
+        assert (await group.webs[0].call("tools/call", retry(params, result))).result["content"]
+        assert [name for scripted in group.servers for name in scripted.began] == [""]
 
 
 async def test_a_call_that_finds_no_place_to_wait_again_is_cancelled(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def make(store: Any) -> Stage:
-        stage = Stage(store=store, state_keys=KEYS, limits=Limits(parked=1))
-        stage.server.tool(name="replayed", replay=True)(stage.play)
-        return stage
+    def make(store: Any) -> ScriptedServer:
+        scripted = ScriptedServer(store=store, state_keys=KEYS, limits=Limits(parked=1))
+        scripted.server.tool(name="replayed", replay=True)(scripted.play)
+        return scripted
 
-    async with replicas(make, monkeypatch=monkeypatch) as crew:
-        params, result = await asked(crew.webs[0], "ask", name="replayed")
+    async with replicas(make, monkeypatch=monkeypatch) as group:
+        params, result = await asked(group.webs[0], "ask", name="replayed")
 
         async def slow(*args: Any, **options: Any) -> bool:
-            await asked(crew.webs[0], "ask", name="replayed")  # takes the place
+            await asked(group.webs[0], "ask", name="replayed")  # takes the place
             raise StoreFailed("away")
 
-        monkeypatch.setattr(crew.store, "add", slow)
-        refused = await crew.webs[0].call("tools/call", retry(params, result))
+        monkeypatch.setattr(group.store, "add", slow)
+        refused = await group.webs[0].call("tools/call", retry(params, result))
         assert "does not work" in refused.message["error"]["message"]
-        assert crew.stages[0].cancelled == [""]
+        assert group.servers[0].cancelled == [""]
 
 
 async def test_a_replica_outlives_a_store_without_room(
@@ -486,46 +490,46 @@ async def test_a_replica_outlives_a_store_without_room(
     async def full(*args: Any, **options: Any) -> bool:
         raise StoreFull("max_bytes")
 
-    async with replicas(monkeypatch=monkeypatch) as crew:
-        (run,) = crew.stages[0].server._runs
+    async with replicas(monkeypatch=monkeypatch) as group:
+        (run,) = group.servers[0].server._runs
         with monkeypatch.context() as patch:
-            patch.setattr(crew.store, "add", full)
-            await crew.store.delete(run.replica._kind, run.replica.name)  # it was taken for dead
+            patch.setattr(group.store, "add", full)
+            await group.store.delete(run.replica._kind, run.replica.name)  # it was taken for dead
             await trio.sleep(60)
             assert not await run.replica.alive(run.replica.name)
         await trio.sleep(10)
         assert await run.replica.alive(run.replica.name)
-        assert (await crew.webs[0].call("tools/call", play("say plain"))).result["content"]
+        assert (await group.webs[0].call("tools/call", play_params("say plain"))).result["content"]
 
 
 @pytest.mark.full
 async def test_a_replica_is_alive_all_the_time(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with replicas(monkeypatch=monkeypatch, number=1) as crew:
-        (run,) = crew.stages[0].server._runs
-        (row,) = [row for row in crew.store._rows.values() if row.key == run.replica.name]
+    async with replicas(monkeypatch=monkeypatch, number=1) as group:
+        (run,) = group.servers[0].server._runs
+        (row,) = [row for row in group.store._rows.values() if row.key == run.replica.name]
         await trio.sleep(20 * 3600)
-        (now,) = [row for row in crew.store._rows.values() if row.key == run.replica.name]
+        (now,) = [row for row in group.store._rows.values() if row.key == run.replica.name]
         assert (now.created, now.expires > row.expires) == (row.created, True)
 
 
 async def test_a_store_that_fails_costs_an_error_and_no_call(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with replicas(replaying, monkeypatch=monkeypatch) as crew:
-        params, result = await asked(crew.webs[0], "ask", name="replayed")
+    async with replicas(replaying, monkeypatch=monkeypatch) as group:
+        params, result = await asked(group.webs[0], "ask", name="replayed")
 
         async def hang(*args: Any) -> None:
             await trio.sleep(1000)
 
-        add, get = crew.store.add, crew.store.get
-        monkeypatch.setattr(crew.store, "add", hang)
-        monkeypatch.setattr(crew.store, "get", hang)
-        for web in crew.webs[:2]:
+        add, get = group.store.add, group.store.get
+        monkeypatch.setattr(group.store, "add", hang)
+        monkeypatch.setattr(group.store, "get", hang)
+        for web in group.webs[:2]:
             start = trio.current_time()
             refused = await web.call("tools/call", retry(params, result))
             assert "the store of the replicas does not work" in refused.message["error"]["message"]
             assert trio.current_time() - start < 2
-        assert (await crew.webs[2].call("tools/call", play("say plain"))).result["content"]  # needs no store
-        monkeypatch.setattr(crew.store, "add", add)
-        monkeypatch.setattr(crew.store, "get", get)
-        assert (await crew.webs[1].call("tools/call", retry(params, result))).result["content"]
+        assert (await group.webs[2].call("tools/call", play_params("say plain"))).result["content"]  # needs no store
+        monkeypatch.setattr(group.store, "add", add)
+        monkeypatch.setattr(group.store, "get", get)
+        assert (await group.webs[1].call("tools/call", retry(params, result))).result["content"]

@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from tests.core.http_rules import RULES, SCHEMA, TOOL, Rule
-from tests.http.client import Answer, Web
+from tests.http.client import Answer, HttpClient
 from tests.http.served import listening
 from trio_mcp import Context, Server
 from trio_mcp.core.http import Headers, HttpRequest
@@ -90,7 +90,7 @@ async def exchange(stream: trio.abc.Stream, rule: Rule, data: bytes) -> Answer:
     return Answer(head.status_code, Headers(head.headers), body)
 
 
-async def session_for(rule: Rule, web: Web) -> str:
+async def session_for(rule: Rule, web: HttpClient) -> str:
     if rule.session is None:
         return "unused"
     if rule.path.startswith("/messages"):

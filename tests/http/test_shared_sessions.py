@@ -13,10 +13,22 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.http.client import Cut, Web, note, request, response
-from tests.http.replicas import KEYS, Crew, replicas, staged
+from tests.http.client import Cut, HttpClient, notification, request, response
+from tests.http.replicas import KEYS, ReplicaGroup, make_scripted, replicas
+from tests.http.scripted_server import (
+    TOOLS,
+    UPDATED,
+    B,
+    C,
+    D,
+    ScriptedServer,
+    methods,
+    play_call,
+    play_params,
+    session_revisions,
+    text_of,
+)
 from tests.http.served import MemoryListener
-from tests.http.stage import TOOLS, UPDATED, B, C, D, Stage, in_sessions, methods, play, plays, text_of
 from trio_mcp.core import INTERNAL_ERROR, INVALID_PARAMS, Limits, Notification, encode
 from trio_mcp.server.http import serve_http, serve_http_stream
 from trio_mcp.server.http.shared_row import key_of  # rows and streams are found by it
@@ -32,10 +44,10 @@ def crew_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda **options: replicas(monkeypatch=monkeypatch, **options)
 
 
-async def session_in(crew: Crew, revision: str = D, **how: Any) -> str:
+async def session_in(group: ReplicaGroup, revision: str = D, **how: Any) -> str:
     """A session of the first replica, which all clients here know."""
-    session = await crew.webs[0].initialize(revision, **how)
-    for web in (*crew.webs[1:], crew.web):
+    session = await group.webs[0].initialize(revision, **how)
+    for web in (*group.webs[1:], group.web):
         web._revisions[session] = revision
     return session
 
@@ -48,24 +60,24 @@ async def lose(*args: Any, **options: Any) -> Any:
     await trio.lowlevel.checkpoint()
 
 
-@in_sessions
+@session_revisions
 async def test_every_request_may_go_to_another_replica(revision: str, autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as crew:
-        session = await crew.web.initialize(revision)
+    async with crew_of() as group:
+        session = await group.web.initialize(revision)
         for number in range(6):
-            answer = await crew.web.call("tools/call", play(f"say {number}"), session=session)
+            answer = await group.web.call("tools/call", play_params(f"say {number}"), session=session)
             assert text_of(answer.message) == str(number)
-        assert [len(stage.ended) for stage in crew.stages] == [2, 2, 2]
-        assert (await crew.web.end(session)).status == 204
+        assert [len(scripted.ended) for scripted in group.servers] == [2, 2, 2]
+        assert (await group.web.end(session)).status == 204
         await wait_all_tasks_blocked()
-        for web in crew.webs:
+        for web in group.webs:
             web._revisions[session] = revision
             assert (await web.post(request("ping", revision=revision), session=session)).status == 404
 
 
 async def test_a_session_of_no_replica_is_unknown(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as crew:
-        answer = await crew.web.post(request("ping", revision=D), session="unknown", revision=D)
+    async with crew_of() as group:
+        answer = await group.web.post(request("ping", revision=D), session="unknown", revision=D)
         assert answer.status == 404
 
 
@@ -74,74 +86,76 @@ async def test_a_session_of_no_replica_is_unknown(autojump_clock: MockClock, cre
 async def test_an_answer_reaches_the_replica_that_asked(
     revision: str, at: int, autojump_clock: MockClock, crew_of: Any
 ) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew, revision)
+    async with crew_of() as group:
+        session = await session_in(group, revision)
         for _ in range(2):
-            stream = await crew.webs[at].open(plays("ask", revision=revision), session=session)
+            stream = await group.webs[at].open(play_call("ask", revision=revision), session=session)
             question = await stream.message()
             assert question["method"] == "elicitation/create"
-            assert (await crew.webs[2].post(response(question["id"], ANSWER), session=session)).status == 202
+            assert (await group.webs[2].post(response(question["id"], ANSWER), session=session)).status == 202
             assert text_of(await stream.response()) == "done"
-        assert [str(answer) for answer in crew.stages[at].answers] == ["Accepted(value=Size(size=3))"] * 2
+        assert [str(answer) for answer in group.servers[at].answers] == ["Accepted(value=Size(size=3))"] * 2
 
 
 async def test_questions_of_two_replicas_have_different_ids(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        streams = [await web.open(plays("ask", id=number), session=session) for number, web in enumerate(crew.webs)]
+    async with crew_of() as group:
+        session = await session_in(group)
+        streams = [
+            await web.open(play_call("ask", id=number), session=session) for number, web in enumerate(group.webs)
+        ]
         questions = [await stream.message() for stream in streams]
         assert len({question["id"] for question in questions}) == 3
         for question in questions:
-            await crew.web.post(response(question["id"], ANSWER), session=session)
+            await group.web.post(response(question["id"], ANSWER), session=session)
         for stream in streams:
             assert text_of(await stream.response()) == "done"
 
 
 async def test_a_garbled_answer_reaches_the_replica_that_asked(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        stream = await crew.webs[1].open(plays("ask"), session=session)
+    async with crew_of() as group:
+        session = await session_in(group)
+        stream = await group.webs[1].open(play_call("ask"), session=session)
         question = await stream.message()
         garbled = {"jsonrpc": "2.0", "id": question["id"], "result": 7}
-        assert (await crew.webs[0].post(garbled, session=session)).status == 400
+        assert (await group.webs[0].post(garbled, session=session)).status == 400
         assert (await stream.response())["result"]["isError"] is True
 
 
-@in_sessions
+@session_revisions
 async def test_a_cancellation_reaches_the_call(revision: str, autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew, revision)
-        stream = await crew.webs[1].open(plays("progress", "wait x", id=7, revision=revision), session=session)
+    async with crew_of() as group:
+        session = await session_in(group, revision)
+        stream = await group.webs[1].open(play_call("progress", "wait x", id=7, revision=revision), session=session)
         await stream.message()
-        cancelled = note("notifications/cancelled", {"requestId": 7})
-        assert (await crew.webs[2].post(cancelled, session=session)).status == 202
+        cancelled = notification("notifications/cancelled", {"requestId": 7})
+        assert (await group.webs[2].post(cancelled, session=session)).status == 202
         assert await stream.rest() == []
-        assert crew.stages[1].cancelled == [""]
+        assert group.servers[1].cancelled == [""]
 
 
-@in_sessions
+@session_revisions
 async def test_the_level_of_log_messages_holds_everywhere(
     revision: str, autojump_clock: MockClock, crew_of: Any
 ) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew, revision)
-        await crew.webs[1].call("tools/call", play(), session=session)
+    async with crew_of() as group:
+        session = await session_in(group, revision)
+        await group.webs[1].call("tools/call", play_params(), session=session)
         for level, told in (("error", []), ("info", ["notifications/message"])):
-            await crew.webs[2].call("logging/setLevel", {"level": level}, session=session)
+            await group.webs[2].call("logging/setLevel", {"level": level}, session=session)
             await wait_all_tasks_blocked()
-            for web in crew.webs:
-                stream = await web.post(plays("log x", revision=revision), session=session)
+            for web in group.webs:
+                stream = await web.post(play_call("log x", revision=revision), session=session)
                 assert methods(stream.messages)[:-1] == told
 
 
 async def test_a_replica_learns_that_the_handshake_has_ended(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew, initialized=False)
-        assert (await crew.webs[2].call("ping", session=session)).result == {}  # it has a copy before
-        await crew.webs[1].post(note("notifications/initialized"), session=session)
-        stream = await crew.webs[2].open(plays("ask"), session=session)
+    async with crew_of() as group:
+        session = await session_in(group, initialized=False)
+        assert (await group.webs[2].call("ping", session=session)).result == {}  # it has a copy before
+        await group.webs[1].post(notification("notifications/initialized"), session=session)
+        stream = await group.webs[2].open(play_call("ask"), session=session)
         question = await stream.message()
-        await crew.webs[0].post(response(question["id"], ANSWER), session=session)
+        await group.webs[0].post(response(question["id"], ANSWER), session=session)
         assert text_of(await stream.response()) == "done"
 
 
@@ -149,13 +163,13 @@ async def test_a_replica_learns_that_the_handshake_has_ended(autojump_clock: Moc
 
 
 async def test_a_session_hears_of_a_change_once_wherever_its_stream_is(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew)
+    async with crew_of() as group:
+        session = await session_in(group)
         for number in (1, 2, 0, 1):
-            stream = await crew.webs[number].open(session=session)
+            stream = await group.webs[number].open(session=session)
             await trio.sleep(3)  # a handover
-            for stage in crew.stages:
-                stage.server.notify_list_changed("tools")
+            for scripted in group.servers:
+                scripted.server.notify_list_changed("tools")
                 await trio.sleep(1)
                 assert (await stream.message())["method"] == TOOLS
             with trio.move_on_after(5):
@@ -164,8 +178,8 @@ async def test_a_session_hears_of_a_change_once_wherever_its_stream_is(autojump_
 
 
 async def test_of_streams_that_open_at_the_same_time_one_is_told(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew)
+    async with crew_of() as group:
+        session = await session_in(group)
         for _ in range(5):
             streams: list[Any] = []
 
@@ -173,11 +187,14 @@ async def test_of_streams_that_open_at_the_same_time_one_is_told(autojump_clock:
                 streams.append(await web.open(session=session))
 
             async with trio.open_nursery() as nursery:
-                for web in (*crew.webs, *crew.webs):
+                for web in (*group.webs, *group.webs):
                     nursery.start_soon(open_at, web)
             await trio.sleep(5)
-            assert len([each for stage in crew.stages for run in stage.server._runs for each in run._sessions]) == 1
-            crew.stages[1].server.notify_list_changed("tools")
+            assert (
+                len([each for scripted in group.servers for run in scripted.server._runs for each in run._sessions])
+                == 1
+            )
+            group.servers[1].server.notify_list_changed("tools")
             await trio.sleep(1)
             told = []
             for stream in streams:
@@ -187,45 +204,45 @@ async def test_of_streams_that_open_at_the_same_time_one_is_told(autojump_clock:
             assert told == [TOOLS]
 
 
-@in_sessions
+@session_revisions
 async def test_a_subscription_made_anywhere_is_told_where_the_stream_is(
     revision: str, autojump_clock: MockClock, crew_of: Any
 ) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew, revision)
-        await crew.webs[1].call("resources/subscribe", {"uri": "r://1"}, session=session)
-        stream = await crew.webs[2].open(session=session)
-        await crew.webs[0].call("resources/subscribe", {"uri": "r://2"}, session=session)
+    async with crew_of() as group:
+        session = await session_in(group, revision)
+        await group.webs[1].call("resources/subscribe", {"uri": "r://1"}, session=session)
+        stream = await group.webs[2].open(session=session)
+        await group.webs[0].call("resources/subscribe", {"uri": "r://2"}, session=session)
         for number in (1, 2, 3):
-            crew.stages[0].server.notify_resource_updated(f"r://{number}")
+            group.servers[0].server.notify_resource_updated(f"r://{number}")
         assert {(await stream.message())["params"]["uri"] for _ in range(2)} == {"r://1", "r://2"}
-        await crew.webs[1].call("resources/unsubscribe", {"uri": "r://1"}, session=session)
+        await group.webs[1].call("resources/unsubscribe", {"uri": "r://1"}, session=session)
         for number in (1, 2):
-            crew.stages[1].server.notify_resource_updated(f"r://{number}")
+            group.servers[1].server.notify_resource_updated(f"r://{number}")
         assert (await stream.message())["params"]["uri"] == "r://2"
 
 
 async def test_changes_that_happen_while_no_stream_is_open_wait_for_one(
     autojump_clock: MockClock, crew_of: Any
 ) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        crew.stages[2].server.notify_list_changed("tools")
+    async with crew_of() as group:
+        session = await session_in(group)
+        group.servers[2].server.notify_list_changed("tools")
         await trio.sleep(1)
-        stream = await crew.webs[1].open(session=session)
+        stream = await group.webs[1].open(session=session)
         assert (await stream.message())["method"] == TOOLS
 
 
 async def test_the_stream_of_a_speaker_that_died_is_followed_by_all_changes(
     autojump_clock: MockClock, crew_of: Any
 ) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        await crew.webs[1].call("resources/subscribe", {"uri": "r://1"}, session=session)
-        stream = await crew.webs[0].open(session=session)
-        await crew.crash(0)
+    async with crew_of() as group:
+        session = await session_in(group)
+        await group.webs[1].call("resources/subscribe", {"uri": "r://1"}, session=session)
+        stream = await group.webs[0].open(session=session)
+        await group.crash(0)
         await trio.sleep(20)
-        stream = await crew.webs[1].open(session=session)
+        stream = await group.webs[1].open(session=session)
         assert {(await stream.message())["method"] for _ in range(3)} >= {TOOLS, UPDATED}
 
 
@@ -234,26 +251,26 @@ async def test_the_stream_of_a_speaker_that_died_is_followed_by_all_changes(
 async def test_the_stream_of_a_call_is_resumed_anywhere(
     revision: str, elsewhere: int, autojump_clock: MockClock, crew_of: Any
 ) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew, revision)
+    async with crew_of() as group:
+        session = await session_in(group, revision)
         steps = ("progress", "progress", "wait x", "progress", "wait y")
-        stream = await crew.webs[1].open(plays(*steps, revision=revision), session=session)
+        stream = await group.webs[1].open(play_call(*steps, revision=revision), session=session)
         for _ in range(2):
             await stream.message()
         first = stream.last_event_id
         await stream.aclose()
-        crew.stages[1].go["x"].set()
+        group.servers[1].go["x"].set()
         await trio.sleep(1)
-        web = crew.webs[elsewhere]
-        web.expect(plays(revision=revision), session)
+        web = group.webs[elsewhere]
+        web.expect(play_call(revision=revision), session)
         resumed = await web.open(session=session, after=first)
         assert (await resumed.message())["params"]["progress"] == 3
-        crew.stages[1].go["y"].set()
+        group.servers[1].go["y"].set()
         assert text_of(await resumed.response()) == "done"
         assert resumed.ended
         # It has ended now, and is still kept.
-        web = crew.webs[(elsewhere + 1) % 3]
-        web.expect(plays(revision=revision), session)
+        web = group.webs[(elsewhere + 1) % 3]
+        web.expect(play_call(revision=revision), session)
         again = await web.open(session=session, after=first)
         assert text_of(await again.response()) == "done"
 
@@ -263,9 +280,9 @@ async def test_events_that_the_store_has_twice_are_sent_once(
     standalone: bool, autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store had them although it failed, so they were written again."""
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        append, failed = crew.store.append, 0
+    async with crew_of() as group:
+        session = await session_in(group)
+        append, failed = group.store.append, 0
 
         async def fail_late(stream: str, *args: Any, **options: Any) -> Any:
             nonlocal failed
@@ -276,22 +293,22 @@ async def test_events_that_the_store_has_twice_are_sent_once(
             return number
 
         if standalone:
-            await subscribe(crew.webs[0], "r://1", session)
-            stream = await crew.webs[1].open(session=session)
+            await subscribe(group.webs[0], "r://1", session)
+            stream = await group.webs[1].open(session=session)
         else:
-            stream = await crew.webs[1].open(
-                plays("progress", "wait x", "progress", "sleep 3", "progress"), session=session
+            stream = await group.webs[1].open(
+                play_call("progress", "wait x", "progress", "sleep 3", "progress"), session=session
             )
         await stream.event()
         await trio.sleep(1)
-        monkeypatch.setattr(crew.store, "append", fail_late)
-        crew.stages[1].go["x"].set()
-        crew.stages[2].server.notify_resource_updated("r://1")
+        monkeypatch.setattr(group.store, "append", fail_late)
+        group.servers[1].go["x"].set()
+        group.servers[2].server.notify_resource_updated("r://1")
         await trio.sleep(2)
         await stream.aclose()
         assert failed == 2
-        web, ids = crew.webs[2], list[str | None]()
-        web.expect(plays(), session)
+        web, ids = group.webs[2], list[str | None]()
+        web.expect(play_call(), session)
         resumed = await web.open(session=session, after=stream.last_event_id)
         with trio.move_on_after(5):
             async for event in resumed:
@@ -305,35 +322,35 @@ async def test_a_stream_is_resumed_elsewhere_after_the_store_was_away(
 ) -> None:
     """Its first events come to the store later, and no process is taken for dead because of its old lease."""
 
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        for web in crew.webs:
+    async with crew_of() as group:
+        session = await session_in(group)
+        for web in group.webs:
             await web.call("ping", session=session)
         with monkeypatch.context() as patch:
             for name in ("get", "add", "replace", "append", "read", "send", "delete", "lease", "claim", "sweep"):
-                patch.setattr(crew.store, name, fail)
-            stream = await crew.webs[1].open(plays("progress", "wait x"), session=session)
+                patch.setattr(group.store, name, fail)
+            stream = await group.webs[1].open(play_call("progress", "wait x"), session=session)
             await stream.message()
             await stream.aclose()
             await trio.sleep(seconds)
-        crew.webs[2].expect(plays(), session)
-        resumed = await crew.webs[2].open(session=session, after=stream.last_event_id)
+        group.webs[2].expect(play_call(), session)
+        resumed = await group.webs[2].open(session=session, after=stream.last_event_id)
         await trio.sleep(20)
-        crew.stages[1].go["x"].set()
+        group.servers[1].go["x"].set()
         assert text_of(await resumed.response()) == "done"
 
 
 async def test_a_question_that_was_not_read_is_asked_elsewhere(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        stream = await crew.webs[1].open(plays("progress", "wait x", "ask"), session=session)
+    async with crew_of() as group:
+        session = await session_in(group)
+        stream = await group.webs[1].open(play_call("progress", "wait x", "ask"), session=session)
         await stream.message()
         await stream.aclose()
-        crew.stages[1].go["x"].set()
-        crew.webs[2].expect(plays(), session)
-        resumed = await crew.webs[2].open(session=session, after=stream.last_event_id)
+        group.servers[1].go["x"].set()
+        group.webs[2].expect(play_call(), session)
+        resumed = await group.webs[2].open(session=session, after=stream.last_event_id)
         question = await resumed.message()
-        await crew.webs[0].post(response(question["id"], ANSWER), session=session)
+        await group.webs[0].post(response(question["id"], ANSWER), session=session)
         assert text_of(await resumed.response()) == "done"
 
 
@@ -341,63 +358,63 @@ async def test_a_question_that_was_not_read_is_asked_elsewhere(autojump_clock: M
 async def test_the_stream_of_a_call_whose_replica_died_ends_with_an_error(
     waits: float, autojump_clock: MockClock, crew_of: Any
 ) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        stream = await crew.webs[1].open(plays("progress", "wait x", id=9), session=session)
+    async with crew_of() as group:
+        session = await session_in(group)
+        stream = await group.webs[1].open(play_call("progress", "wait x", id=9), session=session)
         await stream.message()
         await trio.sleep(1)
-        await crew.crash(1)
+        await group.crash(1)
         await trio.sleep(waits)
-        crew.webs[2].expect(plays(id=9), session)
-        resumed = await crew.webs[2].open(session=session, after=stream.last_event_id)
+        group.webs[2].expect(play_call(id=9), session)
+        resumed = await group.webs[2].open(session=session, after=stream.last_event_id)
         answer = await resumed.response()
         assert answer["id"] == 9
         assert "has ended before it was answered" in answer["error"]["message"]
-        assert text_of((await crew.webs[2].call("tools/call", play(), session=session)).message) == "done"
+        assert text_of((await group.webs[2].call("tools/call", play_params(), session=session)).message) == "done"
 
 
 @pytest.mark.parametrize("after", ["nonsense", "x.y.1-0", "x.y.s1-0", "x.y.1-", "-1", "x.y.s1-x"])
 async def test_an_unknown_event_cannot_be_resumed(after: str, autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew)
+    async with crew_of() as group:
+        session = await session_in(group)
         headers = {"Accept": "text/event-stream", "Mcp-Session-Id": session, "Last-Event-ID": after}
-        for web in crew.webs:
+        for web in group.webs:
             assert (await web.send("GET", "/mcp", headers)).status == 400
 
 
 async def test_a_standalone_stream_goes_on_in_another_replica(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew)
+    async with crew_of() as group:
+        session = await session_in(group)
         for number in range(3):
-            await crew.web.call("resources/subscribe", {"uri": f"r://{number}"}, session=session)
-        stream = await crew.webs[0].open(session=session)
+            await group.web.call("resources/subscribe", {"uri": f"r://{number}"}, session=session)
+        stream = await group.webs[0].open(session=session)
         told: list[str] = []
         for number in (1, 2, 2, 0, 1):  # the replica where it is resumed
-            crew.stages[2].server.notify_resource_updated("r://0")
+            group.servers[2].server.notify_resource_updated("r://0")
             told.append((await stream.message())["params"]["uri"])
             after = stream.last_event_id
             await stream.aclose()
-            crew.stages[1].server.notify_resource_updated("r://1")
+            group.servers[1].server.notify_resource_updated("r://1")
             await trio.sleep(1)
-            stream = await crew.webs[number].open(session=session, after=after)
-            crew.stages[0].server.notify_resource_updated("r://2")
+            stream = await group.webs[number].open(session=session, after=after)
+            group.servers[0].server.notify_resource_updated("r://2")
             told += [(await stream.message())["params"]["uri"] for _ in range(2)]
             # A client that has lost its connection before it has read this resumes after the same event.
             await stream.aclose()
             await trio.sleep(1)
-            stream = await crew.webs[(number + 1) % 3].open(session=session, after=after)
+            stream = await group.webs[(number + 1) % 3].open(session=session, after=after)
             told += [(await stream.message())["params"]["uri"] for _ in range(2)]
         assert told == ["r://0", "r://1", "r://2", "r://1", "r://2"] * 5
 
 
 async def test_an_event_that_was_read_is_not_told_again(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        stream = await crew.webs[0].open(session=session)
-        crew.stages[2].server.notify_list_changed("tools")
+    async with crew_of() as group:
+        session = await session_in(group)
+        stream = await group.webs[0].open(session=session)
+        group.servers[2].server.notify_list_changed("tools")
         assert (await stream.message())["method"] == TOOLS
         await stream.aclose()
-        resumed = await crew.webs[1].open(session=session, after=stream.last_event_id)
+        resumed = await group.webs[1].open(session=session, after=stream.last_event_id)
         with trio.move_on_after(10):
             raise AssertionError(await resumed.message())
 
@@ -407,59 +424,61 @@ async def test_an_event_that_was_read_is_not_told_again(autojump_clock: MockCloc
 
 @pytest.mark.full
 async def test_a_session_lives_as_long_as_its_client_is_somewhere(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        idle = crew.stages[0].server._limits.session_idle_seconds
+    async with crew_of() as group:
+        session = await session_in(group)
+        idle = group.servers[0].server._limits.session_idle_seconds
         for _ in range(5):
             await trio.sleep(idle * 0.7)
-            assert (await crew.webs[1].call("ping", session=session)).result == {}
-        assert (await crew.webs[0].call("ping", session=session)).result == {}
-        stream = await crew.webs[2].open(session=session)
+            assert (await group.webs[1].call("ping", session=session)).result == {}
+        assert (await group.webs[0].call("ping", session=session)).result == {}
+        stream = await group.webs[2].open(session=session)
         await trio.sleep(idle * 3)
-        assert (await crew.webs[0].call("ping", session=session)).result == {}
+        assert (await group.webs[0].call("ping", session=session)).result == {}
         await stream.aclose()
         await trio.sleep(idle * 1.5)
-        assert (await crew.webs[0].post(request("ping", revision=D), session=session)).status == 404
+        assert (await group.webs[0].post(request("ping", revision=D), session=session)).status == 404
         await trio.sleep(idle * 2)
-        assert [row for row in crew.store._rows if row[0].startswith("session")] == []
-        assert list(crew.store._streams) == []
+        assert [row for row in group.store._rows if row[0].startswith("session")] == []
+        assert list(group.store._streams) == []
 
 
 async def test_a_session_outlives_the_replica_that_opened_it(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        await crew.crash(0)
-        for web in crew.webs[1:]:
-            assert text_of((await web.call("tools/call", play(), session=session)).message) == "done"
+    async with crew_of() as group:
+        session = await session_in(group)
+        await group.crash(0)
+        for web in group.webs[1:]:
+            assert text_of((await web.call("tools/call", play_params(), session=session)).message) == "done"
 
 
 async def test_a_session_belongs_to_its_principal_everywhere(autojump_clock: MockClock, crew_of: Any) -> None:
     from tests.http.served import bearer, by_token
 
-    async with crew_of(authenticate=by_token) as crew:
+    async with crew_of(authenticate=by_token) as group:
         ada, bob = bearer("ada"), bearer("bob")
-        session = await crew.webs[0].initialize(D, headers=ada)
-        crew.webs[1]._revisions[session] = D
+        session = await group.webs[0].initialize(D, headers=ada)
+        group.webs[1]._revisions[session] = D
         ping = request("ping", revision=D)
-        assert (await crew.webs[1].post(ping, session=session, headers=bob)).status == 403
-        assert (await crew.webs[1].post(ping, session=session, headers=ada)).status == 200
-        assert session not in repr(crew.store._rows)
+        assert (await group.webs[1].post(ping, session=session, headers=bob)).status == 403
+        assert (await group.webs[1].post(ping, session=session, headers=ada)).status == 200
+        assert session not in repr(group.store._rows)
 
 
 @asynccontextmanager
-async def endpoints_of_one_run(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Stage, list[Web], str]]:
+async def endpoints_of_one_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> AsyncIterator[tuple[ScriptedServer, list[HttpClient], str]]:
     """A server with two endpoints in one run, a client for each, and a session that both clients know."""
     monkeypatch.setattr(clock, "wall", trio.current_time)
-    stage = staged(MemoryStore())
-    async with stage.server.running(), trio.open_nursery() as nursery:
+    scripted = make_scripted(MemoryStore())
+    async with scripted.server.running(), trio.open_nursery() as nursery:
         webs = []
         for _ in range(2):
             listener = MemoryListener()
-            await nursery.start(partial(serve_http, stage.server, listeners=[listener], allowed_hosts=["127.0.0.1"]))
-            webs.append(Web(listener.connect))
+            await nursery.start(partial(serve_http, scripted.server, listeners=[listener], allowed_hosts=["127.0.0.1"]))
+            webs.append(HttpClient(listener.connect))
         session = await webs[0].initialize(D)
         webs[1]._revisions[session] = D
-        yield stage, webs, session
+        yield scripted, webs, session
         for web in webs:
             await web.aclose()
         nursery.cancel_scope.cancel()
@@ -468,13 +487,13 @@ async def endpoints_of_one_run(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 async def test_two_endpoints_of_one_run_share_sessions(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with endpoints_of_one_run(monkeypatch) as (stage, webs, session):
-        stream = await webs[1].open(plays("progress", "wait x", id=7), session=session)
+    async with endpoints_of_one_run(monkeypatch) as (scripted, webs, session):
+        stream = await webs[1].open(play_call("progress", "wait x", id=7), session=session)
         await stream.message()
-        await webs[0].post(note("notifications/cancelled", {"requestId": 7}), session=session)
+        await webs[0].post(notification("notifications/cancelled", {"requestId": 7}), session=session)
         assert await stream.rest() == []
         standing = await webs[1].open(session=session)
-        stage.server.notify_list_changed("tools")
+        scripted.server.notify_list_changed("tools")
         assert (await standing.message())["method"] == TOOLS
         assert (await webs[0].end(session)).status == 204
         await wait_all_tasks_blocked()
@@ -485,7 +504,7 @@ async def test_an_endpoint_that_has_ended_hears_nothing(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clock, "wall", trio.current_time)
-    server = staged(MemoryStore()).server
+    server = make_scripted(MemoryStore()).server
     async with server.running():
         for _ in range(3):
             ours, theirs = trio.testing.memory_stream_pair()
@@ -502,10 +521,10 @@ async def test_an_endpoint_that_has_ended_hears_nothing(
 
 
 def with_room_for(subscriptions: int) -> Any:
-    return lambda store: Stage(store=store, state_keys=KEYS, limits=Limits(subscriptions=subscriptions))
+    return lambda store: ScriptedServer(store=store, state_keys=KEYS, limits=Limits(subscriptions=subscriptions))
 
 
-async def subscribe(web: Web, uri: str, session: str) -> Any:
+async def subscribe(web: HttpClient, uri: str, session: str) -> Any:
     answer = await web.post(request("resources/subscribe", {"uri": uri}, revision=D), session=session)
     return answer.message.get("error", {}).get("code")
 
@@ -513,15 +532,17 @@ async def subscribe(web: Web, uri: str, session: str) -> Any:
 async def test_a_subscription_that_finds_no_room_where_the_session_listens_is_refused(
     autojump_clock: MockClock, crew_of: Any
 ) -> None:
-    async with crew_of(make=with_room_for(6)) as crew:
-        session = await session_in(crew)
-        codes = [await subscribe(web, f"r://{number}", session) for number, web in enumerate((*crew.webs, *crew.webs))]
+    async with crew_of(make=with_room_for(6)) as group:
+        session = await session_in(group)
+        codes = [
+            await subscribe(web, f"r://{number}", session) for number, web in enumerate((*group.webs, *group.webs))
+        ]
         assert codes == [None, None, None, None, None, INTERNAL_ERROR]
-        (row,) = [row for row in crew.store._rows.values() if row.key == key_of(session)]
+        (row,) = [row for row in group.store._rows.values() if row.key == key_of(session)]
         assert json.loads(row.body)["uris"] == [f"r://{number}" for number in range(5)]
-        stream = await crew.webs[0].open(session=session)
+        stream = await group.webs[0].open(session=session)
         for number in range(6):
-            crew.stages[2].server.notify_resource_updated(f"r://{number}")
+            group.servers[2].server.notify_resource_updated(f"r://{number}")
         told = {(await stream.message())["params"]["uri"] for _ in range(5)}
         assert told == {f"r://{number}" for number in range(5)}
 
@@ -529,22 +550,24 @@ async def test_a_subscription_that_finds_no_room_where_the_session_listens_is_re
 async def test_a_subscription_stays_when_the_same_request_is_refused_later(
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        assert await subscribe(crew.webs[1], "r://1", session) is None
+    async with crew_of() as group:
+        session = await session_in(group)
+        assert await subscribe(group.webs[1], "r://1", session) is None
         with monkeypatch.context() as patch:
-            patch.setattr(copy_in(crew, 0, session).speaker, "_subscribe", lambda method, uri: (INTERNAL_ERROR, "full"))
+            patch.setattr(
+                copy_in(group, 0, session).speaker, "_subscribe", lambda method, uri: (INTERNAL_ERROR, "full")
+            )
             for uri in ("r://1", "r://2"):
-                assert await subscribe(crew.webs[1], uri, session) == INTERNAL_ERROR
-        (row,) = [row for row in crew.store._rows.values() if row.key == key_of(session)]
+                assert await subscribe(group.webs[1], uri, session) == INTERNAL_ERROR
+        (row,) = [row for row in group.store._rows.values() if row.key == key_of(session)]
         assert json.loads(row.body)["uris"] == ["r://1"]
 
 
 @pytest.mark.parametrize("uri", [7, "r://" + "x" * 9000])
 async def test_a_wrong_subscription_is_refused_everywhere(uri: Any, autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        for web in crew.webs:
+    async with crew_of() as group:
+        session = await session_in(group)
+        for web in group.webs:
             assert await subscribe(web, uri, session) == INVALID_PARAMS
 
 
@@ -554,55 +577,55 @@ async def test_a_copy_without_room_for_the_subscriptions_does_not_speak(
     """Its client is told so, and the copy where it has a stream goes on."""
     room = iter((100, 8, 100))
 
-    def make(store: Any) -> Stage:
+    def make(store: Any) -> ScriptedServer:
         return with_room_for(next(room))(store)  # type: ignore[no-any-return]
 
-    async with crew_of(make=make) as crew:
-        session = await session_in(crew)
+    async with crew_of(make=make) as group:
+        session = await session_in(group)
         for number in range(10):
-            assert await subscribe(crew.webs[number % 3], f"r://{number}", session) is None
-        stream = await crew.webs[0].open(session=session)
+            assert await subscribe(group.webs[number % 3], f"r://{number}", session) is None
+        stream = await group.webs[0].open(session=session)
         headers = {"Accept": "text/event-stream", "Mcp-Session-Id": session}
         for _ in range(2):
-            refused = await crew.webs[1].send("GET", "/mcp", headers)
+            refused = await group.webs[1].send("GET", "/mcp", headers)
             assert (refused.status, refused.headers["Retry-After"]) == (503, "30")
             assert b"Limits.subscriptions" in refused.body
             await trio.sleep(3)
-            crew.stages[2].server.notify_resource_updated("r://9")
+            group.servers[2].server.notify_resource_updated("r://9")
             uris = [each["params"]["uri"] for each in [await stream.message()] if each["method"] == UPDATED]
             while "r://9" not in uris:
                 message = await stream.message()
                 uris += [message["params"]["uri"]] if message["method"] == UPDATED else []
-        assert [each for run in crew.stages[1].server._runs for each in run._sessions] == []
+        assert [each for run in group.servers[1].server._runs for each in run._sessions] == []
 
 
 async def test_a_subscription_finds_a_place_after_a_copy_had_no_room(autojump_clock: MockClock, crew_of: Any) -> None:
     """The copy that spoke before has no stream, and does not speak by itself."""
     room = iter((100, 8, 100))
 
-    def make(store: Any) -> Stage:
+    def make(store: Any) -> ScriptedServer:
         return with_room_for(next(room))(store)  # type: ignore[no-any-return]
 
-    async with crew_of(make=make) as crew:
-        session = await session_in(crew)
+    async with crew_of(make=make) as group:
+        session = await session_in(group)
         for number in range(10):
-            assert await subscribe(crew.webs[0], f"r://{number}", session) is None
+            assert await subscribe(group.webs[0], f"r://{number}", session) is None
         headers = {"Accept": "text/event-stream", "Mcp-Session-Id": session}
-        assert (await crew.webs[1].send("GET", "/mcp", headers)).status == 503
+        assert (await group.webs[1].send("GET", "/mcp", headers)).status == 503
         await trio.sleep(3)
-        assert await subscribe(crew.webs[2], "r://10", session) is None
+        assert await subscribe(group.webs[2], "r://10", session) is None
 
 
 async def test_a_subscription_waits_for_a_session_that_listens_nowhere(autojump_clock: MockClock, crew_of: Any) -> None:
     """The replica that listened has died, and no stream is open."""
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        await crew.webs[1].call("ping", session=session)
-        await crew.crash(0)
-        assert await subscribe(crew.webs[1], "r://1", session) == INTERNAL_ERROR  # it may only be slow
+    async with crew_of() as group:
+        session = await session_in(group)
+        await group.webs[1].call("ping", session=session)
+        await group.crash(0)
+        assert await subscribe(group.webs[1], "r://1", session) == INTERNAL_ERROR  # it may only be slow
         await trio.sleep(20)
-        assert await subscribe(crew.webs[1], "r://2", session) is None
-        stream = await crew.webs[2].open(session=session)
+        assert await subscribe(group.webs[1], "r://2", session) is None
+        stream = await group.webs[2].open(session=session)
         told = []
         with trio.move_on_after(5):
             while True:
@@ -613,15 +636,15 @@ async def test_a_subscription_waits_for_a_session_that_listens_nowhere(autojump_
 async def test_a_subscription_has_a_place_also_if_the_session_listens_nowhere(
     autojump_clock: MockClock, crew_of: Any
 ) -> None:
-    async with crew_of(make=with_room_for(6)) as crew:
-        session = await session_in(crew)
-        await crew.webs[1].call("ping", session=session)
-        await crew.crash(0)
+    async with crew_of(make=with_room_for(6)) as group:
+        session = await session_in(group)
+        await group.webs[1].call("ping", session=session)
+        await group.crash(0)
         await trio.sleep(20)
-        codes = [await subscribe(crew.webs[1 + number % 2], f"r://{number}", session) for number in range(6)]
+        codes = [await subscribe(group.webs[1 + number % 2], f"r://{number}", session) for number in range(6)]
         assert codes == [None, None, None, None, None, INTERNAL_ERROR]
-        stream = await crew.webs[2].open(session=session)
-        crew.stages[1].server.notify_resource_updated("r://4")
+        stream = await group.webs[2].open(session=session)
+        group.servers[1].server.notify_resource_updated("r://4")
         with trio.fail_after(5):
             while (await stream.message()).get("params") != {"uri": "r://4"}:
                 pass
@@ -630,43 +653,43 @@ async def test_a_subscription_has_a_place_also_if_the_session_listens_nowhere(
 async def test_a_replica_that_stops_leaves_no_subscription_without_an_answer(
     autojump_clock: MockClock, crew_of: Any
 ) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        await crew.webs[1].call("ping", session=session)
-        copy_in(crew, 0, session).end("for the test")
+    async with crew_of() as group:
+        session = await session_in(group)
+        await group.webs[1].call("ping", session=session)
+        copy_in(group, 0, session).end("for the test")
         await trio.sleep(1)
-        assert await subscribe(crew.webs[1], "r://1", session) is None
+        assert await subscribe(group.webs[1], "r://1", session) is None
 
 
 async def test_a_subscription_made_while_another_copy_begins_to_speak_is_told(
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever of the two is first in the row and in the mail."""
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        for web in crew.webs:
+    async with crew_of() as group:
+        session = await session_in(group)
+        for web in group.webs:
             await web.call("ping", session=session)
-        get = crew.store.get
+        get = group.store.get
 
         async def slow(*args: Any) -> Any:
             found = await get(*args)
             await trio.sleep(dice.choice((0.0, 0.05, 0.1)))
             return found
 
-        monkeypatch.setattr(crew.store, "get", slow)
+        monkeypatch.setattr(group.store, "get", slow)
         dice = random.Random(0)
         for step in range(30):
             opened: list[Any] = []
 
-            async def open_at(web: Web, opened: list[Any] = opened) -> None:
+            async def open_at(web: HttpClient, opened: list[Any] = opened) -> None:
                 opened.append(await web.open(session=session))
 
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(open_at, crew.webs[step % 2])
+                nursery.start_soon(open_at, group.webs[step % 2])
                 await trio.sleep(dice.uniform(0.0, 0.3))
-                assert await subscribe(crew.webs[2], f"r://{step}", session) is None
+                assert await subscribe(group.webs[2], f"r://{step}", session) is None
             await trio.sleep(2)
-            crew.stages[1].server.notify_resource_updated(f"r://{step}")
+            group.servers[1].server.notify_resource_updated(f"r://{step}")
             with trio.fail_after(5):
                 while (await opened[0].message())["params"].get("uri") != f"r://{step}":
                     pass
@@ -678,15 +701,15 @@ async def test_a_change_before_the_session_is_open_is_told_as_soon_as_it_is(
     number: int, autojump_clock: MockClock, crew_of: Any
 ) -> None:
     """`notifications/initialized` may take longer than a subscription: over another line, to another replica."""
-    async with crew_of() as crew:
-        session = await session_in(crew, initialized=False)
-        stream = await crew.webs[0].open(session=session)
-        assert await subscribe(crew.webs[0], "r://1", session) is None
+    async with crew_of() as group:
+        session = await session_in(group, initialized=False)
+        stream = await group.webs[0].open(session=session)
+        assert await subscribe(group.webs[0], "r://1", session) is None
         for _ in range(2):
-            crew.stages[2].server.notify_resource_updated("r://1")
+            group.servers[2].server.notify_resource_updated("r://1")
             await trio.sleep(5)
-        crew.stages[2].server.notify_resource_updated("r://2")
-        await crew.webs[number].post(note("notifications/initialized"), session=session)
+        group.servers[2].server.notify_resource_updated("r://2")
+        await group.webs[number].post(notification("notifications/initialized"), session=session)
         found = []
         with trio.move_on_after(5):
             while True:
@@ -695,12 +718,12 @@ async def test_a_change_before_the_session_is_open_is_told_as_soon_as_it_is(
 
 
 async def test_a_message_for_a_copy_that_speaks_no_more_is_passed_on(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        await crew.webs[1].call("ping", session=session)
-        stream = await crew.webs[0].open(session=session)
+    async with crew_of() as group:
+        session = await session_in(group)
+        await group.webs[1].call("ping", session=session)
+        stream = await group.webs[0].open(session=session)
         told = Notification("notifications/elicitation/complete", {"elicitationId": "7"})
-        copy_in(crew, 1, session).speaker.say([encode(told).decode()])
+        copy_in(group, 1, session).speaker.say([encode(told).decode()])
         with trio.fail_after(5):
             assert (await stream.message())["params"]["elicitationId"] == "7"
 
@@ -708,11 +731,11 @@ async def test_a_message_for_a_copy_that_speaks_no_more_is_passed_on(autojump_cl
 async def test_a_copy_that_is_stopped_as_it_begins_to_speak_does_not_speak(
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        await subscribe(crew.webs[0], "r://1", session)
-        await crew.webs[1].call("ping", session=session)
-        copy, get, read = copy_in(crew, 1, session), crew.store.get, 0
+    async with crew_of() as group:
+        session = await session_in(group)
+        await subscribe(group.webs[0], "r://1", session)
+        await group.webs[1].call("ping", session=session)
+        copy, get, read = copy_in(group, 1, session), group.store.get, 0
 
         async def stop(*args: Any) -> Any:
             nonlocal read
@@ -722,12 +745,12 @@ async def test_a_copy_that_is_stopped_as_it_begins_to_speak_does_not_speak(
             return await get(*args)
 
         with monkeypatch.context() as patch, trio.move_on_after(0.5):
-            patch.setattr(crew.store, "get", stop)
+            patch.setattr(group.store, "get", stop)
             await copy.speaker.speak()
         assert (read, copy.speaker.here) == (2, False)
-        stream = await crew.webs[1].open(session=session)
+        stream = await group.webs[1].open(session=session)
         await trio.sleep(5)
-        crew.stages[0].server.notify_resource_updated("r://1")
+        group.servers[0].server.notify_resource_updated("r://1")
         with trio.fail_after(5):
             while (await stream.message()).get("params") != {"uri": "r://1"}:
                 pass
@@ -738,12 +761,12 @@ async def test_copies_without_room_try_to_speak_again_after_a_while(
 ) -> None:
     """They do not ask each other without a pause, and a message that waits at one of them is not lost."""
     told = encode(Notification("notifications/elicitation/complete", {"elicitationId": "7"})).decode()
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        assert await subscribe(crew.webs[0], "r://1", session) is None
-        streams = [await crew.webs[number].open(session=session) for number in range(3)]
+    async with crew_of() as group:
+        session = await session_in(group)
+        assert await subscribe(group.webs[0], "r://1", session) is None
+        streams = [await group.webs[number].open(session=session) for number in range(3)]
         await trio.sleep(3)
-        append, items = crew.store.append, 0
+        append, items = group.store.append, 0
 
         async def counted(*args: Any, **options: Any) -> Any:
             nonlocal items
@@ -751,17 +774,17 @@ async def test_copies_without_room_try_to_speak_again_after_a_while(
             assert items < 100
             return await append(*args, **options)
 
-        monkeypatch.setattr(crew.store, "append", counted)
+        monkeypatch.setattr(group.store, "append", counted)
         with monkeypatch.context() as patch:
             for number in (0, 1):
                 patch.setattr(
-                    copy_in(crew, number, session).speaker, "_subscribe", lambda method, uri: (INTERNAL_ERROR, "full")
+                    copy_in(group, number, session).speaker, "_subscribe", lambda method, uri: (INTERNAL_ERROR, "full")
                 )
-            copy_in(crew, 2, session).end("for the test")
+            copy_in(group, 2, session).end("for the test")
             await trio.sleep(200)
         await trio.sleep(50)
-        crew.stages[2].server.notify_resource_updated("r://1")
-        copy_in(crew, 0, session).speaker.say([told])
+        group.servers[2].server.notify_resource_updated("r://1")
+        copy_in(group, 0, session).speaker.say([told])
         found: set[str] = set()
 
         async def read(stream: Any) -> None:
@@ -779,13 +802,13 @@ async def test_a_copy_that_cannot_speak_passes_on_the_messages_that_it_has_got(
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = encode(Notification("notifications/elicitation/complete", {"elicitationId": "7"})).decode()
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        assert await subscribe(crew.webs[0], "r://1", session) is None
-        await crew.webs[1].call("ping", session=session)
-        stream = await crew.webs[0].open(session=session)
+    async with crew_of() as group:
+        session = await session_in(group)
+        assert await subscribe(group.webs[0], "r://1", session) is None
+        await group.webs[1].call("ping", session=session)
+        stream = await group.webs[0].open(session=session)
         await trio.sleep(3)
-        copy = copy_in(crew, 1, session)
+        copy = copy_in(group, 1, session)
 
         def refuse(method: str, uri: str) -> Any:
             copy.speaker.say([told])  # it comes to the speaker of the moment
@@ -802,26 +825,26 @@ async def test_a_copy_that_cannot_speak_passes_on_the_messages_that_it_has_got(
 async def test_a_copy_that_ends_while_the_store_is_away_resigns_afterwards(
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        await crew.webs[1].call("ping", session=session)
+    async with crew_of() as group:
+        session = await session_in(group)
+        await group.webs[1].call("ping", session=session)
         with monkeypatch.context() as patch:
             for name in ("get", "replace", "append"):
-                patch.setattr(crew.store, name, fail)
-            copy = copy_in(crew, 0, session)
+                patch.setattr(group.store, name, fail)
+            copy = copy_in(group, 0, session)
             copy._sessions.end(session, "for the test")
             await trio.sleep(20)
         await trio.sleep(2)
-        assert await subscribe(crew.webs[1], "r://1", session) is None
+        assert await subscribe(group.webs[1], "r://1", session) is None
 
 
 async def test_a_copy_that_often_fails_to_speak_while_the_store_is_away_says_so_once(
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        await crew.webs[1].call("ping", session=session)
-        copy, append, items = copy_in(crew, 1, session), crew.store.append, 0
+    async with crew_of() as group:
+        session = await session_in(group)
+        await group.webs[1].call("ping", session=session)
+        copy, append, items = copy_in(group, 1, session), group.store.append, 0
 
         async def counted(*args: Any, **options: Any) -> Any:
             nonlocal items
@@ -830,11 +853,11 @@ async def test_a_copy_that_often_fails_to_speak_while_the_store_is_away_says_so_
 
         with monkeypatch.context() as patch:
             for name in ("get", "replace", "append"):
-                patch.setattr(crew.store, name, fail)
+                patch.setattr(group.store, name, fail)
             for _ in range(100):
                 with pytest.raises(StoreFailed):
                     await copy.speaker.speak()
-        monkeypatch.setattr(crew.store, "append", counted)
+        monkeypatch.setattr(group.store, "append", counted)
         await trio.sleep(10)
         assert items == 1
         assert not copy.speaker._resigning
@@ -846,25 +869,25 @@ async def test_a_copy_that_often_fails_to_speak_while_the_store_is_away_says_so_
 async def test_a_store_that_fails_costs_an_error_and_no_session(
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        await crew.webs[1].call("ping", session=session)
+    async with crew_of() as group:
+        session = await session_in(group)
+        await group.webs[1].call("ping", session=session)
         with monkeypatch.context() as patch:
             for name in ("get", "add", "replace", "append", "read", "send", "delete"):
-                patch.setattr(crew.store, name, fail)
-            assert text_of((await crew.webs[1].call("tools/call", play(), session=session)).message) == "done"
-            refused = await crew.webs[2].post(request("ping", revision=D), session=session)
+                patch.setattr(group.store, name, fail)
+            assert text_of((await group.webs[1].call("tools/call", play_params(), session=session)).message) == "done"
+            refused = await group.webs[2].post(request("ping", revision=D), session=session)
             assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
             level = request("logging/setLevel", {"level": "info"}, revision=D)
             for _ in range(2):
-                assert (await crew.webs[1].post(level, session=session)).status == 503
-            assert text_of((await crew.webs[1].call("tools/call", play(), session=session)).message) == "done"
-            assert (await crew.webs[1].end(session)).status == 503
+                assert (await group.webs[1].post(level, session=session)).status == 503
+            assert text_of((await group.webs[1].call("tools/call", play_params(), session=session)).message) == "done"
+            assert (await group.webs[1].end(session)).status == 503
             params = {"protocolVersion": D, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
-            assert (await crew.webs[1].post(request("initialize", params, revision=D), revision=D)).status == 503
-            assert (await crew.webs[1].call("tools/call", play())).result["content"]
-        for web in crew.webs:
-            assert text_of((await web.call("tools/call", play(), session=session)).message) == "done"
+            assert (await group.webs[1].post(request("initialize", params, revision=D), revision=D)).status == 503
+            assert (await group.webs[1].call("tools/call", play_params())).result["content"]
+        for web in group.webs:
+            assert text_of((await web.call("tools/call", play_params(), session=session)).message) == "done"
 
 
 @pytest.mark.parametrize("stored", [True, False])
@@ -872,8 +895,8 @@ async def test_no_session_is_told_before_it_is_stored(
     stored: bool, autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A keep-alive that is due meanwhile does not send the answer."""
-    async with crew_of(keep_alive=0.1) as crew:
-        add, added = crew.store.add, list[float]()
+    async with crew_of(keep_alive=0.1) as group:
+        add, added = group.store.add, list[float]()
 
         async def slow(*args: Any, **options: Any) -> Any:
             await trio.sleep(0.8)
@@ -882,9 +905,9 @@ async def test_no_session_is_told_before_it_is_stored(
                 raise StoreFailed("the store is away")
             return await add(*args, **options)
 
-        monkeypatch.setattr(crew.store, "add", slow)
+        monkeypatch.setattr(group.store, "add", slow)
         params = {"protocolVersion": D, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
-        answer = await crew.webs[0].post(request("initialize", params, revision=D), revision=D)
+        answer = await group.webs[0].post(request("initialize", params, revision=D), revision=D)
         assert answer.status == (200 if stored else 503)
         assert added == [trio.current_time()]
 
@@ -892,47 +915,47 @@ async def test_no_session_is_told_before_it_is_stored(
 async def test_lost_messages_cost_no_answer(
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        stream = await crew.webs[1].open(plays("ask"), session=session)
+    async with crew_of() as group:
+        session = await session_in(group)
+        stream = await group.webs[1].open(play_call("ask"), session=session)
         question = await stream.message()
-        monkeypatch.setattr(crew.store, "send", lose)
-        await crew.webs[2].post(response(question["id"], ANSWER), session=session)
+        monkeypatch.setattr(group.store, "send", lose)
+        await group.webs[2].post(response(question["id"], ANSWER), session=session)
         assert text_of(await stream.response()) == "done"
 
 
 async def test_a_copy_that_has_lost_mail_knows_the_state_and_who_speaks(
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def make(store: Any) -> Stage:
-        return Stage(store=store, state_keys=KEYS, limits=Limits(message_bytes=2_000))
+    def make(store: Any) -> ScriptedServer:
+        return ScriptedServer(store=store, state_keys=KEYS, limits=Limits(message_bytes=2_000))
 
-    async with crew_of(make=make) as crew:
-        session = await session_in(crew)
-        first = copy_in(crew, 0, session)
+    async with crew_of(make=make) as group:
+        session = await session_in(group)
+        first = copy_in(group, 0, session)
         with monkeypatch.context() as patch:
-            patch.setattr(crew.store, "send", lose)
-            stream = await crew.webs[1].open(session=session)
+            patch.setattr(group.store, "send", lose)
+            stream = await group.webs[1].open(session=session)
             for number in range(101):
                 level = "info" if number % 2 else "error"
-                await crew.webs[1].call("logging/setLevel", {"level": level}, session=session)
+                await group.webs[1].call("logging/setLevel", {"level": level}, session=session)
         first.mail.catch_up()
         await trio.sleep(2)
         assert not first.speaker.here
         assert first.server_session.session.terms.log_level == "error"
-        crew.stages[2].server.notify_list_changed("tools")
+        group.servers[2].server.notify_list_changed("tools")
         while (await stream.message())["method"] != TOOLS:
             pass
-        second = copy_in(crew, 1, session)  # the one with a stream loses mail, too
+        second = copy_in(group, 1, session)  # the one with a stream loses mail, too
         with monkeypatch.context() as patch:
-            patch.setattr(crew.store, "send", lose)
+            patch.setattr(group.store, "send", lose)
             for _ in range(101):
-                await crew.webs[2].call("logging/setLevel", {"level": level}, session=session)
+                await group.webs[2].call("logging/setLevel", {"level": level}, session=session)
                 level = "info" if level == "error" else "error"
         second.mail.catch_up()
         await trio.sleep(2)
         assert second.speaker.here
-        crew.stages[2].server.notify_list_changed("tools")
+        group.servers[2].server.notify_list_changed("tools")
         while (await stream.message())["method"] != TOOLS:
             pass
 
@@ -940,36 +963,36 @@ async def test_a_copy_that_has_lost_mail_knows_the_state_and_who_speaks(
 async def test_the_end_of_a_handshake_waits_for_the_store(
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew, initialized=False)
+    async with crew_of() as group:
+        session = await session_in(group, initialized=False)
         with monkeypatch.context() as patch:
-            patch.setattr(crew.store, "replace", fail)
-            await crew.webs[0].post(note("notifications/initialized"), session=session)
+            patch.setattr(group.store, "replace", fail)
+            await group.webs[0].post(notification("notifications/initialized"), session=session)
             await trio.sleep(3)
         await trio.sleep(3)
-        stream = await crew.webs[1].open(plays("ask"), session=session)
+        stream = await group.webs[1].open(play_call("ask"), session=session)
         question = await stream.message()
-        await crew.webs[2].post(response(question["id"], ANSWER), session=session)
+        await group.webs[2].post(response(question["id"], ANSWER), session=session)
         assert text_of(await stream.response()) == "done"
 
 
 async def test_a_copy_that_has_lost_mail_speaks_again_without_a_stream(
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def make(store: Any) -> Stage:
-        return Stage(store=store, state_keys=KEYS, limits=Limits(message_bytes=2_000))
+    def make(store: Any) -> ScriptedServer:
+        return ScriptedServer(store=store, state_keys=KEYS, limits=Limits(message_bytes=2_000))
 
-    async with crew_of(make=make) as crew:
-        session = await session_in(crew)
-        await crew.webs[1].call("ping", session=session)
+    async with crew_of(make=make) as group:
+        session = await session_in(group)
+        await group.webs[1].call("ping", session=session)
         with monkeypatch.context() as patch:
-            patch.setattr(crew.store, "send", lose)
+            patch.setattr(group.store, "send", lose)
             for number in range(101):
                 level = "info" if number % 2 else "error"
-                await crew.webs[1].call("logging/setLevel", {"level": level}, session=session)
-        copy_in(crew, 0, session).mail.catch_up()
+                await group.webs[1].call("logging/setLevel", {"level": level}, session=session)
+        copy_in(group, 0, session).mail.catch_up()
         await trio.sleep(2)
-        for web in crew.webs:
+        for web in group.webs:
             assert await subscribe(web, "r://1", session) is None
 
 
@@ -982,11 +1005,11 @@ async def test_a_copy_that_has_lost_mail_looks_again_when_there_is_room(
         looked.append(trio.current_time())
 
     looked: list[float] = []
-    async with crew_of() as crew:
-        copy = copy_in(crew, 0, await session_in(crew))
+    async with crew_of() as group:
+        copy = copy_in(group, 0, await session_in(group))
         monkeypatch.setattr(copy, "_look_again", look)
         with monkeypatch.context() as patch:
-            patch.setattr(crew.store, "append", fail)
+            patch.setattr(group.store, "append", fail)
             while copy.mail.put({"kept": True}):
                 pass
             copy._mail_lost()
@@ -1004,15 +1027,15 @@ async def test_an_answer_waits_for_the_store(
         await trio.sleep(away)
         patch.undo()
 
-    async with crew_of() as crew, trio.open_nursery() as nursery:
-        session = await session_in(crew)
-        await crew.webs[2].call("ping", session=session)
-        stream = await crew.webs[1].open(plays("ask"), session=session)
+    async with crew_of() as group, trio.open_nursery() as nursery:
+        session = await session_in(group)
+        await group.webs[2].call("ping", session=session)
+        stream = await group.webs[1].open(play_call("ask"), session=session)
         question = await stream.message()
         with monkeypatch.context() as patch:
-            patch.setattr(crew.store, "append", fail)
+            patch.setattr(group.store, "append", fail)
             nursery.start_soon(come_back)
-            answered = await crew.webs[2].post(response(question["id"], ANSWER), session=session)
+            answered = await group.webs[2].post(response(question["id"], ANSWER), session=session)
             assert (answered.status, answered.headers.get("Retry-After")) == (status, "1" if status == 503 else None)
             await trio.sleep(away)
         assert text_of(await stream.response()) == "done"  # also if its client does not send it again
@@ -1024,24 +1047,24 @@ async def test_a_message_that_was_accepted_outlives_the_replica_that_took_it(
 ) -> None:
     """An answer needs the mail, the end of the handshake also the row."""
 
-    async with crew_of() as crew:
-        session = await session_in(crew, initialized=what == "append")
-        await crew.webs[2].call("ping", session=session)
+    async with crew_of() as group:
+        session = await session_in(group, initialized=what == "append")
+        await group.webs[2].call("ping", session=session)
         if what == "append":
-            stream = await crew.webs[1].open(plays("ask"), session=session)
+            stream = await group.webs[1].open(play_call("ask"), session=session)
             message = response((await stream.message())["id"], ANSWER)
         else:
-            message = note("notifications/initialized")
+            message = notification("notifications/initialized")
         with monkeypatch.context() as patch:
-            patch.setattr(crew.store, what, fail)
+            patch.setattr(group.store, what, fail)
             for _ in range(2):  # also if it is sent again
-                status = (await crew.webs[2].post(message, session=session)).status
-            await crew.crash(2)
+                status = (await group.webs[2].post(message, session=session)).status
+            await group.crash(2)
         if status != 202:
-            assert (await crew.webs[0].post(message, session=session)).status == 202
+            assert (await group.webs[0].post(message, session=session)).status == 202
         if what == "replace":
-            stream = await crew.webs[1].open(plays("ask"), session=session)
-            await crew.webs[0].post(response((await stream.message())["id"], ANSWER), session=session)
+            stream = await group.webs[1].open(play_call("ask"), session=session)
+            await group.webs[0].post(response((await stream.message())["id"], ANSWER), session=session)
         with trio.fail_after(100):
             assert text_of(await stream.response()) == "done"
 
@@ -1055,20 +1078,20 @@ async def test_no_answer_goes_out_before_the_store_has_what_it_says(
         await trio.sleep(0.5)
         raise StoreFailed("the store is away")
 
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        stream = await crew.webs[1].open(plays("wait x", "progress", "wait y"), session=session)
+    async with crew_of() as group:
+        session = await session_in(group)
+        stream = await group.webs[1].open(play_call("wait x", "progress", "wait y"), session=session)
 
         async def go_on() -> None:
             await trio.sleep(0.2)
-            crew.stages[1].go["x"].set()
+            group.servers[1].go["x"].set()
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(go_on)
-            monkeypatch.setattr(crew.store, "get", fail_late)
+            monkeypatch.setattr(group.store, "get", fail_late)
             level = request("logging/setLevel", {"level": "info"}, id=77, revision=D)
-            assert (await crew.webs[1].post(level, session=session)).status == 503
-        crew.stages[1].go["y"].set()
+            assert (await group.webs[1].post(level, session=session)).status == 503
+        group.servers[1].go["y"].set()
         assert text_of(await stream.response()) == "done"
 
 
@@ -1081,65 +1104,65 @@ async def test_a_slow_store_does_not_slow_a_stream(
         await trio.sleep(100)
         return await append(*args, **options)  # type: ignore[misc]
 
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        append = crew.store.append
-        monkeypatch.setattr(crew.store, "append", slow)
+    async with crew_of() as group:
+        session = await session_in(group)
+        append = group.store.append
+        monkeypatch.setattr(group.store, "append", slow)
         start = trio.current_time()
-        answer = await crew.webs[0].post(plays("many 50"), session=session)
+        answer = await group.webs[0].post(play_call("many 50"), session=session)
         assert len(answer.messages) == 51
         assert trio.current_time() - start < 1
 
 
 @pytest.mark.full
 async def test_a_quiet_stream_is_resumed_after_hours(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        stream = await crew.webs[0].open(session=session)
+    async with crew_of() as group:
+        session = await session_in(group)
+        stream = await group.webs[0].open(session=session)
         await stream.event()  # it is primed
         for number in (1, 1, 2, 0):
             after = stream.last_event_id
             await trio.sleep(2 * 3600)
             await stream.aclose()
             await trio.sleep(60)
-            stream = await crew.webs[number].open(session=session, after=after)
+            stream = await group.webs[number].open(session=session, after=after)
             with trio.move_on_after(5):
                 assert (await stream.event()).data == b""  # it is primed again, in another replica
-        crew.stages[1].server.notify_list_changed("tools")
+        group.servers[1].server.notify_list_changed("tools")
         assert (await stream.message())["method"] == TOOLS
 
 
 @pytest.mark.full
 async def test_a_stream_that_was_resumed_too_often_cannot_be_resumed(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew, C)
-        stream = await crew.webs[0].open(session=session)
-        crew.stages[1].server.notify_list_changed("tools")
+    async with crew_of() as group:
+        session = await session_in(group, C)
+        stream = await group.webs[0].open(session=session)
+        group.servers[1].server.notify_list_changed("tools")
         await stream.message()
         after = stream.last_event_id
         headers = {"Accept": "text/event-stream", "Mcp-Session-Id": session, "Last-Event-ID": after}
         for number in range(101):
             await stream.aclose()
-            stream = await crew.webs[number % 2].open(session=session, after=after)
+            stream = await group.webs[number % 2].open(session=session, after=after)
         await stream.aclose()
-        assert (await crew.webs[2].send("GET", "/mcp", headers)).status == 400
+        assert (await group.webs[2].send("GET", "/mcp", headers)).status == 400
 
 
 async def test_a_session_that_never_reached_its_client_is_deleted(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as crew:
+    async with crew_of() as group:
         params = {"protocolVersion": D, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
         message = request("initialize", params, revision=D)
-        fields = crew.webs[0].headers_for(message, D, None)
-        link = await crew.webs[0].link()
-        await link.ask("POST", "/mcp", {**crew.webs[0].headers, **fields}, json.dumps(message).encode())
+        fields = group.webs[0].headers_for(message, D, None)
+        link = await group.webs[0].link()
+        await link.ask("POST", "/mcp", {**group.webs[0].headers, **fields}, json.dumps(message).encode())
         await link.aclose()
         await trio.sleep(1)
-        assert [row for row in crew.store._rows if row[0].startswith("session")] == []
+        assert [row for row in group.store._rows if row[0].startswith("session")] == []
 
 
-def copy_in(crew: Crew, number: int, session: str) -> Any:
+def copy_in(group: ReplicaGroup, number: int, session: str) -> Any:
     """The copy of a session in one replica."""
-    (run,) = crew.stages[number].server._runs
+    (run,) = group.servers[number].server._runs
     endpoints = [each for each in run.connections if hasattr(each, "copies")]
     return endpoints[0].copies[key_of(session)]
 
@@ -1153,44 +1176,44 @@ async def test_a_stream_that_is_resumed_while_the_store_is_away_is_cut(
     async def away(*args: Any) -> Any:
         raise StoreFailed("the store is away")
 
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        stream = await crew.webs[1].open(plays("progress", "wait x"), session=session)
+    async with crew_of() as group:
+        session = await session_in(group)
+        stream = await group.webs[1].open(play_call("progress", "wait x"), session=session)
         await stream.message()
         await stream.aclose()
         with monkeypatch.context() as patch:
-            patch.setattr(crew.store, "receive", fail)
-            crew.webs[2].expect(plays(), session)
-            resumed = await crew.webs[2].open(session=session, after=stream.last_event_id)
+            patch.setattr(group.store, "receive", fail)
+            group.webs[2].expect(play_call(), session)
+            resumed = await group.webs[2].open(session=session, after=stream.last_event_id)
             with pytest.raises(Cut):
                 await resumed.response()
-        resumed = await crew.webs[2].open(session=session, after=stream.last_event_id)
+        resumed = await group.webs[2].open(session=session, after=stream.last_event_id)
         caplog.clear()
         with monkeypatch.context() as patch:
-            patch.setattr(crew.store, "read", away)
+            patch.setattr(group.store, "read", away)
             await trio.sleep(20)
         assert [each.module for each in caplog.records].count("shared_endpoint") == 1
-        crew.stages[1].go["x"].set()
+        group.servers[1].go["x"].set()
         assert text_of(await resumed.response()) == "done"
 
 
 async def test_a_client_without_room_in_the_store_costs_others_no_session(
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with crew_of(number=1) as crew:
-        full, other = [await crew.webs[0].initialize(D) for _ in range(2)]
-        append = crew.store.append
+    async with crew_of(number=1) as group:
+        full, other = [await group.webs[0].initialize(D) for _ in range(2)]
+        append = group.store.append
 
         async def refuse(stream: str, *args: Any, **options: Any) -> Any:
             if key_of(full) in stream:
                 raise StoreFull("max_bytes")
             return await append(stream, *args, **options)
 
-        monkeypatch.setattr(crew.store, "append", refuse)
-        (row,) = [row for row in crew.store._rows.values() if row.key == key_of(other)]
+        monkeypatch.setattr(group.store, "append", refuse)
+        (row,) = [row for row in group.store._rows.values() if row.key == key_of(other)]
         await trio.sleep(row.expires / 4 + 2)
-        assert (await crew.store.get(row.kind, key_of(full))).expires > row.expires
-        assert (await crew.store.get(row.kind, row.key)).expires > row.expires
+        assert (await group.store.get(row.kind, key_of(full))).expires > row.expires
+        assert (await group.store.get(row.kind, row.key)).expires > row.expires
 
 
 @pytest.mark.parametrize("at", [0, 1])
@@ -1202,14 +1225,14 @@ async def test_requests_that_find_the_store_silent_do_not_wait_for_each_other(
     async def wait(*args: Any, **options: Any) -> Any:
         await trio.sleep_forever()
 
-    async with crew_of() as crew:
-        session = await session_in(crew, initialized=False)
+    async with crew_of() as group:
+        session = await session_in(group, initialized=False)
         for name in ("get", "read", "append"):
-            monkeypatch.setattr(crew.store, name, wait)
+            monkeypatch.setattr(group.store, name, wait)
         with trio.fail_after(1.5):
             async with trio.open_nursery() as nursery:
                 for _ in range(5):
-                    nursery.start_soon(partial(crew.webs[at].post, request("ping", revision=D), session=session))
+                    nursery.start_soon(partial(group.webs[at].post, request("ping", revision=D), session=session))
 
 
 async def test_a_message_waits_only_for_those_before_it(
@@ -1217,10 +1240,10 @@ async def test_a_message_waits_only_for_those_before_it(
 ) -> None:
     """Others follow it without an end."""
     told = encode(Notification("notifications/elicitation/complete", {"elicitationId": "7"})).decode()
-    async with crew_of() as crew, trio.open_nursery() as nursery:
-        session = await session_in(crew)
-        await crew.webs[1].call("ping", session=session)
-        append, mail = crew.store.append, copy_in(crew, 1, session).mail
+    async with crew_of() as group, trio.open_nursery() as nursery:
+        session = await session_in(group)
+        await group.webs[1].call("ping", session=session)
+        append, mail = group.store.append, copy_in(group, 1, session).mail
 
         async def slow(*args: Any, **options: Any) -> Any:
             await trio.sleep(0.05)
@@ -1231,32 +1254,32 @@ async def test_a_message_waits_only_for_those_before_it(
                 mail.put({"say": told})
                 await trio.sleep(0.04)
 
-        monkeypatch.setattr(crew.store, "append", slow)
+        monkeypatch.setattr(group.store, "append", slow)
         nursery.start_soon(talk)
         await trio.sleep(1)
-        cancelled = note("notifications/cancelled", {"requestId": 7})
+        cancelled = notification("notifications/cancelled", {"requestId": 7})
         with trio.fail_after(2):
-            assert (await crew.webs[1].post(cancelled, session=session)).status == 202
+            assert (await group.webs[1].post(cancelled, session=session)).status == 202
         nursery.cancel_scope.cancel()
 
 
 async def test_messages_that_wait_for_the_store_are_bounded(
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def make(store: Any) -> Stage:
-        return Stage(store=store, state_keys=KEYS, limits=Limits(message_bytes=40_000))
+    def make(store: Any) -> ScriptedServer:
+        return ScriptedServer(store=store, state_keys=KEYS, limits=Limits(message_bytes=40_000))
 
-    async with crew_of(make=make) as crew:
-        session = await session_in(crew, B)
-        await crew.webs[2].call("ping", session=session)
-        copy = copy_in(crew, 2, session)
-        monkeypatch.setattr(crew.store, "append", fail)
-        batch = [note("notifications/cancelled", {"requestId": 1000 + number}) for number in range(150)]
-        assert (await crew.webs[2].post(batch, session=session)).status == 503
+    async with crew_of(make=make) as group:
+        session = await session_in(group, B)
+        await group.webs[2].call("ping", session=session)
+        copy = copy_in(group, 2, session)
+        monkeypatch.setattr(group.store, "append", fail)
+        batch = [notification("notifications/cancelled", {"requestId": 1000 + number}) for number in range(150)]
+        assert (await group.webs[2].post(batch, session=session)).status == 503
         assert len(copy.mail.waiting) == 100
         for _ in range(3):
             answer = response(1 << 30, {"content": "x" * 15_000})
-            assert (await crew.webs[2].post(answer, session=session)).status == 503
+            assert (await group.webs[2].post(answer, session=session)).status == 503
         assert len(copy.mail.waiting) == 100
 
 
@@ -1270,27 +1293,27 @@ async def test_one_task_writes_the_state_of_a_session(
         tried += 1
         raise StoreFailed("the store is away")
 
-    async with crew_of() as crew:
-        session = await session_in(crew)
+    async with crew_of() as group:
+        session = await session_in(group)
         with monkeypatch.context() as patch:
-            patch.setattr(crew.store, "replace", fail)
+            patch.setattr(group.store, "replace", fail)
             for number in range(20):
                 level = request("logging/setLevel", {"level": ["info", "error"][number % 2]}, revision=D)
-                assert (await crew.webs[0].post(level, session=session)).status == 503
+                assert (await group.webs[0].post(level, session=session)).status == 503
             tried = 0
             await trio.sleep(10)
             assert tried < 15
         await trio.sleep(2)
-        (row,) = [row for row in crew.store._rows.values() if row.key == key_of(session)]
+        (row,) = [row for row in group.store._rows.values() if row.key == key_of(session)]
         assert json.loads(row.body)["level"] == "error"
 
 
 async def test_messages_of_a_copy_that_does_not_speak_keep_their_order(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        await crew.webs[1].call("ping", session=session)
-        copy = copy_in(crew, 1, session)
-        stream = await crew.webs[0].open(session=session)
+    async with crew_of() as group:
+        session = await session_in(group)
+        await group.webs[1].call("ping", session=session)
+        copy = copy_in(group, 1, session)
+        stream = await group.webs[0].open(session=session)
         for number in range(10):
             copy._queue(Notification("notifications/elicitation/complete", {"elicitationId": str(number)}), 0)
         ids = [(await stream.message())["params"]["elicitationId"] for _ in range(10)]
@@ -1298,14 +1321,14 @@ async def test_messages_of_a_copy_that_does_not_speak_keep_their_order(autojump_
 
 
 async def test_an_oldest_session_that_makes_room_leaves_nothing(autojump_clock: MockClock, crew_of: Any) -> None:
-    def make(store: Any) -> Stage:
-        return Stage(store=store, state_keys=KEYS, limits=Limits(sessions=4))
+    def make(store: Any) -> ScriptedServer:
+        return ScriptedServer(store=store, state_keys=KEYS, limits=Limits(sessions=4))
 
-    async with crew_of(make=make) as crew:
+    async with crew_of(make=make) as group:
         for number in range(12):
-            await crew.webs[number % 3].initialize(D)
+            await group.webs[number % 3].initialize(D)
             await trio.sleep(1)
-        mails = [name for name in crew.store._streams if name.startswith("mail of")]
+        mails = [name for name in group.store._streams if name.startswith("mail of")]
         assert len(mails) == 4
 
 
@@ -1316,11 +1339,11 @@ async def test_a_session_that_is_refused_leaves_nothing(
         raise StoreFull("total")
 
     params = {"protocolVersion": D, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
-    async with crew_of() as crew:
-        monkeypatch.setattr(crew.store, "add", full)
+    async with crew_of() as group:
+        monkeypatch.setattr(group.store, "add", full)
         for _ in range(3):
-            assert (await crew.web.post(request("initialize", params, revision=D), revision=D)).status == 503
-        assert not crew.store._streams
+            assert (await group.web.post(request("initialize", params, revision=D), revision=D)).status == 503
+        assert not group.store._streams
 
 
 async def test_an_error_of_the_store_names_no_machine_to_clients(
@@ -1329,18 +1352,18 @@ async def test_an_error_of_the_store_names_no_machine_to_clients(
     async def fail(*args: Any, **options: Any) -> Any:
         raise StoreFailed("redis://secret:6379/0 does not work")
 
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        await crew.webs[1].call("ping", session=session)
+    async with crew_of() as group:
+        session = await session_in(group)
+        await group.webs[1].call("ping", session=session)
         for name in ("get", "add", "replace", "append", "read", "send", "delete"):
-            monkeypatch.setattr(crew.store, name, fail)
+            monkeypatch.setattr(group.store, name, fail)
         params = {"protocolVersion": D, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
         answers = [
-            await crew.webs[2].post(request("ping", revision=D), session=session),
-            await crew.webs[1].post(request("logging/setLevel", {"level": "info"}, revision=D), session=session),
-            await crew.webs[1].post(request("resources/subscribe", {"uri": "r://1"}, revision=D), session=session),
-            await crew.webs[1].end(session),
-            await crew.webs[1].post(request("initialize", params, revision=D), revision=D),
+            await group.webs[2].post(request("ping", revision=D), session=session),
+            await group.webs[1].post(request("logging/setLevel", {"level": "info"}, revision=D), session=session),
+            await group.webs[1].post(request("resources/subscribe", {"uri": "r://1"}, revision=D), session=session),
+            await group.webs[1].end(session),
+            await group.webs[1].post(request("initialize", params, revision=D), revision=D),
         ]
         for answer in answers:
             assert b"the store of the replicas does not work" in answer.body

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from tests.http.replicas import replicas
-from tests.http.stage import D, plays
+from tests.http.scripted_server import D, play_call
 from trio_mcp import Context
 from trio_mcp.core.http import LoggedEvent
 from trio_mcp.server.http import StreamItem, read_item
@@ -39,21 +39,21 @@ async def test_events_wait_while_the_store_is_away(
     async def fail(*args: Any, **options: Any) -> int:
         raise StoreFailed("the store is away")
 
-    async with replicas(monkeypatch=monkeypatch) as crew:
-        session = await crew.webs[0].initialize(D)
+    async with replicas(monkeypatch=monkeypatch) as group:
+        session = await group.webs[0].initialize(D)
         with monkeypatch.context() as patch:
-            patch.setattr(crew.store, "append", fail)
-            stream = await crew.webs[0].open(plays("many 20", "wait x"), session=session)
+            patch.setattr(group.store, "append", fail)
+            stream = await group.webs[0].open(play_call("many 20", "wait x"), session=session)
             for _ in range(20):
                 await stream.message()
             await trio.sleep(20)
         assert [each.message for each in caplog.records] == ["the store is away"]
         await stream.aclose()
         await trio.sleep(5)
-        crew.stages[0].go["x"].set()
-        crew.webs[1]._revisions[session] = D
-        crew.webs[1].expect(plays(), session)
-        resumed = await crew.webs[1].open(session=session, after=stream.last_event_id.rpartition("-")[0] + "-5")
+        group.servers[0].go["x"].set()
+        group.webs[1]._revisions[session] = D
+        group.webs[1].expect(play_call(), session)
+        resumed = await group.webs[1].open(session=session, after=stream.last_event_id.rpartition("-")[0] + "-5")
         assert [each["params"]["progress"] for each in (await resumed.rest())[:-1]] == list(range(6, 21))
 
 
@@ -69,29 +69,29 @@ async def test_a_stream_that_the_store_cannot_take_is_resumed_in_its_own_replica
         await trio.sleep(1000)
         return 0
 
-    async with replicas(monkeypatch=monkeypatch) as crew:
-        append = crew.store.append
-        session = await crew.webs[0].initialize(D)
-        stage = crew.stages[0]
+    async with replicas(monkeypatch=monkeypatch) as group:
+        append = group.store.append
+        session = await group.webs[0].initialize(D)
+        scripted = group.servers[0]
 
-        @stage.server.tool
+        @scripted.server.tool
         async def flood(ctx: Context) -> str:
             for number in range(60):
                 await ctx.progress(number, message="x" * 100_000)
-            await stage.go["x"].wait()
+            await scripted.go["x"].wait()
             return "done"
 
-        monkeypatch.setattr(crew.store, "append", refuse)
-        message = crew.webs[0].request("tools/call", {"name": "flood"}, revision=D, progress="t")
-        stream = await crew.webs[0].open(message, session=session)
+        monkeypatch.setattr(group.store, "append", refuse)
+        message = group.webs[0].request("tools/call", {"name": "flood"}, revision=D, progress="t")
+        stream = await group.webs[0].open(message, session=session)
         for _ in range(60):
             await stream.message()
         await stream.aclose()
         await trio.sleep(3)
-        crew.webs[1]._revisions[session] = D
+        group.webs[1]._revisions[session] = D
         headers = {"Accept": "text/event-stream", "Mcp-Session-Id": session, "Last-Event-ID": stream.last_event_id}
-        assert (await crew.webs[1].send("GET", "/mcp", headers)).status == 400
-        crew.webs[0].expect(message, session)
-        resumed = await crew.webs[0].open(session=session, after=stream.last_event_id)
-        stage.go["x"].set()
+        assert (await group.webs[1].send("GET", "/mcp", headers)).status == 400
+        group.webs[0].expect(message, session)
+        resumed = await group.webs[0].open(session=session, after=stream.last_event_id)
+        scripted.go["x"].set()
         assert (await resumed.response())["result"]["content"][0]["text"] == "done"

@@ -14,9 +14,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.http.client import Web
-from tests.http.replicas import KEYS, Crew, replicas
-from tests.http.stage import TOOLS, D, Stage
+from tests.http.client import HttpClient
+from tests.http.replicas import KEYS, ReplicaGroup, replicas
+from tests.http.scripted_server import TOOLS, D, ScriptedServer
 from tests.http.test_shared_sessions import copy_in, endpoints_of_one_run, fail, session_in, subscribe
 from trio_mcp.core import Limits, Notification, encode
 from trio_mcp.server.http import PlaceEvent, SessionRecord, SpeakerPlace, shared_speaker
@@ -34,25 +34,25 @@ def told(id: str) -> Notification:
     return Notification(DONE, {"elicitationId": id})
 
 
-def listening(crew: Crew) -> list[Any]:
+def listening(group: ReplicaGroup) -> list[Any]:
     """The server sessions that are told of changes."""
-    return [each for stage in crew.stages for run in stage.server._runs for each in run._sessions]
+    return [each for scripted in group.servers for run in scripted.server._runs for each in run._sessions]
 
 
-async def everywhere(crew: Crew, session: str) -> list[Any]:
+async def everywhere(group: ReplicaGroup, session: str) -> list[Any]:
     """A copy of the session in each replica."""
-    for web in crew.webs:
+    for web in group.webs:
         await web.call("ping", session=session)
     await trio.sleep(2)
-    return [copy_in(crew, number, session) for number in range(len(crew.webs))]
+    return [copy_in(group, number, session) for number in range(len(group.webs))]
 
 
 @asynccontextmanager
-async def shared(crew_of: Any) -> AsyncIterator[tuple[Crew, str, list[Any]]]:
+async def shared(crew_of: Any) -> AsyncIterator[tuple[ReplicaGroup, str, list[Any]]]:
     """Replicas, a session of theirs, and its copies."""
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        yield crew, session, await everywhere(crew, session)
+    async with crew_of() as group:
+        session = await session_in(group)
+        yield group, session, await everywhere(group, session)
 
 
 async def heard(stream: Any, seconds: float = 5) -> list[str]:
@@ -93,9 +93,9 @@ def test_the_table_is_that_of_the_docstring() -> None:
     } == CELLS
 
 
-async def arrive(crew: Crew, session: str, place: SpeakerPlace, monkeypatch: pytest.MonkeyPatch) -> Any:
+async def arrive(group: ReplicaGroup, session: str, place: SpeakerPlace, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A copy without a stream whose speaker has this place, while the store takes no item of it."""
-    copies = await everywhere(crew, session)
+    copies = await everywhere(group, session)
     copy = copies[0 if place in (SpeakerPlace.HERE, SpeakerPlace.LEAVING) else 1]
     if place is SpeakerPlace.ELSEWHERE or place is SpeakerPlace.OFFERED:
         await copies[2].speaker.speak()
@@ -104,8 +104,8 @@ async def arrive(crew: Crew, session: str, place: SpeakerPlace, monkeypatch: pyt
     elif place is SpeakerPlace.NOWHERE:
         copies[0]._sessions.end(session, "for the test")
     await trio.sleep(2)
-    monkeypatch.setattr(crew.store, "append", fail)
-    monkeypatch.setattr(crew.store, "replace", fail)
+    monkeypatch.setattr(group.store, "append", fail)
+    monkeypatch.setattr(group.store, "replace", fail)
     if place is SpeakerPlace.LEAVING:
         copy.speaker.give_up()
     assert copy.speaker.place is place
@@ -118,9 +118,9 @@ async def arrive(crew: Crew, session: str, place: SpeakerPlace, monkeypatch: pyt
 async def test_each_event_in_each_place(
     event: Any, place: SpeakerPlace, autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        copy = await arrive(crew, session, place, monkeypatch)
+    async with crew_of() as group:
+        session = await session_in(group)
+        copy = await arrive(group, session, place, monkeypatch)
         speaker, number = copy.speaker, copy.mail.number
         named = {"from": speaker._named or number}
         record = SessionRecord(D, {}, None, None)
@@ -145,7 +145,7 @@ async def test_each_event_in_each_place(
                 says = {"US": speaker.name, "OTHER": "other.1000", "NONE": ""}[name.removeprefix("ROW_NAMES_")]
                 speaker.learn(attrs.evolve(record, speaks_in=says))
         assert speaker.place.name == CELLS[event.name, place.name]
-        assert (copy.server_session in listening(crew)) is speaker.here
+        assert (copy.server_session in listening(group)) is speaker.here
         assert speaker._resigning or speaker.place is not SpeakerPlace.LEAVING
 
 
@@ -153,9 +153,9 @@ async def test_each_event_in_each_place(
 async def test_a_message_and_a_subscription_in_each_place(
     place: SpeakerPlace, autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        copy = await arrive(crew, session, place, monkeypatch)
+    async with crew_of() as group:
+        session = await session_in(group)
+        copy = await arrive(group, session, place, monkeypatch)
         message = encode(told("7")).decode()
         copy.speaker.hear({"from": 1000, "say": message})
         assert len(copy._pending) == (place is SpeakerPlace.HERE)
@@ -169,12 +169,12 @@ async def test_a_message_and_a_subscription_in_each_place(
 async def test_messages_that_wait_for_a_speaker_are_bounded(
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def make(store: Any) -> Stage:
-        return Stage(store=store, state_keys=KEYS, limits=Limits(message_bytes=10_000))
+    def make(store: Any) -> ScriptedServer:
+        return ScriptedServer(store=store, state_keys=KEYS, limits=Limits(message_bytes=10_000))
 
-    async with crew_of(make=make) as crew:
-        session = await session_in(crew)
-        copy = await arrive(crew, session, SpeakerPlace.NOWHERE, monkeypatch)
+    async with crew_of(make=make) as group:
+        session = await session_in(group)
+        copy = await arrive(group, session, SpeakerPlace.NOWHERE, monkeypatch)
         for number in range(1000):
             copy.speaker.hear({"from": 1000, "say": encode(told(str(number))).decode()})
         assert 5_000 < sum(map(len, copy.speaker._waiting)) <= 10_000
@@ -186,52 +186,52 @@ async def test_messages_that_wait_for_a_speaker_are_bounded(
 async def test_a_copy_that_ends_while_it_begins_to_speak_leaves_the_place(
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with crew_of() as crew, trio.open_nursery() as nursery:
-        session = await session_in(crew)
-        copies = await everywhere(crew, session)
-        stream = await crew.webs[0].open(session=session)
+    async with crew_of() as group, trio.open_nursery() as nursery:
+        session = await session_in(group)
+        copies = await everywhere(group, session)
+        stream = await group.webs[0].open(session=session)
         await trio.sleep(2)
-        append = crew.store.append
+        append = group.store.append
 
         async def slow(*args: Any, **options: Any) -> Any:
             await trio.sleep(0.5)
             return await append(*args, **options)
 
         with monkeypatch.context() as patch:
-            patch.setattr(crew.store, "append", slow)
+            patch.setattr(group.store, "append", slow)
             headers = {"Accept": "text/event-stream", "Mcp-Session-Id": session}
-            nursery.start_soon(crew.webs[1].send, "GET", "/mcp", headers)
+            nursery.start_soon(group.webs[1].send, "GET", "/mcp", headers)
             await trio.sleep(0.2)
             copies[1]._sessions.end(session, "for the test")
             await trio.sleep(2)
         await trio.sleep(5)
-        crew.stages[2].server.notify_list_changed("tools")
+        group.servers[2].server.notify_list_changed("tools")
         assert TOOLS in await heard(stream)
-        assert len(listening(crew)) == 1
-        assert await subscribe(crew.webs[2], "r://1", session) is None
+        assert len(listening(group)) == 1
+        assert await subscribe(group.webs[2], "r://1", session) is None
 
 
 async def test_a_message_mailed_just_before_its_copy_speaks_is_told(
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with shared(crew_of) as (crew, session, copies):
-        append = crew.store.append
+    async with shared(crew_of) as (group, session, copies):
+        append = group.store.append
 
         async def late(stream: str, body: bytes, **options: Any) -> Any:
             if b'"say"' in body:
                 await trio.sleep(0.5)
             return await append(stream, body, **options)
 
-        monkeypatch.setattr(crew.store, "append", late)
+        monkeypatch.setattr(group.store, "append", late)
         copies[1]._queue(told("7"), 0)
-        stream = await crew.webs[1].open(session=session)
+        stream = await group.webs[1].open(session=session)
         assert await heard(stream) == ["7"]
 
 
 async def test_messages_of_a_copy_that_ends_are_told_once(autojump_clock: MockClock, crew_of: Any) -> None:
     """Several other copies have streams, and each tries to speak."""
-    async with shared(crew_of) as (crew, session, copies):
-        streams = [await crew.webs[number].open(session=session) for number in (1, 2)]
+    async with shared(crew_of) as (group, session, copies):
+        streams = [await group.webs[number].open(session=session) for number in (1, 2)]
         await trio.sleep(2)
         await copies[0].speaker.speak()
         copies[0]._queue(told("7"), 0)
@@ -241,13 +241,13 @@ async def test_messages_of_a_copy_that_ends_are_told_once(autojump_clock: MockCl
 
 
 async def test_messages_wait_while_no_copy_speaks(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with shared(crew_of) as (crew, session, copies):
+    async with shared(crew_of) as (group, session, copies):
         copies[0]._queue(told("1"), 0)
         copies[0]._sessions.end(session, "for the test")
         await trio.sleep(2)
         copies[1]._queue(told("2"), 0)
         await trio.sleep(2)
-        stream = await crew.webs[2].open(session=session)
+        stream = await group.webs[2].open(session=session)
         assert [each for each in await heard(stream) if each in "12"] == ["1", "2"]
 
 
@@ -256,8 +256,8 @@ async def test_a_copy_that_has_lost_the_mail_about_a_silence_speaks(
     waits: bool, autojump_clock: MockClock, crew_of: Any
 ) -> None:
     """It has a stream, and a message may wait at the copy that has none."""
-    async with shared(crew_of) as (crew, session, copies):
-        stream = await crew.webs[1].open(session=session)
+    async with shared(crew_of) as (group, session, copies):
+        stream = await group.webs[1].open(session=session)
         await trio.sleep(2)
         await copies[0].speaker.speak()
         await trio.sleep(2)
@@ -270,7 +270,7 @@ async def test_a_copy_that_has_lost_the_mail_about_a_silence_speaks(
         copies[1].mail._process = hear
         copies[1]._mail_lost()
         await trio.sleep(5)
-        crew.stages[2].server.notify_list_changed("tools")
+        group.servers[2].server.notify_list_changed("tools")
         found = await heard(stream)
         assert TOOLS in found
         assert ("7" in found) is waits
@@ -279,32 +279,32 @@ async def test_a_copy_that_has_lost_the_mail_about_a_silence_speaks(
 async def test_messages_of_a_copy_that_has_lost_the_mail_about_another_are_told(
     autojump_clock: MockClock, crew_of: Any
 ) -> None:
-    async with shared(crew_of) as (crew, session, copies):
+    async with shared(crew_of) as (group, session, copies):
         copies[0].mail._process = lambda item: None  # its mail was dropped
-        stream = await crew.webs[1].open(session=session)
+        stream = await group.webs[1].open(session=session)
         copies[0]._queue(told("7"), 0)
         await trio.sleep(2)
         copies[0].mail._process = copies[0]._process
         copies[0]._mail_lost()
         await trio.sleep(2)
         assert "7" in await heard(stream)
-        assert len(listening(crew)) == 1
+        assert len(listening(group)) == 1
 
 
 async def test_a_copy_that_never_spoke_takes_no_place_with_it(
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store failed before the mail had its name: the speaker goes on, and the other stream takes no place."""
-    async with shared(crew_of) as (crew, session, copies):
-        streams = [await crew.webs[number].open(session=session) for number in (1, 2)]
+    async with shared(crew_of) as (group, session, copies):
+        streams = [await group.webs[number].open(session=session) for number in (1, 2)]
         await trio.sleep(2)
         with monkeypatch.context() as patch:
-            patch.setattr(crew.store, "append", fail)
+            patch.setattr(group.store, "append", fail)
             with pytest.raises(StoreFailed):
                 await copies[0].speaker.speak()
         await trio.sleep(5)
-        assert listening(crew) == [copies[2].server_session]
-        crew.stages[0].server.notify_list_changed("tools")
+        assert listening(group) == [copies[2].server_session]
+        group.servers[0].server.notify_list_changed("tools")
         assert [await heard(stream) for stream in streams] == [[], [TOOLS]]
 
 
@@ -312,10 +312,10 @@ async def test_an_item_that_reaches_the_store_late_names_no_copy_that_does_not_s
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store took it after it had failed, and after the copy had said that it does not speak."""
-    async with shared(crew_of) as (crew, session, copies):
-        stream = await crew.webs[1].open(session=session)
+    async with shared(crew_of) as (group, session, copies):
+        stream = await group.webs[1].open(session=session)
         await trio.sleep(2)
-        append, late = crew.store.append, list[Any]()
+        append, late = group.store.append, list[Any]()
 
         async def lag(*args: Any, **options: Any) -> Any:
             if b'"speaker"' in args[1]:
@@ -324,7 +324,7 @@ async def test_an_item_that_reaches_the_store_late_names_no_copy_that_does_not_s
             return await append(*args, **options)
 
         with monkeypatch.context() as patch:
-            patch.setattr(crew.store, "append", lag)
+            patch.setattr(group.store, "append", lag)
             with pytest.raises(StoreFailed):
                 await copies[0].speaker.speak()
             await trio.sleep(5)
@@ -332,7 +332,7 @@ async def test_an_item_that_reaches_the_store_late_names_no_copy_that_does_not_s
         for copy in copies:
             copy.mail.catch_up()
         await trio.sleep(5)
-        crew.stages[2].server.notify_list_changed("tools")
+        group.servers[2].server.notify_list_changed("tools")
         assert TOOLS in await heard(stream)
 
 
@@ -340,23 +340,23 @@ async def test_a_copy_that_resigns_late_leaves_the_row_of_its_successor(
     autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both are in one replica."""
-    async with shared(crew_of) as (crew, session, copies):
-        replace, held = crew.store.replace, True
+    async with shared(crew_of) as (group, session, copies):
+        replace, held = group.store.replace, True
 
         async def hold(row: Any) -> Any:
             if held and b'"speaks_in": ""' in row.body:
                 raise StoreFailed("away")
             return await replace(row)
 
-        monkeypatch.setattr(crew.store, "replace", hold)
+        monkeypatch.setattr(group.store, "replace", hold)
         copies[0]._sessions.end(session, "for the test")
         await trio.sleep(1)
-        stream = await crew.webs[0].open(session=session)
+        stream = await group.webs[0].open(session=session)
         await trio.sleep(3)
         held = False
         await trio.sleep(5)
         assert (await copies[1].row.read()).speaks_in != ""
-        crew.stages[2].server.notify_list_changed("tools")
+        group.servers[2].server.notify_list_changed("tools")
         assert TOOLS in await heard(stream)
 
 
@@ -374,23 +374,23 @@ async def test_a_copy_in_the_same_replica_hands_over_its_messages(
 async def test_a_change_during_a_handover_is_told_once(autojump_clock: MockClock, crew_of: Any) -> None:
     """Wherever it happens, and whenever: each replica tells of changes a moment later."""
     dice = random.Random(0)
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        await everywhere(crew, session)
+    async with crew_of() as group:
+        session = await session_in(group)
+        await everywhere(group, session)
         for step in range(40):
             await trio.sleep(10)
             uri = f"r://{step}"
-            assert await subscribe(crew.webs[step % 3], uri, session) is None
+            assert await subscribe(group.webs[step % 3], uri, session) is None
             await trio.sleep(10)
 
             async def change(uri: str = uri, step: int = step) -> None:
                 await trio.sleep(dice.uniform(0.0, 0.3))
-                crew.stages[step % 3].server.notify_resource_updated(uri)
+                group.servers[step % 3].server.notify_resource_updated(uri)
 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(change)
                 await trio.sleep(dice.uniform(0.0, 0.3))
-                stream = await crew.webs[step % 2].open(session=session)
+                stream = await group.webs[step % 2].open(session=session)
             assert await heard(stream) == [uri], step
             await stream.aclose()
 
@@ -398,26 +398,26 @@ async def test_a_change_during_a_handover_is_told_once(autojump_clock: MockClock
 async def test_a_copy_whose_client_goes_before_its_stream_is_open_lets_another_one_speak(
     autojump_clock: MockClock, crew_of: Any
 ) -> None:
-    async with shared(crew_of) as (crew, session, copies):
-        stream = await crew.webs[1].open(session=session)
+    async with shared(crew_of) as (group, session, copies):
+        stream = await group.webs[1].open(session=session)
         await trio.sleep(2)
         await copies[2].speaker.speak()  # and no stream is opened
         await trio.sleep(20)
-        assert listening(crew) == [copies[1].server_session]
-        crew.stages[0].server.notify_list_changed("tools")
+        assert listening(group) == [copies[1].server_session]
+        group.servers[0].server.notify_list_changed("tools")
         assert await heard(stream) == [TOOLS]
 
 
 async def test_a_speaker_that_died_is_replaced_by_a_copy_with_a_stream(autojump_clock: MockClock, crew_of: Any) -> None:
-    async with shared(crew_of) as (crew, session, copies):
-        stream = await crew.webs[1].open(session=session)
-        await crew.webs[0].open(session=session)
+    async with shared(crew_of) as (group, session, copies):
+        stream = await group.webs[1].open(session=session)
+        await group.webs[0].open(session=session)
         await trio.sleep(2)
-        await crew.crash(0)
+        await group.crash(0)
         await trio.sleep(30)
-        assert listening(crew) == [copies[1].server_session]
+        assert listening(group) == [copies[1].server_session]
         await heard(stream)
-        crew.stages[2].server.notify_list_changed("tools")
+        group.servers[2].server.notify_list_changed("tools")
         assert await heard(stream) == [TOOLS]
 
 
@@ -426,9 +426,9 @@ async def test_a_speaker_that_died_is_replaced_although_the_row_names_another_co
     fails: bool, autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy has tried to speak later by the row, and earlier by the mail, or it has failed before the mail had it."""
-    async with shared(crew_of) as (crew, session, copies):
+    async with shared(crew_of) as (group, session, copies):
         await copies[2].speaker.speak()
-        append = crew.store.append
+        append = group.store.append
 
         async def late(stream: str, body: bytes, **options: Any) -> Any:
             if b'"speaker"' in body and b'"from": 1,' in body:
@@ -438,25 +438,25 @@ async def test_a_speaker_that_died_is_replaced_although_the_row_names_another_co
             return await append(stream, body, **options)
 
         if fails:
-            stream = await crew.webs[1].open(session=session)
+            stream = await group.webs[1].open(session=session)
         with monkeypatch.context() as patch:
-            patch.setattr(crew.store, "append", late)
+            patch.setattr(group.store, "append", late)
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(partial(crew.webs[0].open, session=session))
+                nursery.start_soon(partial(group.webs[0].open, session=session))
                 await trio.sleep(0.1)
                 if fails:
                     with pytest.raises(StoreFailed):
                         await copies[2].speaker.speak()
                 else:
-                    stream = await crew.webs[1].open(session=session)
+                    stream = await group.webs[1].open(session=session)
             await trio.sleep(5)
-        assert listening(crew) == [copies[0].server_session]
+        assert listening(group) == [copies[0].server_session]
         assert (await copies[1].row.read()).speaker[1] != copies[0].mail.number
-        await crew.crash(0)
+        await group.crash(0)
         await trio.sleep(30)
-        assert listening(crew) == [copies[1].server_session]
+        assert listening(group) == [copies[1].server_session]
         await heard(stream)
-        crew.stages[2].server.notify_list_changed("tools")
+        group.servers[2].server.notify_list_changed("tools")
         assert await heard(stream) == [TOOLS]
 
 
@@ -466,8 +466,8 @@ async def test_a_speaker_that_died_is_replaced_although_the_row_names_another_co
 class Drawn:
     """Events at the copies of one session, in a drawn order."""
 
-    def __init__(self, crew: Crew, session: str, dice: random.Random) -> None:
-        self.crew = crew
+    def __init__(self, group: ReplicaGroup, session: str, dice: random.Random) -> None:
+        self.group = group
         self.session = session
         self.dice = dice
         self.streams: list[Any] = []
@@ -478,9 +478,9 @@ class Drawn:
     @property
     def copies(self) -> list[Any]:
         found = []
-        for number in range(len(self.crew.webs)):
+        for number in range(len(self.group.webs)):
             with suppress(KeyError):
-                found.append(copy_in(self.crew, number, self.session))
+                found.append(copy_in(self.group, number, self.session))
         return found
 
     async def call(self, name: str, *args: Any, **options: Any) -> Any:
@@ -489,7 +489,7 @@ class Drawn:
         fails = self.dice.random() < self.away
         if fails and self.dice.random() < 0.5:
             raise StoreFailed("the store is away")
-        done = await getattr(MemoryStore, name)(self.crew.store, *args, **options)
+        done = await getattr(MemoryStore, name)(self.group.store, *args, **options)
         if fails:
             raise StoreFailed("the answer was lost")
         return done
@@ -503,7 +503,7 @@ class Drawn:
     async def step(self, nursery: trio.Nursery) -> None:
         match self.dice.choice("oooccttteelpa"):
             case "o":
-                nursery.start_soon(self.open, nursery, self.dice.choice(self.crew.webs))
+                nursery.start_soon(self.open, nursery, self.dice.choice(self.group.webs))
             case "c" if self.streams:
                 await self.streams.pop(self.dice.randrange(len(self.streams))).aclose()
             case "t" if self.copies:
@@ -513,16 +513,16 @@ class Drawn:
                 self.dice.choice(self.copies)._sessions.end(self.session, "for the test")
             case "l" if self.copies:
                 copy = self.dice.choice(self.copies)
-                copy.mail._position = self.crew.store._streams[copy.mail._name].number
+                copy.mail._position = self.group.store._streams[copy.mail._name].number
                 copy._mail_lost()
             case "p":
                 with trio.move_on_after(self.dice.uniform(0.0, 0.5)):
-                    await self.crew.webs[self.dice.randrange(3)].call("ping", session=self.session)
+                    await self.group.webs[self.dice.randrange(3)].call("ping", session=self.session)
             case "a":
                 self.away = self.dice.choice((0.0, 0.0, 0.5))
         await trio.sleep(self.dice.choice((0.0, 0.01, 0.1, 0.5, 2.0)))
 
-    async def open(self, nursery: trio.Nursery, web: Web) -> None:
+    async def open(self, nursery: trio.Nursery, web: HttpClient) -> None:
         with suppress(Exception):
             with trio.move_on_after(self.dice.choice((0.1, 0.5, 100.0))):
                 stream = await web.open(session=self.session)
@@ -537,7 +537,7 @@ class Drawn:
             (copy.mail.number, copy.speaker.place.name, copy.has_stream, copy.speaker._waiting) for copy in copies
         ]
         assert len(speakers) <= 1, places
-        assert set(listening(self.crew)) == {copy.server_session for copy in speakers}, places
+        assert set(listening(self.group)) == {copy.server_session for copy in speakers}, places
         for copy in copies:
             assert copy.speaker.place is not SpeakerPlace.LEAVING, places
             assert not copy.speaker._waiting or copy.speaker.place is SpeakerPlace.NOWHERE, places
@@ -551,12 +551,12 @@ async def test_the_copies_agree_on_the_speaker_after_any_events(
     seed: int, autojump_clock: MockClock, crew_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dice = random.Random(seed)
-    async with crew_of() as crew:
-        session = await session_in(crew)
-        await everywhere(crew, session)
-        drawn = Drawn(crew, session, dice)
+    async with crew_of() as group:
+        session = await session_in(group)
+        await everywhere(group, session)
+        drawn = Drawn(group, session, dice)
         for name in ("get", "replace", "append", "read"):
-            monkeypatch.setattr(crew.store, name, partial(drawn.call, name))
+            monkeypatch.setattr(group.store, name, partial(drawn.call, name))
         async with trio.open_nursery() as nursery:
             for _ in range(6):
                 for _ in range(dice.randrange(1, 12)):
@@ -566,7 +566,7 @@ async def test_the_copies_agree_on_the_speaker_after_any_events(
                 drawn.check()
                 if any(copy.has_stream for copy in drawn.copies):
                     drawn.found.clear()
-                    crew.stages[dice.randrange(3)].server.notify_list_changed("tools")
+                    group.servers[dice.randrange(3)].server.notify_list_changed("tools")
                     await trio.sleep(3)
                     assert TOOLS in drawn.found
             nursery.cancel_scope.cancel()

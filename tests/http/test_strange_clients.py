@@ -16,9 +16,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.http.client import Web, request
+from tests.http.client import HttpClient, request
+from tests.http.scripted_server import SSE_PATHS, B, D, E
 from tests.http.served import served
-from tests.http.stage import OLD, B, D, E
 from trio_mcp import Context, Limits, Server
 
 JUNK: list[Any] = [
@@ -122,7 +122,7 @@ class Strange:
             return {**value, name if way < 0.35 else chance.choice(NAMES): copy.deepcopy(chance.choice(JUNK))}
         return {**value, name: self.changed(value[name])}
 
-    async def visit(self, web: Web, revision: str, session: str | None) -> None:
+    async def visit(self, web: HttpClient, revision: str, session: str | None) -> None:
         stream = (await web.link()).stream
         said = b"".join(self.request(revision, session) for _ in range(self.chance.randrange(1, 4)))
         with contextlib.suppress(trio.BrokenResourceError), trio.move_on_after(self.chance.choice([0, 0.5, 5, 200])):
@@ -140,7 +140,7 @@ async def test_whatever_clients_send_is_their_own_matter(
     caplog.set_level(logging.WARNING, "trio_mcp")
     strange = Strange(seed)
     server = busy()
-    async with served(server, check=False, **OLD) as web:
+    async with served(server, check=False, **SSE_PATHS) as web:
         session = None if revision == E else await web.initialize(revision)
         for _ in range(10):
             async with trio.open_nursery() as nursery:

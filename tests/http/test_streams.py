@@ -9,26 +9,26 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.http.client import Cut, Web, note
-from tests.http.served import served
-from tests.http.stage import (
+from tests.http.client import Cut, HttpClient, notification
+from tests.http.scripted_server import (
     KEEP_ALIVE,
     TOOLS,
     B,
     C,
     D,
     E,
-    Stage,
-    begun,
-    in_sessions,
+    ScriptedServer,
+    begin_post,
     methods,
-    plays,
-    quiet,
-    session_on,
-    streamable,
+    open_session,
+    play_call,
+    session_revisions,
+    small_pipe,
+    streamable_revisions,
     text_of,
-    tight,
+    wait_until_idle,
 )
+from tests.http.served import served
 from tests.requirements import req
 from tests.server.raw_client import CANCELLED, PROGRESS
 from trio_mcp import Limits
@@ -38,7 +38,7 @@ from trio_mcp.core.http import SseEvent
 
 
 @req("http-18", "http-121", "http-22", "http-20", "http-27")
-@streamable
+@streamable_revisions
 @pytest.mark.parametrize(
     ("steps", "kind", "said"),
     [
@@ -53,47 +53,47 @@ from trio_mcp.core.http import SseEvent
 async def test_an_answer_is_a_stream_where_something_precedes_it(
     revision: str, steps: list[str], kind: str, said: list[str], autojump_clock: MockClock
 ) -> None:
-    stage = Stage()
-    async with served(stage.server) as web, trio.open_nursery() as nursery:
-        session = await session_on(web, revision)
+    scripted = ScriptedServer()
+    async with served(scripted.server) as web, trio.open_nursery() as nursery:
+        session = await open_session(web, revision)
 
         async def go_on() -> None:
             await trio.sleep(5)
-            stage.go["soon"].set()
+            scripted.go["soon"].set()
 
         nursery.start_soon(go_on)
-        answer = await web.post(plays(*steps, revision=revision), revision=revision, session=session)
+        answer = await web.post(play_call(*steps, revision=revision), revision=revision, session=session)
         assert (answer.status, answer.type) == (200, kind)
         assert methods(answer.messages) == [*said, "the answer"]
         assert answer.result.get("isError", False) is ("fail nothing of this" in steps)
 
 
-@streamable
+@streamable_revisions
 async def test_a_client_that_takes_only_streams_gets_one(revision: str, autojump_clock: MockClock) -> None:
-    async with served(Stage().server) as web:
-        session = await session_on(web, revision)
+    async with served(ScriptedServer().server) as web:
+        session = await open_session(web, revision)
         how: dict[str, Any] = {"revision": revision, "session": session, "headers": {"Accept": "text/event-stream"}}
-        answer = await web.post(plays("say hello", revision=revision), **how)
+        answer = await web.post(play_call("say hello", revision=revision), **how)
         assert (answer.type, text_of(answer.message)) == ("text/event-stream", "hello")
         assert answer.headers["X-Accel-Buffering"] == "no"
         assert "no-transform" in answer.headers["Cache-Control"]
 
 
-@streamable
+@streamable_revisions
 @pytest.mark.parametrize("how", ["the client takes nothing else", "the server has nothing else"])
 async def test_where_all_is_json_reports_are_dropped_and_questions_fail(
     revision: str, how: str, autojump_clock: MockClock
 ) -> None:
-    stage = Stage()
+    scripted = ScriptedServer()
     options: dict[str, Any] = {"json_only": True} if how.startswith("the server") else {}
     headers = {} if options else {"Accept": "application/json"}
-    async with served(stage.server, **options) as web:
-        session = await session_on(web, revision)
+    async with served(scripted.server, **options) as web:
+        session = await open_session(web, revision)
         more: dict[str, Any] = {"revision": revision, "session": session, "headers": headers}
-        answer = await web.post(plays("progress", "log x", "sleep 60", "progress", revision=revision), **more)
+        answer = await web.post(play_call("progress", "log x", "sleep 60", "progress", revision=revision), **more)
         assert (answer.type, text_of(answer.message)) == ("application/json", "done")
         if revision in (D, E):
-            asked = await web.post(plays("ask", id=2, revision=revision), **more)
+            asked = await web.post(play_call("ask", id=2, revision=revision), **more)
             assert asked.type == "application/json"
             if revision == E:
                 assert asked.result["resultType"] == "input_required"
@@ -103,14 +103,14 @@ async def test_where_all_is_json_reports_are_dropped_and_questions_fail(
 
 
 @req("http-107")
-@streamable
+@streamable_revisions
 async def test_what_takes_long_becomes_a_stream_before_anybody_thinks_it_dead(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    async with served(Stage().server) as web:
-        session = await session_on(web, revision)
+    async with served(ScriptedServer().server) as web:
+        session = await open_session(web, revision)
         began = trio.current_time()
-        async with web.stream(plays("sleep 50", revision=revision), revision=revision, session=session) as stream:
+        async with web.stream(play_call("sleep 50", revision=revision), revision=revision, session=session) as stream:
             assert trio.current_time() - began == KEEP_ALIVE
             assert stream.headers["X-Accel-Buffering"] == "no"
             assert text_of(await stream.response()) == "done"
@@ -118,12 +118,12 @@ async def test_what_takes_long_becomes_a_stream_before_anybody_thinks_it_dead(
 
 
 @req("http-113")
-@streamable
+@streamable_revisions
 async def test_a_silent_stream_gets_a_comment_every_fifteen_seconds(revision: str, autojump_clock: MockClock) -> None:
-    async with served(Stage().server) as web:
-        session = await session_on(web, revision)
+    async with served(ScriptedServer().server) as web:
+        session = await open_session(web, revision)
         began = trio.current_time()
-        message = plays("progress", "sleep 20", "progress", "sleep 50", revision=revision)
+        message = play_call("progress", "sleep 20", "progress", "sleep 50", revision=revision)
         async with web.stream(message, revision=revision, session=session) as stream:
             await stream.response()
             comments = [time - began for time, data in stream.link.took if data == b": keep-alive\n\n"]
@@ -133,7 +133,7 @@ async def test_a_silent_stream_gets_a_comment_every_fifteen_seconds(revision: st
 @req("http-113")
 @pytest.mark.parametrize("keep_alive", [1.0, 7.5])
 async def test_how_often_is_a_setting(keep_alive: float, autojump_clock: MockClock) -> None:
-    async with served(Stage().server, keep_alive=keep_alive) as web:
+    async with served(ScriptedServer().server, keep_alive=keep_alive) as web:
         session = await web.initialize(D)
         async with web.stream(session=session) as changes:
             with trio.move_on_after(10 * keep_alive + 0.1):
@@ -141,29 +141,29 @@ async def test_how_often_is_a_setting(keep_alive: float, autojump_clock: MockClo
             assert changes.comments == 10
 
 
-@streamable
+@streamable_revisions
 async def test_the_head_is_there_before_anything_is_said_where_a_stream_is_certain(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    stage = Stage()
-    async with served(stage.server) as web:
-        session = await session_on(web, revision)
+    scripted = ScriptedServer()
+    async with served(scripted.server) as web:
+        session = await open_session(web, revision)
         began = trio.current_time()
         how: dict[str, Any] = {"revision": revision, "session": session, "headers": {"Accept": "text/event-stream"}}
-        async with web.stream(plays("wait go", revision=revision), **how) as stream:
+        async with web.stream(play_call("wait go", revision=revision), **how) as stream:
             assert trio.current_time() == began
-            stage.go["go"].set()
+            scripted.go["go"].set()
             assert text_of(await stream.response()) == "done"
 
 
-@streamable
+@streamable_revisions
 @pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\U0001f600", "\xa0", "é"])
 async def test_no_character_breaks_an_event_in_two(revision: str, character: str, autojump_clock: MockClock) -> None:
     """Clients have been seen (httpx-sse 0.4.0) that take all that `str.splitlines` splits at for the end of a line."""
     text = f"one{character}two"
-    async with served(Stage().server) as web:
-        session = await session_on(web, revision)
-        message = plays("progress", f"say {text}", revision=revision)
+    async with served(ScriptedServer().server) as web:
+        session = await open_session(web, revision)
+        message = play_call("progress", f"say {text}", revision=revision)
         answer = await web.post(message, revision=revision, session=session)
         assert answer.type == "text/event-stream"
         assert text_of(answer.message) == text
@@ -171,22 +171,22 @@ async def test_no_character_breaks_an_event_in_two(revision: str, character: str
         assert all(line == "" or line.split(":")[0] in ("event", "data", "id") for line in lines), lines
 
 
-@streamable
+@streamable_revisions
 @pytest.mark.parametrize("steps", [[], ["progress"]], ids=["JSON", "a stream"])
 async def test_eight_mebibytes_pass_both_ways(revision: str, steps: list[str], autojump_clock: MockClock) -> None:
     text = "é" * (4 * 1024 * 1024)
-    async with served(Stage().server) as web:
-        session = await session_on(web, revision)
-        message = plays(*steps, f"say {text}", revision=revision)
+    async with served(ScriptedServer().server) as web:
+        session = await open_session(web, revision)
+        message = play_call(*steps, f"say {text}", revision=revision)
         answer = await web.post(message, revision=revision, session=session)
         assert text_of(answer.message) == text
 
 
-@streamable
+@streamable_revisions
 async def test_what_is_too_long_is_refused_with_the_limit(revision: str, autojump_clock: MockClock) -> None:
-    async with served(Stage(limits=Limits(message_bytes=100_000)).server) as web:
-        session = await session_on(web, revision)
-        message = plays("say " + "x" * 100_000, revision=revision)
+    async with served(ScriptedServer(limits=Limits(message_bytes=100_000)).server) as web:
+        session = await open_session(web, revision)
+        message = play_call("say " + "x" * 100_000, revision=revision)
         answer = await web.post(message, revision=revision, session=session)
         assert answer.status == 413
         assert "Limits.message_bytes" in answer.json["error"]["message"]
@@ -203,9 +203,9 @@ async def test_what_is_too_long_is_refused_with_the_limit(revision: str, autojum
 async def test_which_revision_has_ids_and_which_primes_its_streams(
     revision: str, shape: list[str | None], autojump_clock: MockClock
 ) -> None:
-    async with served(Stage().server) as web:
-        session = await session_on(web, revision)
-        message = plays("progress", "progress", revision=revision)
+    async with served(ScriptedServer().server) as web:
+        session = await open_session(web, revision)
+        message = play_call("progress", "progress", revision=revision)
         answer = await web.post(message, revision=revision, session=session)
         assert [event.id for event in answer.events] == shape
         primes = [event for event in answer.events if not event.data]
@@ -216,13 +216,13 @@ async def test_which_revision_has_ids_and_which_primes_its_streams(
 
 
 @req("http-46")
-@in_sessions
+@session_revisions
 async def test_a_standalone_stream_is_primed_like_any_other(revision: str, autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server) as web:
+    scripted = ScriptedServer()
+    async with served(scripted.server) as web:
         session = await web.initialize(revision)
         async with web.stream(session=session) as changes:
-            stage.server.notify_list_changed("tools")
+            scripted.server.notify_list_changed("tools")
             events = [await changes.event()]
             if revision == D:
                 assert events[0].data == b""
@@ -232,10 +232,10 @@ async def test_a_standalone_stream_is_primed_like_any_other(revision: str, autoj
 
 
 @req("http-40", "http-39")
-@in_sessions
+@session_revisions
 async def test_no_two_events_of_a_session_share_an_id(revision: str, autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server) as web, trio.open_nursery() as nursery:
+    scripted = ScriptedServer()
+    async with served(scripted.server) as web, trio.open_nursery() as nursery:
         session = await web.initialize(revision)
         seen: list[str] = []
 
@@ -249,10 +249,10 @@ async def test_no_two_events_of_a_session_share_an_id(revision: str, autojump_cl
 
         nursery.start_soon(read, None)
         for id in range(1, 6):
-            nursery.start_soon(read, plays("progress", "wait go", "progress", "many 3", id=id))
-        await quiet()
-        stage.go["go"].set()
-        stage.server.notify_list_changed("tools")
+            nursery.start_soon(read, play_call("progress", "wait go", "progress", "many 3", id=id))
+        await wait_until_idle()
+        scripted.go["go"].set()
+        scripted.server.notify_list_changed("tools")
     primed = revision == D
     assert len(seen) == 5 * (1 + 1 + 3 + 1 + primed) + 1 + primed
     assert len(set(seen)) == len(seen)
@@ -264,41 +264,41 @@ async def test_no_two_events_of_a_session_share_an_id(revision: str, autojump_cl
 STORY = ("progress", "progress", "progress", "say the end")
 
 
-async def the_whole_story(web: Web, session: str, message: Any) -> list[tuple[str | None, bytes]]:
+async def the_whole_story(web: HttpClient, session: str, message: Any) -> list[tuple[str | None, bytes]]:
     answer = await web.post(message, session=session)
     return [(event.id, event.data) for event in answer.events]
 
 
 @req("http-30", "http-42", "http-43", "http-45")
-@in_sessions
+@session_revisions
 @pytest.mark.parametrize("waits", [False, True], ids=["which has ended meanwhile", "which goes on"])
 @pytest.mark.parametrize("after", range(5))
 async def test_a_stream_is_carried_on_after_every_event(
     revision: str, after: int, waits: bool, autojump_clock: MockClock
 ) -> None:
     """The client goes after each event in turn, and comes back for the rest by GET; nothing is lost or said twice."""
-    stage = Stage()
+    scripted = ScriptedServer()
     events: list[tuple[str | None, bytes]] = []
     steps = [*STORY[:3], "wait go", *STORY[3:]] if waits else list(STORY)
     last = 4 if revision == D else 3  # events before the answer
-    async with served(stage.server) as web:
+    async with served(scripted.server) as web:
         session = await web.initialize(revision)
-        stream = await web.open(plays(*steps), session=session)
+        stream = await web.open(play_call(*steps), session=session)
         count = min(after + 1, last if waits else last + 1)
         for _ in range(count):
             event = await stream.event()
             events.append((event.id, event.data))
         await stream.aclose()
-        await quiet()
+        await wait_until_idle()
         if waits:
-            assert stage.ended == []
+            assert scripted.ended == []
         async with web.stream(session=session, after=events[-1][0]) as rest:
             if waits:
-                await quiet()
-                stage.go["go"].set()
+                await wait_until_idle()
+                scripted.go["go"].set()
             events += [(event.id, event.data) async for event in rest]
             assert rest.ended
-        assert stage.cancelled == []
+        assert scripted.cancelled == []
     assert len({id for id, _ in events}) == last + 1
     assert [data for _, data in events if data][-1] == events[-1][1]
     messages = [json.loads(data) for _, data in events if data]
@@ -308,59 +308,61 @@ async def test_a_stream_is_carried_on_after_every_event(
 
 
 @req("http-42")
-@in_sessions
+@session_revisions
 async def test_a_stream_is_carried_on_again_and_again(revision: str, autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server) as web:
+    scripted = ScriptedServer()
+    async with served(scripted.server) as web:
         session = await web.initialize(revision)
-        stream = await web.open(plays(*(step for n in range(9) for step in ("progress", f"wait {n}"))), session=session)
+        stream = await web.open(
+            play_call(*(step for n in range(9) for step in ("progress", f"wait {n}"))), session=session
+        )
         heard: list[dict[str, Any]] = []
         for n in range(9):
             heard.append(await stream.message())
             await stream.aclose()
             if n % 2:
-                stage.go[str(n)].set()  # said while nobody is there
-                await quiet()
+                scripted.go[str(n)].set()  # said while nobody is there
+                await wait_until_idle()
             stream = await web.open(session=session, after=stream.last_event_id)
-            stage.go[str(n)].set()
+            scripted.go[str(n)].set()
         heard += await stream.rest()
         assert [each["params"]["progress"] for each in heard[:-1]] == list(range(1, 10))
         assert text_of(heard[-1]) == "done"
 
 
 @req("http-28")
-@in_sessions
+@session_revisions
 async def test_a_lost_connection_cancels_nothing_in_a_session(revision: str, autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server) as web:
+    scripted = ScriptedServer()
+    async with served(scripted.server) as web:
         session = await web.initialize(revision)
-        link, _ = await begun(web, plays("wait go"), session)
+        link, _ = await begin_post(web, play_call("wait go"), session)
         await link.aclose()
-        await quiet()
-        assert stage.cancelled == []
-        stage.go["go"].set()
-        await quiet()
-        assert stage.ended == [""]
+        await wait_until_idle()
+        assert scripted.cancelled == []
+        scripted.go["go"].set()
+        await wait_until_idle()
+        assert scripted.ended == [""]
         assert (await web.call("ping", session=session)).result == {}
 
 
 @req("http-43")
-@in_sessions
+@session_revisions
 async def test_a_resumed_stream_never_has_anothers_messages(revision: str, autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server) as web:
+    scripted = ScriptedServer()
+    async with served(scripted.server) as web:
         session = await web.initialize(revision)
-        one = await web.open(plays("progress", "wait a", "progress", "say one", id="one"), session=session)
-        two = await web.open(plays("progress", "wait b", "progress", "say two", id="two"), session=session)
+        one = await web.open(play_call("progress", "wait a", "progress", "say one", id="one"), session=session)
+        two = await web.open(play_call("progress", "wait b", "progress", "say two", id="two"), session=session)
         changes = await web.open(session=session)
-        stage.server.notify_list_changed("tools")
+        scripted.server.notify_list_changed("tools")
         for stream in (one, two, changes):
             await stream.message()
             await stream.aclose()
-        stage.go["a"].set()
-        stage.go["b"].set()
-        stage.server.notify_list_changed("resources")
-        await quiet()
+        scripted.go["a"].set()
+        scripted.go["b"].set()
+        scripted.server.notify_list_changed("resources")
+        await wait_until_idle()
         await trio.sleep(1)
         for stream, tale in ((one, "one"), (two, "two")):
             async with web.stream(session=session, after=stream.last_event_id) as rest:
@@ -373,14 +375,14 @@ async def test_a_resumed_stream_never_has_anothers_messages(revision: str, autoj
 
 
 @req("http-43", "http-42")
-@in_sessions
+@session_revisions
 @pytest.mark.parametrize("id", ["1-99", "99-0", "x", "1-0x", "-", "1--1", " 1-0 ", "1" * 900])
 async def test_an_event_that_never_was_is_refused_and_nothing_is_replayed(
     revision: str, id: str, autojump_clock: MockClock
 ) -> None:
-    async with served(Stage().server) as web:
+    async with served(ScriptedServer().server) as web:
         session = await web.initialize(revision)
-        await web.post(plays("progress"), session=session)
+        await web.post(play_call("progress"), session=session)
         fields = {**web.headers_for(None, revision, session), "Content-Type": None, "Last-Event-ID": id}
         if id == " 1-0 ":
             fields["Last-Event-ID"] = "1-0 1-0"
@@ -390,13 +392,13 @@ async def test_an_event_that_never_was_is_refused_and_nothing_is_replayed(
 
 
 @req("http-42")
-@in_sessions
+@session_revisions
 async def test_events_that_are_no_longer_kept_are_never_skipped_in_silence(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    async with served(Stage(limits=Limits(replay_events=5)).server) as web:
+    async with served(ScriptedServer(limits=Limits(replay_events=5)).server) as web:
         session = await web.initialize(revision)
-        stream = await web.open(plays("many 20", "say the end"), session=session)
+        stream = await web.open(play_call("many 20", "say the end"), session=session)
         first = (await stream.event()).id
         heard = [each async for each in stream]
         fields = {**web.headers_for(None, revision, session), "Content-Type": None, "Last-Event-ID": first}
@@ -408,11 +410,11 @@ async def test_events_that_are_no_longer_kept_are_never_skipped_in_silence(
 
 
 @req("http-43")
-@in_sessions
+@session_revisions
 async def test_an_event_of_another_session_is_no_event(revision: str, autojump_clock: MockClock) -> None:
-    async with served(Stage().server) as web:
+    async with served(ScriptedServer().server) as web:
         mine, other = await web.initialize(revision), await web.initialize(revision)
-        answer = await web.post(plays("progress", "say a secret"), session=mine)
+        answer = await web.post(play_call("progress", "say a secret"), session=mine)
         fields = {**web.headers_for(None, revision, other), "Content-Type": None}
         refused = await web.send("GET", "/mcp", {**fields, "Last-Event-ID": answer.events[0].id})
         assert refused.status == 400
@@ -420,19 +422,19 @@ async def test_an_event_of_another_session_is_no_event(revision: str, autojump_c
 
 
 @req("http-42")
-@in_sessions
+@session_revisions
 async def test_who_comes_back_while_the_old_connection_seems_alive_takes_over(
     revision: str, autojump_clock: MockClock
 ) -> None:
     """A network that has gone tells nobody: the client knows, and the server does not."""
-    stage = Stage()
-    async with served(stage.server) as web:
+    scripted = ScriptedServer()
+    async with served(scripted.server) as web:
         session = await web.initialize(revision)
-        old = await web.open(plays("progress", "wait go", "progress"), session=session)
+        old = await web.open(play_call("progress", "wait go", "progress"), session=session)
         await old.message()
         async with web.stream(session=session, after=old.last_event_id) as new:
-            await quiet()
-            stage.go["go"].set()
+            await wait_until_idle()
+            scripted.go["go"].set()
             assert methods(await new.rest()) == [PROGRESS, "the answer"]
         with pytest.raises(Cut):
             await old.message()
@@ -441,15 +443,15 @@ async def test_who_comes_back_while_the_old_connection_seems_alive_takes_over(
 @req("http-47", "http-49")
 @pytest.mark.parametrize("steps", [[], ["progress"]], ids=["at once", "in a stream"])
 async def test_a_client_is_let_go_and_comes_back(steps: list[str], autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server) as web:
+    scripted = ScriptedServer()
+    async with served(scripted.server) as web:
         session = await web.initialize(D)
         began = trio.current_time()
-        async with web.stream(plays(*steps, "hang-up 2.5", "sleep 60", "progress"), session=session) as stream:
+        async with web.stream(play_call(*steps, "hang-up 2.5", "sleep 60", "progress"), session=session) as stream:
             events = [event async for event in stream]
             assert stream.ended
             assert trio.current_time() == began
-        assert stage.answers == [True]
+        assert scripted.answers == [True]
         assert stream.retry == 2500
         assert events[-1].data == b""
         assert events[-1].id == stream.last_event_id
@@ -465,26 +467,26 @@ async def test_a_client_is_let_go_and_comes_back(steps: list[str], autojump_cloc
         assert times == 18
 
 
-@streamable
+@streamable_revisions
 async def test_nobody_is_let_go_who_would_not_come_back(revision: str, autojump_clock: MockClock) -> None:
-    stage = Stage()
+    scripted = ScriptedServer()
     accepts = ["application/json"] if revision == D else ["application/json", "application/json, text/event-stream"]
-    async with served(stage.server) as web:
-        session = await session_on(web, revision)
+    async with served(scripted.server) as web:
+        session = await open_session(web, revision)
         for accept in accepts:
-            message = plays("hang-up 2", "progress", revision=revision)
+            message = play_call("hang-up 2", "progress", revision=revision)
             answer = await web.post(message, revision=revision, session=session, headers={"Accept": accept})
             assert text_of(answer.message) == "done"
-    assert stage.answers == [False] * len(accepts)
+    assert scripted.answers == [False] * len(accepts)
 
 
 @req("http-111", "http-115")
 async def test_the_modern_revision_resumes_nothing(autojump_clock: MockClock) -> None:
-    async with served(Stage().server, check=False) as web:
+    async with served(ScriptedServer().server, check=False) as web:
         session = await web.initialize(D)
-        told = await web.post(plays("progress"), session=session)
+        told = await web.post(play_call("progress"), session=session)
         fields = {"Mcp-Session-Id": session, "Last-Event-ID": told.events[0].id}
-        answer = await web.post(plays("say hello", revision=E), revision=E, headers=fields)
+        answer = await web.post(play_call("say hello", revision=E), revision=E, headers=fields)
         assert text_of(answer.message) == "hello"
         refused = await web.send("GET", "/mcp", {**fields, "MCP-Protocol-Version": E, "Accept": "text/event-stream"})
         assert refused.status == 405
@@ -494,17 +496,17 @@ async def test_the_modern_revision_resumes_nothing(autojump_clock: MockClock) ->
 
 
 @req("http-20")
-@streamable
+@streamable_revisions
 async def test_who_does_not_read_gets_the_last_report_and_not_all_of_them(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    stage = Stage(limits=Limits(write_seconds=10_000))
-    async with served(stage.server, streams=tight) as web:
-        session = await session_on(web, revision)
-        stream = await web.open(plays("many 2000", revision=revision), revision=revision, session=session)
+    scripted = ScriptedServer(limits=Limits(write_seconds=10_000))
+    async with served(scripted.server, streams=small_pipe) as web:
+        session = await open_session(web, revision)
+        stream = await web.open(play_call("many 2000", revision=revision), revision=revision, session=session)
         await stream.message()
         await trio.sleep(200)
-        assert stage.reported == 2000
+        assert scripted.reported == 2000
         messages = await stream.rest()
         reports = [each["params"]["progress"] for each in messages[:-1]]
         assert reports == [*range(2, len(reports) + 1), 2000]
@@ -512,32 +514,32 @@ async def test_who_does_not_read_gets_the_last_report_and_not_all_of_them(
         assert text_of(messages[-1]) == "done"
 
 
-@streamable
+@streamable_revisions
 async def test_who_takes_nothing_for_too_long_is_dropped(revision: str, autojump_clock: MockClock) -> None:
-    stage = Stage(limits=Limits(write_seconds=60))
-    async with served(stage.server, streams=tight) as web:
-        session = await session_on(web, revision)
+    scripted = ScriptedServer(limits=Limits(write_seconds=60))
+    async with served(scripted.server, streams=small_pipe) as web:
+        session = await open_session(web, revision)
         deeds = ("many 2000", "wait never") if revision == E else ("many 2000",)
-        stream = await web.open(plays(*deeds, revision=revision), revision=revision, session=session)
+        stream = await web.open(play_call(*deeds, revision=revision), revision=revision, session=session)
         await stream.message()
         await trio.sleep(200)
         if revision == E:
-            assert stage.cancelled == [""]
+            assert scripted.cancelled == [""]
         else:
-            assert stage.ended == [""]  # it was logged, for when the client comes back
+            assert scripted.ended == [""]  # it was logged, for when the client comes back
         with pytest.raises(Cut):
             await stream.rest()
 
 
-@streamable
+@streamable_revisions
 async def test_one_slow_reader_holds_up_nobody_else(revision: str, autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server, streams=tight) as web:
-        session = await session_on(web, revision)
-        slow = await web.open(plays("many 2000", revision=revision), revision=revision, session=session)
+    scripted = ScriptedServer()
+    async with served(scripted.server, streams=small_pipe) as web:
+        session = await open_session(web, revision)
+        slow = await web.open(play_call("many 2000", revision=revision), revision=revision, session=session)
         for n in range(20):
             began = trio.current_time()
-            message = plays("progress", id=n + 2, revision=revision)
+            message = play_call("progress", id=n + 2, revision=revision)
             answer = await web.post(message, revision=revision, session=session)
             assert answer.type == "text/event-stream"
             assert trio.current_time() == began
@@ -545,45 +547,45 @@ async def test_one_slow_reader_holds_up_nobody_else(revision: str, autojump_cloc
 
 
 @req("http-30", "http-42")
-@in_sessions
+@session_revisions
 async def test_what_waited_to_be_written_when_the_connection_broke_is_not_lost(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    stage = Stage()
-    async with served(stage.server, streams=tight) as web:
+    scripted = ScriptedServer()
+    async with served(scripted.server, streams=small_pipe) as web:
         session = await web.initialize(revision)
-        stream = await web.open(plays("many 100", "wait go"), session=session)
+        stream = await web.open(play_call("many 100", "wait go"), session=session)
         heard = [await stream.message() for _ in range(3)]
-        await quiet()
+        await wait_until_idle()
         await stream.aclose()
-        await quiet()
-        stage.go["go"].set()
+        await wait_until_idle()
+        scripted.go["go"].set()
         async with web.stream(session=session, after=stream.last_event_id) as rest:
             heard += await rest.rest()
         assert [each["params"]["progress"] for each in heard[:-1]] == list(range(1, 101))
         assert text_of(heard[-1]) == "done"
 
 
-@in_sessions
+@session_revisions
 async def test_what_waits_to_be_written_for_a_cancelled_call_is_not_said(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    stage = Stage()
-    async with served(stage.server, streams=tight) as web:
+    scripted = ScriptedServer()
+    async with served(scripted.server, streams=small_pipe) as web:
         session = await web.initialize(revision)
-        stream = await web.open(plays("many 300", "wait never", id=7), session=session)
+        stream = await web.open(play_call("many 300", "wait never", id=7), session=session)
         await stream.message()
-        await quiet()
-        await web.post(note(CANCELLED, {"requestId": 7}), session=session)
+        await wait_until_idle()
+        await web.post(notification(CANCELLED, {"requestId": 7}), session=session)
         await stream.rest()
-        assert stage.reported == 300
+        assert scripted.reported == 300
         assert len(stream.seen) < 290  # and not what had no room when all before it was on its way
 
 
 @req("http-71")
 async def test_what_does_not_exist_is_not_found_also_for_who_takes_only_streams(autojump_clock: MockClock) -> None:
     headers = {"Accept": "text/event-stream"}
-    async with served(Stage().server) as web:
+    async with served(ScriptedServer().server) as web:
         answer = await web.call("no/such", headers=headers)
         assert (answer.status, answer.type, answer.code) == (404, "application/json", -32601)
         session = await web.initialize(D)

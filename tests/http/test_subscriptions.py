@@ -8,16 +8,16 @@ import trio
 from trio.testing import MockClock
 
 from tests.http.client import request
-from tests.http.served import served
-from tests.http.stage import (
+from tests.http.scripted_server import (
     TOOLS,
     UPDATED,
     E,
-    Stage,
+    ScriptedServer,
     methods,
-    plays,
-    quiet,
+    play_call,
+    wait_until_idle,
 )
+from tests.http.served import served
 from tests.requirements import req
 from tests.server.raw_client import ACKNOWLEDGED, PROGRESS
 from trio_mcp.core import META_SUBSCRIPTION_ID
@@ -31,8 +31,8 @@ def listens(id: Any = 1, **what: Any) -> dict[str, Any]:
 
 @req("sub-01", "sub-02", "sub-05", "sub-11", "sub-13", "sub-14")
 async def test_a_subscription_says_what_it_will_tell_and_tells_only_that(autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server) as web:
+    scripted = ScriptedServer()
+    async with served(scripted.server) as web:
         wanted = {"toolsListChanged": True, "promptsListChanged": True, "resourceSubscriptions": ["r://1"]}
         async with (
             web.stream(listens("x", **wanted)) as some,
@@ -47,10 +47,10 @@ async def test_a_subscription_says_what_it_will_tell_and_tells_only_that(autojum
                 assert first["params"]["notifications"] == agreed
                 assert first["params"]["_meta"][META_SUBSCRIPTION_ID] == id
             for change in (
-                lambda: stage.server.notify_list_changed("tools"),
-                lambda: stage.server.notify_resource_updated("r://1"),
-                lambda: stage.server.notify_resource_updated("r://2"),
-                lambda: stage.server.notify_list_changed("resources"),
+                lambda: scripted.server.notify_list_changed("tools"),
+                lambda: scripted.server.notify_resource_updated("r://1"),
+                lambda: scripted.server.notify_resource_updated("r://2"),
+                lambda: scripted.server.notify_list_changed("resources"),
             ):
                 change()
                 await trio.sleep(1)
@@ -59,17 +59,19 @@ async def test_a_subscription_says_what_it_will_tell_and_tells_only_that(autojum
             assert [each["params"]["_meta"][META_SUBSCRIPTION_ID] for each in heard] == ["x", "x"]
             assert heard[1]["params"]["uri"] == "r://1"
             assert (await others.message())["params"]["_meta"][META_SUBSCRIPTION_ID] == 7
-            await quiet()
+            await wait_until_idle()
             assert (len(some.seen), len(others.seen)) == (3, 2)
 
 
 @req("http-116")
 async def test_reports_come_on_the_stream_of_their_call_only(autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server) as web:
+    scripted = ScriptedServer()
+    async with served(scripted.server) as web:
         wanted = {"toolsListChanged": True, "resourceSubscriptions": ["r://1"]}
         async with web.stream(listens(1, **wanted)) as changes:
-            message = plays("progress", "log x", "touch r://1", "tools", "sleep 1", id=1, revision=E, log_level="debug")
+            message = play_call(
+                "progress", "log x", "touch r://1", "tools", "sleep 1", id=1, revision=E, log_level="debug"
+            )
             answer = await web.post(message)
             assert methods(answer.messages) == [PROGRESS, "notifications/message", "the answer"]
             await trio.sleep(1)
@@ -80,24 +82,24 @@ async def test_reports_come_on_the_stream_of_their_call_only(autojump_clock: Moc
 
 @req("cancel-14", "sub-13")
 async def test_closing_a_subscription_ends_it(autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server) as web:
+    scripted = ScriptedServer()
+    async with served(scripted.server) as web:
         for _ in range(3):
             async with web.stream(listens(toolsListChanged=True)) as changes:
                 await changes.message()
-                assert stage.server.statistics().listeners == 1
-                stage.server.notify_list_changed("tools")
+                assert scripted.server.statistics().listeners == 1
+                scripted.server.notify_list_changed("tools")
                 assert (await changes.message())["method"] == TOOLS
-            await quiet()
-            assert stage.server.statistics().listeners == 0
+            await wait_until_idle()
+            assert scripted.server.statistics().listeners == 0
 
 
 @req("sub-08", "http-27")
 async def test_a_subscription_ends_with_its_result_when_the_server_drains(autojump_clock: MockClock) -> None:
-    stage = Stage()
-    async with served(stage.server, ends=False) as web, web.stream(listens("x", toolsListChanged=True)) as changes:
+    scripted = ScriptedServer()
+    async with served(scripted.server, ends=False) as web, web.stream(listens("x", toolsListChanged=True)) as changes:
         await changes.message()
-        async with stage.server.draining(10):
+        async with scripted.server.draining(10):
             (last,) = await changes.rest()
             assert changes.ended
             assert last["id"] == "x"
@@ -107,7 +109,7 @@ async def test_a_subscription_ends_with_its_result_when_the_server_drains(autoju
 
 @req("http-113")
 async def test_a_subscription_is_kept_alive(autojump_clock: MockClock) -> None:
-    async with served(Stage().server) as web, web.stream(listens(toolsListChanged=True)) as changes:
+    async with served(ScriptedServer().server) as web, web.stream(listens(toolsListChanged=True)) as changes:
         await changes.message()
         with trio.move_on_after(61):
             await changes.message()

@@ -20,7 +20,7 @@ from wsproto.utilities import generate_accept_token
 
 from tests.client.everywhere import nothing_left, reachable
 from tests.http.served import by_token
-from tests.http.ws import BINARY, CLOSE, CONTINUED, PING, PONG, TEXT, close_frame, frame, serve_here
+from tests.http.ws import BINARY, CLOSE, CONTINUED, PING, PONG, TEXT, close_frame, frame, serve_websocket
 from tests.server.checkpoints import (
     Attempt,
     Pair,
@@ -397,7 +397,7 @@ def test_a_handshake_may_be_cancelled_anywhere_and_leaves_no_connection() -> Non
         ours, theirs = unlimited_pipe()
         opened = False
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(serve_here, Server("served"), theirs)
+            nursery.start_soon(serve_websocket, Server("served"), theirs)
             with attempt.window():
                 await dial(ours)
                 opened = True
@@ -813,7 +813,7 @@ async def test_headers_go_with_the_request_and_a_refusal_by_our_own_server_says_
 
         async def connect() -> trio.abc.Stream:
             ours, theirs = unlimited_pipe()
-            nursery.start_soon(lambda: serve_here(Server("served"), theirs, authenticate=by_token))
+            nursery.start_soon(lambda: serve_websocket(Server("served"), theirs, authenticate=by_token))
             await trio.lowlevel.checkpoint()
             return ours
 

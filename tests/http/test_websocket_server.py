@@ -18,7 +18,18 @@ from wsproto.events import AcceptConnection, CloseConnection, Ping
 
 from tests.cuts import Cuts
 from tests.http.served import by_token, listening, served
-from tests.http.ws import CLOSE, HANDSHAKE, PING, TEXT, Socket, close_frame, frame, opening, serve_here, websocket
+from tests.http.ws import (
+    CLOSE,
+    HANDSHAKE,
+    PING,
+    TEXT,
+    Socket,
+    close_frame,
+    frame,
+    serve_websocket,
+    upgrade_request,
+    websocket,
+)
 from tests.requirements import req
 from tests.server.checkpoints import PipeEnd, one_byte_pipe, running_tasks, unlimited_pipe, unwrapped, wait_or_fail
 from tests.server.raw_client import (
@@ -186,19 +197,19 @@ async def test_a_client_may_do_without_a_subprotocol(autojump_clock: MockClock) 
 async def answer_to(data: bytes, *, bench: Bench | None = None, **how: Any) -> bytes:
     ours, theirs = unlimited_pipe()
     await ours.send_all(data)
-    await serve_here((bench or Bench()).server, theirs, **how)
+    await serve_websocket((bench or Bench()).server, theirs, **how)
     return ours.heard
 
 
 REFUSED: list[tuple[bytes, int, str]] = [
-    (opening(Origin="http://evil.example"), 403, "allowed_origins"),
-    (opening(Host="evil.example"), 421, "allowed_hosts"),
-    (opening("/other"), 404, "/other"),
-    (opening().replace(b"GET", b"DELETE"), 405, "DELETE"),
-    (opening(Upgrade="h2c"), 426, "Upgrade: websocket"),
-    (opening(Sec_WebSocket_Version="7"), 426, "13"),
-    (opening(Sec_WebSocket_Key="x"), 400, "Sec-WebSocket-Key"),
-    (opening(Sec_WebSocket_Protocol="soap"), 400, "offer mcp"),
+    (upgrade_request(Origin="http://evil.example"), 403, "allowed_origins"),
+    (upgrade_request(Host="evil.example"), 421, "allowed_hosts"),
+    (upgrade_request("/other"), 404, "/other"),
+    (upgrade_request().replace(b"GET", b"DELETE"), 405, "DELETE"),
+    (upgrade_request(Upgrade="h2c"), 426, "Upgrade: websocket"),
+    (upgrade_request(Sec_WebSocket_Version="7"), 426, "13"),
+    (upgrade_request(Sec_WebSocket_Key="x"), 400, "Sec-WebSocket-Key"),
+    (upgrade_request(Sec_WebSocket_Protocol="soap"), 400, "offer mcp"),
 ]
 
 
@@ -224,13 +235,13 @@ async def test_a_refusal_is_http_with_a_json_rpc_error_and_the_end_of_the_connec
 
 
 async def test_who_does_not_say_who_he_is_is_not_let_in(autojump_clock: MockClock) -> None:
-    heard = await answer_to(opening(), authenticate=by_token)
+    heard = await answer_to(upgrade_request(), authenticate=by_token)
     assert heard.startswith(b"HTTP/1.1 401 Unauthorized\r\n")
     assert b"\r\nWWW-Authenticate: Bearer\r\n" in heard
 
 
 async def test_who_is_not_let_in_by_origin_is_not_asked_for_anything_else(autojump_clock: MockClock) -> None:
-    heard = await answer_to(opening(Origin="http://evil.example"), authenticate=by_token)
+    heard = await answer_to(upgrade_request(Origin="http://evil.example"), authenticate=by_token)
     assert heard.startswith(b"HTTP/1.1 403 Forbidden\r\n")
 
 
@@ -251,7 +262,7 @@ async def test_requests_for_websockets_count_as_requests(autojump_clock: MockClo
 async def test_a_server_that_drains_takes_no_websocket(autojump_clock: MockClock) -> None:
     bench = Bench()
     async with bench.server.running(), bench.server.draining(1):
-        assert (await answer_to(opening(), bench=bench)).startswith(b"HTTP/1.1 503 ")
+        assert (await answer_to(upgrade_request(), bench=bench)).startswith(b"HTTP/1.1 503 ")
 
 
 async def test_what_authentication_raises_is_500_and_told_to_the_log_alone(
@@ -260,7 +271,7 @@ async def test_what_authentication_raises_is_500_and_told_to_the_log_alone(
     async def fails(request: HttpRequest) -> str:
         raise KeyError("a secret")
 
-    heard = await answer_to(opening(), authenticate=fails)
+    heard = await answer_to(upgrade_request(), authenticate=fails)
     assert heard.startswith(b"HTTP/1.1 500 Internal Server Error\r\n")
     assert b"secret" not in heard
     [record] = caplog.records
@@ -273,26 +284,26 @@ async def test_what_the_tap_raises_leaves_and_closes_the_connection(autojump_clo
         raise KeyError("x")
 
     ours, theirs = unlimited_pipe()
-    await ours.send_all(opening())
+    await ours.send_all(upgrade_request())
     with pytest.raises(KeyError):
-        await serve_here(Bench().server, theirs, tap=tap)
+        await serve_websocket(Bench().server, theirs, tap=tap)
     assert (ours.heard, await ours.receive_some()) == (b"", b"")
 
 
 async def test_a_client_that_went_during_the_handshake_is_no_error(autojump_clock: MockClock) -> None:
-    for data in (opening(), opening(Upgrade="h2c")):
+    for data in (upgrade_request(), upgrade_request(Upgrade="h2c")):
         ours, theirs = unlimited_pipe()
         await ours.send_all(data)
         await ours.aclose()
-        await serve_here(Bench().server, theirs)
+        await serve_websocket(Bench().server, theirs)
 
 
-@pytest.mark.parametrize("data", [opening(), opening(Upgrade="h2c")], ids=["consent", "refusal"])
+@pytest.mark.parametrize("data", [upgrade_request(), upgrade_request(Upgrade="h2c")], ids=["consent", "refusal"])
 async def test_who_does_not_read_the_answer_is_not_waited_for_for_ever(data: bytes, autojump_clock: MockClock) -> None:
     ours, theirs = unlimited_pipe()
     await ours.send_all(data)
     ours._into.capacity = 1
-    await serve_here(Bench(limits=Limits(write_seconds=60)).server, theirs)
+    await serve_websocket(Bench(limits=Limits(write_seconds=60)).server, theirs)
     assert trio.current_time() == 60
     assert theirs._into.no_receiver
 
@@ -307,7 +318,7 @@ def exchange(revision: str) -> list[bytes]:
     note = {"jsonrpc": "2.0", "method": "notifications/initialized"}
     messages: list[Any] = [] if wire.modern else [wire.request("initialize", start), note]
     messages += [wire.request("tools/list"), wire.request("tools/call", call("echo", text="ä€𝄞\n\u2028"))]
-    frames = [opening()]
+    frames = [upgrade_request()]
     for message in messages:
         data = json.dumps(message, ensure_ascii=False).encode()
         frames += [
@@ -324,7 +335,7 @@ def answers_to(revision: str, pieces: list[bytes], closes: bool = True) -> tuple
     async def main() -> bytes:
         ours, theirs = unlimited_pipe()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(serve_here, Bench().server, theirs)
+            nursery.start_soon(serve_websocket, Bench().server, theirs)
             for piece in pieces:
                 await ours.send_all(piece)
                 await wait_all_tasks_blocked()
@@ -388,7 +399,7 @@ def test_a_client_may_go_after_any_byte(revision: str, cuts: Cuts) -> None:
         ours, theirs = unlimited_pipe()
         before = running_tasks()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(serve_here, Bench().server, theirs)
+            nursery.start_soon(serve_websocket, Bench().server, theirs)
             await ours.send_all(whole[:size])
             await wait_all_tasks_blocked()
             await (ours.aclose() if size % 2 else ours.send_eof())
@@ -421,12 +432,12 @@ async def opened(
     done = trio.Event()
 
     async def serving() -> None:
-        await serve_here(bench.server, theirs, **how)
+        await serve_websocket(bench.server, theirs, **how)
         done.set()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serving)
-        await ours.send_all(opening())
+        await ours.send_all(upgrade_request())
         head = b""
         while not head.endswith(b"\r\n\r\n"):
             head += await ours.receive_some()
@@ -525,7 +536,7 @@ async def test_a_server_that_stops_says_1001(revision: str, autojump_clock: Mock
     socket = Socket(ours)
     async with trio.open_nursery() as nursery:
         async with bench.server.running():
-            nursery.start_soon(serve_here, bench.server, theirs)
+            nursery.start_soon(serve_websocket, bench.server, theirs)
             wire = RawClient(socket, revision)
             nursery.start_soon(wire.run)
             await wire.open()
@@ -714,10 +725,10 @@ async def test_no_more_is_read_at_once_than_can_be_looked_at_while_others_wait(
         return await receive(max_bytes)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(serve_here, Server("reads"), theirs)
+        nursery.start_soon(serve_websocket, Server("reads"), theirs)
         await wait_all_tasks_blocked()
         monkeypatch.setattr(theirs, "receive_some", receive_some)
-        await ours.send_all(opening())
+        await ours.send_all(upgrade_request())
         await wait_all_tasks_blocked()
         await ours.send_all(frame(Role.SERVER, PING) * 5000)
         await wait_all_tasks_blocked()
@@ -789,7 +800,7 @@ async def test_what_is_no_request_for_a_websocket_is_told_where_it_is(path: str,
 async def test_there_need_not_be_websockets(autojump_clock: MockClock) -> None:
     async with served(Bench().server, websocket_path=None) as web:
         stream = await web.connect()
-        await stream.send_all(opening())
+        await stream.send_all(upgrade_request())
         assert (await stream.receive_some()).startswith(b"HTTP/1.1 404 ")
 
 
@@ -834,7 +845,7 @@ async def test_who_closes_while_a_large_answer_is_on_its_way_costs_the_others_no
     async with listening(server) as web:
         for _ in range(3):
             stream = await web.connect()
-            await stream.send_all(opening(Host=web.headers["Host"]) + frame(Role.SERVER, TEXT, ask))
+            await stream.send_all(upgrade_request(Host=web.headers["Host"]) + frame(Role.SERVER, TEXT, ask))
             heard = b""
             while not heard.endswith(b"x"):  # the answer is on its way, and is read no further
                 heard += await stream.receive_some(4096)

@@ -18,7 +18,7 @@ from wsgiref.validate import validator
 import pytest
 import trio
 
-from tests.http.client import Answer, Web, note, request
+from tests.http.client import Answer, HttpClient, notification, request
 from tests.server.raw_client import CLIENT_INFO, LATEST, Object, every_revision, legacy
 from trio_mcp.core.http import Headers
 
@@ -27,7 +27,7 @@ BATCHES = "2025-03-26"
 
 
 @asynccontextmanager
-async def process(example: Path = EXAMPLE) -> AsyncIterator[tuple[Web, list[str]]]:
+async def process(example: Path = EXAMPLE) -> AsyncIterator[tuple[HttpClient, list[str]]]:
     """A client of the running example, and what that has said on standard error, once it has ended, by Ctrl-C."""
     command = [sys.executable, "-W", "error", str(example), "0"]
     running = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -45,7 +45,7 @@ async def process(example: Path = EXAMPLE) -> AsyncIterator[tuple[Web, list[str]
         async def connect() -> trio.abc.Stream:
             return await trio.open_tcp_stream(host, int(port))
 
-        web, complaints = Web(connect, host=authority), list[str]()
+        web, complaints = HttpClient(connect, host=authority), list[str]()
         yield web, complaints
         await web.aclose()
         running.send_signal(signal.SIGINT)
@@ -80,7 +80,7 @@ async def test_a_client_of_every_revision_is_served_each_post_for_itself(revisio
         else:
             opened = await web.call("initialize", initialize(revision), revision=revision)
             assert opened.result["protocolVersion"] == revision
-            said = await web.post(note("notifications/initialized"), revision=revision)
+            said = await web.post(notification("notifications/initialized"), revision=revision)
             assert (said.status, said.body) == (202, b"")
         assert "Mcp-Session-Id" not in opened.headers
         listed = await web.call("tools/list", revision=revision)
@@ -157,7 +157,7 @@ def ask(
 
 
 def post(application: Any, message: Any, revision: str, **headers: str) -> Answer:
-    standard = Web.headers_for(Web(lambda: None), message, revision, None)  # type: ignore[arg-type,return-value]
+    standard = HttpClient.headers_for(HttpClient(lambda: None), message, revision, None)  # type: ignore[arg-type,return-value]
     fields = {name: value for name, value in standard.items() if value is not None and name != "Content-Type"}
     data = message if isinstance(message, bytes) else json.dumps(message).encode()
     return ask(application, "POST", data, {**fields, **headers})
@@ -245,5 +245,5 @@ def test_arrays_are_answered_where_the_revision_has_them(application: Any, revis
 
 def test_an_array_that_takes_back_all_it_asks_for_is_owed_nothing(application: Any) -> None:
     asked = request("tools/call", echo("never"), revision=BATCHES)
-    answer = post(application, [asked, note("notifications/cancelled", {"requestId": 1})], BATCHES)
+    answer = post(application, [asked, notification("notifications/cancelled", {"requestId": 1})], BATCHES)
     assert (answer.status, answer.body) == (202, b"")

@@ -38,8 +38,8 @@ from trio_mcp.core.http import HttpRequest
 from trio_mcp.server.http import Endpoint, serve_upgrade
 
 __all__ = [
-    "BINARY", "CLOSE", "CONTINUED", "HANDSHAKE", "KEY", "PING", "PONG", "TEXT", "Socket", "close_frame",
-    "frame", "opening", "serve_here", "websocket",
+    "BINARY", "CLOSE", "CONTINUED", "HANDSHAKE", "KEY", "PING", "PONG", "TEXT", "Socket", "close_frame", "frame",
+    "serve_websocket", "upgrade_request", "websocket",
 ]  # fmt: skip
 
 CONTINUED, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
@@ -74,7 +74,7 @@ def close_frame(role: Role, code: int, reason: str = "") -> bytes:
     return frame(role, CLOSE, struct.pack("!H", code) + reason.encode())
 
 
-def opening(target: str = "/ws", **headers: str | None) -> bytes:
+def upgrade_request(target: str = "/ws", **headers: str | None) -> bytes:
     """The request for a WebSocket; a header that is None is left out."""
     fields = {**HANDSHAKE, **{name.replace("_", "-"): value for name, value in headers.items()}}
     lines = [f"GET {target} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items() if value is not None)]
@@ -84,7 +84,7 @@ def opening(target: str = "/ws", **headers: str | None) -> bytes:
 # The server's end.
 
 
-async def serve_here(server: Any, stream: trio.abc.Stream, *, tap: Any = None, **options: Any) -> None:
+async def serve_websocket(server: Any, stream: trio.abc.Stream, *, tap: Any = None, **options: Any) -> None:
     """Serve one connection on which nothing but a WebSocket is asked for; `options` are those of an endpoint."""
     http = h11.Connection(h11.SERVER)
     try:
@@ -236,7 +236,7 @@ async def websocket(
         return made[-1], theirs
 
     async def serve(server: Any, stream: trio.abc.Stream, **how: Any) -> None:
-        await serve_here(server, stream, **(endpoint or {}), **how)
+        await serve_websocket(server, stream, **(endpoint or {}), **how)
 
     async with connected(server, revision, streams=pair, serve=serve, **options) as wire:
         yield wire, made[-1]

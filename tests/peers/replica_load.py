@@ -15,8 +15,8 @@ from typing import Any
 import attrs
 import trio
 
-from tests.http.client import Answer, Cut, ProtocolViolation, Stream, Web, response
-from tests.http.stage import D, play, plays
+from tests.http.client import Answer, Cut, HttpClient, ProtocolViolation, Stream, response
+from tests.http.scripted_server import D, play_call, play_params
 
 __all__ = ["Load"]
 
@@ -41,7 +41,7 @@ class Load:
 
     async def _client(self) -> None:
         while not self.stopped:
-            web = Web(
+            web = HttpClient(
                 partial(trio.open_tcp_stream, "127.0.0.1", self.port),
                 host=f"127.0.0.1:{self.port}",
                 headers={"Connection": "close"},
@@ -67,18 +67,18 @@ class Load:
         self.tally["answered"] += 1
         return True
 
-    async def _modern(self, web: Web) -> None:
-        params: Any = play("sleep 0.05", "ask", "sleep 0.05")
+    async def _modern(self, web: HttpClient) -> None:
+        params: Any = play_params("sleep 0.05", "ask", "sleep 0.05")
         asked = await web.call("tools/call", params)
         if self._count(asked):
             answers = dict.fromkeys(asked.result["inputRequests"], ANSWER)
             again = {**params, "requestState": asked.result["requestState"], "inputResponses": answers}
             self._count(await web.call("tools/call", again))
 
-    async def _legacy(self, web: Web) -> None:
+    async def _legacy(self, web: HttpClient) -> None:
         session = await web.initialize(D)
         for _ in range(3):
-            message = plays("progress", "ask", "sleep 0.05", id=random.randrange(10**9))
+            message = play_call("progress", "ask", "sleep 0.05", id=random.randrange(10**9))
             stream = await web.open(message, session=session)
             try:
                 await self._read(web, stream, session)
@@ -90,7 +90,7 @@ class Load:
                 await stream.aclose()
         await web.end(session)
 
-    async def _read(self, web: Web, stream: Stream, session: str) -> None:
+    async def _read(self, web: HttpClient, stream: Stream, session: str) -> None:
         while "id" not in (message := await stream.message()) or "method" in message:
             if message["method"] != "elicitation/create":
                 continue
@@ -98,7 +98,7 @@ class Load:
                 await trio.sleep(0.5)
         self.tally["answered" if "result" in message else "refused"] += 1
 
-    async def _answers(self, web: Web, id: Any, session: str) -> bool:
+    async def _answers(self, web: HttpClient, id: Any, session: str) -> bool:
         """Whether an answer to a question has arrived, or cannot arrive any more."""
         try:
             return (await web.post(response(id, ANSWER), session=session)).status not in (502, 503)

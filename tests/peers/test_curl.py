@@ -14,7 +14,7 @@ import attrs
 import pytest
 import trio
 
-from tests.http.client import Web, note, request
+from tests.http.client import HttpClient, notification, request
 from tests.http.served import listening
 from tests.peers.installed import needs, tool
 from tests.requirements import req
@@ -75,7 +75,7 @@ def _said(done: subprocess.CompletedProcess[bytes]) -> Said:
 class Site:
     """A server, and curl to visit it with."""
 
-    def __init__(self, web: Web) -> None:
+    def __init__(self, web: HttpClient) -> None:
         self.host = web.headers["Host"]
         self.url = f"http://{self.host}/mcp"
         self.headers_for = web.headers_for
@@ -353,7 +353,7 @@ async def test_a_session_from_its_beginning_to_its_end() -> None:
         terms = {"protocolVersion": LEGACY, "capabilities": CAPABILITIES[LEGACY], "clientInfo": CLIENT_INFO}
         opened = await site.post(request("initialize", terms, revision=LEGACY), revision=LEGACY)
         session = opened.headers["Mcp-Session-Id"]
-        done = await site.post(note("notifications/initialized"), revision=LEGACY, session=session)
+        done = await site.post(notification("notifications/initialized"), revision=LEGACY, session=session)
         assert (done.status, done.body) == (202, b"")
         call = request("tools/call", {"name": "echo", "arguments": {"text": "hello"}}, revision=LEGACY)
         assert (await site.post(call, revision=LEGACY, session=session)).text == "hello"

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.http.client import Stream, Web
+from tests.http.client import HttpClient, Stream
 from tests.http.served import listening
 from tests.peers.nginx import proxied
 from tests.requirements import req
@@ -51,14 +51,14 @@ class Paced:
 
 
 @contextlib.asynccontextmanager
-async def behind_nginx(server: Server, **options: Any) -> AsyncIterator[Web]:
+async def behind_nginx(server: Server, **options: Any) -> AsyncIterator[HttpClient]:
     with trio.fail_after(60):
         async with listening(server, **options) as direct:
             stream = await direct.connect()
             upstream = stream.socket.getpeername()[1]
             await stream.aclose()
             with proxied(upstream) as port:
-                web = Web(partial(trio.open_tcp_stream, "127.0.0.1", port), host=f"proxy.example:{port}")
+                web = HttpClient(partial(trio.open_tcp_stream, "127.0.0.1", port), host=f"proxy.example:{port}")
                 try:
                     yield web
                 finally:
@@ -66,7 +66,7 @@ async def behind_nginx(server: Server, **options: Any) -> AsyncIterator[Web]:
 
 
 @contextlib.asynccontextmanager
-async def calling(web: Web, revision: str, **headers: str) -> AsyncIterator[Stream]:
+async def calling(web: HttpClient, revision: str, **headers: str) -> AsyncIterator[Stream]:
     """The response of a call of `steps`."""
     session = None if revision == MODERN else await web.initialize(revision)
     message = web.request("tools/call", {"name": "steps"}, revision=revision, progress="p")

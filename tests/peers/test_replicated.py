@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import trio
 
-from tests.http.client import Stream, Web, request, response
-from tests.http.stage import TOOLS, UPDATED, C, D, play, plays, text_of
+from tests.http.client import HttpClient, Stream, request, response
+from tests.http.scripted_server import TOOLS, UPDATED, C, D, play_call, play_params, text_of
 from tests.peers.replicated import Replicated, replicated
 from tests.redis_server import redis_server
 from trio_mcp import Accepted, open_client
@@ -50,13 +50,13 @@ def crew(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @asynccontextmanager
-async def visiting(crew: Replicated, *ports: int, check: bool = True) -> AsyncIterator[list[Web]]:
+async def visiting(crew: Replicated, *ports: int, check: bool = True) -> AsyncIterator[list[HttpClient]]:
     """A client of the proxy, and one of each process at these ports."""
     with trio.fail_after(PATIENCE):
         async with AsyncExitStack() as stack:
             webs = []
             for port in (crew.port, *ports):
-                web = Web(
+                web = HttpClient(
                     partial(trio.open_tcp_stream, "127.0.0.1", port),
                     host=f"127.0.0.1:{crew.port}",
                     headers={"Connection": "close"},
@@ -83,7 +83,7 @@ async def test_modern_calls_go_to_all(crew: Replicated) -> None:
 async def test_an_elicitation_is_answered_through_another_process(crew: Replicated) -> None:
     async with visiting(crew) as (web,):
         for _ in range(4):
-            params: Any = play("ask", "ask", "say done")
+            params: Any = play_params("ask", "ask", "say done")
             result = (await web.call("tools/call", params)).result
             for _ in range(2):
                 answers = dict.fromkeys(result["inputRequests"], ANSWER)
@@ -133,7 +133,7 @@ async def test_listeners_of_all_processes_are_told(crew: Replicated) -> None:
         streams = [await web.open(request("subscriptions/listen", {"notifications": filter})) for web in webs]
         for stream in streams:
             await stream.message()
-        await web.call("tools/call", play("tools", "touch r://1"))
+        await web.call("tools/call", play_params("tools", "touch r://1"))
         for stream in streams:
             await until_message(stream, TOOLS, UPDATED)
             await stream.aclose()
@@ -145,26 +145,26 @@ async def test_a_session_goes_on_with_each_request_elsewhere(revision: str, crew
         session = await web.initialize(revision)
         await web.call("resources/subscribe", {"uri": "r://1"}, session=session)
         standing = await web.open(session=session)
-        stream = await web.open(plays("ask", "progress", revision=revision), session=session)
+        stream = await web.open(play_call("ask", "progress", revision=revision), session=session)
         question = await stream.message()
         await web.post(response(question["id"], ANSWER), session=session)
         assert text_of(await stream.response()) == "done"
-        await web.call("tools/call", play("tools", "touch r://1"), session=session)
+        await web.call("tools/call", play_params("tools", "touch r://1"), session=session)
         await until_message(standing, TOOLS, UPDATED)
         after = standing.last_event_id
         await standing.aclose()
-        await web.call("tools/call", play("touch r://1"), session=session)
+        await web.call("tools/call", play_params("touch r://1"), session=session)
         await trio.sleep(0.5)
         standing = await web.open(session=session, after=after)
         await until_message(standing, UPDATED)
         await standing.aclose()
         # The stream of a call is cut, and replayed.
         steps = ["progress", *["sleep 0.1", "progress"] * 10]
-        stream = await web.open(plays(*steps, id=77, revision=revision), session=session)
+        stream = await web.open(play_call(*steps, id=77, revision=revision), session=session)
         seen = [(await stream.message())["params"]["progress"] for _ in range(3)]
         after = stream.last_event_id
         await stream.aclose()
-        web.expect(plays(id=77, revision=revision), session)
+        web.expect(play_call(id=77, revision=revision), session)
         resumed = await web.open(session=session, after=after)
         assert text_of(await resumed.response()) == "done"
         seen += [each["params"]["progress"] for each in resumed.seen if "params" in each]
@@ -185,16 +185,16 @@ async def test_a_killed_process_takes_no_session_along(kind: str, tmp_path: Path
 async def check_a_killed_process(crew: Replicated) -> None:
     async with visiting(crew, *crew.ports[:2]) as (_, first, second):
         session = await first.initialize(D)
-        call = await first.open(plays("progress", "sleep 1000", id=5), session=session)
+        call = await first.open(play_call("progress", "sleep 1000", id=5), session=session)
         await call.message()
-        parked = (await first.call("tools/call", play("ask"))).result
+        parked = (await first.call("tools/call", play_params("ask"))).result
         await trio.sleep(1)  # its event is in the store
         os.kill(crew.processes[0].pid, signal.SIGKILL)
         second._revisions[session] = D
-        second.expect(plays(id=5), session)
+        second.expect(play_call(id=5), session)
         resumed = await second.open(session=session, after=call.last_event_id)
         assert "has ended before it was answered" in (await resumed.response())["error"]["message"]
-        assert text_of((await second.call("tools/call", play(), session=session)).message) == "done"
+        assert text_of((await second.call("tools/call", play_params(), session=session)).message) == "done"
         answers = dict.fromkeys(parked["inputRequests"], ANSWER)
-        again = {**play("ask"), "requestState": parked["requestState"], "inputResponses": answers}
+        again = {**play_params("ask"), "requestState": parked["requestState"], "inputResponses": answers}
         assert "has ended" in (await second.call("tools/call", again)).message["error"]["message"]

@@ -25,7 +25,7 @@ from trio.testing import MockClock
 from tests.core.auth_server import AuthServer
 from tests.http.asgi_servers import hosted
 from tests.http.auth_site import AuthSite, auth_site
-from tests.http.client import Answer, Web, request
+from tests.http.client import Answer, HttpClient, request
 from tests.http.served import bearer
 from tests.peers.programs.oauth_browser import Browser
 from tests.requirements import req
@@ -58,7 +58,7 @@ class House:
     """The program, its provider, and one user at a browser."""
 
     site: AuthSite
-    web: Web
+    web: HttpClient
     proxy: Any
     cookie: str | None = None
 
@@ -433,10 +433,10 @@ async def test_a_provider_that_refuses_is_passed_on_without_its_words(
 @pytest.mark.parametrize(
     ("kind", "how", "told"),
     [
-        ("token", "dead", "temporarily_unavailable"),
-        ("userinfo", "dead", "temporarily_unavailable"),
-        ("token", "ill", "temporarily_unavailable"),
-        ("userinfo", "ill", "temporarily_unavailable"),
+        ("token", "unanswered", "temporarily_unavailable"),
+        ("userinfo", "unanswered", "temporarily_unavailable"),
+        ("token", "unavailable", "temporarily_unavailable"),
+        ("userinfo", "unavailable", "temporarily_unavailable"),
         ("token", "redirected", "access_denied"),
         ("code", "forged", "access_denied"),
     ],
@@ -447,15 +447,15 @@ async def test_a_provider_that_fails_costs_this_flow_only(
     async with house() as here:
         client = await here.register()
         back = here.sign_in(await here.agree(await here.ask(client)))
-        if how in ("dead", "ill"):
+        if how in ("unanswered", "unavailable"):
             getattr(here.site, how).add(kind)
         elif how == "redirected":
             here.site.server.redirects["/token"] = f"{here.site.issuer}/elsewhere"
         else:
             here.site.server.codes[back["code"]]["code_challenge"] = "of another flow"  # a code that was injected
         assert returned(await here.get("/callback", **back)) == {"error": told}
-        here.site.dead.clear()
-        here.site.ill.clear()
+        here.site.unanswered.clear()
+        here.site.unavailable.clear()
         here.site.server.redirects.clear()
         assert (await here.call(await here.tokens(client))).status == 200
 
@@ -591,10 +591,10 @@ async def test_what_the_provider_takes_away_is_gone_here(refreshes: bool, mock_c
     async with house(refreshes=refreshes) as here:
         client = await here.register()
         tokens = await here.tokens(client)
-        here.site.dead |= {"token", "userinfo"}
+        here.site.unanswered |= {"token", "userinfo"}
         refused(await here.refresh(client, tokens), "temporarily_unavailable", 503)
         assert (await here.call(tokens, "who_am_i")).result["isError"]
-        here.site.dead.clear()
+        here.site.unanswered.clear()
         tokens = (await here.refresh(client, tokens)).json  # nothing was lost
         here.site.server.expire()
         if refreshes:  # a token of the provider that came to its end before ours
@@ -651,7 +651,7 @@ async def test_what_a_client_revokes_is_gone_here_and_there(which: str, mock_clo
         assert (await here.call(tokens)).status == 401
         refused(await here.refresh(client, tokens), "invalid_grant")
         assert not here.site.server.refresh_tokens
-        here.site.dead.add("revoke")
+        here.site.unanswered.add("revoke")
         tokens = await here.tokens(client)
         assert (await here.post("/revoke", token=tokens[which], **known)).status == 200
         assert (await here.call(tokens)).status == 401

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.http.client import Answer, Web
+from tests.http.client import Answer, HttpClient
 from tests.http.served import bearer
 from tests.http.test_jwks import Issuer, public, signed
 from tests.server.test_example_servers import line_of, until_sigterm
@@ -26,7 +26,7 @@ RESOURCE = "https://mcp.example.com/mcp"
 
 
 @asynccontextmanager
-async def protected() -> AsyncIterator[tuple[Web, str]]:
+async def protected() -> AsyncIterator[tuple[HttpClient, str]]:
     """A client of the example, which listens until SIGTERM, and the issuer of its tokens."""
     async with trio.open_nursery() as nursery:
         serve = partial(trio.serve_tcp, Issuer(public("ES256", "k")).answer, 0, host="127.0.0.1")
@@ -40,7 +40,7 @@ async def protected() -> AsyncIterator[tuple[Web, str]]:
             line = await line_of(process.stderr)
             authority = line.removeprefix("notes listens at http://").removesuffix("/mcp\n")
             host, _, port = authority.partition(":")
-            web = Web(partial(trio.open_tcp_stream, host, int(port)), host="mcp.example.com")
+            web = HttpClient(partial(trio.open_tcp_stream, host, int(port)), host="mcp.example.com")
             yield web, issuer
             await web.aclose()
         nursery.cancel_scope.cancel()

@@ -22,7 +22,7 @@ from urllib.parse import quote
 import pytest
 import trio
 
-from tests.http.client import Web
+from tests.http.client import HttpClient
 from tests.http.served import bearer
 from tests.http.ws import Socket
 from tests.server.raw_client import (
@@ -504,13 +504,13 @@ def too_hot() -> Object:
 
 
 @asynccontextmanager
-async def web_of(example: str) -> AsyncIterator[tuple[Web, trio.Process]]:
+async def web_of(example: str) -> AsyncIterator[tuple[HttpClient, trio.Process]]:
     """A client of an example that listens, and the process, which SIGTERM is to end."""
     async with process_of(example, 0, stdin=subprocess.DEVNULL) as process:
         line = await first_line(process)
         authority, slash, path = line.removeprefix("listening at http://").strip().partition("/")
         host, _, port = authority.partition(":")
-        web = Web(partial(trio.open_tcp_stream, host, int(port)), host=authority, path=slash + path)
+        web = HttpClient(partial(trio.open_tcp_stream, host, int(port)), host=authority, path=slash + path)
         yield web, process
         await web.aclose()
 
@@ -541,7 +541,7 @@ async def test_each_beat_is_told_over_http() -> None:
 
 
 @asynccontextmanager
-async def web_with_tokens(**tokens: str) -> AsyncIterator[Web]:
+async def web_with_tokens(**tokens: str) -> AsyncIterator[HttpClient]:
     """A client of `bearer.py`, which listens until SIGTERM."""
     command = [sys.executable, "-W", "error", str(EXAMPLES / "bearer.py"), "127.0.0.1:0"]
     known = {f"{user.upper()}_TOKEN": token for user, token in tokens.items()}
@@ -551,7 +551,7 @@ async def web_with_tokens(**tokens: str) -> AsyncIterator[Web]:
         line = await line_of(process.stderr)
         authority = line.removeprefix("notes listens at http://").removesuffix("/mcp\n")
         host, _, port = authority.partition(":")
-        web = Web(partial(trio.open_tcp_stream, host, int(port)), host=authority)
+        web = HttpClient(partial(trio.open_tcp_stream, host, int(port)), host=authority)
         async with aclosing(web):
             yield web
 

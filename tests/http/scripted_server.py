@@ -12,24 +12,25 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.http.client import Web, request
+from tests.http.client import HttpClient, request
 from tests.server.checkpoints import Pair, pipe_pair
 from tests.server.raw_client import REVISION_NAMES
 from trio_mcp import Context, Server
 
 __all__ = [
-    "KEEP_ALIVE", "OLD", "QUESTIONS", "SESSIONS", "TOOLS", "UPDATED", "A", "B", "C", "D", "E", "Stage", "begun",
-    "in_sessions", "methods", "play", "plays", "quiet", "session_on", "streamable", "text_of", "tight",
+    "KEEP_ALIVE", "QUESTIONS", "SESSIONS", "SSE_PATHS", "TOOLS", "UPDATED", "A", "B", "C", "D", "E", "ScriptedServer",
+    "begin_post", "methods", "open_session", "play_call", "play_params", "session_revisions", "small_pipe",
+    "streamable_revisions", "text_of", "wait_until_idle",
 ]  # fmt: skip
 
 A, B, C, D, E = REVISION_NAMES
 SESSIONS = (B, C, D)
 KEEP_ALIVE = 15.0
 TOOLS, UPDATED = "notifications/tools/list_changed", "notifications/resources/updated"
-OLD = {"sse_path": "/sse", "message_path": "/messages"}
+SSE_PATHS = {"sse_path": "/sse", "message_path": "/messages"}
 
-in_sessions = pytest.mark.parametrize("revision", SESSIONS)
-streamable = pytest.mark.parametrize("revision", [*SESSIONS, E])
+session_revisions = pytest.mark.parametrize("revision", SESSIONS)
+streamable_revisions = pytest.mark.parametrize("revision", [*SESSIONS, E])
 
 
 @dataclass
@@ -37,7 +38,7 @@ class Size:
     size: int
 
 
-class Stage:
+class ScriptedServer:
     """A server whose tool `play` does what its steps say, and what became of the plays.
 
     A step is "progress", "log", "ask", "sample", "roots", "sleep 7", "wait x" (for `go["x"]`), "say x" (as the result),
@@ -104,13 +105,13 @@ class Stage:
             await self._report(ctx)
 
 
-def play(*steps: str, name: str = "") -> dict[str, Any]:
+def play_params(*steps: str, name: str = "") -> dict[str, Any]:
     return {"name": "play", "arguments": {"steps": list(steps), "name": name}}
 
 
-def plays(*steps: str, id: Any = 1, revision: str = D, name: str = "", **how: Any) -> dict[str, Any]:
+def play_call(*steps: str, id: Any = 1, revision: str = D, name: str = "", **how: Any) -> dict[str, Any]:
     how.setdefault("progress", f"token of {id}")
-    return request("tools/call", play(*steps, name=name), id, revision=revision, **how)
+    return request("tools/call", play_params(*steps, name=name), id, revision=revision, **how)
 
 
 def text_of(message: dict[str, Any]) -> str:
@@ -122,23 +123,23 @@ def methods(messages: list[dict[str, Any]]) -> list[str]:
     return [each.get("method", "the answer") for each in messages]
 
 
-async def session_on(web: Web, revision: str) -> str | None:
+async def open_session(web: HttpClient, revision: str) -> str | None:
     """A session, in the revisions that have any."""
     return None if revision == E else await web.initialize(revision)
 
 
-async def quiet() -> None:
+async def wait_until_idle() -> None:
     """Until the server has done all that it can do now."""
     await wait_all_tasks_blocked()
 
 
-async def begun(web: Web, message: Any, session: str | None, revision: str = D) -> tuple[Any, bytes]:
+async def begin_post(web: HttpClient, message: Any, session: str | None, revision: str = D) -> tuple[Any, bytes]:
     """A message that was posted, and whose response nobody has waited for."""
     fields = web.headers_for(message, revision, session)
     body = json.dumps(message).encode()
     link = await web.link()
     await link.ask("POST", web.path, {**web.headers, **fields}, body)
-    await quiet()
+    await wait_until_idle()
     return link, body
 
 
@@ -153,5 +154,5 @@ QUESTIONS = {
 }
 
 
-def tight() -> Pair:
+def small_pipe() -> Pair:
     return pipe_pair(200)
