@@ -1,4 +1,4 @@
-"""orjson and the standard library: the same outcome on all, whichever of them is there."""
+"""orjson and the standard library read and write JSON with the same outcomes, so orjson is optional."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ orjson: Any = pytest.importorskip("orjson")
 
 @contextmanager
 def without_orjson() -> Iterator[None]:
-    there, messages._orjson = messages._orjson, None
+    installed, messages._orjson = messages._orjson, None
     try:
         yield
     finally:
-        messages._orjson = there
+        messages._orjson = installed
 
 
 def outcome(do: Callable[[Any], object], given: object) -> tuple[str, str]:
-    """What came of it, with the type of everything in it; of an error only its kind."""
+    """The value as repr, which shows the types inside it, or the class of the error."""
     try:
         return "value", repr(do(given))
     except (TypeError, ValueError, RecursionError) as error:
         return "error", type(error).__name__
 
 
-def both(do: Callable[[Any], object], given: object) -> tuple[str, str]:
+def outcome_of_both(do: Callable[[Any], object], given: object) -> tuple[str, str]:
     with without_orjson():
         expected = outcome(do, given)
     assert outcome(do, given) == expected
@@ -64,21 +64,21 @@ TEXTS = [
 
 
 def read(data: bytes) -> tuple[object, bool]:
-    """The value, and whether all of it can be written again."""
+    """The value, and whether it can be written again as a whole."""
     value, doubtful = parse(data)
     return value, not doubtful or writable(value)
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda text: ascii(text)[:30])
-def test_a_text_is_read_to_the_same_value_or_refused_alike(text: str) -> None:
-    both(read, text.encode())
+def test_both_libraries_read_a_text_to_the_same_outcome(text: str) -> None:
+    outcome_of_both(read, text.encode())
 
 
 @pytest.mark.parametrize(
     "data", [b"\xff", b'"\xc0\x80"', b'"\xed\xa0\x80"', b'{"a":"\xe2\x28\xa1"}', b'"\xf4\x90\x80\x80"']
 )
-def test_what_is_not_utf_8_is_refused_as_that(data: bytes) -> None:
-    assert both(read, data) == ("error", "UnicodeDecodeError")
+def test_text_that_is_not_utf_8_is_a_unicode_decode_error(data: bytes) -> None:
+    assert outcome_of_both(read, data) == ("error", "UnicodeDecodeError")
 
 
 def test_an_integer_too_long_for_64_bits_is_read_exactly() -> None:
@@ -88,7 +88,7 @@ def test_an_integer_too_long_for_64_bits_is_read_exactly() -> None:
 
 
 @pytest.mark.parametrize("beside", [[], ["x" * 5000], [[{"a": 1}]] * 300], ids=["alone", "text", "objects"])
-def test_an_integer_too_long_for_64_bits_is_found_wherever_it_stands(beside: list[Any]) -> None:
+def test_an_integer_too_long_for_64_bits_is_read_exactly_at_any_place(beside: list[Any]) -> None:
     for at in range(20):
         for number in (2**63, 2**64, -(2**63) - 1):
             value = [*beside, "x" * at, number]
@@ -104,7 +104,7 @@ class Size(enum.IntEnum):
     BIG = 3
 
 
-class Name(str, enum.Enum):  # noqa: UP042  # as it was written before there was StrEnum
+class Name(str, enum.Enum):  # noqa: UP042  # the form before StrEnum existed
     ANN = "ann"
 
 
@@ -118,8 +118,8 @@ class Point:
 
 
 Pair = namedtuple("Pair", "a b")
-ENDLESS: list[Any] = []
-ENDLESS.append(ENDLESS)
+CIRCULAR: list[Any] = []
+CIRCULAR.append(CIRCULAR)
 
 
 def deep(levels: int) -> list[Any]:
@@ -139,20 +139,23 @@ VALUES = [
     uuid.UUID(int=1), {"a": uuid.UUID(int=1)}, datetime.datetime(2026, 1, 1), datetime.date(2026, 1, 1),
     Point(), [Point()], orjson.Fragment(b"{}"), [orjson.Fragment(b"{}")],
     Pair(1, 2), OrderedDict(a=1), {1, 2}, frozenset("a"), b"x", bytearray(b"x"),
-    memoryview(b"x"), object(), 1j, ENDLESS, deep(200), deep(300), range(3), {"a": 1}.values(),
+    memoryview(b"x"), object(), 1j, CIRCULAR, deep(200), deep(300), range(3), {"a": 1}.values(),
 ]  # fmt: skip
 
 
-def said(value: object) -> object:
-    """What is written, as a reader has it: of how a number is spelled nothing is left."""
+def written_and_read(value: object) -> object:
+    """The value after it is written and read, so that the spelling of numbers does not matter."""
     return json.loads(to_text(value))
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
-def test_a_value_is_written_to_the_same_or_refused_alike(value: object) -> None:
-    both(said, value)
-    if outcome(to_text, value) not in (("error", "TypeError"), ("error", "RecursionError")):  # else it was never read
-        both(writable, value)
+def test_both_libraries_write_a_value_to_the_same_outcome(value: object) -> None:
+    outcome_of_both(written_and_read, value)
+    if outcome(to_text, value) not in (
+        ("error", "TypeError"),
+        ("error", "RecursionError"),
+    ):  # such a value cannot come from JSON
+        outcome_of_both(writable, value)
 
 
 scalars = st.none() | st.booleans() | st.integers() | st.integers(2**62, 2**66) | st.floats() | st.text(max_size=5)
@@ -162,10 +165,10 @@ values = st.recursive(
 
 
 @given(values)
-def test_any_value_is_written_and_read_alike(value: object) -> None:
-    kind, _ = both(said, value)
+def test_both_libraries_write_and_read_any_value_alike(value: object) -> None:
+    kind, _ = outcome_of_both(written_and_read, value)
     if kind == "value":
-        both(read, to_text(value))
+        outcome_of_both(read, to_text(value))
         assert repr(parse(to_text(value))[0]) == repr(value)
 
 
@@ -173,8 +176,8 @@ LONG = 10_000
 
 
 @pytest.fixture
-def texts_are_long_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit in use is 2 Mi characters, and comparing such texts takes minutes."""
+def lower_limit_of_long_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lower the limit of 2 Mi characters, because the comparison of texts of that length takes minutes."""
     assert messages._LONG > LONG
     monkeypatch.setattr(messages, "_LONG", LONG)
 
@@ -185,36 +188,36 @@ LONG_TEXTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.usefixtures("texts_are_long_sooner")
+@pytest.mark.usefixtures("lower_limit_of_long_texts")
 @pytest.mark.parametrize("text", LONG_TEXTS, ids=lambda text: ascii(text[LONG - 1 : LONG + 1]))
-def test_a_long_text_is_written_to_the_same_byte_wherever_it_stands(text: str) -> None:
+def test_both_libraries_write_a_long_text_to_the_same_bytes(text: str) -> None:
     for value in (
         text, [text], (text,), {"a": text}, {"a": [{}, {"b": text, "c": 2.5}, text, "\n"], "d": ["x" * LONG, text]},
         [[]] * 200 + [text], {text: text}, {"\n": text}, {1: text}, [text, 2**70], [text, math.nan], [Text(text)],
     ):  # fmt: skip
-        both(to_text, value)
+        outcome_of_both(to_text, value)
 
 
-@pytest.mark.usefixtures("texts_are_long_sooner")
-def test_a_long_text_is_found_in_what_has_no_end() -> None:
+@pytest.mark.usefixtures("lower_limit_of_long_texts")
+def test_a_circular_value_with_a_long_text_is_refused() -> None:
     endless: list[Any] = ["x" * 2 * LONG]
     endless.append(endless)
-    assert both(to_text, endless) == ("error", "RecursionError")
+    assert outcome_of_both(to_text, endless) == ("error", "RecursionError")
 
 
 @given(st.text('[]{}":,0123456789.eE+-\\ud8tfn \n\ufeff', max_size=30) | st.text(max_size=10))
-def test_any_text_is_read_alike(text: str) -> None:
-    both(read, text.encode("utf-8", "surrogatepass"))
+def test_both_libraries_read_any_text_alike(text: str) -> None:
+    outcome_of_both(read, text.encode("utf-8", "surrogatepass"))
 
 
-def test_text_is_the_same_to_the_byte_where_numbers_have_one_spelling() -> None:
+def test_both_libraries_write_the_same_bytes_if_numbers_have_one_spelling() -> None:
     value = {"a": ['é\u2028\x00\x7f"\\/', 1, -7, True, None, {}, []], "": 2.5}
     with without_orjson():
         expected = to_text(value)
     assert to_text(value) == expected
 
 
-def test_without_the_encoder_in_c_the_slow_one_writes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_encoders_in_c_and_in_python_write_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     value = {"a": [1.5, "é", None]}
     with without_orjson():
         expected = to_text(value)
@@ -224,15 +227,15 @@ def test_without_the_encoder_in_c_the_slow_one_writes_the_same(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("value", [{"a": ['é"\n', 1, 2.5, None, {}, []]}, 1e-05, True, "a", 2**70])
-def test_what_is_to_be_read_has_blanks_and_no_escapes_that_need_not_be(value: object) -> None:
+def test_readable_json_has_blanks_and_only_necessary_escapes(value: object) -> None:
     assert to_readable(value) == json.dumps(value, ensure_ascii=False)
 
 
-@pytest.mark.parametrize("value", [math.nan, {"a": math.inf}, 10**5000, {1, 2}, ENDLESS], ids=type)
-def test_what_is_to_be_read_is_json(value: object) -> None:
+@pytest.mark.parametrize("value", [math.nan, {"a": math.inf}, 10**5000, {1, 2}, CIRCULAR], ids=type)
+def test_readable_json_refuses_values_that_are_not_json(value: object) -> None:
     with pytest.raises((ValueError, TypeError, RecursionError)):
         to_readable(value)
 
 
-def test_it_is_used_where_it_is_installed() -> None:
+def test_orjson_is_used_if_it_is_installed() -> None:
     assert messages._orjson is sys.modules["orjson"]

@@ -1,4 +1,4 @@
-"""Whole links: sessions of both sides with bytes between them, and what must hold whatever carries those."""
+"""Whole links: a client session and a server session that exchange bytes.  These rules hold for any transport."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_any_bytes_that_arrive_in_order_carry_the_whole_protocol(revision: Revis
 
 @req("http-08", "http-10", "http-11", "http-12", "batch-03")
 @EVERY_REVISION
-def test_a_client_says_one_thing_at_a_time(revision: Revision) -> None:
+def test_a_client_sends_no_batches(revision: Revision) -> None:
     link = opened(revision)
     ids = [link.client.request("tools/list") for _ in range(3)]
     link.client.cancel(ids[0])
@@ -133,7 +133,7 @@ def test_every_modern_request_carries_its_terms(method: str) -> None:
 
 
 @req("http-24", "http-39", "http-121")
-def test_what_belongs_to_a_modern_request_says_so_and_goes_nowhere_else() -> None:
+def test_messages_of_a_modern_request_are_tagged_with_its_id() -> None:
     server = ServerProtocol(Offer(SERVER_INFO, EVERYTHING_OF_A_SERVER))
     for id in ("a", "b"):
         server.receive(modern(id, "tools/call", {"name": "x"}, logLevel="debug"), 0.0)
@@ -158,7 +158,7 @@ def test_a_modern_server_sends_no_request_on_any_stream(method: str) -> None:
 
 
 @req("http-36", "http-39", "http-23", "http-35")
-def test_answers_belong_to_their_request_and_the_rest_of_a_session_to_none() -> None:
+def test_in_a_session_only_messages_about_a_request_are_tagged_with_its_id() -> None:
     terms = Terms(LATEST_LEGACY, EVERYTHING_OF_A_CLIENT)
     server = ServerProtocol(Offer(SERVER_INFO, EVERYTHING_OF_A_SERVER), link=LinkKind.SESSION, terms=terms)
     server.receive(Request(1, "tools/call", {"name": "x"}), 0.0)
@@ -170,7 +170,7 @@ def test_answers_belong_to_their_request_and_the_rest_of_a_session_to_none() -> 
     assert sent == [(Notification, None), (Request, None), (Request, 1), (Response, 1)]
 
 
-def test_changes_published_while_a_handshake_is_under_way_are_no_mistake() -> None:
+def test_changes_published_during_the_handshake_are_no_error() -> None:
     server, listeners = ServerProtocol(Offer(SERVER_INFO, EVERYTHING_OF_A_SERVER)), Listeners[int]()
 
     def publish() -> list[bool]:
@@ -186,7 +186,7 @@ def test_changes_published_while_a_handshake_is_under_way_are_no_mistake() -> No
 
 
 @req("batch-03", "state-01")
-def test_a_modern_request_cannot_be_part_of_a_batch_and_costs_the_others_nothing() -> None:
+def test_a_modern_request_in_a_batch_is_refused_and_the_others_are_served() -> None:
     server = ServerProtocol(Offer(SERVER_INFO, EVERYTHING_OF_A_SERVER), terms=Terms(REVISIONS["2025-03-26"]))
     modern_ones = (modern(2, "subscriptions/listen", {"notifications": {}}), modern("3", "tools/call", {"name": "x"}))
     events = server.receive(Batch((Request(1, "tools/list"), *modern_ones)), 0.0)
@@ -198,7 +198,7 @@ def test_a_modern_request_cannot_be_part_of_a_batch_and_costs_the_others_nothing
     assert [getattr(each, "id", None) for each in batch.items] == [2, "3", 1]
 
 
-def test_what_a_handler_gets_wrong_is_refused_at_the_call_and_can_still_be_put_right() -> None:
+def test_a_wrong_call_of_a_handler_is_refused_and_can_be_corrected() -> None:
     server = ServerProtocol(Offer(SERVER_INFO, EVERYTHING_OF_A_SERVER))
     wanting = modern(1, "tools/call", {"name": "x"})
     wanting.params["_meta"]["progressToken"] = "t"
@@ -215,7 +215,7 @@ def test_what_a_handler_gets_wrong_is_refused_at_the_call_and_can_still_be_put_r
 
 @req("http-118", "life-17")
 @EVERY_REVISION
-def test_the_end_of_a_link_is_no_message(revision: Revision) -> None:
+def test_the_end_of_a_link_sends_no_message(revision: Revision) -> None:
     link = opened(revision)
     waiting = link.client.request("tools/list")
     link.pump()
@@ -239,7 +239,7 @@ def test_a_client_session_is_for_one_server() -> None:
     ("capabilities", "why"),
     [({"extensions": {"tasks": {}}}, "prefix"), ({"tools": True}, "tools must be an object")],
 )
-def test_what_cannot_be_declared_is_not_offered(capabilities: dict[str, Any], why: str) -> None:
+def test_an_offer_with_malformed_capabilities_is_refused(capabilities: dict[str, Any], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         Offer(SERVER_INFO, capabilities)
 
@@ -274,7 +274,7 @@ def _listening() -> tuple[Pair, Listeners[int], Subscriptions, int]:
 
 
 @req("sub-01", "sub-02", "sub-03", "sub-05", "sub-13")
-def test_a_subscription_begins_with_its_acknowledgement_and_carries_what_was_asked_for_under_its_own_id() -> None:
+def test_a_subscription_carries_its_acknowledgement_then_its_own_changes() -> None:
     server, listeners = ServerProtocol(Offer(SERVER_INFO, EVERYTHING_OF_A_SERVER)), Listeners[int | str]()
     asked = {1: [TOOLS_CHANGED], "1": [PROMPTS_CHANGED, TOOLS_CHANGED], 2: [resource_updated("a:b")], 3: []}
     changes = [TOOLS_CHANGED, PROMPTS_CHANGED, RESOURCES_CHANGED, resource_updated("a:b"), resource_updated("a:c")]
@@ -302,13 +302,13 @@ def test_a_subscription_begins_with_its_acknowledgement_and_carries_what_was_ask
         assert all((type(mark), mark) == (type(id), id) for mark in marks)
         assert [note.method for note in notes].index(ACKNOWLEDGED) == 0
         assert {change_of(note) for note in notes[1:]} == set(asked[id])
-    for change in changes:  # and on no request that is no subscription, nor on none
+    for change in changes:  # a change is refused on another request, and on no request
         for about in ("call", None):
             with pytest.raises(UsageError):
                 server.notify(change.notification("call").method, change.notification("call").params, about=about)
 
 
-def _end_by_the_server(link: Pair, listeners: Listeners[int], id: int) -> Iterator[str]:
+def _methods_after_the_server_ends_it(link: Pair, listeners: Listeners[int], id: int) -> Iterator[str]:
     result = listeners.close(0)
     assert result is not None
     link.server.answer(id, result.result)
@@ -318,13 +318,16 @@ def _end_by_the_server(link: Pair, listeners: Listeners[int], id: int) -> Iterat
 
 
 @req("cancel-12", "sub-08")
-def test_a_subscription_that_the_server_ends_has_its_result_and_on_a_shared_channel_a_notice() -> None:
+def test_ending_a_subscription_on_a_shared_channel_sends_result_and_notice() -> None:
     link, listeners, _, id = _listening()
-    assert list(_end_by_the_server(link, listeners, id)) == ["subscriptions/listen", "notifications/cancelled"]
+    assert list(_methods_after_the_server_ends_it(link, listeners, id)) == [
+        "subscriptions/listen",
+        "notifications/cancelled",
+    ]
 
 
 @req("sub-12", "cancel-16")
-def test_a_subscription_is_cancelled_by_notice_on_a_shared_channel() -> None:
+def test_a_client_cancels_a_subscription_on_a_shared_channel_by_a_notice() -> None:
     link, listeners, subscriptions, id = _listening()
     subscriptions.close(id)
     assert link.client.cancel(id)
@@ -341,7 +344,7 @@ def test_a_new_link_has_to_subscribe_again() -> None:
     link.client.connection_lost()
     listeners.forget(0)
     (broken,) = subscriptions.connection_lost()
-    assert listeners.publish(TOOLS_CHANGED) == []  # nothing is kept for who may come back
+    assert listeners.publish(TOOLS_CHANGED) == []  # nothing is kept for a client that may reconnect
     again = opened(LATEST)
     again.client.request("subscriptions/listen", listen_params(broken.asked))
     again.pump()
@@ -359,7 +362,7 @@ def test_a_new_link_has_to_subscribe_again() -> None:
         lambda client: client.request("resources/read", {"uri": "file:///a b"}),
     ],
 )
-def test_what_a_client_session_says_passes_the_servers_door(ask: Callable[[ClientProtocol], int]) -> None:
+def test_requests_of_a_client_session_pass_the_checks_of_an_http_server(ask: Callable[[ClientProtocol], int]) -> None:
     client = opened(LATEST).client
     ask(client)
     ((message, _),) = client.outgoing()

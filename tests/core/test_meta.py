@@ -1,4 +1,4 @@
-"""The keys of `_meta` and of `extensions`: their grammar, what is reserved where, and the W3C formats."""
+"""The keys of `_meta` and of `extensions`: their grammar, the reserved prefixes, and the formats of the W3C."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def refuses(key: str, revision: Revision, value: Any = 1) -> bool:
     try:
         check_meta({"fine": 1, key: value}, revision)
     except UsageError as error:
-        return key in str(error)  # it names what is wrong
+        return key in str(error)  # the error names the key
     return False
 
 
@@ -73,7 +73,7 @@ def test_a_key_is_an_optional_prefix_of_labels_and_a_name(prefix: str, name: str
 
 @req("meta-02", "meta-03")
 @pytest.mark.parametrize("prefix", BAD_PREFIXES)
-def test_a_prefix_that_is_no_series_of_labels_is_refused(prefix: str) -> None:
+def test_a_prefix_that_is_not_a_series_of_labels_is_refused(prefix: str) -> None:
     with pytest.raises(UsageError, match="prefix"):
         check_key(prefix + "name")
 
@@ -81,7 +81,7 @@ def test_a_prefix_that_is_no_series_of_labels_is_refused(prefix: str) -> None:
 @req("meta-04")
 @pytest.mark.parametrize("prefix", GOOD_PREFIXES)
 @pytest.mark.parametrize("name", BAD_NAMES)
-def test_a_name_that_neither_is_empty_nor_fits_is_refused(prefix: str, name: str) -> None:
+def test_a_malformed_name_is_refused(prefix: str, name: str) -> None:
     with pytest.raises(UsageError, match=re.escape(repr(prefix + name))):
         check_key(prefix + name)
 
@@ -101,13 +101,13 @@ name = st.from_regex(r"\A([A-Za-z0-9]([A-Za-z0-9._-]{0,6}[A-Za-z0-9])?)?\Z")
 @req("meta-02", "meta-03", "meta-04")
 @given(st.lists(label, min_size=1, max_size=4), name)
 @settings(max_examples=80)
-def test_every_key_of_the_grammar_passes_and_gives_its_labels(labels: list[str], name: str) -> None:
+def test_each_key_of_the_grammar_is_accepted_and_its_labels_are_returned(labels: list[str], name: str) -> None:
     assert check_key(f"{'.'.join(labels)}/{name}") == labels
 
 
 @given(st.text(max_size=20) | st.text("aB1-_./ ", max_size=10))
 @settings(max_examples=200)
-def test_any_text_passes_or_is_a_local_protocol_error(key: str) -> None:
+def test_any_text_is_accepted_or_is_a_usage_error(key: str) -> None:
     whole = r"([A-Za-z]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z]([A-Za-z0-9-]*[A-Za-z0-9])?)*/)?"
     whole += r"([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)?"
     if re.fullmatch(whole, key):
@@ -117,7 +117,7 @@ def test_any_text_passes_or_is_a_local_protocol_error(key: str) -> None:
             check_key(key)
 
 
-# Who owns a key.
+# Reserved keys.
 
 # The prefix, and the revisions that reserve it.
 OLD, NEW = {"2025-06-18"}, {"2025-11-25", "2026-07-28"}
@@ -153,13 +153,13 @@ def test_a_reserved_prefix_is_refused_in_the_revisions_that_reserve_it(
 
 @req("meta-06")
 @pytest.mark.parametrize("key", [getattr(revisions, name) for name in dir(revisions) if name.startswith("META_")])
-def test_the_protocols_own_keys_are_not_for_users(key: str) -> None:
+def test_keys_of_the_protocol_are_refused(key: str) -> None:
     assert refuses(key, revisions.LATEST)
 
 
 @req("meta-07")
 @EVERY
-def test_a_prefix_in_reverse_dns_order_passes_and_is_what_a_refusal_advises(revision: Revision) -> None:
+def test_a_prefix_in_reverse_dns_order_is_accepted_and_advised(revision: Revision) -> None:
     check_meta({"com.example/key": 1, "org.example.tools/": None}, revision)
     if revision.name not in WITHOUT_RULES:
         with pytest.raises(UsageError, match=rf"com\.mcp\.dev.*{revision}.*com\.example/"):
@@ -167,13 +167,13 @@ def test_a_prefix_in_reverse_dns_order_passes_and_is_what_a_refusal_advises(revi
 
 
 @EVERY
-def test_the_progress_token_is_not_for_users(revision: Revision) -> None:
+def test_the_progress_token_is_refused(revision: Revision) -> None:
     with pytest.raises(UsageError, match="progressToken"):
         check_meta({"progressToken": 1}, revision)
 
 
 @EVERY
-def test_values_at_keys_of_ones_own_are_not_looked_at(revision: Revision) -> None:
+def test_the_values_of_other_keys_are_not_checked(revision: Revision) -> None:
     check_meta({"a": None, "com.example/b": [{"progressToken": 1}], "c": {"dev.mcp/": 1}}, revision)
     check_meta({}, revision)
 
@@ -181,7 +181,7 @@ def test_values_at_keys_of_ones_own_are_not_looked_at(revision: Revision) -> Non
 @req("meta-01", "meta-09")
 @pytest.mark.parametrize("value", [None, True, 1.5, "", "not a traceparent", [1], {"a": {"b": None}}])
 @pytest.mark.parametrize("key", ["dev.mcp/new", "io.modelcontextprotocol/unknown", "traceparent", "baggage", "-bad-"])
-def test_what_the_peer_puts_into_meta_is_tolerated_and_passed_on(key: str, value: Any) -> None:
+def test_any_meta_of_the_peer_is_accepted_and_passed_on(key: str, value: Any) -> None:
     data = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "m", "params": {"_meta": {key: value}}})
     message = decode(data.encode(), Limits())
     assert message == Request(1, "m", {"_meta": {key: value}})
@@ -189,7 +189,7 @@ def test_what_the_peer_puts_into_meta_is_tolerated_and_passed_on(key: str, value
     assert json.loads(encode(message)) == json.loads(data)
 
 
-# What W3C says.
+# The formats of the W3C.
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 SPAN = "b7ad6b7169203331"

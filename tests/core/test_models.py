@@ -1,4 +1,4 @@
-"""What the models promise by themselves, before anything is written or read."""
+"""The models by themselves, before any is written or read."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_models_of_different_classes_differ() -> None:
     assert content.TextResourceContents("a", "b") != 1
 
 
-def test_a_repr_shows_what_is_there_and_no_pictures() -> None:
+def test_a_repr_shows_the_set_fields_and_the_length_of_binary_data() -> None:
     assert repr(TextContent("hi")) == "TextContent(text='hi')"
     assert repr(ImageContent(bytes(5000), "image/png", raw={"data": "AAAA"})) == (
         "ImageContent(data=<5000 bytes>, mime_type='image/png')"
@@ -107,7 +107,7 @@ def test_a_result_without_is_error_is_a_success(make: Callable[..., content.Tool
 
 
 @pytest.mark.parametrize("make", [CallToolResult, partial(ToolResultContent, "id")])
-def test_structured_content_that_is_not_there_is_none(make: Callable[..., content.ToolOutcome]) -> None:
+def test_absent_structured_content_differs_from_null(make: Callable[..., content.ToolOutcome]) -> None:
     without, null = make([]), make([], structured_content=None)
     assert (without.structured_content, without.has_structured_content) == (None, False)
     assert (null.structured_content, null.has_structured_content) == (None, True)
@@ -115,12 +115,12 @@ def test_structured_content_that_is_not_there_is_none(make: Callable[..., conten
 
 
 @pytest.mark.parametrize("src", ["https://example.com/a.png", "HTTPS://EXAMPLE.COM", "data:image/png;base64,AA=="])
-def test_an_icon_of_ours_may_be_at_a_safe_place(src: str) -> None:
+def test_an_icon_may_have_a_safe_uri(src: str) -> None:
     assert Icon(src).src == src
 
 
 @pytest.mark.parametrize("src", ["http://a/b.png", "javascript:alert(1)", "file:///a", "ftp://a", "ws://a", "/a", ""])
-def test_an_icon_of_ours_is_refused_elsewhere_and_a_peers_is_left_to_be_judged(src: str) -> None:
+def test_an_unsafe_uri_of_an_icon_is_refused_unless_a_peer_sent_it(src: str) -> None:
     with pytest.raises(UsageError, match=r"^Icon\.src must be an https: or data: URI"):
         Icon(src)
     assert Icon(src, raw={"src": src}).src == src
@@ -140,19 +140,19 @@ def test_an_icon_of_ours_is_refused_elsewhere_and_a_peers_is_left_to_be_judged(s
     ],
 )
 @req("type-01", "mrtr-12")
-def test_what_no_revision_allows_is_refused_where_it_is_built(make: Any, why: str) -> None:
+def test_a_model_that_no_revision_allows_is_refused_at_construction(make: Any, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         make()
 
 
-def test_the_edges_of_what_is_allowed_are_allowed() -> None:
+def test_the_limits_of_the_allowed_values_are_accepted() -> None:
     assert len(models.Completion(["a"] * 100).values) == 100
     assert content.Annotations(priority=0) != content.Annotations(priority=1)
     assert models.InputRequiredResult(request_state="").request_state == ""
 
 
 @req("cache-07", "cache-08", "cache-09", "cache-24")
-def test_a_time_to_live_is_never_negative_and_a_scope_private_unless_said() -> None:
+def test_a_time_to_live_is_never_negative_and_the_default_scope_is_private() -> None:
     assert CacheableResult().ttl_ms == CacheableResult(ttl_ms=-5).ttl_ms == 0
     assert CacheableResult(ttl_ms=60_000).ttl_ms == 60_000
     assert CacheableResult().cache_scope == "private"
@@ -160,7 +160,7 @@ def test_a_time_to_live_is_never_negative_and_a_scope_private_unless_said() -> N
     assert not isinstance(Result(), CacheableResult)
 
 
-def test_well_formed_leaves_out_what_could_not_be_read() -> None:
+def test_well_formed_leaves_out_malformed_content() -> None:
     tool = Tool("n", SCHEMA)
     assert well_formed([tool, MalformedContent({"name": 1}, "name: expected string, got integer"), tool]) == [
         tool,
@@ -169,7 +169,7 @@ def test_well_formed_leaves_out_what_could_not_be_read() -> None:
     assert well_formed([UnknownContent({"type": "hologram"})]) == [UnknownContent({"type": "hologram"})]
 
 
-def test_sampled_content_is_a_sequence_for_whoever_wants_one() -> None:
+def test_the_blocks_of_sampled_content_are_always_a_sequence() -> None:
     block = TextContent("a")
     assert models.SamplingMessage("user", block).blocks == [block]
     assert models.SamplingMessage("user", [block, block]).blocks == [block, block]
@@ -191,11 +191,11 @@ OPTIONS = [forms.EnumOption("r", "Red"), forms.EnumOption("g", "Green")]
         (forms.MultiSelectSchema(forms.TitledEnumItems(OPTIONS)), [("r", "Red"), ("g", "Green")]),
     ],
 )
-def test_every_shape_of_choice_says_its_choices(field: Any, choices: list[tuple[str, str]]) -> None:
+def test_each_kind_of_choice_lists_its_choices(field: Any, choices: list[tuple[str, str]]) -> None:
     assert field.choices == choices
 
 
-def test_every_class_is_known_to_one_revision_at_least() -> None:
+def test_each_class_is_known_to_at_least_one_revision() -> None:
     for cls in MODELS:
         assert list(REVISIONS).index(cls.SINCE) <= list(REVISIONS).index(cls.UNTIL)
         for field in attrs.fields(cls):

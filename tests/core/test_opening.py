@@ -1,4 +1,4 @@
-"""The client finds out what it is talking to: every answer a server can give to the probe, and to initialize."""
+"""The opening of a client: every kind of answer that a server can give to the probe and to initialize."""
 
 from __future__ import annotations
 
@@ -66,20 +66,20 @@ def refusal(code: int, supported: Any = ABSENT) -> Error:
 Silence = "silence"
 LinkLost = "the link is lost"
 InputEnded = "the server has closed its side"
-FallBack = "the transport saw it"
+FallBack = "the transport tells the client to fall back"
 Unsendable = "the POST is refused"
 Reply = Any  # a result, an Error, or one of the five above
 
 
 @attrs.define
-class Play:
-    """A client and the replies of a server, in order; what came of it."""
+class ScriptedOpening:
+    """A client that gets replies of a server in order, with the requests it sent and the events it reported."""
 
     client: ClientProtocol
     sent: list[str] = attrs.field(factory=list)
     seen: list[Event] = attrs.field(factory=list)
 
-    def hear(self, reply: Reply) -> None:
+    def take(self, reply: Reply) -> None:
         messages = drain(self.client)
         assert len(messages) == 1
         message = messages[0]
@@ -107,17 +107,17 @@ class Play:
             self.seen += self.client.receive(Response(message.id, reply), 0.0)
 
 
-def test_a_server_that_can_only_be_modern_has_all_the_time_there_is() -> None:
+def test_a_modern_only_client_waits_for_the_probe_until_the_deadline() -> None:
     for offer, until in ((BOTH, 5.0), ((E,), 60.0)):
-        assert play(offer).client.next_deadline() == until
+        assert open_with(offer).client.next_deadline() == until
 
 
-def play(offer: tuple[Revision, ...], *replies: Reply) -> Play:
+def open_with(offer: tuple[Revision, ...], *replies: Reply) -> ScriptedOpening:
     client = ClientProtocol(Offer(CLIENT_INFO, EVERYTHING_OF_A_CLIENT, offer))
     client.open(probe_until=5.0, deadline=60.0)
-    played = Play(client)
+    played = ScriptedOpening(client)
     for reply in replies:
-        played.hear(reply)
+        played.take(reply)
     return played
 
 
@@ -138,12 +138,12 @@ class Case:
 
 
 def then_legacy(name: str, reply: Reply, why: str) -> Case:
-    """Whatever is not a recognised modern answer leads to initialize."""
+    """After any answer that is not a recognised modern one the client sends initialize."""
     return Case(name, BOTH, (reply, chosen(D.name)), (PROBE, INITIALIZE), D, why)
 
 
 CASES = [
-    # The probe is answered by a server of the modern era.
+    # A server of the modern era answers the probe.
     Case("discover", BOTH, (discovered(E.name),), (PROBE,), E, "2026-07-28"),
     Case("discover, complete", BOTH, (discovered(E.name, resultType="complete"),), (PROBE,), E, "2026-07-28"),
     Case("discover, modern only", (E,), (discovered(E.name, D.name),), (PROBE,), E, "2026-07-28, 2025-11-25"),
@@ -156,7 +156,9 @@ CASES = [
         B,
         "chose 2025-03-26",
     ),
-    Case("discover, nothing shared", BOTH, (discovered("2030-01-01"),), (PROBE,), None, "we support 2026-07-28, 2025-"),
+    Case(
+        "discover, no shared version", BOTH, (discovered("2030-01-01"),), (PROBE,), None, "we support 2026-07-28, 2025-"
+    ),
     Case("discover, no version", BOTH, (discovered(),), (PROBE,), None, "no version"),
     Case(
         "discover names another modern version",
@@ -191,10 +193,18 @@ CASES = [
         D,
         "chose 2025-11-25",
     ),
-    Case("-32022 naming none of ours", BOTH, (refusal(-32022, ["2030-01-01"]),), (PROBE,), None, "2030-01-01", -32022),
+    Case(
+        "-32022 naming no version of ours",
+        BOTH,
+        (refusal(-32022, ["2030-01-01"]),),
+        (PROBE,),
+        None,
+        "2030-01-01",
+        -32022,
+    ),
     Case("-32022 naming legacy, modern only", (E,), (refusal(-32022, [D.name]),), (PROBE,), None, D.name, -32022),
     Case(
-        "-32022 naming what it refuses",
+        "-32022 naming the refused version",
         BOTH,
         (refusal(-32022, [D.name, E.name]), discovered(E.name)),
         (PROBE, PROBE),
@@ -202,7 +212,7 @@ CASES = [
         "the server supports 2026-07-28",
     ),
     Case(
-        "-32022 naming what it refuses, twice",
+        "-32022 naming the refused version, twice",
         BOTH,
         (refusal(-32022, [E.name]), refusal(-32022, [E.name])),
         (PROBE, PROBE),
@@ -211,19 +221,19 @@ CASES = [
         -32022,
     ),
     Case(
-        "-32022 naming what it refuses, twice, and an older one",
+        "-32022 naming the refused version, twice, and an older one",
         BOTH,
         (refusal(-32022, [D.name, E.name]), refusal(-32022, [D.name, E.name]), chosen(D.name)),
         (PROBE, PROBE, INITIALIZE),
         D,
         "chose 2025-11-25",
     ),
-    Case("-32022 naming nothing", BOTH, (refusal(-32022),), (PROBE,), None, "error -32022: 'no'", -32022),
+    Case("-32022 naming no version", BOTH, (refusal(-32022),), (PROBE,), None, "error -32022: 'no'", -32022),
     Case("-32022 with garbage", BOTH, (refusal(-32022, "all"),), (PROBE,), None, "error -32022: 'no'", -32022),
     Case("-32022 with null data", BOTH, (Error(0, -32022, "no", None),), (PROBE,), None, "error -32022", -32022),
     Case("-32020", BOTH, (refusal(-32020, [D.name]),), (PROBE,), None, "error -32020: 'no'", -32020),
     Case("-32021", BOTH, (refusal(-32021),), (PROBE,), None, "error -32021: 'no'", -32021),
-    # By any other.
+    # Any other server answers it.
     *[
         then_legacy(f"{code} to the probe", refusal(code), "the server chose 2025-11-25")
         for code in (-32601, -32602, -32600, -32603, -32700, -32000, -32002, -32001, -32042, 0, 1, 404, -1)
@@ -247,12 +257,12 @@ CASES = [
             ("garbage", GARBAGE, "a malformed answer: this is no answer"),
             ("{}", {}, "an answer without a protocol version"),
             (
-                "a wish",
+                "a request for input",
                 discovered(E.name, resultType="input_required"),
                 "an answer with the unknown resultType 'input_required'",
             ),
             (
-                "a novelty",
+                "an unknown kind",
                 discovered(E.name, resultType="x" * 900),
                 f"an answer with the unknown resultType '{'x' * 20}...",
             ),
@@ -262,8 +272,10 @@ CASES = [
     # Initialize.
     Case("legacy only", (D, A), (chosen(D.name),), (INITIALIZE,), D, "the server chose 2025-11-25"),
     Case("an older one", (D, A), (chosen(A.name),), (INITIALIZE,), A, "the server chose 2024-11-05"),
-    Case("one we lack", (D, A), (chosen(B.name),), (INITIALIZE,), None, "chose '2025-03-26'; we support 2025-11-25"),
-    Case("one that has no handshake", BOTH, (refusal(1), chosen(E.name)), (PROBE, INITIALIZE), None, "chose"),
+    Case(
+        "a version we lack", (D, A), (chosen(B.name),), (INITIALIZE,), None, "chose '2025-03-26'; we support 2025-11-25"
+    ),
+    Case("a version that has no handshake", BOTH, (refusal(1), chosen(E.name)), (PROBE, INITIALIZE), None, "chose"),
     Case("no version", (D,), ({},), (INITIALIZE,), None, "an answer without a protocol version"),
     Case("a version that is no string", (D,), ({"protocolVersion": 1},), (INITIALIZE,), None, "without a protocol"),
     Case("garbage to initialize", (D,), (GARBAGE,), (INITIALIZE,), None, "a malformed answer"),
@@ -279,7 +291,7 @@ CASES = [
         for code in (-32603, -32601, -32602, -32000, -32022, -32021)
     ],
     Case(
-        "-32602 naming none",
+        "-32602 naming no version of ours",
         (D,),
         (refusal(-32602, ["1.0"]),),
         (INITIALIZE,),
@@ -296,7 +308,7 @@ CASES = [
         "the server chose 2025-03-26",
     ),
     Case(
-        "-32602 naming what it refuses",
+        "-32602 naming the refused version",
         (D, A),
         (refusal(-32602, [D.name]), refusal(-32602, [D.name])),
         (INITIALIZE, INITIALIZE),
@@ -353,7 +365,7 @@ CASES = [
     ),
     Case("legacy only, modern server", (D,), (refusal(-32022, [E.name]),), (INITIALIZE,), None, E.name, -32022),
     Case(
-        "going round in circles",
+        "refusals in a circle",
         BOTH,
         (refusal(1), refusal(-32022, [E.name]), refusal(1), refusal(-32022, [E.name]), refusal(1)),
         (PROBE, INITIALIZE, PROBE, "initialize 2025-03-26", PROBE),
@@ -364,7 +376,7 @@ CASES = [
 
 
 def check(case: Case) -> None:
-    played = play(case.offer, *case.replies)
+    played = open_with(case.offer, *case.replies)
     client = played.client
     assert tuple(played.sent) == case.sent
     negotiation = client.negotiation
@@ -385,7 +397,7 @@ def check(case: Case) -> None:
         assert last == Opened(Terms(case.chosen, CAPABILITIES, SERVER_INFO))
         assert client.terms == last.terms
         assert (client.closed, client.opened, client.phase) == (False, True, Phase.OPEN)
-        # Nothing is ever cancelled on the way: "initialize MUST NOT be cancelled", and a legacy server knows no probe.
+        # The opening sends no cancellation: "initialize MUST NOT be cancelled", and a legacy server knows no probe.
         assert rest == ([Notification("notifications/initialized")] if case.chosen.handshake else [])
     assert len(played.seen) == 1
     assert (client.waiting, client.next_deadline()) == (0, None)
@@ -394,12 +406,12 @@ def check(case: Case) -> None:
 @req("rtype-03", "rtype-04")
 @req("life-12", "life-13", "life-14", "life-17", "life-20", "ver-02", "ver-13", "ver-14", "ver-17")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_every_answer_of_a_server_leads_where_it_should(case: Case) -> None:
+def test_each_answer_of_a_server_leads_to_its_revision_or_failure(case: Case) -> None:
     check(case)
 
 
-def test_the_record_says_what_was_tried_and_what_came_back() -> None:
-    played = play(BOTH, Silence, refusal(-32022, [E.name, "2030-01-01"]), discovered(E.name))
+def test_the_negotiation_lists_each_attempt_and_its_answer() -> None:
+    played = open_with(BOTH, Silence, refusal(-32022, [E.name, "2030-01-01"]), discovered(E.name))
     assert played.client.negotiation == Negotiation(
         (
             Attempt("server/discover in 2026-07-28", "no answer in time"),
@@ -411,9 +423,9 @@ def test_the_record_says_what_was_tried_and_what_came_back() -> None:
     )
 
 
-def test_the_record_stays_short_whatever_the_server_says() -> None:
+def test_the_negotiation_is_short_even_if_the_answer_is_long() -> None:
     for reply in (refusal(-32602, ["x" * 1000] * 1000), Error(0, 1, "x" * 10_000), chosen("x" * 1000)):
-        played = play((D,), reply)
+        played = open_with((D,), reply)
         assert played.client.negotiation is not None
         assert len(played.client.negotiation.why) < 500
 
@@ -421,7 +433,7 @@ def test_the_record_stays_short_whatever_the_server_says() -> None:
 @req("life-20")
 def test_the_versions_in_an_error_to_initialize_are_surfaced() -> None:
     data = {"supported": ["2024-10-07"], "requested": D.name}
-    (failed,) = play((D,), Error(0, -32602, "Unsupported protocol version", data)).seen
+    (failed,) = open_with((D,), Error(0, -32602, "Unsupported protocol version", data)).seen
     assert isinstance(failed, OpeningFailed)
     assert failed.error is not None
     assert failed.error.data == data
@@ -476,7 +488,7 @@ def test_no_step_of_the_opening_outlasts_the_deadline(offer: Any, probe_until: A
     assert client.closed is (deadline is not None)
 
 
-def test_a_probe_that_nobody_has_read_yet_is_waited_for_anew() -> None:
+def test_the_time_for_the_probe_can_be_extended() -> None:
     client = ClientProtocol(Offer(CLIENT_INFO))
     client.open(probe_until=5.0, deadline=60.0)
     (probe,) = drain(client)
@@ -487,11 +499,11 @@ def test_a_probe_that_nobody_has_read_yet_is_waited_for_anew() -> None:
         assert not client.tick(now + 4.0)
         assert client.phase is Phase.PROBING
     assert isinstance(client.receive(Response(probe.id, discovered(E.name)), 12.5)[0], Opened)
-    client.put_off(99.0)  # it has ended
+    client.put_off(99.0)  # the probe has ended
     assert client.next_deadline() is None
 
 
-def test_a_server_that_reads_the_probe_and_says_nothing_is_a_legacy_one_after_all() -> None:
+def test_a_server_that_does_not_answer_the_extended_probe_is_legacy() -> None:
     client = ClientProtocol(Offer(CLIENT_INFO))
     client.open(probe_until=5.0)
     client.put_off(9.0)
@@ -504,7 +516,7 @@ def test_a_server_that_reads_the_probe_and_says_nothing_is_a_legacy_one_after_al
 
 
 @pytest.mark.parametrize("offer", [ALL, (E,)], ids=str)
-def test_nobody_is_waited_for_beyond_the_deadline(offer: Any) -> None:
+def test_the_probe_cannot_be_extended_beyond_the_deadline(offer: Any) -> None:
     client = ClientProtocol(Offer(CLIENT_INFO, revisions=offer))
     client.open(probe_until=5.0, deadline=10.0)
     for until in (99.0, 5.0):
@@ -515,7 +527,7 @@ def test_nobody_is_waited_for_beyond_the_deadline(offer: Any) -> None:
     assert failed.negotiation.attempts == (Attempt("server/discover in 2026-07-28", "no answer in time"),)
 
 
-def test_nothing_is_said_to_be_tried_that_was_not() -> None:
+def test_the_negotiation_lists_no_attempt_that_was_not_made() -> None:
     client = ClientProtocol(Offer(CLIENT_INFO))
     client.open(deadline=60.0)
     assert len(drain(client)) == 1
@@ -526,7 +538,7 @@ def test_nothing_is_said_to_be_tried_that_was_not() -> None:
 
 
 @req("life-17")
-def test_whoever_waits_for_a_ping_is_told_when_the_opening_fails() -> None:
+def test_a_ping_fails_when_the_opening_fails() -> None:
     client = ClientProtocol(Offer(CLIENT_INFO, revisions=(D,)))
     client.open()
     id = client.request("ping")
@@ -543,14 +555,14 @@ def refusal_to(id: int) -> Error:
     return Error(id, -32603, "no")
 
 
-def test_an_opened_link_is_lost_without_another_word_about_its_opening() -> None:
+def test_the_loss_of_an_open_link_does_not_report_the_opening_again() -> None:
     for revision in (D, E):
         made = opened(revision)
         id = made.client.request("tools/list")
         assert made.client.connection_lost(why="gone") == [ConnectionLost(id, "tools/list", "gone")]
 
 
-def test_what_happens_once_happens_once() -> None:
+def test_open_and_fall_back_can_be_called_only_once() -> None:
     client = ClientProtocol(Offer(CLIENT_INFO))
     with pytest.raises(UsageError, match="being probed"):
         client.fall_back("x")
@@ -580,7 +592,7 @@ def test_a_link_that_is_lost_before_it_is_opened_cannot_be_opened() -> None:
 
 @req("life-01", "life-04")
 @pytest.mark.parametrize("revision", ALL, ids=str)
-def test_the_opening_is_not_sent_by_hand(revision: Revision) -> None:
+def test_the_messages_of_the_opening_cannot_be_sent_by_hand(revision: Revision) -> None:
     client = opened(revision).client
     for act in (lambda: client.request("initialize"), lambda: client.notify("notifications/initialized")):
         with pytest.raises(UsageError, match=r"must be sent with ClientProtocol\.open"):
@@ -612,7 +624,7 @@ def test_every_modern_request_carries_its_terms() -> None:
 
 
 @req("meta-10")
-def test_a_client_without_capabilities_says_so_each_time() -> None:
+def test_a_client_without_capabilities_declares_an_empty_object_each_time() -> None:
     made = opened(E, {})
     made.client.request("tools/list")
     (message,) = drain(made.client)
@@ -630,7 +642,7 @@ def test_one_request_may_declare_other_capabilities() -> None:
 
 
 @pytest.mark.parametrize("revision", LEGACY, ids=str)
-def test_a_legacy_request_carries_none_of_that(revision: Revision) -> None:
+def test_a_legacy_request_does_not_carry_terms(revision: Revision) -> None:
     made = opened(revision)
     made.client.log_level = "debug"
     made.client.request("tools/list", {"cursor": "c"})
@@ -639,10 +651,13 @@ def test_a_legacy_request_carries_none_of_that(revision: Revision) -> None:
 
 @pytest.mark.parametrize("garbled", ["instructions", "capabilities", "serverInfo", "_meta"])
 @pytest.mark.parametrize("wrong", [7, None, [], "x"], ids=repr)
-def test_what_a_server_says_about_itself_may_be_garbled(garbled: str, wrong: Any) -> None:
+def test_malformed_details_of_the_server_do_not_fail_the_opening(garbled: str, wrong: Any) -> None:
     if garbled == "instructions" and wrong == "x":
         wrong = {}
-    for played in (play((E,), discovered(E.name, **{garbled: wrong})), play((D,), {**chosen(D.name), garbled: wrong})):
+    for played in (
+        open_with((E,), discovered(E.name, **{garbled: wrong})),
+        open_with((D,), {**chosen(D.name), garbled: wrong}),
+    ):
         (event,) = played.seen
         assert isinstance(event, Opened)
         assert played.client.instructions is None
@@ -663,7 +678,7 @@ def test_a_legacy_client_can_show_which_versions_a_modern_server_speaks() -> Non
 
 
 @req("ver-14", "ver-02")
-def test_a_slow_modern_server_is_found_in_the_end() -> None:
+def test_a_slow_modern_server_is_recognised_after_initialize() -> None:
     client = ClientProtocol(Offer(CLIENT_INFO))
     server = ServerProtocol(Offer(SERVER_INFO, revisions=(E,)))
     client.open(probe_until=5.0, deadline=60.0)
@@ -708,23 +723,23 @@ def test_a_stray_line_is_answered_in_the_legacy_era_only(line: bytes) -> None:
         assert len(client.outgoing()) == (1 if revision is D else 0)
 
 
-def test_a_server_that_prints_what_it_reads_is_not_answered_for_ever() -> None:
+def test_a_server_that_prints_its_input_gets_one_error_for_each_request() -> None:
     client = ClientProtocol(Offer(CLIENT_INFO))
     client.open()
     lines = [encode(message) for message in drain(client)]
-    heard = 0
+    errors = 0
     while lines:
         (event,) = client.receive(decode(b"Received: " + lines.pop(0), LIMITS), 0.0)
         assert isinstance(event, PeerMistake)
         lines += [encode(message) for message in drain(client)]
-        heard += 1
-        assert heard <= 2, "only what it was asked, and what it was told of that"
-    client.fall_back("it is no modern one")
+        errors += 1
+        assert errors <= 2, "only the request, and the error about the first stray line"
+    client.fall_back("the server is not modern")
     assert len(drain(client)) == 1
     client.receive(decode(b"Received: initialize", LIMITS), 0.0)
-    assert len(drain(client)) == 1, "after a request of ours it is told again"
+    assert len(drain(client)) == 1, "after a request of ours there is one error again"
     client.receive(Request("a", "no/such"), 0.0)
-    assert len(drain(client)) == 1, "what has an id is always answered"
+    assert len(drain(client)) == 1, "a request with an id is always answered"
 
 
 @pytest.mark.parametrize("link", list(LinkKind), ids=lambda link: link.name)
@@ -743,16 +758,16 @@ def test_no_kind_of_link_cancels_the_probe_or_initialize(link: LinkKind) -> None
         assert not any(isinstance(message, Notification) for message, _ in client.outgoing())
 
 
-# On HTTP: the revision says what a cancellation and a lost stream mean, and the session learns it on the way.
+# On HTTP the revision decides the meaning of a cancellation and of a lost stream.  The opening agrees on the revision.
 
 HTTP = [LinkKind.SESSION, LinkKind.EXCHANGE]
 each_http = pytest.mark.parametrize("link", HTTP, ids=lambda link: link.name)
 each_link = pytest.mark.parametrize("link", list(LinkKind), ids=lambda link: link.name)
-ROADS = [
+NEGOTIATIONS = [
     pytest.param((E,), (discovered(E.name),), LinkKind.EXCHANGE, id="modern"),
     pytest.param(BOTH, (discovered(E.name),), LinkKind.EXCHANGE, id="modern, of both"),
     pytest.param(BOTH, (refusal(-32601), chosen(D.name)), LinkKind.SESSION, id="legacy, after the probe"),
-    pytest.param(BOTH, (FallBack, chosen(D.name)), LinkKind.SESSION, id="legacy, as the transport saw"),
+    pytest.param(BOTH, (FallBack, chosen(D.name)), LinkKind.SESSION, id="legacy, by the transport"),
     pytest.param(BOTH, (Silence, chosen(B.name)), LinkKind.SESSION, id="older, after silence"),
     pytest.param(BOTH, (discovered(B.name), chosen(B.name)), LinkKind.SESSION, id="legacy, by discovery"),
     pytest.param((D,), (chosen(D.name),), LinkKind.SESSION, id="legacy alone"),
@@ -771,13 +786,13 @@ def started(link: LinkKind, offer: tuple[Revision, ...] = BOTH) -> ClientProtoco
 
 @req("cancel-15", "cancel-16", "http-28", "http-29", "http-114")
 @each_link
-@pytest.mark.parametrize(("offer", "replies", "on_http"), ROADS)
-def test_whatever_led_to_a_revision_its_own_rules_hold(
+@pytest.mark.parametrize(("offer", "replies", "on_http"), NEGOTIATIONS)
+def test_the_agreed_revision_decides_the_rules_of_the_link(
     link: LinkKind, offer: tuple[Revision, ...], replies: tuple[Reply, ...], on_http: LinkKind
 ) -> None:
-    played = Play(started(link, offer))
+    played = ScriptedOpening(started(link, offer))
     for reply in replies:
-        played.hear(reply)
+        played.take(reply)
     client = played.client
     assert isinstance(played.seen[-1], Opened)
     means = link if link is LinkKind.DUPLEX else on_http
@@ -807,7 +822,7 @@ def test_whatever_led_to_a_revision_its_own_rules_hold(
 
 @each_http
 @pytest.mark.parametrize("offer", [BOTH, (E,)], ids=["both eras", "modern only"])
-def test_a_stream_that_breaks_under_the_probe_ends_the_opening(link: LinkKind, offer: tuple[Revision, ...]) -> None:
+def test_the_loss_of_the_stream_of_the_probe_ends_the_opening(link: LinkKind, offer: tuple[Revision, ...]) -> None:
     client = started(link, offer)
     (failed,) = client.connection_lost(about=1, why="reset")
     assert isinstance(failed, OpeningFailed)
@@ -816,13 +831,13 @@ def test_a_stream_that_breaks_under_the_probe_ends_the_opening(link: LinkKind, o
 
 @each_http
 @pytest.mark.parametrize("act", [lambda c: c.tick(5.0), lambda c: c.fall_back("x")], ids=["silence", "fall back"])
-def test_a_stream_that_breaks_under_initialize_leaves_it_to_resumption(link: LinkKind, act: Any) -> None:
+def test_the_loss_of_the_stream_of_initialize_does_not_end_the_opening(link: LinkKind, act: Any) -> None:
     client = started(link)
     assert not act(client)
     (_, initialize) = drain(client)
     assert isinstance(initialize, Request)
     ping = client.request("ping")
-    for about in (1, initialize.id, ping):  # the late end of the probe's own stream means nothing either
+    for about in (1, initialize.id, ping):  # the late end of the stream of the probe has no effect either
         assert not client.connection_lost(about=about)
     assert client.cancel(ping)
     assert [type(message) for message in drain(client)] == [Request, Notification]
@@ -831,7 +846,7 @@ def test_a_stream_that_breaks_under_initialize_leaves_it_to_resumption(link: Lin
 
 
 @each_http
-def test_a_stream_that_breaks_under_a_second_probe_ends_the_opening_too(link: LinkKind) -> None:
+def test_the_loss_of_the_stream_of_a_second_probe_ends_the_opening(link: LinkKind) -> None:
     client = started(link)
     client.tick(5.0)
     ping = client.request("ping")
@@ -845,21 +860,19 @@ def test_a_stream_that_breaks_under_a_second_probe_ends_the_opening_too(link: Li
 
 @each_http
 @pytest.mark.parametrize("by_stream", [True, False])
-def test_the_rules_are_those_of_the_revision_that_is_adopted_and_not_of_the_one_that_was_tried(
-    link: LinkKind, by_stream: bool
-) -> None:
+def test_the_rules_are_those_of_the_adopted_revision_not_of_the_tried_one(link: LinkKind, by_stream: bool) -> None:
     assert E.http is not None
     odd = attrs.evolve(NEWER, http=attrs.evolve(E.http, disconnect_cancels=False))
     tried, adopted = (odd, E) if by_stream else (attrs.evolve(NEWEST, http=E.http), odd)
-    played = Play(started(link, (tried, adopted)))
+    played = ScriptedOpening(started(link, (tried, adopted)))
     assert played.client.link is (LinkKind.SESSION if by_stream else LinkKind.EXCHANGE)
-    played.hear(discovered(adopted.name))
+    played.take(discovered(adopted.name))
     assert played.client.link is (LinkKind.EXCHANGE if by_stream else LinkKind.SESSION)
 
 
 @each_link
 @pytest.mark.parametrize("revision", ALL, ids=str)
-def test_known_terms_say_what_the_link_is_from_the_start(link: LinkKind, revision: Revision) -> None:
+def test_known_terms_decide_the_kind_of_link_from_the_start(link: LinkKind, revision: Revision) -> None:
     client = ClientProtocol(Offer(CLIENT_INFO), link=link, terms=Terms(revision))
     legacy_or_not = LinkKind.SESSION if revision.handshake else LinkKind.EXCHANGE
     assert client.link is (link if link is LinkKind.DUPLEX else legacy_or_not)

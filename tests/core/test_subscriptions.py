@@ -1,4 +1,4 @@
-"""Subscriptions: exactly those hear of a change who asked for it, in both eras, and clients know what they hear."""
+"""Subscriptions in both eras: each change goes to exactly its subscribers, and a client knows what is agreed."""
 
 import gc
 import tracemalloc
@@ -67,11 +67,11 @@ def asking(filter: Json) -> Request:
     return Request(1, "subscriptions/listen", {"notifications": filter})
 
 
-def hearers(listeners: Listeners[Any], change: ChangeEvent) -> list[Any]:
+def receivers(listeners: Listeners[Any], change: ChangeEvent) -> list[Any]:
     return [key for key, _ in listeners.publish(change)]
 
 
-# What a change is on the wire.
+# Changes on the wire.
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def hearers(listeners: Listeners[Any], change: ChangeEvent) -> list[Any]:
         (A, "notifications/resources/updated", {"uri": "notes://a"}),
     ],
 )
-def test_a_change_is_told_by_its_notification_and_known_by_it(
+def test_a_change_is_converted_to_its_notification_and_back(
     change: ChangeEvent, method: str, params: JsonObject
 ) -> None:
     assert change.notification() == Notification(method, params)
@@ -102,7 +102,7 @@ def test_other_notifications_are_no_changes() -> None:
 
 
 @pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)
-def test_every_revision_has_each_change_on_the_capability_that_is_asked_here(revision: Revision) -> None:
+def test_each_kind_of_change_needs_the_capability_of_its_notification(revision: Revision) -> None:
     for kind in ChangeKind:
         row = revision.notification(Role.SERVER, kind.method)
         assert row is not None
@@ -113,7 +113,7 @@ def test_every_revision_has_each_change_on_the_capability_that_is_asked_here(rev
         assert not kind.declared_in({})
 
 
-def test_the_params_of_a_listen_request_name_what_is_asked_for() -> None:
+def test_the_params_of_a_listen_request_name_the_changes() -> None:
     assert listen_params([B, TOOLS_CHANGED, A]) == {
         "notifications": {"resourceSubscriptions": ["notes://b", "notes://a"], "toolsListChanged": True}
     }
@@ -125,7 +125,7 @@ def test_the_params_of_a_listen_request_name_what_is_asked_for() -> None:
 
 @req("sub-02", "sub-05")
 @pytest.mark.parametrize("id", [1, 0, "1", "", "listen-1", -5, 2**53])
-def test_everything_on_a_subscription_carries_the_id_of_its_request(id: Id) -> None:
+def test_each_message_of_a_subscription_has_the_id_of_its_request(id: Id) -> None:
     listeners: Listeners[str] = Listeners()
     assert listeners.publish(TOOLS_CHANGED) == []
     acknowledgement = listeners.listen("key", request(id, TOOLS_CHANGED, A), EVERYTHING)
@@ -177,7 +177,7 @@ CAPABILITIES = [
 @req("sub-01", "sub-11", "sub-13", "sub-14")
 @given(st.lists(st.sampled_from(CHANGES), unique=True), st.sampled_from(CAPABILITIES))
 @settings(max_examples=100)
-def test_what_was_asked_for_and_is_declared_is_agreed_to_and_heard_and_nothing_else(
+def test_exactly_the_requested_changes_that_are_declared_are_sent(
     asked: list[ChangeEvent], declared: dict[str, Any]
 ) -> None:
     listeners: Listeners[int] = Listeners()
@@ -188,7 +188,7 @@ def test_what_was_asked_for_and_is_declared_is_agreed_to_and_heard_and_nothing_e
 
 
 @pytest.mark.parametrize("meant", ["notes://a/", "notes://A", "notes://a?x", "notes://", "notes://%61", ""])
-def test_a_resource_is_meant_by_its_exact_uri_only(meant: str) -> None:
+def test_a_subscription_matches_the_exact_uri_only(meant: str) -> None:
     listeners: Listeners[int] = Listeners()
     listeners.listen(0, request(1, A), EVERYTHING)
     assert listeners.publish(resource_updated(meant)) == []
@@ -203,18 +203,18 @@ def test_a_resource_is_meant_by_its_exact_uri_only(meant: str) -> None:
     ],
 )
 @req("sub-14")
-def test_what_is_false_empty_or_unknown_is_not_subscribed(filter: Json) -> None:
+def test_false_empty_and_unknown_members_subscribe_to_nothing(filter: Json) -> None:
     listeners: Listeners[int] = Listeners()
     assert listeners.listen(0, asking(filter), EVERYTHING).params["notifications"] == {}
     assert [change for change in CHANGES if listeners.publish(change)] == []
     assert len(listeners) == 1
 
 
-def test_a_uri_that_is_named_twice_is_heard_once() -> None:
+def test_a_uri_that_is_named_twice_is_notified_once() -> None:
     listeners: Listeners[int] = Listeners()
     acknowledgement = listeners.listen(0, asking({"resourceSubscriptions": ["notes://a", "notes://a"]}), EVERYTHING)
     assert acknowledgement.params["notifications"] == {"resourceSubscriptions": ["notes://a"]}
-    assert hearers(listeners, A) == [0]
+    assert receivers(listeners, A) == [0]
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_a_uri_that_is_named_twice_is_heard_once() -> None:
         ({"notifications": {"resourceSubscriptions": True}}, "must be an array of strings; got bool"),
     ],
 )
-def test_a_malformed_filter_is_refused_and_nobody_listens(params: JsonObject, why: str) -> None:
+def test_a_malformed_filter_is_refused_and_adds_no_listener(params: JsonObject, why: str) -> None:
     listeners: Listeners[int] = Listeners()
     with pytest.raises(RequestError, match=why) as caught:
         listeners.listen(0, Request(1, "subscriptions/listen", params), EVERYTHING)
@@ -256,7 +256,7 @@ def test_subscriptions_on_one_channel_do_not_wait_for_each_other() -> None:
     ]
 
 
-def test_one_key_is_one_listener() -> None:
+def test_a_key_cannot_be_used_by_two_listeners() -> None:
     listeners: Listeners[int] = Listeners()
     listeners.listen(0, request(1, TOOLS_CHANGED), EVERYTHING)
     for again in (
@@ -265,23 +265,23 @@ def test_one_key_is_one_listener() -> None:
     ):
         with pytest.raises(UsageError, match="listens already"):
             again()
-    assert hearers(listeners, A) == []
+    assert receivers(listeners, A) == []
     assert listeners.publish(TOOLS_CHANGED) == [(0, TOOLS_CHANGED.notification(1))]
 
 
 @req("sub-08")
-def test_a_subscription_that_the_server_ends_gets_its_result_once_and_then_nothing() -> None:
+def test_a_subscription_that_the_server_ends_gets_one_result() -> None:
     listeners: Listeners[int] = Listeners()
     listeners.listen(0, request("x", TOOLS_CHANGED, A), EVERYTHING)
     listeners.listen(1, request("y", TOOLS_CHANGED), EVERYTHING)
     assert listeners.close(0) == Response("x", {"resultType": "complete", "_meta": {META_SUBSCRIPTION_ID: "x"}})
     assert listeners.close(0) is None
     assert not listeners.forget(0)
-    assert hearers(listeners, TOOLS_CHANGED) == [1]
-    assert hearers(listeners, A) == []
+    assert receivers(listeners, TOOLS_CHANGED) == [1]
+    assert receivers(listeners, A) == []
 
 
-def test_a_subscription_that_the_client_ends_gets_nothing_more() -> None:
+def test_a_subscription_that_the_client_ends_gets_no_messages() -> None:
     listeners: Listeners[int] = Listeners()
     listeners.listen(0, request(1, TOOLS_CHANGED, A), EVERYTHING)
     assert listeners.forget(0)
@@ -291,7 +291,7 @@ def test_a_subscription_that_the_client_ends_gets_nothing_more() -> None:
     assert [change for change in CHANGES if listeners.publish(change)] == []
 
 
-def test_when_the_server_ends_everybody_is_told_who_is_owed_it() -> None:
+def test_a_server_that_ends_has_a_result_for_each_modern_subscription() -> None:
     listeners: Listeners[str] = Listeners()
     listeners.listen("a", request(1, TOOLS_CHANGED), EVERYTHING)
     listeners.add_session("b", EVERYTHING)
@@ -305,7 +305,7 @@ def test_when_the_server_ends_everybody_is_told_who_is_owed_it() -> None:
 # The server's side, legacy.
 
 
-def test_a_session_hears_of_every_list_whose_changes_are_declared_and_carries_no_id() -> None:
+def test_a_legacy_session_gets_all_declared_list_changes_without_an_id() -> None:
     listeners: Listeners[str] = Listeners()
     listeners.add_session("all", EVERYTHING)
     listeners.add_session("tools", {"tools": {"listChanged": True}, "prompts": {}, "resources": {"subscribe": True}})
@@ -313,13 +313,13 @@ def test_a_session_hears_of_every_list_whose_changes_are_declared_and_carries_no
         ("all", Notification("notifications/tools/list_changed")),
         ("tools", Notification("notifications/tools/list_changed")),
     ]
-    assert hearers(listeners, PROMPTS_CHANGED) == ["all"]
-    assert hearers(listeners, RESOURCES_CHANGED) == ["all"]
-    assert hearers(listeners, A) == []
+    assert receivers(listeners, PROMPTS_CHANGED) == ["all"]
+    assert receivers(listeners, RESOURCES_CHANGED) == ["all"]
+    assert receivers(listeners, A) == []
 
 
 @req("res-19", "res-20")
-def test_a_session_hears_of_a_resource_from_subscribe_to_unsubscribe() -> None:
+def test_a_legacy_session_gets_updates_from_subscribe_to_unsubscribe() -> None:
     listeners: Listeners[str] = Listeners()
     listeners.add_session("s", EVERYTHING)
     listeners.add_session("t", EVERYTHING)
@@ -328,14 +328,14 @@ def test_a_session_hears_of_a_resource_from_subscribe_to_unsubscribe() -> None:
     assert listeners.subscribe("s", a) == listeners.subscribe("s", b) == listeners.subscribe("s", a) == {}
     listeners.subscribe("t", b)
     assert listeners.publish(A) == [("s", Notification("notifications/resources/updated", {"uri": "notes://a"}))]
-    assert hearers(listeners, B) == ["s", "t"]
-    assert hearers(listeners, C) == []
+    assert receivers(listeners, B) == ["s", "t"]
+    assert receivers(listeners, C) == []
     assert listeners.unsubscribe("s", a) == listeners.unsubscribe("s", a) == {}
-    assert hearers(listeners, A) == []
-    assert hearers(listeners, B) == ["s", "t"]
-    assert hearers(listeners, TOOLS_CHANGED) == ["s", "t"]
+    assert receivers(listeners, A) == []
+    assert receivers(listeners, B) == ["s", "t"]
+    assert receivers(listeners, TOOLS_CHANGED) == ["s", "t"]
     assert listeners.forget("s")
-    assert hearers(listeners, B) == ["t"]
+    assert receivers(listeners, B) == ["t"]
 
 
 @pytest.mark.parametrize("params", [{}, {"uri": None}, {"uri": 5}, {"uri": ["notes://a"]}])
@@ -356,20 +356,20 @@ def test_a_modern_subscription_cannot_be_changed_by_subscribe_requests() -> None
         for serve in (listeners.subscribe, listeners.unsubscribe):
             with pytest.raises(UsageError, match="not a legacy session"):
                 serve(key, {"uri": "notes://a"})
-    assert hearers(listeners, A) == []
+    assert receivers(listeners, A) == []
     assert LATEST.request(Role.CLIENT, "resources/subscribe") is None
     assert LATEST.request(Role.CLIENT, "resources/unsubscribe") is None
 
 
-def test_a_session_is_owed_no_result() -> None:
+def test_a_legacy_session_gets_no_result_when_it_is_closed() -> None:
     listeners: Listeners[int] = Listeners()
     listeners.add_session(0, EVERYTHING)
     assert listeners.close(0) is None
     assert len(listeners) == 0
-    assert hearers(listeners, TOOLS_CHANGED) == []
+    assert receivers(listeners, TOOLS_CHANGED) == []
 
 
-def test_both_eras_hear_of_the_same_change_each_in_its_own_way() -> None:
+def test_a_change_is_sent_to_both_eras_in_their_own_forms() -> None:
     listeners: Listeners[str] = Listeners()
     listeners.add_session("legacy", EVERYTHING)
     listeners.listen("modern", request(9, TOOLS_CHANGED), EVERYTHING)
@@ -382,7 +382,7 @@ def test_both_eras_hear_of_the_same_change_each_in_its_own_way() -> None:
 # Limits.
 
 
-def test_one_listener_may_ask_for_so_much_and_no_more() -> None:
+def test_the_number_of_changes_of_a_listener_is_limited() -> None:
     listeners: Listeners[int] = Listeners(Limits(listener_changes=2))
     listeners.listen(0, request(1, A, B), EVERYTHING)
     with pytest.raises(RequestError, match="may ask for 2 changes; these would be 3") as caught:
@@ -392,13 +392,13 @@ def test_one_listener_may_ask_for_so_much_and_no_more() -> None:
     listeners.subscribe(2, {"uri": "notes://a"})
     with pytest.raises(RequestError, match="may ask for 2 changes; these would be 3"):
         listeners.subscribe(2, {"uri": "notes://b"})
-    listeners.subscribe(2, {"uri": "notes://a"})  # nothing new
+    listeners.subscribe(2, {"uri": "notes://a"})  # subscribed already
     listeners.unsubscribe(2, {"uri": "notes://a"})
     listeners.subscribe(2, {"uri": "notes://b"})
-    assert hearers(listeners, B) == [0, 2]
+    assert receivers(listeners, B) == [0, 2]
 
 
-def test_a_uri_may_have_so_many_characters_and_no_more() -> None:
+def test_the_length_of_a_uri_is_limited() -> None:
     listeners: Listeners[int] = Listeners(Limits(uri_length=9))
     listeners.listen(0, request(1, A), EVERYTHING)
     with pytest.raises(RequestError, match="may have 9 characters; one has 10") as caught:
@@ -408,10 +408,10 @@ def test_a_uri_may_have_so_many_characters_and_no_more() -> None:
     with pytest.raises(RequestError, match="may have 9 characters; one has 10"):
         listeners.subscribe(2, {"uri": C.item})
     assert len(listeners) == 2
-    assert hearers(listeners, C) == []
+    assert receivers(listeners, C) == []
 
 
-def test_subscriptions_are_charged_by_the_length_of_what_they_name() -> None:
+def test_subscriptions_are_charged_for_the_length_of_their_uris() -> None:
     limits = Limits(bytes_each=1000)
     account = ByteBudget(limits).account("ann")
     listeners: Listeners[int] = Listeners(limits)
@@ -427,7 +427,7 @@ def test_subscriptions_are_charged_by_the_length_of_what_they_name() -> None:
     assert account.held == 0
 
 
-def test_a_server_has_room_for_so_many_subscriptions_and_gets_it_back() -> None:
+def test_the_number_of_subscriptions_of_a_server_is_limited() -> None:
     listeners: Listeners[int] = Listeners(Limits(subscriptions=6))
 
     def refused(serve: Any, *arguments: Any) -> None:
@@ -438,9 +438,9 @@ def test_a_server_has_room_for_so_many_subscriptions_and_gets_it_back() -> None:
     listeners.listen(0, request(1, A, B), EVERYTHING)  # 3 places: itself and two changes
     listeners.add_session(1, {})  # 1
     listeners.subscribe(1, {"uri": "notes://a"})  # 1
-    listeners.subscribe(1, {"uri": "notes://a"})  # none
+    listeners.subscribe(1, {"uri": "notes://a"})  # 0: subscribed already
     refused(listeners.listen, 2, request(2, A), EVERYTHING)  # 2
-    listeners.listen(2, request(2), EVERYTHING)  # 1: an empty one is not free, or there could be any number of them
+    listeners.listen(2, request(2), EVERYTHING)  # 1: if an empty one were free, their number would have no limit
     refused(listeners.listen, 3, request(3), EVERYTHING)
     refused(listeners.subscribe, 1, {"uri": "notes://b"})
     listeners.unsubscribe(1, {"uri": "notes://a"})
@@ -471,11 +471,11 @@ def test_ten_thousand_idle_subscriptions_cost_less_than_a_kibibyte_each() -> Non
         left, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert left < used / 5  # empty tables
+    assert left < used / 5  # the empty tables remain
 
 
-def test_publishing_costs_nothing_for_those_who_do_not_hear() -> None:
-    # To look at every listener each time would be 400 million looks, which the timeout of the suite would end.
+def test_publishing_takes_no_time_for_other_subscriptions() -> None:
+    # A search through all listeners for each change takes 400 million steps, and fails by the timeout of the suite.
     listeners: Listeners[int] = Listeners()
     for at in range(20_000):
         listeners.listen(at, request(at, resource_updated(f"notes://{at}")), EVERYTHING)
@@ -484,7 +484,7 @@ def test_publishing_costs_nothing_for_those_who_do_not_hear() -> None:
     assert listeners.publish(TOOLS_CHANGED) == []
 
 
-# Any order of anything, against the simplest thing that could be right.
+# Any order of operations, compared with the simplest correct model.
 
 steps = st.lists(
     st.one_of(
@@ -522,7 +522,9 @@ def play(
 
 @given(steps)
 @settings(max_examples=150)
-def test_in_any_order_exactly_those_hear_who_have_asked(plan: list[tuple[str, int, list[ChangeEvent]]]) -> None:
+def test_exactly_the_subscribers_are_notified_after_any_order_of_operations(
+    plan: list[tuple[str, int, list[ChangeEvent]]],
+) -> None:
     listeners: Listeners[int] = Listeners()
     heard: dict[int, set[ChangeEvent]] = {}
     for step in plan:
@@ -555,7 +557,7 @@ def acknowledged(id: Json, filter: Json) -> Notification:
         ({"toolsListChanged": "yes"}, (), (TOOLS_CHANGED, A, B)),
     ],
 )
-def test_the_client_knows_what_it_asked_for_and_did_not_get(
+def test_the_client_knows_which_requested_changes_are_missing(
     filter: Json, agreed: tuple[ChangeEvent, ...], missing: tuple[ChangeEvent, ...]
 ) -> None:
     subscriptions = Subscriptions()
@@ -592,10 +594,10 @@ def test_notifications_go_to_the_subscription_they_name() -> None:
 @pytest.mark.parametrize(
     "notification",
     [
-        TOOLS_CHANGED.notification(2),  # no such subscription
+        TOOLS_CHANGED.notification(2),  # a subscription that does not exist
         TOOLS_CHANGED.notification("1"),
         TOOLS_CHANGED.notification(),  # of the legacy era
-        PROMPTS_CHANGED.notification(1),  # never asked for
+        PROMPTS_CHANGED.notification(1),  # never requested
         acknowledged(2, {}),
         Notification(ACKNOWLEDGED, {"notifications": {}}),
         Notification("notifications/progress", {"_meta": {META_SUBSCRIPTION_ID: 1}}),
@@ -609,14 +611,14 @@ def test_notifications_go_to_the_subscription_they_name() -> None:
         Notification("notifications/tools/list_changed", {"_meta": None}),
     ],
 )
-def test_what_is_for_none_of_ours_is_heard_by_none(notification: Notification) -> None:
+def test_a_notification_for_no_subscription_of_ours_is_ignored(notification: Notification) -> None:
     subscriptions = Subscriptions()
     subscription = subscriptions.ask(1, [TOOLS_CHANGED, A])
     assert subscriptions.receive(notification) == []
     assert subscription.state is SubscriptionState.ASKED
 
 
-def test_an_update_of_what_lies_below_a_resource_is_heard() -> None:
+def test_an_update_below_a_subscribed_resource_is_received() -> None:
     subscriptions = Subscriptions()
     subscription = subscriptions.ask(1, [A])
     below = resource_updated("notes://a/line/1")
@@ -636,7 +638,7 @@ OUTCOMES: list[tuple[Outcome, SubscriptionState]] = [
 @req("sub-09")
 @pytest.mark.parametrize("open", [False, True])
 @pytest.mark.parametrize(("outcome", "state"), OUTCOMES)
-def test_how_a_subscription_ended_is_told_by_the_outcome_of_its_request(
+def test_the_outcome_of_the_request_decides_the_state_of_its_subscription(
     outcome: Outcome, state: SubscriptionState, open: bool
 ) -> None:
     subscriptions = Subscriptions()
@@ -653,14 +655,14 @@ def test_how_a_subscription_ended_is_told_by_the_outcome_of_its_request(
     assert subscription.state is state
 
 
-def test_an_outcome_of_another_request_ends_nothing() -> None:
+def test_the_outcome_of_another_request_ends_no_subscription() -> None:
     subscriptions = Subscriptions()
     subscription = subscriptions.ask(1, [TOOLS_CHANGED])
     assert subscriptions.finish(Answered(2, "tools/list", {})) is None
     assert subscription.state is SubscriptionState.ASKED
 
 
-def test_a_subscription_that_we_end_hears_nothing_more() -> None:
+def test_a_subscription_that_we_end_receives_no_more_changes() -> None:
     subscriptions = Subscriptions()
     subscription = subscriptions.ask(1, [TOOLS_CHANGED])
     assert subscriptions.close(1) is subscription
@@ -669,7 +671,7 @@ def test_a_subscription_that_we_end_hears_nothing_more() -> None:
     assert subscriptions.close(1) is None
 
 
-def test_what_was_open_when_the_link_was_lost_can_be_asked_for_again() -> None:
+def test_subscriptions_that_were_open_when_the_link_was_lost_are_returned() -> None:
     subscriptions = Subscriptions()
     first, second, third = (subscriptions.ask(id, [TOOLS_CHANGED, A]) for id in (1, 2, 3))
     subscriptions.close(2)
@@ -696,7 +698,7 @@ def test_two_subscriptions_cannot_have_one_id() -> None:
 # The client's side, legacy.
 
 
-def test_legacy_subscriptions_share_what_comes_without_an_id() -> None:
+def test_legacy_subscriptions_share_notifications_without_an_id() -> None:
     subscriptions = Subscriptions()
     tools = subscriptions.attach("tools", [TOOLS_CHANGED], EVERYTHING)
     both = subscriptions.attach("both", [TOOLS_CHANGED, A, A], EVERYTHING)
@@ -713,13 +715,13 @@ def test_legacy_subscriptions_share_what_comes_without_an_id() -> None:
     assert heard(PROMPTS_CHANGED) == []
     assert heard(A) == [both]
     assert heard(B) == [notes]
-    assert heard(resource_updated("notes://elsewhere")) == [both, notes]  # below one of them, and who knows which
+    assert heard(resource_updated("notes://other")) == [both, notes]  # may be below the resource of either
     assert subscriptions.receive(Notification("notifications/message", {})) == []
     subscriptions.close("both")
     assert heard(TOOLS_CHANGED) == [tools]
 
 
-def test_the_uris_to_subscribe_are_those_that_some_legacy_subscription_wants() -> None:
+def test_the_uris_are_those_of_the_open_legacy_subscriptions() -> None:
     subscriptions = Subscriptions()
     assert subscriptions.uris == frozenset()
     subscriptions.ask(1, [C])  # has a listen request of its own
@@ -732,7 +734,7 @@ def test_the_uris_to_subscribe_are_those_that_some_legacy_subscription_wants() -
     assert subscriptions.uris == frozenset()
 
 
-def test_a_legacy_subscription_gets_what_the_server_declares() -> None:
+def test_a_legacy_subscription_agrees_on_the_declared_changes() -> None:
     subscriptions = Subscriptions()
     subscription = subscriptions.attach("x", [TOOLS_CHANGED, PROMPTS_CHANGED, A], {"tools": {"listChanged": True}})
     assert subscription.agreed == (TOOLS_CHANGED,)
@@ -756,10 +758,12 @@ def test_a_subscription_may_expect_more_than_the_server_has_agreed_to() -> None:
 @req("sub-02", "sub-06")
 @given(st.lists(st.lists(st.sampled_from(CHANGES), max_size=4), min_size=1, max_size=4), st.sampled_from(CAPABILITIES))
 @settings(max_examples=60)
-def test_what_one_side_sends_the_other_hears(wishes: list[list[ChangeEvent]], declared: dict[str, Any]) -> None:
+def test_each_notification_of_a_server_reaches_its_subscription(
+    requested: list[list[ChangeEvent]], declared: dict[str, Any]
+) -> None:
     listeners: Listeners[int] = Listeners()
     subscriptions = Subscriptions()
-    ours = [subscriptions.ask(id, asked) for id, asked in enumerate(wishes)]
+    ours = [subscriptions.ask(id, asked) for id, asked in enumerate(requested)]
     for each in ours:
         acknowledgement = listeners.listen(hash(each.id), request(each.id, *each.asked), declared)
         assert subscriptions.receive(acknowledgement) == [SubscriptionAcknowledged(each)]
@@ -774,14 +778,14 @@ def test_what_one_side_sends_the_other_hears(wishes: list[list[ChangeEvent]], de
     assert {each.state for each in ours} == {SubscriptionState.ENDED}
 
 
-def test_a_change_is_shown_in_a_few_words() -> None:
+def test_the_repr_of_a_change_is_short() -> None:
     assert (
         repr([TOOLS_CHANGED, resource_updated("notes://Oslo")]) == "[Change(TOOLS), Change(RESOURCE, 'notes://Oslo')]"
     )
     assert len(repr(resource_updated("x" * 1_000_000))) < 120
 
 
-def test_the_changes_that_are_listened_to_are_known() -> None:
+def test_the_changes_of_all_listeners_and_of_one_are_listed() -> None:
     listeners: Listeners[str] = Listeners()
     assert (listeners.changes, listeners.changes_of("s")) == ((), ())
     listeners.add_session("s", EVERYTHING)

@@ -1,4 +1,4 @@
-"""Messages from bytes and to bytes: every awkward shape with the answer it is owed, and round trips."""
+"""Messages read from bytes and written to bytes: each malformed shape with its error, and round trips."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ LIMITS = Limits()
 
 @pytest.fixture(scope="module", params=["json", "orjson"], autouse=True)
 def codec(request: pytest.FixtureRequest) -> Iterator[None]:
-    """All of this holds whichever reads and writes."""
+    """Run each test with the standard library and with orjson."""
     there = core_messages._orjson
     if request.param == "json":
         core_messages._orjson = None
@@ -61,7 +61,7 @@ def codec(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("value", [-1, "1 MB", None, True, float("nan")])
-def test_a_limit_is_a_number_that_can_be_reached(value: Any) -> None:
+def test_a_limit_must_be_a_number_of_at_least_0(value: Any) -> None:
     with pytest.raises(UsageError, match=r"^Limits\.message_bytes must be a number, 0 or more, got "):
         Limits(message_bytes=value)
     for good in (0, 1.5, float("inf")):
@@ -78,8 +78,8 @@ def refused(data: bytes | str, limits: Limits = LIMITS) -> InvalidMessage:
     return message
 
 
-def owed(data: bytes | str, limits: Limits = LIMITS) -> tuple[int, Any]:
-    """The code and the id of the error that `data` is owed."""
+def error_of(data: bytes | str, limits: Limits = LIMITS) -> tuple[int, Any]:
+    """The code and the id of the error that answers `data`."""
     message = refused(data, limits)
     assert message.reply is not None
     assert message.answers is None
@@ -91,7 +91,7 @@ def nested(levels: int) -> str:
     return '{"jsonrpc":"2.0","id":7,"method":"m","params":{"a":' + "[" * (levels - 2) + "]" * (levels - 2) + "}}"
 
 
-# What is a message.
+# Well-formed messages.
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_well_formed_messages_of_every_kind_are_read(data: str, message: Message
 
 @req("core-05")
 @pytest.mark.parametrize("id", [0, 1, -5, 2**64 - 1, -(2**63), "", "1", "ä"])
-def test_an_id_comes_through_with_its_value_and_its_type(id: int | str) -> None:
+def test_an_id_keeps_its_value_and_its_type(id: int | str) -> None:
     request = read(json.dumps({"jsonrpc": "2.0", "id": id, "method": "m"}))
     assert isinstance(request, Request)
     answer = json.loads(encode(Response(request.id, {})))
@@ -134,7 +134,7 @@ def test_an_id_comes_through_with_its_value_and_its_type(id: int | str) -> None:
 
 
 @req("core-14")
-def test_members_nobody_knows_are_ignored_in_the_envelope_and_kept_inside() -> None:
+def test_unknown_members_are_ignored_in_the_envelope_and_kept_inside() -> None:
     assert read('{"jsonrpc":"2.0","id":1,"result":{"new":[1,{"x":null}]},"trace":"t"}') == Response(
         1, {"new": [1, {"x": None}]}
     )
@@ -165,23 +165,23 @@ def test_an_error_without_an_id_is_accepted(id: str) -> None:
     assert read(f'{{"jsonrpc":"2.0",{id}"error":{{"code":-32700,"message":"m"}}}}') == Error(None, -32700, "m")
 
 
-def test_a_missing_jsonrpc_is_not_called_a_wrong_one() -> None:
+def test_a_missing_and_a_wrong_jsonrpc_member_have_different_errors() -> None:
     for data, why in (('"jsonrpc":"1.0",', 'jsonrpc must be "2.0"'), ("", 'the member "jsonrpc": "2.0" is missing')):
         message = read(f'{{{data}"id":1,"method":"m"}}')
         assert isinstance(message, InvalidMessage)
         assert message.why == why
 
 
-def test_params_that_are_null_are_no_params() -> None:
+def test_null_params_count_as_absent() -> None:
     assert read('{"jsonrpc":"2.0","id":1,"method":"m","params":null}') == Request(1, "m", {})
     assert read('{"jsonrpc":"2.0","method":"m","params":null}') == Notification("m", {})
 
 
-def test_of_two_equal_members_the_last_counts() -> None:
+def test_the_last_of_two_members_with_the_same_name_counts() -> None:
     assert read('{"jsonrpc":"2.0","id":1,"id":2,"method":"m"}') == Request(2, "m", {})
 
 
-# What is no JSON.
+# Text that is not JSON.
 
 
 @req("core-27")
@@ -214,16 +214,19 @@ def test_of_two_equal_members_the_last_counts() -> None:
         b"\xc2\xa0{}",
     ],
 )
-def test_what_is_not_json_is_a_parse_error_without_an_id(data: bytes) -> None:
-    assert owed(data) == (PARSE_ERROR, None)
+def test_text_that_is_not_json_is_a_parse_error_without_an_id(data: bytes) -> None:
+    assert error_of(data) == (PARSE_ERROR, None)
 
 
 @req("core-27")
 @pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
-def test_pythons_own_constants_are_not_json(constant: str) -> None:
-    assert owed(f'{{"jsonrpc":"2.0","id":1,"method":"m","params":{{"a":{constant}}}}}') == (PARSE_ERROR, None)
-    # ... even behind a number that needs a second reading.
-    assert owed(f'{{"jsonrpc":"2.0","id":1,"method":"m","params":{{"a":[1e999,{constant}]}}}}') == (PARSE_ERROR, None)
+def test_constants_of_python_are_not_json(constant: str) -> None:
+    assert error_of(f'{{"jsonrpc":"2.0","id":1,"method":"m","params":{{"a":{constant}}}}}') == (PARSE_ERROR, None)
+    # The same after a number that needs a second reading.
+    assert error_of(f'{{"jsonrpc":"2.0","id":1,"method":"m","params":{{"a":[1e999,{constant}]}}}}') == (
+        PARSE_ERROR,
+        None,
+    )
 
 
 @req("core-19", "core-27")
@@ -234,21 +237,21 @@ def test_pythons_own_constants_are_not_json(constant: str) -> None:
         b"\xc3",
         b"\xc0\xaf",
         b"\xed\xa0\x80",  # a surrogate
-        b"\xed\xa0\xbd\xed\xb8\x80",  # a pair of them, as in CESU-8
+        b"\xed\xa0\xbd\xed\xb8\x80",  # a pair of surrogates, as in CESU-8
         b"\xf4\x90\x80\x80",
     ],
 )
-def test_what_is_not_utf_8_is_a_parse_error(text: bytes) -> None:
-    assert owed(b'{"jsonrpc":"2.0","id":1,"method":"m","params":{"a":"' + text + b'"}}') == (PARSE_ERROR, None)
+def test_bytes_that_are_not_utf_8_are_a_parse_error(text: bytes) -> None:
+    assert error_of(b'{"jsonrpc":"2.0","id":1,"method":"m","params":{"a":"' + text + b'"}}') == (PARSE_ERROR, None)
 
 
 @req("core-19")
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le"])
-def test_no_other_encoding_is_guessed(encoding: str) -> None:
-    assert owed('{"jsonrpc":"2.0","id":1,"method":"m"}'.encode(encoding)) == (PARSE_ERROR, None)
+def test_other_encodings_are_a_parse_error(encoding: str) -> None:
+    assert error_of('{"jsonrpc":"2.0","id":1,"method":"m"}'.encode(encoding)) == (PARSE_ERROR, None)
 
 
-# What is JSON and no message.
+# JSON that is not a message.
 
 V = '"jsonrpc":"2.0"'
 
@@ -277,35 +280,35 @@ V = '"jsonrpc":"2.0"'
         (f'{{{V},"id":1,"method":"m","result":{{}}}}', 1),
         (f'{{{V},"id":1,"method":"m","error":{{"code":1,"message":"m"}}}}', 1),
         (f'{{{V},"id":1,"method":null,"result":{{}}}}', 1),
-        # An id that is none, and params that are none too.
+        # An invalid id together with invalid params.
         (f'{{{V},"id":1.5,"method":"m","params":[]}}', None),
     ],
 )
-def test_json_that_is_no_message_is_an_invalid_request(data: str, id: int | str | None) -> None:
-    assert owed(data) == (INVALID_REQUEST, id)
+def test_json_that_is_not_a_message_is_an_invalid_request(data: str, id: int | str | None) -> None:
+    assert error_of(data) == (INVALID_REQUEST, id)
 
 
 @req("core-01", "core-28")
 @pytest.mark.parametrize(
     "version", ["", '"jsonrpc":"1.0",', '"jsonrpc":2.0,', '"jsonrpc":2,', '"jsonrpc":null,', '"jsonrpc":["2.0"],']
 )
-def test_nothing_is_processed_without_the_exact_jsonrpc_member(version: str) -> None:
-    assert owed(f'{{{version}"id":1,"method":"m"}}') == (INVALID_REQUEST, 1)
-    # This is no notification either, so an error is due.
-    assert owed(f'{{{version}"method":"m"}}') == (INVALID_REQUEST, None)
+def test_a_message_without_the_exact_jsonrpc_member_is_refused(version: str) -> None:
+    assert error_of(f'{{{version}"id":1,"method":"m"}}') == (INVALID_REQUEST, 1)
+    # Without the member this is not a notification either, so it gets an error.
+    assert error_of(f'{{{version}"method":"m"}}') == (INVALID_REQUEST, None)
     assert refused(f'{{{version}"id":1,"result":{{}}}}').answers == 1
 
 
 @req("core-05", "core-06", "core-28")
 @pytest.mark.parametrize("id", ["null", "true", "false", "1.0", "1.5", "1e2", "[]", "[1]", "{}"])
-def test_an_id_that_is_neither_string_nor_integer_is_refused_and_never_run(id: str) -> None:
-    assert owed(f'{{{V},"id":{id},"method":"m"}}') == (INVALID_REQUEST, None)
+def test_an_id_that_is_neither_string_nor_integer_is_refused(id: str) -> None:
+    assert error_of(f'{{{V},"id":{id},"method":"m"}}') == (INVALID_REQUEST, None)
 
 
 @req("core-30")
 @pytest.mark.parametrize("params", ["[]", "[1]", '"text"', "1", "1.5", "true", "false"])
-def test_params_that_are_no_object_are_invalid_params(params: str) -> None:
-    assert owed(f'{{{V},"id":1,"method":"m","params":{params}}}') == (INVALID_PARAMS, 1)
+def test_params_that_are_not_an_object_are_invalid_params(params: str) -> None:
+    assert error_of(f'{{{V},"id":1,"method":"m","params":{params}}}') == (INVALID_PARAMS, 1)
 
 
 @req("core-16")
@@ -346,7 +349,7 @@ def test_a_malformed_notification_is_never_answered(rest: str) -> None:
         '"error":{"code":1,"message":["m"]}',
     ],
 )
-def test_a_malformed_response_is_not_answered_but_its_caller_can_be_told(outcome: str) -> None:
+def test_a_malformed_response_is_not_answered_and_keeps_its_id(outcome: str) -> None:
     for id, answers in (("7", 7), ('"a"', "a"), ("1.5", None), ("true", None), ("{}", None)):
         message = refused(f'{{{V},"id":{id},{outcome}}}')
         assert (message.reply, message.answers) == (None, answers)
@@ -369,7 +372,7 @@ def test_an_error_with_an_impossible_id_is_refused_without_a_reply(id: str) -> N
     "data",
     ["{", "null", b"\xff", nested(200), f'{{{V},"id":null,"method":"sec\\nret"}}', f'{{{V},"id":1,"method":[]}}'],
 )
-def test_the_reply_is_one_line_that_says_what_the_event_says_and_repeats_nothing(data: bytes | str) -> None:
+def test_an_error_reply_is_one_line_without_the_text_of_the_message(data: bytes | str) -> None:
     message = refused(data)
     assert message.reply is not None
     assert message.reply.message == message.why
@@ -392,9 +395,7 @@ def test_the_reply_is_one_line_that_says_what_the_event_says_and_repeats_nothing
         ("null", None),
     ],
 )
-def test_the_beginning_of_what_was_never_meant_for_a_message_is_shown_to_our_own_side_alone(
-    data: str, begins: str | None
-) -> None:
+def test_the_start_of_text_that_is_not_json_is_shown_to_our_side_only(data: str, begins: str | None) -> None:
     message = refused(data)
     assert message.reply is not None
     shown = "" if begins is None else f"; it begins with {begins}"
@@ -403,24 +404,24 @@ def test_the_beginning_of_what_was_never_meant_for_a_message_is_shown_to_our_own
     assert mistake == PeerMistake(message.why)
 
 
-# What we cannot carry.
+# Values that we cannot represent.
 
 
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "1" * 400 + ".0", "1" * (sys.get_int_max_str_digits() + 1)])
-def test_a_number_too_large_to_hold_is_refused_with_the_id(number: str) -> None:
-    assert owed(f'{{{V},"id":7,"method":"m","params":{{"a":[{number},"x"]}}}}') == (INVALID_REQUEST, 7)
+def test_a_number_that_is_too_large_is_refused_with_the_id(number: str) -> None:
+    assert error_of(f'{{{V},"id":7,"method":"m","params":{{"a":[{number},"x"]}}}}') == (INVALID_REQUEST, 7)
     assert refused(f'{{{V},"id":7,"result":{{"a":{number}}}}}').answers == 7
-    assert owed(f'{{{V},"id":{number},"method":"m"}}') == (INVALID_REQUEST, None)
-    assert owed(f'{{{V},"id":{number},"method":"m"') == (PARSE_ERROR, None)
+    assert error_of(f'{{{V},"id":{number},"method":"m"}}') == (INVALID_REQUEST, None)
+    assert error_of(f'{{{V},"id":{number},"method":"m"') == (PARSE_ERROR, None)
 
 
 @pytest.mark.parametrize("number", ["1e999", "1" * (sys.get_int_max_str_digits() + 1)])
 @pytest.mark.parametrize("text", ["[%s,]", '{"a":%s,"b":}', '{"id":7,"params":[%s, nul]}', "\ufeff [[%s],'x']"])
-def test_a_number_too_large_before_what_is_no_json_makes_it_neither(text: str, number: str) -> None:
-    assert owed(text % number) == (PARSE_ERROR, None)
+def test_a_number_that_is_too_large_before_invalid_json_is_a_parse_error(text: str, number: str) -> None:
+    assert error_of(text % number) == (PARSE_ERROR, None)
 
 
-def test_numbers_that_can_be_held_beside_one_that_cannot_do_not_suffer() -> None:
+def test_a_number_that_is_too_large_does_not_affect_the_rest_of_a_batch() -> None:
     batch = read(f'[{{{V},"id":1,"method":"m","params":{{"a":1e999}}}},{{{V},"id":2,"method":"m","params":{{"a":5}}}}]')
     assert isinstance(batch, Batch)
     first, second = batch.items
@@ -430,7 +431,7 @@ def test_numbers_that_can_be_held_beside_one_that_cannot_do_not_suffer() -> None
     assert second == Request(2, "m", {"a": 5})
 
 
-def test_a_number_too_small_to_hold_is_nought() -> None:
+def test_a_number_that_is_too_small_is_read_as_zero() -> None:
     assert read(f'{{{V},"method":"m","params":{{"a":1e-999}}}}') == Notification("m", {"a": 0.0})
 
 
@@ -439,30 +440,30 @@ def test_a_number_too_small_to_hold_is_nought() -> None:
     "text", ["\\ud800", "\\uDFFF", "\\ude00\\ud83d", "\\\\\\ud83d x", "\\\\\\\\\\ud83d", "\\ud83dä"]
 )
 def test_half_a_surrogate_pair_is_refused_with_the_id(text: str) -> None:
-    assert owed(f'{{{V},"id":7,"method":"m","params":{{"a":"{text}"}}}}') == (INVALID_REQUEST, 7)
-    assert owed(f'{{{V},"id":7,"method":"m","params":{{"{text}":1}}}}') == (INVALID_REQUEST, 7)
-    assert owed(f'{{{V},"id":7,"method":"{text}"}}') == (INVALID_REQUEST, 7)
+    assert error_of(f'{{{V},"id":7,"method":"m","params":{{"a":"{text}"}}}}') == (INVALID_REQUEST, 7)
+    assert error_of(f'{{{V},"id":7,"method":"m","params":{{"{text}":1}}}}') == (INVALID_REQUEST, 7)
+    assert error_of(f'{{{V},"id":7,"method":"{text}"}}') == (INVALID_REQUEST, 7)
     assert refused(f'{{{V},"id":7,"result":{{"a":["{text}"]}}}}').answers == 7
 
 
-def test_an_id_that_could_not_be_sent_back_is_not_readable() -> None:
-    assert owed(f'{{{V},"id":"\\ud800","method":"m"}}') == (INVALID_REQUEST, None)
+def test_an_id_that_cannot_be_sent_back_is_not_repeated() -> None:
+    assert error_of(f'{{{V},"id":"\\ud800","method":"m"}}') == (INVALID_REQUEST, None)
     assert refused(f'{{{V},"id":"\\ud800","result":{{}}}}').answers is None
 
 
-def test_a_message_of_just_the_limit_is_read_and_one_byte_more_is_not() -> None:
+def test_the_length_of_a_message_is_limited() -> None:
     data = f'{{{V},"id":7,"method":"m"}}'
     assert read(data, Limits(message_bytes=len(data))) == Request(7, "m", {})
-    assert owed(data + " ", Limits(message_bytes=len(data))) == (INVALID_REQUEST, 7)
+    assert error_of(data + " ", Limits(message_bytes=len(data))) == (INVALID_REQUEST, 7)
     assert f"{len(data)} bytes" in refused(data + " ", Limits(message_bytes=len(data))).why
 
 
-def test_an_id_of_just_the_limit_is_read_and_one_that_is_longer_is_not_repeated() -> None:
+def test_an_id_longer_than_the_limit_is_refused_and_not_repeated() -> None:
     limits = Limits(id_length=3)
     assert read(f'{{{V},"id":"äbc","method":"m"}}', limits) == Request("äbc", "m")
     assert read(f'{{{V},"id":123456,"method":"m"}}', limits) == Request(123456, "m")
     for rest in ('"method":"m"', '"method":5', '"method":"m","params":{"a":1e999}', '"method":"m","params":7', '"x":1'):
-        assert owed(f'{{{V},"id":"abcd",{rest}}}', limits) == (INVALID_REQUEST, None)
+        assert error_of(f'{{{V},"id":"abcd",{rest}}}', limits) == (INVALID_REQUEST, None)
     assert "3 characters" in refused(f'{{{V},"id":"abcd","method":"m"}}', limits).why
     for rest in ('"result":{}', '"error":{"code":1,"message":"m"}', '"result":7'):
         message = refused(f'{{{V},"id":"abcd",{rest}}}', limits)
@@ -475,7 +476,7 @@ def test_an_id_of_just_the_limit_is_read_and_one_that_is_longer_is_not_repeated(
 @pytest.mark.parametrize("id", [2**64, -(2**63) - 1, 10**30, 7 * 10**4000])
 def test_an_id_beyond_64_bits_is_refused_and_not_repeated(id: int) -> None:
     for rest in ('"method":"m"', '"method":5', '"method":"m","params":{"a":1e999}', '"method":"m","params":7', '"x":1'):
-        assert owed(f'{{{V},"id":{id},{rest}}}') == (INVALID_REQUEST, None)
+        assert error_of(f'{{{V},"id":{id},{rest}}}') == (INVALID_REQUEST, None)
     assert "64 bits" in refused(f'{{{V},"id":{id},"method":"m"}}').why
     for rest in ('"result":{}', '"error":{"code":1,"message":"m"}', '"result":7'):
         message = refused(f'{{{V},"id":{id},{rest}}}')
@@ -484,7 +485,7 @@ def test_an_id_beyond_64_bits_is_refused_and_not_repeated(id: int) -> None:
 
 # Values.
 
-ENVELOPE = 6  # itself, its four members and an array
+ENVELOPE = 6  # the message, its four members and an array
 
 
 def structured(inside: str) -> str:
@@ -504,7 +505,7 @@ def structured(inside: str) -> str:
         ('[["a,b"]]', 3),
     ],
 )
-def test_a_message_of_just_as_many_values_is_read_and_one_more_is_refused_with_its_id(inside: str, values: int) -> None:
+def test_a_message_with_too_many_values_is_refused_with_its_id(inside: str, values: int) -> None:
     data, most = structured(inside), ENVELOPE - 1 + values
     assert isinstance(read(data, Limits(values=most)), Request)
     message = refused(data, Limits(values=most - 1))
@@ -526,21 +527,21 @@ def test_a_message_of_just_as_many_values_is_read_and_one_more_is_refused_with_i
         ('"a""b""c""d""e""f""g""h""i""j""k""l""m",,,,,,,,,,,,', None, None),
     ],
 )
-def test_what_has_too_many_values_is_answered_as_what_is_too_long(data: str, reply: Any, answers: Any) -> None:
+def test_the_id_is_found_in_a_message_with_too_many_values(data: str, reply: Any, answers: Any) -> None:
     message = refused(data, Limits(values=8))
     assert "more than 8 values" in message.why
     assert (ABSENT if message.reply is None else message.reply.id) == reply
     assert message.answers == answers
 
 
-def test_values_are_counted_in_a_batch_as_a_whole() -> None:
+def test_the_values_of_a_batch_are_counted_together() -> None:
     batch = f'[{{{V},"method":"m"}},{{{V},"method":"m"}},{{{V},"method":"m"}}]'
     assert isinstance(read(batch, Limits(values=10)), Batch)
     assert "more than 9 values" in refused(batch, Limits(values=9)).why
 
 
-def structure(text: str) -> int:
-    """As `decode` counts it, by a look at each character."""
+def count_of_values(text: str) -> int:
+    """The number of values as `decode` counts them, found with a slow scan of each character."""
     count, inside, escaped = 1, False, False
     for each in text:
         if escaped:
@@ -561,17 +562,17 @@ counted = st.recursive(
 
 
 @given(counted)
-def test_values_are_counted_outside_strings_alone(value: Any) -> None:
+def test_values_are_counted_outside_strings_only(value: Any) -> None:
     text = json.dumps(value)
-    count = structure(text)
+    count = count_of_values(text)
     assert not holds_more_values(text.encode(), count)
     assert holds_more_values(text.encode(), count - 1)
 
 
 @given(counted, st.sampled_from(["x" * 200_000, "[{,\n" * 60_000, "x\\" * 200_000, "\\" * 3, '"' * 5_000]))
-def test_values_are_counted_likewise_beside_a_long_text(value: Any, long: str) -> None:
+def test_values_are_counted_correctly_beside_a_long_text(value: Any, long: str) -> None:
     text = json.dumps([value, f"{long}{long}", value])
-    count = structure(json.dumps([value, "", value]))
+    count = count_of_values(json.dumps([value, "", value]))
     assert not holds_more_values(text.encode(), count)
     assert holds_more_values(text.encode(), count - 1)
 
@@ -580,14 +581,14 @@ def test_values_are_counted_likewise_beside_a_long_text(value: Any, long: str) -
     "text",
     ["x" * 100_000, '"' + "x" * 100_000, "[" * 20_000, '""' * 50_000, '"\\"' * 50_000, '["' + "\\" * 100_000 + '"]'],
 )
-def test_what_stands_outside_strings_is_known_or_not(text: str) -> None:
+def test_the_text_outside_strings_is_exact_or_unknown(text: str) -> None:
     found = outside_strings(text.encode())
-    assert found is None or found.count(b"[") == structure(text) - 1
+    assert found is None or found.count(b"[") == count_of_values(text) - 1
 
 
 @given(st.text('[]{}":,a1 ', max_size=30))
-def test_of_any_text_there_are_as_many_values_as_its_structure_says_or_too_many_strings(text: str) -> None:
-    for most in range(1, structure(text)):
+def test_at_least_the_values_in_the_structure_of_any_text_are_counted(text: str) -> None:
+    for most in range(1, count_of_values(text)):
         assert holds_more_values(text.encode(), most)
 
 
@@ -599,12 +600,12 @@ LONG = "1." + "7" * 98 + "e-300"
 
 
 @pytest.mark.parametrize("number", ["9" * 4000, LONG, "-0." + "1" * 3998])
-def test_long_numbers_are_read_up_to_a_limit_of_all_together(number: str) -> None:
+def test_the_total_length_of_long_numbers_is_limited(number: str) -> None:
     few = structured(
         "[" + ",".join([number] * (core_messages.LONG_NUMBERS // len(number))) + ',"' + "x" * 70_000 + '"]'
     )
     assert isinstance(read(few), Request)
-    # Here orjson reads doubles, which it does in no time.
+    # orjson reads doubles quickly at any length, so it has no limit for them.
     if core_messages._orjson is None or number.isdecimal():
         message = refused(structured("[" + ",".join([number] * (70_000 // len(number))) + "]"))
         assert "65536 characters" in message.why
@@ -612,16 +613,16 @@ def test_long_numbers_are_read_up_to_a_limit_of_all_together(number: str) -> Non
         assert message.reply.id == 7
 
 
-def test_numbers_of_usual_length_have_no_such_limit() -> None:
+def test_numbers_of_usual_length_have_no_limit_of_total_length() -> None:
     number = "-1." + "7" * 37 + "e-308"
     assert isinstance(read(structured("[" + ",".join([number] * 10_000) + "]")), Request)
     assert isinstance(read(structured("[" + ",".join(["9" * 40] * 10_000) + "]")), Request)
 
 
-def test_a_number_too_large_to_hold_is_refused_with_the_id_beside_much_else() -> None:
+def test_a_number_that_is_too_large_in_a_long_message_is_refused_with_the_id() -> None:
     for number in ("1e999", "9" * 5000, f"{'9' * 30},1e999"):
         data = f'{{{V},"method":"m","params":{{"b":"{"x" * 70_000}","a":[{number}]}},"id":7}}'
-        assert owed(data) == (INVALID_REQUEST, 7)
+        assert error_of(data) == (INVALID_REQUEST, 7)
 
 
 def test_a_result_of_eight_mebibytes_is_read() -> None:
@@ -629,9 +630,9 @@ def test_a_result_of_eight_mebibytes_is_read() -> None:
     assert read(encode(result)) == result
 
 
-def test_a_message_of_just_the_depth_is_read_and_one_level_more_is_refused_with_its_id() -> None:
+def test_a_message_that_is_nested_too_deep_is_refused_with_its_id() -> None:
     assert isinstance(read(nested(LIMITS.depth)), Request)
-    assert owed(nested(LIMITS.depth + 1)) == (INVALID_REQUEST, 7)
+    assert error_of(nested(LIMITS.depth + 1)) == (INVALID_REQUEST, 7)
     assert f"{LIMITS.depth} levels" in refused(nested(LIMITS.depth + 1)).why
     too_deep = "[" * LIMITS.depth + "]" * LIMITS.depth
     assert refused(f'{{{V},"method":"m","params":{{"a":{too_deep}}}}}').reply is None
@@ -640,14 +641,14 @@ def test_a_message_of_just_the_depth_is_read_and_one_level_more_is_refused_with_
 
 @pytest.mark.parametrize("opening", ["[", '{"a":'])
 @pytest.mark.parametrize("levels", [LIMITS.depth - 1, LIMITS.depth, LIMITS.depth + 1])
-def test_depth_is_judged_alike_beside_much_text(opening: str, levels: int) -> None:
+def test_the_limit_of_depth_is_the_same_beside_a_long_text(opening: str, levels: int) -> None:
     inner = opening * (levels - 2) + "1" + ("]" if opening == "[" else "}") * (levels - 2)
     data = f'{{{V},"id":7,"method":"m","params":{{"a":{inner},"b":"{"x" * 10_000}"}}}}'
     assert isinstance(read(data), Request) == (levels <= LIMITS.depth)
 
 
 @pytest.mark.parametrize("limit", range(1, 8))
-def test_the_shortest_objects_inside_each_other_are_counted(limit: int) -> None:
+def test_the_shortest_nested_objects_are_counted(limit: int) -> None:
     def levels(number: int) -> str:
         return '{"":' * (number - 1) + "{}" + "}" * (number - 1)
 
@@ -656,7 +657,7 @@ def test_the_shortest_objects_inside_each_other_are_counted(limit: int) -> None:
         assert ("levels" in why) == (number > limit)
 
 
-def test_brackets_side_by_side_or_in_strings_are_not_depth() -> None:
+def test_brackets_side_by_side_or_in_strings_do_not_count_as_depth() -> None:
     for times in (200, 5000):
         wide = {"a": [{"b": []}] * times, "c": "[{" * times}
         assert read(json.dumps({"jsonrpc": "2.0", "id": 1, "method": "m", "params": wide})) == Request(1, "m", wide)
@@ -664,22 +665,22 @@ def test_brackets_side_by_side_or_in_strings_are_not_depth() -> None:
 
 @pytest.mark.parametrize("levels", [1_000, 100_000])
 @pytest.mark.parametrize("opening", ["[", '{"a":'])
-def test_nesting_that_the_parser_cannot_follow_is_refused(opening: str, levels: int) -> None:
+def test_nesting_that_is_too_deep_for_the_parser_is_refused(opening: str, levels: int) -> None:
     message = read(opening * levels + "1" + ("]" if opening == "[" else "}") * levels)
-    if isinstance(message, Batch):  # newer parsers follow further; what they find is no batch of messages either
+    if isinstance(message, Batch):  # newer parsers can follow; the array that they read has no valid message
         (message,) = message.items
     assert isinstance(message, InvalidMessage)
     assert message.reply is not None
     assert (message.reply.code, message.reply.id) == (INVALID_REQUEST, None)
 
 
-def test_nesting_near_the_end_of_the_stack_never_raises() -> None:
+def test_nesting_that_nearly_fills_the_stack_never_raises() -> None:
     limits = Limits(depth=1_000_000)
 
     def nest(levels: int) -> Message:
         return read(nested(levels).replace("[]", '["\\ud83d\\ude00"]'), limits)
 
-    def look_round_the_end() -> None:
+    def try_depths_around_the_end() -> None:
         end = bisect(range(200_000), False, lo=10, key=lambda levels: isinstance(nest(levels), InvalidMessage))
         seen = set()
         for levels in range(end - 50, end + 50):
@@ -688,16 +689,16 @@ def test_nesting_near_the_end_of_the_stack_never_raises() -> None:
             assert isinstance(message, Request) or (isinstance(message, InvalidMessage) and message.reply)
         assert seen == {Request, InvalidMessage}
 
-    # In a thread: the stack is then the same whoever runs the test, and a tracer lost at its end is lost there only.
+    # In a thread the depth of the stack does not depend on the runner, and a tracer lost at its end is lost there only.
     with ThreadPoolExecutor(1) as threads:
-        threads.submit(look_round_the_end).result()
+        threads.submit(try_depths_around_the_end).result()
 
 
 # Batches.
 
 
 @req("batch-01")
-def test_an_array_is_a_batch_of_its_messages_in_order_each_judged_alone() -> None:
+def test_an_array_is_a_batch_and_each_member_is_read_by_itself() -> None:
     batch = read(
         f'[{{{V},"id":1,"method":"a"}},{{{V},"method":"b"}},{{{V},"id":2,"result":{{}}}},'
         f'{{{V},"id":3,"error":{{"code":1,"message":"m"}}}},1,[],[{{{V},"method":"c"}}],{{"id":4,"method":"d"}}]'
@@ -713,7 +714,7 @@ def test_an_array_is_a_batch_of_its_messages_in_order_each_judged_alone() -> Non
     ]
 
 
-def test_in_a_batch_requests_are_owed_answers_and_notifications_none() -> None:
+def test_a_malformed_request_of_a_batch_is_answered_a_notification_is_not() -> None:
     batch = read(f'[{{{V},"method":"a"}},{{{V},"method":"b","params":1}},{{{V},"id":1,"method":"c","params":1}}]')
     assert isinstance(batch, Batch)
     ok, bad_note, bad_request = batch.items
@@ -725,20 +726,20 @@ def test_in_a_batch_requests_are_owed_answers_and_notifications_none() -> None:
     assert (bad_request.reply.code, bad_request.reply.id) == (INVALID_PARAMS, 1)
 
 
-def test_an_empty_array_is_no_batch() -> None:
-    assert owed("[]") == (INVALID_REQUEST, None)
-    assert owed(" [ ] ") == (INVALID_REQUEST, None)
+def test_an_empty_array_is_an_invalid_request() -> None:
+    assert error_of("[]") == (INVALID_REQUEST, None)
+    assert error_of(" [ ] ") == (INVALID_REQUEST, None)
 
 
-def test_a_batch_of_just_the_limit_is_read_and_a_longer_one_is_refused_whole() -> None:
+def test_a_batch_longer_than_the_limit_is_refused_as_a_whole() -> None:
     limits = Limits(batch=2)
     note = f'{{{V},"method":"m"}}'
     assert read(f"[{note},{note}]", limits) == Batch((Notification("m"), Notification("m")))
-    assert owed(f"[{note},{note},{note}]", limits) == (INVALID_REQUEST, None)
+    assert error_of(f"[{note},{note},{note}]", limits) == (INVALID_REQUEST, None)
     assert "2 messages" in refused(f"[{note},{note},{note}]", limits).why
 
 
-def test_depth_in_a_batch_counts_from_each_message() -> None:
+def test_the_depth_of_each_message_of_a_batch_counts_separately() -> None:
     batch = read(f"[{nested(LIMITS.depth)},{nested(LIMITS.depth + 1)}]")
     assert isinstance(batch, Batch)
     assert isinstance(batch.items[0], Request)
@@ -770,7 +771,7 @@ def test_every_kind_of_message_is_written_compactly(
 
 @req("core-10")
 @pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)
-def test_an_error_without_an_id_has_null_in_old_revisions_and_no_id_from_2025_11_25_on(revision: Any) -> None:
+def test_an_error_without_an_id_has_null_only_before_2025_11_25(revision: Any) -> None:
     error = prepare(Error(None, PARSE_ERROR, "m"), null_id=revision.unreadable_id_is_null)
     written = json.loads(encode(error))
     assert ("id" in written) == (revision.name < "2025-11-25")
@@ -815,7 +816,7 @@ CIRCULAR["secret"] = CIRCULAR
         (Response(1, {"secret": 10 ** (sys.get_int_max_str_digits() + 1)}), "digits"),
     ],
 )
-def test_what_cannot_be_written_is_our_mistake_and_is_named_but_not_shown(message: Any, names: str) -> None:
+def test_a_value_that_cannot_be_written_is_named_but_not_shown(message: Any, names: str) -> None:
     with pytest.raises(UsageError, match=names) as caught:
         encode(message)
     assert type(message).__name__ in str(caught.value)
@@ -850,7 +851,7 @@ BAD: Any = None
         ({"jsonrpc": "2.0", "method": "m"}, "dict is not a message that can be sent"),
     ],
 )
-def test_a_message_of_ours_with_a_wrong_member_is_not_written(message: Any, says: str) -> None:
+def test_an_outgoing_message_with_a_wrong_member_is_refused(message: Any, says: str) -> None:
     with pytest.raises(UsageError) as caught:
         encode(message)
     assert str(caught.value) == says
@@ -867,7 +868,7 @@ def test_a_message_of_ours_with_a_wrong_member_is_not_written(message: Any, says
         Response(1, {"quoted": {"jsonrpc": "2.0", "id": None, "error": {}}}),
     ],
 )
-def test_a_prepared_message_is_the_same_and_gives_the_same_bytes(message: Any) -> None:
+def test_a_prepared_message_is_equal_and_has_the_same_bytes(message: Any) -> None:
     other = attrs.evolve(message)
     assert prepare(message) is message
     assert (message, repr(message)) == (other, repr(other))
@@ -888,8 +889,8 @@ def test_a_prepared_message_is_not_written_again() -> None:
         prepare(message)
 
 
-class OfOurs(dict[str, Any]):
-    """An object that says of itself what it likes."""
+class InconsistentDict(dict[str, Any]):
+    """A dict whose `get` does not agree with its content."""
 
     def get(self, name: str, default: Any = None) -> Any:
         return [{"type": "text", "text": "something else"}]
@@ -902,14 +903,14 @@ _LONE_TEXT = {"type": "text", "text": "t"}
     "result",
     [
         *[{"content": [{"type": "text", "text": text}]} for text in ("", 'é"\\\n\0\u2028\U0001f600', "t" * 5000)],
-        {"content": [{"text": "the other way round", "type": "text"}]},
-        OfOurs(content=[{"type": "text", "text": "t"}]),
+        {"content": [{"text": "members in the other order", "type": "text"}]},
+        InconsistentDict(content=[{"type": "text", "text": "t"}]),
         {"content": []},
         {"content": [_LONE_TEXT, _LONE_TEXT]},
         {"content": (_LONE_TEXT,)},
         {"content": _LONE_TEXT},
         {"content": ["type"]},
-        {"content": [OfOurs(_LONE_TEXT)]},
+        {"content": [InconsistentDict(_LONE_TEXT)]},
         {"contents": [_LONE_TEXT]},
         {"content": [_LONE_TEXT], "isError": True},
         {"content": [{**_LONE_TEXT, "_meta": {}}]},
@@ -918,7 +919,7 @@ _LONE_TEXT = {"type": "text", "text": "t"}
         {"content": [{"type": "image", "text": "t"}]},
     ],
 )
-def test_a_result_that_is_a_text_is_written_as_any_other(result: dict[str, Any]) -> None:
+def test_a_result_with_one_text_is_written_like_any_result(result: dict[str, Any]) -> None:
     more = CachedResult({"_meta": {"m": 1}})
     assert json.loads(encode(Response(1, result)))["result"] == json.loads(json.dumps(result))
     if type(result) is dict:
@@ -927,7 +928,7 @@ def test_a_result_that_is_a_text_is_written_as_any_other(result: dict[str, Any])
         )
 
 
-def test_an_answer_to_an_id_that_is_text_is_written_as_one_to_a_number() -> None:
+def test_an_answer_to_a_string_id_is_written_like_one_to_a_number() -> None:
     more = CachedResult({"_meta": {"m": 1}})
     for result in ({"content": []}, CachedResult({"content": []})):
         by_number, by_text = (encode(prepare(Response(id, result), more)) for id in (1, "é"))
@@ -937,7 +938,7 @@ def test_an_answer_to_an_id_that_is_text_is_written_as_one_to_a_number() -> None
 @pytest.mark.parametrize("token", [7, -(10**30), "a", 'é"\\\n\u2028\U0001f600', ""])
 @pytest.mark.parametrize("reached", [0, -1, 10**30, 0.0, -0.0, 1.5, 1e-05, 5e-324, 1e16, 1e22, 1.7976931348623157e308])
 @pytest.mark.parametrize(("total", "text"), [(None, None), (10, None), (2.5, 'é"\\\n\x00\x7f'), (None, ""), (0, "")])
-def test_progress_is_written_as_any_other_notification(
+def test_progress_is_written_like_any_notification(
     token: int | str, reached: float, total: float | None, text: str | None
 ) -> None:
     note = prepared_progress(token, reached, total, text)
@@ -954,7 +955,7 @@ def test_progress_is_written_as_any_other_notification(
     [("\ud800", 1, None), (1, 1, "\udc00"), (1, 10**5000, None)],
     ids=["token", "text", "digits"],
 )
-def test_progress_that_cannot_be_written_is_left_to_who_says_why(
+def test_progress_that_cannot_be_written_is_refused_by_prepare(
     token: int | str, reached: int, text: str | None
 ) -> None:
     note = prepared_progress(token, reached, None, text)
@@ -963,7 +964,7 @@ def test_progress_that_cannot_be_written_is_left_to_who_says_why(
         prepare(note)
 
 
-def test_an_object_that_is_no_json_is_refused_with_the_way_to_write_it() -> None:
+def test_the_error_about_an_object_without_json_tells_how_to_write_it() -> None:
     with pytest.raises(UsageError, match=r"this Request cannot be written as JSON: .*object.*dataclasses\.asdict"):
         encode(Request(1, "tools/call", {"arguments": {"order": object()}}))
 
@@ -971,7 +972,7 @@ def test_an_object_that_is_no_json_is_refused_with_the_way_to_write_it() -> None
 @pytest.mark.parametrize("more", [None, CachedResult({"_meta": {"é": 1}})])
 @pytest.mark.parametrize("params", [{}, {"a": "é", "b": [1]}])
 @pytest.mark.parametrize("method", ["m", "é", 'a"b\n'])
-def test_a_request_that_is_written_in_parts_is_written_as_any_other(
+def test_a_request_that_is_written_in_parts_has_the_same_bytes(
     method: str, params: dict[str, Any], more: CachedResult | None
 ) -> None:
     whole = Request(7, method, {**params, **(more or {})})
@@ -982,12 +983,12 @@ def test_a_request_that_is_written_in_parts_is_written_as_any_other(
 
 
 @pytest.mark.parametrize("method", [5, None, ["m"], "\ud800"])
-def test_a_method_that_is_no_text_is_not_written_in_parts_either(method: Any) -> None:
+def test_a_method_that_is_not_text_is_refused_in_a_request_of_parts(method: Any) -> None:
     with pytest.raises(UsageError, match=r"Request\.method must be a string|surrogate"):
         prepare(Request(7, method, {"a": 1}))
 
 
-# Any bytes, and there and back again.
+# Any bytes, and round trips.
 
 texts = st.text(st.characters(codec="utf-8"), max_size=8)
 ids = st.integers(-(2**63), 2**64 - 1) | texts
@@ -1014,11 +1015,11 @@ def written(message: Any, null_id: bool) -> bytes:
 
 @given(messages, st.booleans())
 @settings(max_examples=150)
-def test_what_is_written_is_read_back_equal(message: Any, null_id: bool) -> None:
+def test_a_message_that_is_written_is_read_back_equal(message: Any, null_id: bool) -> None:
     data = written(message, null_id)
     assert b"\n" not in data
     assert decode(data, LIMITS) == message
-    # Equal to Python is not equal to JSON: 1, 1.0 and true are told apart by writing them once more.
+    # Python's equality is wider than that of JSON: the second writing distinguishes 1, 1.0 and true.
     assert written(decode(data, LIMITS), null_id) == data
 
 
@@ -1031,7 +1032,7 @@ def test_escaped_and_spaced_json_is_read_the_same(message: Any) -> None:
 
 @given(st.binary(max_size=60))
 @settings(max_examples=150)
-def test_any_bytes_are_a_value_and_never_an_exception(data: bytes) -> None:
+def test_any_bytes_are_read_to_a_message_without_an_exception(data: bytes) -> None:
     assert isinstance(decode(data, LIMITS), Message)
 
 
@@ -1057,19 +1058,19 @@ PIECES += [b'"id"', b'"method"', b'"result"', b'"error"', b'"jsonrpc":"2.0"', b'
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map(b"".join) | st.lists(st.sampled_from(PIECES)).map(b",".join))
 @settings(max_examples=150)
-def test_any_pieces_of_json_are_a_value_and_never_an_exception(data: bytes) -> None:
+def test_any_pieces_of_json_are_read_to_a_message_without_an_exception(data: bytes) -> None:
     assert isinstance(decode(data, LIMITS), Message)
 
 
 @given(values)
 @settings(max_examples=100)
-def test_any_json_is_a_value_and_never_an_exception(value: Any) -> None:
+def test_any_json_is_read_to_a_message_without_an_exception(value: Any) -> None:
     assert isinstance(read(json.dumps(value)), Message)
 
 
 @given(st.data(), messages)
 @settings(max_examples=200)
-def test_a_damaged_message_is_a_value_and_its_reply_can_be_sent(data: st.DataObject, message: Any) -> None:
+def test_a_damaged_message_is_read_and_its_error_can_be_sent(data: st.DataObject, message: Any) -> None:
     text = encode(message)
     at = data.draw(st.integers(0, len(text)))
     removed = data.draw(st.integers(0, 4))
@@ -1094,7 +1095,7 @@ envelopes: st.SearchStrategy[dict[str, Any]] = st.dictionaries(
 @req("core-11", "core-16", "core-28")
 @given(envelopes)
 @settings(max_examples=300)
-def test_every_envelope_is_a_message_or_gets_one_answer_or_is_one_that_must_get_none(value: dict[str, Any]) -> None:
+def test_each_malformed_envelope_gets_the_reply_that_is_due(value: dict[str, Any]) -> None:
     message = read(json.dumps(value))
     if not isinstance(message, InvalidMessage):
         assert json.loads(written(message, "id" in value)).items() <= {"params": {}, **value}.items()
@@ -1117,7 +1118,7 @@ class Raises(dict[str, Any]):
         raise self._error
 
 
-def test_what_an_object_raises_while_it_is_written_ends_nothing_else() -> None:
+def test_a_generator_exit_raised_while_writing_becomes_a_usage_error() -> None:
     with pytest.raises(UsageError, match="an object in it raised GeneratorExit"):
         prepare(Error(1, 1, "", Raises(GeneratorExit())))
     for error in (KeyError("a"), KeyboardInterrupt()):

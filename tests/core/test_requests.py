@@ -1,6 +1,6 @@
-"""One peer, or two joined by bytes: every rule that a request obeys, told by what comes out.
+"""One peer, or two peers that exchange bytes: each rule of requests, checked by the events and messages.
 
-The orders in which things can happen are played in `test_races`; here each rule stands by itself.
+`test_races` plays the events of a request in every order.  This module tests each rule by itself.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def sent(peer: Peer) -> list[Message]:
 
 
 def carry(sender: Peer, receiver: Peer, now: float = 0) -> list[Event]:
-    """What the receiver makes of everything the sender has to say, read from bytes."""
+    """Deliver the queued messages of the sender as bytes.  Return the events that the receiver reports."""
     events: list[Event] = []
     for message in sent(sender):
         events += receiver.receive(decode(encode(message), LIMITS), now)
@@ -96,15 +96,15 @@ def mistakes(events: list[Event]) -> list[str]:
 
 
 def serving(peer: Peer, id: Id = 7, method: str = "tools/call", token: object = None) -> Peer:
-    """`peer`, while it serves this request."""
+    """Make `peer` serve this request, and return it."""
     request = Request(id, method, {} if token is None else {"_meta": {"progressToken": token}})
     assert peer.receive(request, 0) == [request]
     return peer
 
 
-@pytest.fixture(params=Role, ids=lambda role: f"{role.value} asks")
+@pytest.fixture(params=Role, ids=lambda role: f"{role.value} sends")
 def pair(request: pytest.FixtureRequest) -> tuple[Peer, Peer]:
-    """The one who asks and the one who serves, in both castings."""
+    """The peer that sends the requests and the peer that serves them, in both assignments of the roles."""
     return Peer(request.param), Peer(request.param.other)
 
 
@@ -160,11 +160,11 @@ SENDING: dict[str, Any] = {
 
 
 class Stream:
-    """What a transport may call the way by which something came."""
+    """A label of a transport for the stream on which a message arrived."""
 
 
 @pytest.mark.parametrize("link", [SESSION, EXCHANGE])
-def test_where_a_request_came_from_is_forgotten_with_its_answer(link: LinkKind) -> None:
+def test_the_stream_of_a_request_is_forgotten_with_its_answer(link: LinkKind) -> None:
     peer, stream = Peer(SERVER, link=link), Stream()
     gone = weakref.ref(stream)
     peer.receive(Request(7, "tools/call"), 0, about=stream)
@@ -176,11 +176,11 @@ def test_where_a_request_came_from_is_forgotten_with_its_answer(link: LinkKind) 
 
 @pytest.mark.parametrize("wrong", UNWRITABLE.values(), ids=UNWRITABLE)
 @pytest.mark.parametrize("send", SENDING.values(), ids=SENDING)
-def test_what_cannot_be_written_is_refused_at_the_call_and_changes_nothing(send: Any, wrong: Any) -> None:
+def test_a_value_that_cannot_be_written_is_refused_and_changes_no_state(send: Any, wrong: Any) -> None:
     peer = serving(Peer(SERVER), token="t")
     peer.terms = BATCHES
     peer.receive(Batch((Request(8, "a"),)), 0)
-    peer.terms = None  # they cannot be pickled
+    peer.terms = None  # terms cannot be pickled
     peer.request("roots/list", about=7, deadline=9)
     before = pickle.dumps(peer)
     with pytest.raises(UsageError, match=r"cannot be written as JSON|must be a string, got"):
@@ -189,7 +189,7 @@ def test_what_cannot_be_written_is_refused_at_the_call_and_changes_nothing(send:
 
 
 @pytest.mark.parametrize("wrong", [[1], "text", 1])
-def test_what_is_no_object_is_refused_at_the_call(wrong: Any) -> None:
+def test_params_that_are_not_an_object_are_refused_at_the_call(wrong: Any) -> None:
     peer = serving(Peer(SERVER))
     for send in (peer.request, peer.notify, lambda _, params: peer.answer(7, params)):
         with pytest.raises(UsageError, match="must be an object"):
@@ -199,7 +199,7 @@ def test_what_is_no_object_is_refused_at_the_call(wrong: Any) -> None:
 
 @pytest.mark.parametrize("progress", [True, False])
 @pytest.mark.parametrize("wrong", [None, [], "progressToken", 0])
-def test_meta_that_is_no_object_is_refused_at_the_call(wrong: Any, progress: bool) -> None:
+def test_meta_that_is_not_an_object_is_refused_at_the_call(wrong: Any, progress: bool) -> None:
     peer = serving(Peer(SERVER))
     with pytest.raises(UsageError, match="the params of tools/call must be an object, and the _meta in it"):
         peer.request("tools/call", {"_meta": wrong}, progress=progress)
@@ -209,7 +209,7 @@ def test_meta_that_is_no_object_is_refused_at_the_call(wrong: Any, progress: boo
     assert (peer.waiting, peer.outgoing(), peer.request("ping")) == (0, [], 1)
 
 
-def test_what_is_queued_is_what_it_was_at_the_call() -> None:
+def test_a_queued_message_does_not_change_after_the_call() -> None:
     peer = serving(serving(Peer(SERVER)), 8)
     result: dict[str, Any] = {"a": [1]}
     peer.answer(7, result)
@@ -220,7 +220,7 @@ def test_what_is_queued_is_what_it_was_at_the_call() -> None:
     assert [line.get("result") or line["params"] for line in lines] == [{"a": [1]}] * 3
 
 
-def test_an_answer_to_a_cancelled_request_goes_nowhere_whatever_it_is() -> None:
+def test_an_answer_to_a_cancelled_request_is_dropped_even_if_it_is_invalid() -> None:
     peer = serving(Peer(SERVER), token="t")
     peer.receive(cancellation(7), 0)
     assert peer.progress(7, 1, message="\ud800") is False
@@ -236,7 +236,7 @@ def test_an_error_without_data_has_no_data(pair: tuple[Peer, Peer]) -> None:
 
 @req("core-09")
 @pytest.mark.parametrize("id", [0, 1, -1, 2**63, "", "1", "a-b"])
-def test_an_answer_has_the_very_id_of_its_request(pair: tuple[Peer, Peer], id: Id) -> None:
+def test_an_answer_has_the_id_of_its_request_in_value_and_type(pair: tuple[Peer, Peer], id: Id) -> None:
     for finish in (lambda peer: peer.answer(id, {}), lambda peer: peer.refuse(id, RequestError(1, "no"))):
         peer = serving(pair[1], id)
         assert finish(peer)
@@ -272,7 +272,7 @@ def test_ids_and_progress_tokens_never_repeat(pair: tuple[Peer, Peer]) -> None:
 
 
 @req("prog-02")
-def test_a_request_asks_for_progress_under_its_own_id() -> None:
+def test_the_progress_token_of_a_request_is_its_id() -> None:
     peer = Peer(CLIENT)
     params = {"name": "add", "_meta": {"traceparent": "00-1"}}
     id = peer.request("tools/call", params, progress=True)
@@ -285,14 +285,14 @@ def test_a_request_asks_for_progress_under_its_own_id() -> None:
 
 
 @req("prog-02")
-def test_a_token_of_ones_own_choice_is_refused_and_nothing_is_sent() -> None:
+def test_a_progress_token_chosen_by_the_caller_is_refused() -> None:
     peer = Peer(CLIENT)
     with pytest.raises(UsageError, match="progress=True"):
         peer.request("tools/call", {"_meta": {"progressToken": 1}})
     assert (peer.waiting, sent(peer), peer.request("ping")) == (0, [], 1)
 
 
-def test_ids_grow_by_one_and_others_are_unknown() -> None:
+def test_ids_grow_by_one_and_answers_to_other_ids_are_mistakes() -> None:
     peer = Peer(CLIENT)
     assert [peer.request("ping"), peer.request("ping")] == [1, 2]
     assert peer.receive(Response(2, {}), 0) == [Answered(2, "ping", {})]
@@ -304,10 +304,10 @@ def test_ids_may_begin_with_another_number() -> None:
     peer = Peer(Role.SERVER)
     peer.count_from(5000)
     assert [peer.request("ping"), peer.request("ping")] == [5000, 5001]
-    assert peer.receive(Response(7, {}), 0) == []  # of another process: late here
+    assert peer.receive(Response(7, {}), 0) == []  # counts as late: another process may have sent request 7
 
 
-def test_what_goes_on_between_two_sides_under_equal_ids_is_kept_apart() -> None:
+def test_requests_of_both_sides_with_the_same_id_are_kept_apart() -> None:
     one, two = Peer(CLIENT), Peer(SERVER)
     assert one.request("tools/call") == two.request("roots/list") == 1
     carry(one, two)
@@ -322,7 +322,7 @@ def test_what_goes_on_between_two_sides_under_equal_ids_is_kept_apart() -> None:
 
 @pytest.mark.parametrize("finish", ["answer", "error", "garble", "cancel", "expire", "teardown"])
 @req("cancel-05", "cancel-06", "cancel-21")
-def test_a_late_answer_vanishes(finish: str) -> None:
+def test_a_late_answer_is_dropped(finish: str) -> None:
     peer = Peer(CLIENT)
     id = peer.request(LISTEN, deadline=5)
     assert {
@@ -342,7 +342,7 @@ def test_a_late_answer_vanishes(finish: str) -> None:
 
 
 @pytest.mark.parametrize("id", [0, 2, -1, 10**30, "", "x", "2", "1.0", " 1", "¹", "١", "9" * 30, "9" * 5000])
-def test_an_answer_to_what_was_never_asked_is_a_mistake(id: Id) -> None:
+def test_an_answer_to_an_unknown_id_is_a_mistake(id: Id) -> None:
     peer = Peer(CLIENT)
     peer.request("ping")
     peer.outgoing()
@@ -351,7 +351,7 @@ def test_an_answer_to_what_was_never_asked_is_a_mistake(id: Id) -> None:
     assert (peer.waiting, sent(peer)) == (1, [])
 
 
-def test_an_id_that_comes_back_as_a_string_is_put_right_and_reported(pair: tuple[Peer, Peer]) -> None:
+def test_an_id_that_comes_back_as_a_string_is_accepted_and_reported(pair: tuple[Peer, Peer]) -> None:
     ours = pair[0]
     why = PeerMistake("id 1 came back as the string '1'")
     ours.request("tools/call", progress=True)
@@ -362,7 +362,7 @@ def test_an_id_that_comes_back_as_a_string_is_put_right_and_reported(pair: tuple
     assert ours.receive(Error("2", 1, "no"), 0)[1:] == [Refused(2, "tools/call", Error("2", 1, "no"))]
 
 
-def test_an_answer_that_is_none_tells_who_waits_for_it(pair: tuple[Peer, Peer]) -> None:
+def test_a_malformed_answer_ends_the_request_with_an_invalid_answer(pair: tuple[Peer, Peer]) -> None:
     ours = pair[0]
     id = ours.request("tools/call")
     garbled = decode(b'{"jsonrpc":"2.0","id":1,"result":[]}', LIMITS)
@@ -378,7 +378,7 @@ NAMELESS_RESULT = InvalidMessage("a result must carry the id of its request", re
 
 
 @pytest.mark.parametrize("waiting", [0, 2])
-def test_an_error_without_an_id_is_a_complaint(pair: tuple[Peer, Peer], waiting: int) -> None:
+def test_an_error_without_an_id_is_a_complaint_unless_one_request_waits(pair: tuple[Peer, Peer], waiting: int) -> None:
     ours = pair[0]
     for _ in range(waiting):
         ours.request("ping")
@@ -400,7 +400,7 @@ def test_an_answer_without_an_id_is_for_the_only_request_that_waits(pair: tuple[
 
 
 def expire(peer: Peer) -> None:
-    peer.request("initialize", deadline=1)  # for which no cancellation is sent
+    peer.request("initialize", deadline=1)  # no cancellation is sent for it
     assert len(peer.tick(1)) == 1
 
 
@@ -408,22 +408,22 @@ def answer(peer: Peer) -> None:
     assert serving(peer).answer(7, {})
 
 
-def refuse_what_is_none(peer: Peer) -> None:
+def refuse_an_invalid_message(peer: Peer) -> None:
     peer.receive(InvalidMessage("", Error(None, 1, "no")), 0)
 
 
-UNANSWERED: dict[str, Callable[[Peer], object]] = {
+SENT_WITHOUT_ANSWER: dict[str, Callable[[Peer], object]] = {
     "a notification": lambda peer: peer.notify("notifications/x"),
     "progress": lambda peer: serving(peer, token=1).progress(7, 1),
     "an answer": answer,
-    "an error without a request": refuse_what_is_none,
+    "an error without a request": refuse_an_invalid_message,
     "a cancellation": lambda peer: peer.cancel(peer.request("ping")),
     "a request that was given up": expire,
 }
 
 
-@pytest.mark.parametrize("send", UNANSWERED.values(), ids=UNANSWERED.keys())
-def test_an_error_without_an_id_may_mean_what_has_no_answer_until_a_later_request_has_one(
+@pytest.mark.parametrize("send", SENT_WITHOUT_ANSWER.values(), ids=SENT_WITHOUT_ANSWER.keys())
+def test_an_error_without_an_id_may_concern_an_earlier_unanswered_message(
     pair: tuple[Peer, Peer], send: Callable[[Peer], object]
 ) -> None:
     ours = pair[0]
@@ -446,7 +446,7 @@ def test_in_a_session_an_answer_without_an_id_is_never_for_a_request() -> None:
     assert mistakes(peer.receive(NAMELESS_RESULT, 0)) == [NAMELESS_RESULT.why]
 
 
-def test_on_an_exchange_an_error_without_an_id_can_mean_one_request_only() -> None:
+def test_on_an_exchange_an_error_without_an_id_is_for_the_only_request() -> None:
     peer = Peer(CLIENT, link=EXCHANGE)
     error = Error(None, -32700, "not JSON")
     assert peer.receive(error, 0) == [PeerComplaint(error)]
@@ -458,7 +458,7 @@ def test_on_an_exchange_an_error_without_an_id_can_mean_one_request_only() -> No
     assert peer.receive(error, 0) == [PeerComplaint(error)]
 
 
-def test_answering_what_is_not_served_sends_nothing() -> None:
+def test_an_answer_to_a_request_that_is_not_served_is_not_sent() -> None:
     peer = serving(Peer(SERVER))
     assert peer.answer(7, {})
     peer.outgoing()
@@ -478,7 +478,7 @@ def test_a_notification_arrives(pair: tuple[Peer, Peer]) -> None:
     assert carry(ours, theirs) == [Notification("notifications/x", {"a": 1}), Notification("notifications/y")]
 
 
-def test_a_note_that_belongs_to_a_request_goes_with_it_and_ends_with_it() -> None:
+def test_a_notification_about_a_request_is_sent_only_while_it_is_served() -> None:
     peer = serving(Peer(SERVER), method=LISTEN)
     note = Notification("notifications/tools/list_changed")
     assert peer.notify(note.method, about=7) is True
@@ -552,7 +552,7 @@ def test_progress_arrives_with_or_without_total_and_message(pair: tuple[Peer, Pe
 
 @req("prog-01")
 @pytest.mark.parametrize("token", [0, 5, -1, "", "abc"])
-def test_progress_goes_by_the_very_token_of_the_request(token: Id) -> None:
+def test_progress_has_the_token_of_its_request_in_value_and_type(token: Id) -> None:
     peer = serving(Peer(SERVER), token=token)
     assert peer.progress(7, 1)
     ((message, about),) = peer.outgoing()
@@ -570,7 +570,7 @@ def test_a_token_that_is_neither_string_nor_integer_is_refused(meta: object) -> 
 
 
 @req("prog-05", "prog-06")
-def test_progress_that_nobody_asked_for_is_not_sent() -> None:
+def test_progress_that_was_not_requested_is_not_sent() -> None:
     peer = serving(Peer(SERVER))
     assert peer.progress(7, 1) is False
     assert peer.progress(8, 1) is False
@@ -582,7 +582,7 @@ def test_progress_that_nobody_asked_for_is_not_sent() -> None:
 
 @req("prog-03")
 @pytest.mark.parametrize("value", [0.5, -1, math.nan, math.inf, -math.inf, -(10**400), "2", None, True, [2], 2j])
-def test_progress_that_falls_is_our_own_mistake(value: Any) -> None:
+def test_progress_that_falls_is_a_usage_error(value: Any) -> None:
     peer = serving(Peer(SERVER), token="t")
     assert peer.progress(7, 1)
     with pytest.raises(UsageError, match="must be a finite number, at least 1, got "):
@@ -600,7 +600,7 @@ class Share(float):
         return "half"
 
 
-def test_progress_in_numbers_of_other_classes_is_that_of_the_numbers() -> None:
+def test_progress_of_subclasses_of_numbers_is_written_as_numbers() -> None:
     peer = serving(Peer(SERVER), token="t")
     assert peer.progress(7, Share(0.5), Steps.THIRD)
     assert peer.progress(7, Steps.THIRD, Share(8.5))
@@ -609,14 +609,14 @@ def test_progress_in_numbers_of_other_classes_is_that_of_the_numbers() -> None:
 
 
 @req("prog-03")
-def test_progress_that_stands_still_is_not_sent() -> None:
+def test_progress_that_does_not_rise_is_not_sent() -> None:
     peer = serving(Peer(SERVER), token="t")
     assert [peer.progress(7, value, 10) for value in (5, 5, 5.0, 6, 6)] == [True, False, False, True, False]
     assert [message.params["progress"] for message in sent(peer)] == [5, 6]
 
 
 @pytest.mark.parametrize("total", ["9", True, [9], math.nan, math.inf])
-def test_a_total_that_is_no_number_is_our_own_mistake(total: Any) -> None:
+def test_a_total_that_is_not_a_finite_number_is_a_usage_error(total: Any) -> None:
     peer = serving(Peer(SERVER), token="t")
     with pytest.raises(UsageError, match="the total of progress must be a finite number"):
         peer.progress(7, 1, total)
@@ -625,7 +625,7 @@ def test_a_total_that_is_no_number_is_our_own_mistake(total: Any) -> None:
 
 @req("prog-03")
 @pytest.mark.parametrize("value", [1, 0.5, -1])
-def test_progress_of_theirs_that_does_not_rise_is_reported_as_a_mistake(value: float) -> None:
+def test_received_progress_that_does_not_rise_is_a_mistake(value: float) -> None:
     peer = Peer(CLIENT)
     peer.request("tools/call", progress=True)
     assert peer.receive(progress(1, 1), 0) == [ProgressReported(1, 1, None, None)]
@@ -634,7 +634,7 @@ def test_progress_of_theirs_that_does_not_rise_is_reported_as_a_mistake(value: f
 
 
 @req("prog-07")
-def test_progress_that_we_did_not_ask_for_is_dropped(pair: tuple[Peer, Peer]) -> None:
+def test_received_progress_that_was_not_requested_is_dropped(pair: tuple[Peer, Peer]) -> None:
     for peer in pair:
         peer.request("tools/call")
         peer.outgoing()
@@ -660,7 +660,7 @@ def test_malformed_progress_is_dropped(token: object, value: object) -> None:
 
 
 @pytest.mark.parametrize(("total", "message"), [(True, 1), ("9", None), (math.inf, []), (-math.inf, {})])
-def test_progress_with_an_odd_total_or_message_is_taken_without_it(total: object, message: object) -> None:
+def test_progress_with_an_invalid_total_or_message_is_used_without_it(total: object, message: object) -> None:
     peer = Peer(CLIENT)
     peer.request("tools/call", progress=True)
     assert peer.receive(progress(1, 1, total=total, message=message), 0) == [ProgressReported(1, 1, None, None)]
@@ -668,7 +668,7 @@ def test_progress_with_an_odd_total_or_message_is_taken_without_it(total: object
 
 @req("prog-09", "prog-05")
 @pytest.mark.parametrize("finish", ["answer", "refuse", "cancel", "lose"])
-def test_there_is_no_progress_after_the_end(finish: str) -> None:
+def test_no_progress_is_sent_after_the_end_of_a_request(finish: str) -> None:
     peer = serving(Peer(SERVER), token="t")
     {
         "answer": lambda: peer.answer(7, {}),
@@ -684,7 +684,7 @@ def test_there_is_no_progress_after_the_end(finish: str) -> None:
 @req("prog-14", "prog-10")
 @pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)
 @pytest.mark.parametrize("own", [True, False], ids=["of the request", "of the link"])
-def test_a_progress_message_is_sent_where_the_revision_has_one(revision: Any, own: bool) -> None:
+def test_the_message_of_progress_is_sent_if_the_revision_has_one(revision: Any, own: bool) -> None:
     class Session(Peer):
         def agree(self, id: Id, terms: Terms) -> None:
             self._serving[id].terms = terms
@@ -709,7 +709,7 @@ def test_a_progress_message_is_sent_where_the_revision_has_one(revision: Any, ow
 
 @req("cancel-01", "cancel-10", "cancel-16", "cancel-19")
 @pytest.mark.parametrize("link", [DUPLEX, SESSION])
-def test_giving_up_a_request_tells_the_other_side_once(pair: tuple[Peer, Peer], link: LinkKind) -> None:
+def test_cancelling_a_request_notifies_the_other_side_once(pair: tuple[Peer, Peer], link: LinkKind) -> None:
     ours, theirs = (Peer(peer.role, link=link) for peer in pair)
     id = ours.request("tools/call", PARAMS)
     carry(ours, theirs)
@@ -719,7 +719,7 @@ def test_giving_up_a_request_tells_the_other_side_once(pair: tuple[Peer, Peer], 
     assert carry(ours, theirs) == [RequestCancelled(id, "tools/call", "had enough")]
 
 
-def test_a_cancellation_without_a_reason_has_none() -> None:
+def test_a_cancellation_without_a_reason_has_no_reason_member() -> None:
     peer = Peer(CLIENT)
     peer.cancel(peer.request("tools/call"))
     assert peer.outgoing()[1:] == [(cancellation(1), None)]
@@ -740,13 +740,13 @@ def test_nothing_is_sent_for_a_request_after_its_cancellation(pair: tuple[Peer, 
 
 
 @req("cancel-18")
-def test_what_was_queued_for_a_request_before_its_cancellation_stays_here() -> None:
+def test_queued_messages_of_a_cancelled_request_are_not_sent() -> None:
     peer = serving(serving(Peer(SERVER), 7, token="t"), 8, token="u")
     for id in (7, 8):
         peer.progress(id, 1)
         peer.notify("notifications/message", {"of": id}, about=id)
     peer.notify("notifications/tools/list_changed")
-    # Requests and their cancellations have a life of their own.
+    # Nested requests and their cancellations are still sent.
     one, two = peer.request("roots/list", about=7), peer.request("sampling/createMessage", about=7)
     peer.cancel(one)
     assert peer.receive(cancellation(7), 0) == [RequestCancelled(7, "tools/call", "")]
@@ -766,7 +766,7 @@ def test_what_was_queued_for_a_request_before_its_cancellation_stays_here() -> N
 
 
 @pytest.mark.parametrize("between", [True, False])
-def test_a_new_request_with_the_id_of_a_cancelled_one_is_heard_in_full(between: bool) -> None:
+def test_all_messages_of_a_new_request_with_a_cancelled_id_are_sent(between: bool) -> None:
     peer = serving(Peer(SERVER), token="t")
     peer.progress(7, 1)
     peer.receive(cancellation(7), 0)
@@ -780,7 +780,7 @@ def test_a_new_request_with_the_id_of_a_cancelled_one_is_heard_in_full(between: 
 
 
 @req("cancel-06")
-def test_an_answer_that_is_on_its_way_is_not_called_back() -> None:
+def test_a_queued_answer_is_sent_in_spite_of_a_late_cancellation() -> None:
     peer = serving(Peer(SERVER), token="t")
     peer.progress(7, 1)
     peer.answer(7, {})
@@ -790,7 +790,7 @@ def test_an_answer_that_is_on_its_way_is_not_called_back() -> None:
 
 @req("cancel-04", "cancel-06", "cancel-08", "cancel-20")
 @pytest.mark.parametrize("id", [6, "7", "x", -1])
-def test_a_cancellation_of_what_is_unknown_is_ignored_in_silence(id: Id) -> None:
+def test_a_cancellation_of_an_unknown_id_is_ignored(id: Id) -> None:
     peer = serving(Peer(SERVER))
     assert peer.receive(cancellation(id), 0) == []
     assert (peer.serves(7), sent(peer)) == (True, [])
@@ -798,13 +798,13 @@ def test_a_cancellation_of_what_is_unknown_is_ignored_in_silence(id: Id) -> None
 
 @req("cancel-08")
 @pytest.mark.parametrize("params", [{}, *({"requestId": bad} for bad in (None, True, 7.0, [7], {}))])
-def test_a_malformed_cancellation_costs_nothing(params: dict[str, object]) -> None:
+def test_a_malformed_cancellation_is_a_mistake_without_effect(params: dict[str, object]) -> None:
     peer = serving(Peer(SERVER))
     assert len(mistakes(peer.receive(Notification("notifications/cancelled", params), 0))) == 1
     assert (peer.serves(7), sent(peer)) == (True, [])
 
 
-def test_a_reason_that_is_no_text_is_left_out() -> None:
+def test_a_reason_that_is_not_text_is_left_out() -> None:
     peer = serving(Peer(SERVER))
     assert peer.receive(cancellation(7, reason=["x"]), 0) == [RequestCancelled(7, "tools/call", "")]
 
@@ -826,7 +826,7 @@ def test_the_opening_is_never_cancelled_by_a_message(method: str) -> None:
     assert ours.cancel(given_up) is True
     assert ours.tick(5) == [TimedOut(expired, method)]
     assert sent(ours) == []
-    # Whoever sends one all the same is not heeded.
+    # A cancellation that is sent in spite of the rule is ignored.
     assert theirs.receive(cancellation(given_up), 0) == []
     assert theirs.answer(given_up, {}) is True
     assert carry(theirs, ours) == []
@@ -842,7 +842,7 @@ def test_an_exchange_is_cancelled_without_a_message() -> None:
     assert sent(peer) == []
 
 
-def test_a_nested_request_is_called_off_on_the_stream_it_went_by_while_there_is_one() -> None:
+def test_a_nested_request_is_cancelled_on_its_stream_while_that_is_open() -> None:
     peer = serving(Peer(SERVER, link=SESSION))
     first, second = peer.request("roots/list", about=7), peer.request("roots/list", about=7)
     peer.cancel(first)
@@ -863,21 +863,21 @@ def test_a_server_ends_a_subscription_with_its_result_and_then_the_notice() -> N
 
 
 @req("cancel-12")
-def test_on_an_exchange_the_stream_says_that_the_subscription_has_ended() -> None:
+def test_on_an_exchange_the_end_of_a_subscription_needs_no_notice() -> None:
     peer = serving(Peer(SERVER, link=EXCHANGE), method=LISTEN)
     peer.answer(7, {})
     assert sent(peer) == [Response(7, {})]
 
 
 @pytest.mark.parametrize("link", [DUPLEX, EXCHANGE])
-def test_a_subscription_ends_when_its_server_says_so_and_its_late_result_vanishes(link: LinkKind) -> None:
+def test_a_notice_ends_a_subscription_and_its_late_result_is_dropped(link: LinkKind) -> None:
     peer = Peer(CLIENT, link=link)
     id = peer.request(LISTEN)
     assert peer.receive(cancellation(id, reason="restarting"), 0) == [SubscriptionEnded(id, LISTEN, "restarting")]
     assert peer.receive(Response(id, {}), 0) == []
 
 
-def test_a_subscription_that_is_refused_was_none() -> None:
+def test_a_subscription_that_is_refused_ends_without_a_notice() -> None:
     peer = serving(Peer(SERVER), method=LISTEN)
     peer.refuse(7, RequestError(INVALID_PARAMS, "no filter"))
     assert sent(peer) == [Error(7, INVALID_PARAMS, "no filter")]
@@ -900,7 +900,7 @@ def test_only_a_subscription_can_be_ended_by_its_server(link: LinkKind, method: 
 
 
 @req("time-02", "time-03", "time-04")
-def test_each_request_has_the_deadline_it_was_given(pair: tuple[Peer, Peer]) -> None:
+def test_each_request_has_its_own_deadline(pair: tuple[Peer, Peer]) -> None:
     ours, theirs = pair
     late, never, soon = ours.request("a", deadline=9), ours.request("b"), ours.request("c", deadline=4.5)
     carry(ours, theirs)
@@ -917,7 +917,7 @@ def test_each_request_has_the_deadline_it_was_given(pair: tuple[Peer, Peer]) -> 
 
 @settings(max_examples=50)
 @given(st.permutations(range(40)), st.sets(st.integers(1, 40), min_size=3, max_size=8))
-def test_whatever_was_answered_meanwhile_the_others_expire_in_order(deadlines: list[int], kept: set[int]) -> None:
+def test_requests_expire_in_order_if_others_are_answered_in_between(deadlines: list[int], kept: set[int]) -> None:
     peer = Peer(CLIENT)
     for deadline in deadlines:
         id = peer.request("a", deadline=deadline)
@@ -928,13 +928,13 @@ def test_whatever_was_answered_meanwhile_the_others_expire_in_order(deadlines: l
     assert [event.id for event in peer.tick(50)] == [id for _, id in sorted(live)]
 
 
-def test_those_due_together_expire_in_order() -> None:
+def test_requests_that_are_due_together_expire_in_order() -> None:
     peer = Peer(CLIENT)
     ids = [peer.request("a", deadline=deadline) for deadline in (3, 1, 2, 1)]
     assert [event.id for event in peer.tick(3)] == [ids[1], ids[3], ids[2], ids[0]]
 
 
-def test_what_was_due_happens_before_the_message_that_comes_too_late() -> None:
+def test_a_due_timeout_is_reported_before_a_later_message() -> None:
     peer = Peer(CLIENT)
     first, second = peer.request("a", deadline=5), peer.request("b", deadline=6)
     assert peer.receive(Response(second, {}), 5) == [TimedOut(first, "a"), Answered(second, "b", {})]
@@ -973,7 +973,7 @@ def test_deadlines_of_finished_requests_are_not_kept(end: str) -> None:
 
 
 @pytest.mark.parametrize("link", LinkKind)
-def test_a_lost_link_ends_everything_at_once(link: LinkKind) -> None:
+def test_a_lost_link_ends_all_requests(link: LinkKind) -> None:
     for role in Role:
         peer = serving(Peer(role, link=link), 7)
         serving(peer, 8, token="t")
@@ -989,7 +989,7 @@ def test_a_lost_link_ends_everything_at_once(link: LinkKind) -> None:
         assert peer.serving == 0
 
 
-def test_a_closed_peer_takes_nothing_in_and_gives_nothing_out() -> None:
+def test_a_closed_peer_ignores_messages_and_sends_no_more() -> None:
     peer = serving(Peer(SERVER), token="t")
     id = peer.request("a", deadline=5)
     peer.connection_lost()
@@ -1005,7 +1005,7 @@ def test_a_closed_peer_takes_nothing_in_and_gives_nothing_out() -> None:
 
 
 @pytest.mark.parametrize("role", Role)
-def test_the_end_of_input_loses_our_requests_and_lets_those_that_we_serve_be_answered(role: Role) -> None:
+def test_the_end_of_input_fails_our_requests_and_keeps_the_served_ones(role: Role) -> None:
     peer = serving(Peer(role), 7, token="t")
     serving(peer, 8)
     peer.receive(cancellation(8), 0)
@@ -1025,7 +1025,7 @@ def test_the_end_of_input_loses_our_requests_and_lets_those_that_we_serve_be_ans
 
 
 @pytest.mark.parametrize("link", [SESSION, EXCHANGE])
-def test_where_streams_come_and_go_input_has_no_end(link: LinkKind) -> None:
+def test_input_ended_is_refused_on_links_with_several_streams(link: LinkKind) -> None:
     peer = Peer(CLIENT, link=link)
     peer.request("a")
     with pytest.raises(UsageError, match="only a link with a single stream"):
@@ -1035,7 +1035,7 @@ def test_where_streams_come_and_go_input_has_no_end(link: LinkKind) -> None:
 
 @pytest.mark.parametrize("role", Role)
 @pytest.mark.parametrize("about", [1, 2])
-def test_where_there_is_one_stream_it_is_lost_as_a_whole(role: Role, about: int) -> None:
+def test_the_loss_of_one_stream_is_refused_on_a_duplex(role: Role, about: int) -> None:
     peer = serving(Peer(role), 1)
     peer.request("a")
     with pytest.raises(UsageError, match="this link is a single stream"):
@@ -1045,7 +1045,7 @@ def test_where_there_is_one_stream_it_is_lost_as_a_whole(role: Role, about: int)
 
 @pytest.mark.parametrize("role", Role)
 @pytest.mark.parametrize("method", ["tools/call", "initialize", LISTEN])
-def test_a_session_does_not_mind_a_lost_stream(role: Role, method: str) -> None:
+def test_a_lost_stream_changes_no_state_in_a_session(role: Role, method: str) -> None:
     peer = serving(Peer(role, link=SESSION), 1, method=method, token="t")
     peer.request(method, progress=True)
     before = pickle.dumps(peer)
@@ -1057,7 +1057,7 @@ def test_a_session_does_not_mind_a_lost_stream(role: Role, method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["tools/call", "server/discover", LISTEN])
-def test_an_exchange_ends_with_its_stream_for_the_client(method: str) -> None:
+def test_on_an_exchange_a_lost_stream_ends_the_request_of_the_client(method: str) -> None:
     peer = Peer(CLIENT, link=EXCHANGE)
     id, other = peer.request(method), peer.request(method)
     peer.outgoing()
@@ -1069,7 +1069,7 @@ def test_an_exchange_ends_with_its_stream_for_the_client(method: str) -> None:
 
 @req("cancel-14")
 @pytest.mark.parametrize("method", ["tools/call", "server/discover", LISTEN])
-def test_a_closed_stream_cancels_its_request_for_the_server(method: str) -> None:
+def test_on_an_exchange_a_closed_stream_cancels_the_request_at_the_server(method: str) -> None:
     peer = serving(Peer(SERVER, link=EXCHANGE), method=method, token="t")
     peer.progress(7, 1)
     assert peer.connection_lost(about=7, why="the client went away") == [
@@ -1083,7 +1083,7 @@ def test_a_closed_stream_cancels_its_request_for_the_server(method: str) -> None
 @pytest.mark.parametrize("link", LinkKind)
 @pytest.mark.parametrize("method", ["tools/call", "initialize", LISTEN])
 @pytest.mark.parametrize("role", Role)
-def test_a_request_that_can_never_be_answered_is_lost_and_no_other(role: Role, method: str, link: LinkKind) -> None:
+def test_fail_ends_one_request_and_no_other(role: Role, method: str, link: LinkKind) -> None:
     peer = Peer(role, link=link)
     id, other = peer.request(method, deadline=5), peer.request(method)
     peer.outgoing()
@@ -1096,7 +1096,7 @@ def test_a_request_that_can_never_be_answered_is_lost_and_no_other(role: Role, m
     assert peer.receive(Response(other, {}), 0) == [Answered(other, method, {})]
 
 
-def test_failing_ends_no_request_of_theirs() -> None:
+def test_fail_does_not_end_a_served_request() -> None:
     peer = serving(Peer(SERVER), token="t")
     assert peer.fail(7, "mistaken") == []
     assert peer.answer(7, {})
@@ -1105,7 +1105,7 @@ def test_failing_ends_no_request_of_theirs() -> None:
 # Limits, duplicates, bad messages.
 
 
-def test_only_so_many_requests_may_wait_for_answers() -> None:
+def test_the_number_of_waiting_requests_is_limited() -> None:
     peer = Peer(CLIENT, limits=Limits(requests=2))
     first = peer.request("a")
     peer.request("b")
@@ -1115,7 +1115,7 @@ def test_only_so_many_requests_may_wait_for_answers() -> None:
     assert peer.request("c") == 3
 
 
-def test_only_so_many_requests_are_served_at_a_time_even_while_they_wind_down() -> None:
+def test_the_number_of_served_and_of_cancelled_running_requests_is_limited() -> None:
     peer = serving(serving(Peer(SERVER, limits=Limits(requests=2)), 1), 2)
     peer.receive(cancellation(1), 0)
     (why,) = mistakes(peer.receive(Request(3, "tools/call"), 0))
@@ -1125,7 +1125,7 @@ def test_only_so_many_requests_are_served_at_a_time_even_while_they_wind_down() 
     serving(peer, 3)
 
 
-def test_a_progress_token_has_a_limit() -> None:
+def test_the_length_of_a_progress_token_is_limited() -> None:
     peer = serving(Peer(SERVER, limits=Limits(id_length=3)), token="abc")
     assert peer.progress(7, 1)
     assert sent(peer) == [progress("abc", 1)]
@@ -1135,7 +1135,7 @@ def test_a_progress_token_has_a_limit() -> None:
     serving(peer, 9, token=10**9)
 
 
-def test_of_a_long_id_no_message_repeats_more_than_can_be_shown() -> None:
+def test_messages_show_only_the_start_of_a_long_id() -> None:
     peer, id = Peer(SERVER), "x" * 1024
     serving(peer, id)
     peer.receive(Request(id, "a"), 0)
@@ -1157,7 +1157,7 @@ def test_of_a_long_id_no_message_repeats_more_than_can_be_shown() -> None:
 def test_an_id_that_is_still_served_is_not_served_twice() -> None:
     peer = serving(Peer(SERVER))
     (why,) = mistakes(peer.receive(Request(7, "tools/list"), 0))
-    # With the id it would be taken for the answer to the first.
+    # With the id the error would look like the answer to the first request.
     assert peer.outgoing() == [(Error(None, INVALID_REQUEST, why), None)]
     assert peer.serving == 1
     assert peer.answer(7, {})
@@ -1165,7 +1165,7 @@ def test_an_id_that_is_still_served_is_not_served_twice() -> None:
     assert peer.serving == 0
 
 
-def test_an_id_whose_cancelled_request_winds_down_is_refused_by_its_name() -> None:
+def test_the_id_of_a_cancelled_request_that_still_runs_is_refused() -> None:
     peer = serving(Peer(SERVER))
     peer.receive(cancellation(7), 0)
     (why,) = mistakes(peer.receive(Request(7, "tools/list"), 0))
@@ -1174,7 +1174,7 @@ def test_an_id_whose_cancelled_request_winds_down_is_refused_by_its_name() -> No
     serving(peer, 7)
 
 
-def test_an_id_may_come_again_once_it_was_answered() -> None:
+def test_an_id_may_be_used_again_after_its_answer() -> None:
     peer = serving(Peer(SERVER))
     peer.answer(7, {"first": True})
     serving(peer).answer(7, {"second": True})
@@ -1190,7 +1190,7 @@ def test_an_id_may_come_again_once_it_was_answered() -> None:
         (b'{"jsonrpc":"2.0","id":7,"method":5}', None),  # 7 is being served, and must not seem answered
     ],
 )
-def test_what_is_no_message_is_refused(line: bytes, id: Id | None) -> None:
+def test_an_invalid_message_is_refused_with_its_id_if_that_is_free(line: bytes, id: Id | None) -> None:
     peer = serving(Peer(SERVER))
     (why,) = mistakes(peer.receive(decode(line, LIMITS), 0))
     ((error, about),) = peer.outgoing()
@@ -1199,7 +1199,7 @@ def test_what_is_no_message_is_refused(line: bytes, id: Id | None) -> None:
     assert peer.serves(7)
 
 
-def test_a_request_is_not_sent_for_one_that_is_over() -> None:
+def test_a_nested_request_is_refused_after_its_outer_request_has_ended() -> None:
     peer = serving(Peer(SERVER))
     assert peer.request("roots/list", about=7) == 1
     assert peer.outgoing() == [(Request(1, "roots/list"), 7)]
@@ -1210,7 +1210,7 @@ def test_a_request_is_not_sent_for_one_that_is_over() -> None:
     assert peer.waiting == 1
 
 
-def test_a_request_that_nobody_waits_for_can_be_forgotten() -> None:
+def test_a_served_request_can_be_forgotten_without_an_answer() -> None:
     class Session(Peer):
         def forget(self, id: Id) -> None:
             del self._serving[id]
@@ -1229,7 +1229,7 @@ def labels(peer: Peer) -> list[object]:
 
 
 @pytest.mark.parametrize("label", ["stream 5", 0, "", ("a", 1), 8], ids=repr)
-def test_what_belongs_to_a_request_has_the_label_that_the_request_came_with(label: Any) -> None:
+def test_messages_about_a_request_have_its_label(label: Any) -> None:
     peer = Peer(SERVER, link=SESSION)
     for id in (7, 8):
         request = Request(id, LISTEN, {"_meta": {"progressToken": "t"}})
@@ -1251,7 +1251,7 @@ def test_what_belongs_to_a_request_has_the_label_that_the_request_came_with(labe
     assert labels(peer) == [None] * 2
 
 
-def test_a_subscription_ends_under_its_label() -> None:
+def test_the_end_of_a_subscription_has_its_label() -> None:
     peer = Peer(SERVER)
     peer.receive(Request(7, LISTEN), 0, about="here")
     peer.answer(7, {})
@@ -1269,7 +1269,7 @@ def test_a_subscription_ends_under_its_label() -> None:
         (decode(b"[]", LIMITS), None),
     ],
 )
-def test_what_is_refused_at_once_is_refused_where_it_came_from(message: Message, id: Id | None) -> None:
+def test_the_error_of_a_refused_message_has_the_label_of_that_message(message: Message, id: Id | None) -> None:
     peer = Peer(SERVER)
     peer.receive(Request(7, "tools/call"), 0, about="stream 1")
     peer.receive(message, 0, about="stream 2")
@@ -1282,7 +1282,7 @@ def test_what_is_refused_at_once_is_refused_where_it_came_from(message: Message,
     assert labels(peer) == ["stream 1"]
 
 
-def test_a_message_without_a_label_has_none_of_the_one_before() -> None:
+def test_a_message_without_a_label_does_not_get_the_previous_label() -> None:
     peer = Peer(SERVER)
     peer.receive(Request(1, "a"), 0, about="stream 1")
     peer.receive(Request(2, "a"), 0)
@@ -1292,7 +1292,7 @@ def test_a_message_without_a_label_has_none_of_the_one_before() -> None:
     assert labels(peer) == [None, 2, "stream 1"]
 
 
-def test_a_cancellation_does_not_go_where_only_the_id_is_the_same() -> None:
+def test_a_cancellation_does_not_use_the_label_of_a_later_request() -> None:
     peer = Peer(SERVER, link=SESSION)
     peer.receive(Request(7, "tools/call"), 0, about="stream 1")
     early, late = peer.request("roots/list", about=7), peer.request("roots/list", about=7)
@@ -1304,7 +1304,7 @@ def test_a_cancellation_does_not_go_where_only_the_id_is_the_same() -> None:
     assert labels(peer) == ["stream 1", "stream 1", "stream 1", None]
 
 
-def test_a_cancelled_request_takes_along_what_is_its_own_and_not_what_shares_its_label() -> None:
+def test_a_cancellation_removes_only_the_messages_of_its_request() -> None:
     peer = Peer(SERVER)
     for id in (7, 8):
         peer.receive(Request(id, "tools/call", {"_meta": {"progressToken": id}}), 0, about=8)
@@ -1314,17 +1314,17 @@ def test_a_cancelled_request_takes_along_what_is_its_own_and_not_what_shares_its
     assert peer.outgoing() == [(progress(8, 1), 8), (Notification("notifications/message"), 8)]
 
 
-def test_cancelled_requests_of_which_nothing_is_queued_leave_no_trace_behind_a_queue_that_stands() -> None:
+def test_cancelled_requests_without_queued_messages_use_no_memory() -> None:
     peer = Peer(SERVER)
     peer.receive(Request("told", "tools/call", {"_meta": {"progressToken": 0}}), 0)
     peer.progress("told", 1)
     peer.outgoing()
-    peer.notify("notifications/message")  # and then the peer reads no more
+    peer.notify("notifications/message")  # it stays in the queue, because the other side stops reading
 
     def held() -> int:
         return sum(len(value) for value in vars(peer).values() if isinstance(value, dict | list))
 
-    peer.receive(cancellation("told"), 0)  # what there was of it is on its way
+    peer.receive(cancellation("told"), 0)  # its progress was sent already
     peer.answer("told", {})
     before = held()
     for id in range(50):
@@ -1335,7 +1335,7 @@ def test_cancelled_requests_of_which_nothing_is_queued_leave_no_trace_behind_a_q
     assert peer.outgoing() == [(Notification("notifications/message"), None)]
 
 
-def test_what_belonged_to_others_of_the_same_id_is_not_withdrawn(batched: Peer) -> None:
+def test_a_cancellation_keeps_the_messages_of_earlier_requests_with_its_id(batched: Peer) -> None:
     batched.receive(Batch((Request(7, "a"), Request(8, "b"))), 0)
     batched.answer(7, {"turn": 1})
     batched.answer(8, {})
@@ -1392,7 +1392,7 @@ def test_a_batch_of_notifications_is_not_answered(batched: Peer) -> None:
     assert sent(batched) == []
 
 
-def test_what_belongs_to_a_member_does_not_wait_for_the_batch(batched: Peer) -> None:
+def test_progress_of_a_member_does_not_wait_for_the_batch(batched: Peer) -> None:
     batched.receive(Batch((Request(1, "a", {"_meta": {"progressToken": "t"}}), Request(2, "b"))), 0)
     assert batched.progress(1, 1)
     assert batched.outgoing() == [(progress("t", 1), 1)]
@@ -1400,7 +1400,7 @@ def test_what_belongs_to_a_member_does_not_wait_for_the_batch(batched: Peer) -> 
 
 @pytest.mark.parametrize("order", ["cancel first", "answer first", "cancel inside", "cancel all"])
 @req("batch-04", "cancel-03")
-def test_a_cancelled_member_is_left_out_and_not_waited_for(batched: Peer, order: str) -> None:
+def test_the_answer_to_a_batch_does_not_wait_for_a_cancelled_member(batched: Peer, order: str) -> None:
     members: list[Any] = [Request(1, "a"), Request(2, "b")]
     if order == "cancel inside":
         members.append(cancellation(1))
@@ -1451,7 +1451,7 @@ def test_refused_members_of_a_batch_are_answered_with_the_others(batched: Peer) 
     assert batched.serving == 1
 
 
-def test_a_batch_in_which_everything_is_wrong_is_answered_at_once(batched: Peer) -> None:
+def test_a_batch_of_invalid_members_is_answered_at_once(batched: Peer) -> None:
     batched.receive(decode(b"[1, 2]", LIMITS), 0)
     ((batch, about),) = batched.outgoing()
     assert isinstance(batch, Batch)
@@ -1487,7 +1487,7 @@ def test_a_batch_may_hold_requests_and_answers_at_once(batched: Peer) -> None:
     assert sent(batched) == [Batch((Response(1, {}),))]
 
 
-def test_what_was_due_happens_before_a_batch(batched: Peer) -> None:
+def test_a_due_timeout_is_reported_before_a_batch(batched: Peer) -> None:
     id = batched.request("a", deadline=5)
     assert batched.receive(Batch((Response(id, {}),)), 5) == [TimedOut(id, "a")]
 
@@ -1511,7 +1511,7 @@ def test_a_batch_with_initialize_in_it_is_refused_as_a_whole(batched: Peer) -> N
 @pytest.mark.parametrize(
     "revision", [None, *(each for each in REVISIONS.values() if each.name != "2025-03-26")], ids=str
 )
-def test_a_batch_is_refused_where_there_are_none_and_those_who_wait_for_its_answers_are_told(revision: Any) -> None:
+def test_a_batch_is_refused_in_other_revisions_and_fails_its_requests(revision: Any) -> None:
     peer = Peer(CLIENT)
     peer.terms = None if revision is None else Terms(revision)
     ids = [peer.request("a"), peer.request("b"), peer.request("c")]
@@ -1535,18 +1535,16 @@ def test_a_batch_is_refused_where_there_are_none_and_those_who_wait_for_its_answ
     assert str(revision or "no revision agreed") in why
 
 
-# Any messages at all.
+# Any sequence of messages.
 
 IDS = st.sampled_from([1, 2, 3, "1", "x", 9])
-ANYTHING = st.sampled_from([None, True, 1.5, "x", 1, 2, [], {}, {"progressToken": 1}, {"progressToken": []}])
-PARAMS_OF_ANY_KIND = st.dictionaries(
-    st.sampled_from(["_meta", "requestId", "reason", "progressToken", "progress", "total", "message"]), ANYTHING
+ANY_VALUE = st.sampled_from([None, True, 1.5, "x", 1, 2, [], {}, {"progressToken": 1}, {"progressToken": []}])
+ANY_PARAMS = st.dictionaries(
+    st.sampled_from(["_meta", "requestId", "reason", "progressToken", "progress", "total", "message"]), ANY_VALUE
 )
 SINGLE = st.one_of(
-    st.builds(Request, IDS, st.sampled_from(["a", "initialize", LISTEN]), PARAMS_OF_ANY_KIND),
-    st.builds(
-        Notification, st.sampled_from(["n", "notifications/cancelled", "notifications/progress"]), PARAMS_OF_ANY_KIND
-    ),
+    st.builds(Request, IDS, st.sampled_from(["a", "initialize", LISTEN]), ANY_PARAMS),
+    st.builds(Notification, st.sampled_from(["n", "notifications/cancelled", "notifications/progress"]), ANY_PARAMS),
     st.builds(Response, IDS, st.just({})),
     st.builds(Error, st.none() | IDS, st.integers(), st.text()),
     st.builds(InvalidMessage, st.text(), answers=st.none() | IDS),
@@ -1563,7 +1561,7 @@ SINGLE = st.one_of(
     heard=st.lists(SINGLE | st.builds(Batch, st.lists(SINGLE, min_size=1, max_size=5).map(tuple)), max_size=12),
     deadline=st.integers(0, 12),
 )
-def test_no_messages_whatever_upset_a_peer(
+def test_any_messages_give_each_request_one_outcome(
     link: LinkKind, role: Role, revision: Revision | None, heard: list[Message], deadline: int
 ) -> None:
     peer = Peer(role, link=link)
@@ -1583,7 +1581,7 @@ def test_no_messages_whatever_upset_a_peer(
 # Terms.
 
 
-def test_terms_know_what_the_other_side_declared() -> None:
+def test_terms_tell_the_declared_capabilities_of_the_other_side() -> None:
     terms = Terms(BATCHES.revision, {"resources": {"subscribe": True}, "tools": {}})
     assert terms.declares("tools")
     assert terms.declares("resources", "subscribe")
@@ -1592,7 +1590,7 @@ def test_terms_know_what_the_other_side_declared() -> None:
 
 
 @pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)
-def test_terms_know_which_log_messages_are_wanted(revision: Revision) -> None:
+def test_terms_tell_which_log_messages_are_wanted(revision: Revision) -> None:
     assert {Terms(revision).wants_log(level) for level in LOG_LEVELS} == {revision.handshake}
     terms = Terms(revision, log_level="error")
     assert [level for level in LOG_LEVELS if terms.wants_log(level)] == ["error", "critical", "alert", "emergency"]
@@ -1600,7 +1598,7 @@ def test_terms_know_which_log_messages_are_wanted(revision: Revision) -> None:
         terms.wants_log("loud")
 
 
-def test_what_waits_to_be_handed_out_can_be_counted() -> None:
+def test_the_number_of_queued_messages_is_known() -> None:
     peer = Peer(CLIENT)
     assert peer.queued == 0
     peer.request("tools/call", PARAMS)
@@ -1610,10 +1608,10 @@ def test_what_waits_to_be_handed_out_can_be_counted() -> None:
     assert peer.queued == 0
 
 
-# What waits to be sent is charged.
+# Messages in the queue are charged to the account.
 
 
-def test_what_waits_is_charged_until_it_is_taken_out_or_lost() -> None:
+def test_queued_messages_are_charged_until_they_are_taken_or_lost() -> None:
     account = ByteBudget(Limits(bytes_in_all=12_000)).account("a")
     peer = Peer(Role.SERVER)
     peer.account = account
@@ -1651,7 +1649,7 @@ def test_the_answers_of_a_batch_are_charged_until_the_batch_is_sent(batched: Pee
     batched.answer(1, {"text": "x" * 5000})
     assert account.held > 5000
     assert batched.outgoing() == []
-    assert batched.take_charge() == 0  # of other messages, which leave the queue before the batch
+    assert batched.take_charge() == 0  # the charge of other messages, which leave the queue before the batch
     if lost:
         batched.connection_lost()
         assert account.held == 0
