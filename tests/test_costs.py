@@ -1,8 +1,8 @@
-"""What calls cost, counted and not timed: a path that grows fat is seen on any machine, however busy.
+"""The cost of calls, counted and not timed, so that a more expensive path shows on any machine, however busy.
 
-Counted is each call of a function, of Python and of C, while a server serves, or a client calls, over a stream in
-memory.  What feeds it is counted too, and takes little; no collector runs, and Trio schedules in one order, so each
-count is the same every time.
+The count has each call of a function, of Python and of C, while a server serves or a client calls over an in-memory
+stream.  The calls of the stream count, too; they are few.  The garbage collector is off, and the order of Trio's tasks
+is fixed, so each count is the same every time.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from trio_mcp import Context, Server, open_client, serve_http_stream, serve_stre
 
 ROOT = Path(__file__).parent.parent
 TOGETHER = 64
-IN_A_ROW = 4 * TOGETHER  # calls of a client: its tasks begin and end within what is counted
+IN_A_ROW = 4 * TOGETHER  # calls of a client: the count includes the start and the end of its tasks
 
-REPORTS = 1024  # of progress, by one call
+REPORTS = 1024  # of progress, in one call
 
-# The most that one `tools/call`, or one report of progress, may take: what was counted and a twentieth more, for
-# versions of Python and of Trio differ.  Whoever makes the path leaner lowers the figure; `python -m tests.test_costs`
-# prints what is counted.
+# The most calls of functions for one `tools/call`, or for one report of progress: the count plus a twentieth, because
+# versions of Python and of Trio differ.  A change that makes the path cheaper also lowers the figure;
+# `python -m tests.test_costs` prints the counts.
 CALLS = {
     "stdio, session, one after the other": 430,
     "stdio, session, together": 147,
@@ -48,19 +48,20 @@ CALLS = {
     "client, modern, together": 144,
     "reports, modern, in a row": 32.5,
 }
-# Likewise the most modules that are loaded, with all that comes along.
+# The most modules that are loaded, with those of Python and of the dependencies.
 MODULES = {
     "import trio_mcp": 65,
     "stdio, one call": 285,
     "HTTP, one call": 305,
 }
-# The most files of this package that a stdio server with one tool has loaded after its first answer, and the lines in
-# them.  Ceilings at the figures of today, to be lowered as the code shrinks: no merge may make a small server larger.
+# The most files of this package, and the most lines in them, that a stdio server with one tool has loaded after its
+# first answer.  These are the present figures, to be lowered as the code shrinks: no merge may make a small server
+# larger.
 FILES, LINES = 32, 12_500
 
 
 class Counter:
-    """How many functions were called while it was on."""
+    """The number of calls of functions inside `counting()`."""
 
     calls = 0
 
@@ -78,24 +79,24 @@ class Counter:
             gc.enable()
 
 
-class Fed(trio.abc.Stream):
-    """The server's end of a stream in memory that does next to nothing."""
+class InputStream(trio.abc.Stream):
+    """The server's end of an in-memory stream.  It does very little, so that it adds few calls."""
 
     def __init__(self) -> None:
-        self._given: list[bytes] = []
+        self._input: list[bytes] = []
         self._waiting = trio.lowlevel.ParkingLot()
-        self._heard: list[bytes] = []
+        self._output: list[bytes] = []
         self._missing = 0
         self._asking = trio.lowlevel.ParkingLot()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        if not self._given:
+        if not self._input:
             await self._waiting.park()
-        return self._given.pop()
+        return self._input.pop()
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        self._heard.append(bytes(data))
-        self._missing -= self._heard[-1].count(b'"result"')
+        self._output.append(bytes(data))
+        self._missing -= self._output[-1].count(b'"result"')
         if self._missing <= 0:
             self._asking.unpark_all()
         await trio.lowlevel.checkpoint()
@@ -106,18 +107,18 @@ class Fed(trio.abc.Stream):
     async def aclose(self) -> None:
         await trio.lowlevel.checkpoint()
 
-    async def asked(self, data: bytes, answers: int = 1) -> bytes:
-        """What the server says to this, once it has given so many results."""
-        self._heard.clear()
+    async def exchange(self, data: bytes, answers: int = 1) -> bytes:
+        """Give these bytes to the server.  Returns its output when it has sent so many results."""
+        self._output.clear()
         self._missing = answers
-        self._given.append(data)
+        self._input.append(data)
         self._waiting.unpark()
         await self._asking.park()
-        return b"".join(self._heard)
+        return b"".join(self._output)
 
 
-class Answering(trio.abc.Stream):
-    """The client's end of a stream in memory that answers all that is asked, and does next to nothing else."""
+class AnsweringStream(trio.abc.Stream):
+    """The client's end of an in-memory stream that answers each request.  It does very little besides."""
 
     _ids = re.compile(rb'"id":(\d+)').findall
 
@@ -144,7 +145,7 @@ class Answering(trio.abc.Stream):
         await trio.lowlevel.checkpoint()
 
 
-# What is said.
+# Messages.
 
 META = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
@@ -214,60 +215,60 @@ def echo_server() -> Server:
 
 
 async def by_stdio(era: str, together: int, count: Counter) -> None:
-    stream = Fed()
+    stream = InputStream()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve_stream, echo_server(), stream)
         if era == "session":
-            await stream.asked(line(INITIALIZE) + line(INITIALIZED))
+            await stream.exchange(line(INITIALIZE) + line(INITIALIZED))
         lines = [line(call(id, era)) for id in range(1, 2 * TOGETHER + 1)]
-        await stream.asked(b"".join(lines[:TOGETHER]), TOGETHER)
+        await stream.exchange(b"".join(lines[:TOGETHER]), TOGETHER)
         asked = [b"".join(lines[at : at + together]) for at in range(TOGETHER, 2 * TOGETHER, together)]
         with count.counting():
             for each in asked:
-                await stream.asked(each, together)
+                await stream.exchange(each, together)
         nursery.cancel_scope.cancel()
 
 
 async def by_reports(era: str, count: Counter) -> None:
-    stream = Fed()
+    stream = InputStream()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve_stream, echo_server(), stream)
         if era == "session":
-            await stream.asked(line(INITIALIZE) + line(INITIALIZED))
+            await stream.exchange(line(INITIALIZE) + line(INITIALIZED))
         asking = [call(id, era) for id in (1, 2)]
         for each in asking:
             meta = {**each["params"].get("_meta", {}), "progressToken": 7}
             each["params"] = {"name": "report", "arguments": {}, "_meta": meta}
-        await stream.asked(line(asking[0]))
+        await stream.exchange(line(asking[0]))
         with count.counting():
-            said = await stream.asked(line(asking[1]))
+            said = await stream.exchange(line(asking[1]))
         assert said.count(b"notifications/progress") == REPORTS
         nursery.cancel_scope.cancel()
 
 
 async def by_http(era: str, count: Counter) -> None:
-    stream, session = Fed(), ""
+    stream, session = InputStream(), ""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(partial(serve_http_stream, echo_server(), stream, allowed_hosts=["127.0.0.1"]))
         if era == "session":
-            head = await stream.asked(post(INITIALIZE, era))
+            head = await stream.exchange(post(INITIALIZE, era))
             (session,) = (
                 each[16:].decode() for each in head.split(b"\r\n") if each.lower().startswith(b"mcp-session-id: ")
             )
-            await stream.asked(post(INITIALIZED, era, session), 0)
+            await stream.exchange(post(INITIALIZED, era, session), 0)
         requests = [post(call(id, era), era, session) for id in range(1, 2 * TOGETHER + 1)]
         for each in requests[:TOGETHER]:
-            await stream.asked(each)
-        # One in so many responses is the first of its second, and has the date made anew.
+            await stream.exchange(each)
+        # The first response of each second computes its date, which takes more calls.  A fixed time prevents this.
         with patch("time.time", lambda: 0.0), count.counting():
             for each in requests[TOGETHER:]:
-                answer = await stream.asked(each)
+                answer = await stream.exchange(each)
         assert b"application/json" in answer.lower()
         nursery.cancel_scope.cancel()
 
 
 async def by_client(era: str, together: int, count: Counter) -> None:
-    async with open_client(Answering(), revision=REVISIONS[era]) as client:
+    async with open_client(AnsweringStream(), revision=REVISIONS[era]) as client:
 
         async def calls(number: int) -> None:
             for _ in range(number):
@@ -281,14 +282,14 @@ async def by_client(era: str, together: int, count: Counter) -> None:
 
 
 def counted(row: str) -> float:
-    """The calls of functions that one call of a tool, or one of its reports, takes."""
+    """The calls of functions for one call of a tool, or for one of its reports."""
     transport, era, how = row.split(", ")
     count = Counter()
     together = TOGETHER if how == "together" else 1
-    # Trio runs what is ready in an order of its own choice: let it be the same one each time.
+    # Trio runs the tasks that are ready in a random order: the seed makes it the same each time.
     trio._core._run._r.seed(0)  # type: ignore[attr-defined]
     if transport == "reports":
-        trio.run(by_reports, era, count, clock=MockClock())  # by which all of them are in a row
+        trio.run(by_reports, era, count, clock=MockClock())  # with this clock, all reports are sent in a row
         return count.calls / REPORTS
     if transport == "client":
         trio.run(by_client, era, together, count)
@@ -296,7 +297,7 @@ def counted(row: str) -> float:
     if transport == "stdio":
         trio.run(by_stdio, era, together, count)
     else:
-        with patch("time.time", lambda: 0.0):  # the date of responses is written once a second
+        with patch("time.time", lambda: 0.0):  # the date of responses changes once a second
             trio.run(by_http, era, count)
     return count.calls / TOGETHER
 
@@ -335,7 +336,7 @@ trio.run(main)
 
 
 def loaded(row: str) -> int:
-    """The modules that there are in a process of its own."""
+    """The number of modules in a separate process."""
     scripts = {"stdio, one call": BY_STDIO, "HTTP, one call": BY_HTTP}
     script = scripts.get(row, f"{row}\nimport sys; print({{'text': str(len(sys.modules))}})")
     command = [sys.executable, "-c", f"{PLAIN}\n{script}"]
@@ -365,8 +366,8 @@ print(len(files), sum(len(open(each, "rb").readlines()) for each in files), file
 """
 
 
-def tiny() -> tuple[int, int]:
-    """The files of this package, and their lines, that a server of one tool has loaded by the end of its input."""
+def small_server() -> tuple[int, int]:
+    """The number of files of this package, and of their lines, that a server with one tool has loaded in the end."""
     asked = b"".join(map(line, (INITIALIZE, INITIALIZED, call(1, "session"))))
     done = subprocess.run([sys.executable, "-c", TINY], cwd=ROOT, input=asked, capture_output=True, check=True)
     assert b"hello" in done.stdout
@@ -374,9 +375,9 @@ def tiny() -> tuple[int, int]:
     return int(files), int(lines)
 
 
-# What is held.
+# The tests.
 
-# With what is needed, and nothing that may be installed beside it.
+# Only required packages are loaded, without the optional orjson.
 PLAIN = "import sys; sys.modules['orjson'] = None"
 
 
@@ -385,7 +386,7 @@ def counts() -> dict[str, float]:
 
 
 def counted_twice() -> list[dict[str, float]]:
-    """What is counted in a process of its own."""
+    """The counts of two rounds in a separate process."""
     script = f"{PLAIN}; import json; from tests.test_costs import counts; print(json.dumps([counts(), counts()]))"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, check=True)
     both: list[dict[str, float]] = json.loads(done.stdout)
@@ -412,7 +413,7 @@ def test_few_modules_are_loaded(row: str) -> None:
 
 
 def test_a_small_server_loads_few_files_and_lines() -> None:
-    files, lines = tiny()
+    files, lines = small_server()
     assert files <= FILES
     assert lines <= LINES
 
@@ -422,4 +423,4 @@ if __name__ == "__main__":
         sys.stdout.write(f"{row}: {count:.1f}\n")
     for row in MODULES:
         sys.stdout.write(f"{row}: {loaded(row)}\n")
-    sys.stdout.write("a small server: {} files, {} lines\n".format(*tiny()))
+    sys.stdout.write("a small server: {} files, {} lines\n".format(*small_server()))
