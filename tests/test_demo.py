@@ -1,4 +1,4 @@
-"""The demo runs by itself, shows what it says, and leaves nothing behind; in a pipe, in a terminal, and on Ctrl-C."""
+"""The demo runs in a pipe, in a terminal and until Ctrl-C.  It shows the results, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ BAR = "bar │ "
 
 
 @contextmanager
-def leaving_nothing(**variables: str) -> Iterator[dict[str, str]]:
-    """The environment for a process that has ended, with all that it started, when this does."""
-    mark = uuid.uuid4().hex  # in a variable that a client passes on to its servers
+def no_process_left(**variables: str) -> Iterator[dict[str, str]]:
+    """Yields the environment for a process.  At the end of the block, the process and its children must have ended."""
+    mark = uuid.uuid4().hex  # in a variable that a client passes to its servers
     environ = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "TERM")}
     yield {**environ, "PYTHONIOENCODING": "utf-8", "LC_DEMO_OF_TEST": mark, **variables}
     left = []
@@ -36,27 +36,27 @@ def leaving_nothing(**variables: str) -> Iterator[dict[str, str]]:
         try:
             if mark.encode() in path.read_bytes():
                 left.append(path)
-        except OSError:  # it has ended, or is somebody else's
+        except OSError:  # the process has ended, or belongs to another user
             continue
     assert left == []
 
 
 @pytest.fixture(scope="module")
 def piped() -> str:
-    with leaving_nothing(TERM="xterm") as environ:
+    with no_process_left(TERM="xterm") as environ:
         shown = subprocess.run(DEMO, env=environ, capture_output=True, timeout=100)
     assert (shown.returncode, shown.stderr) == (0, b"")
     return shown.stdout.decode()
 
 
-def test_in_a_pipe_it_is_plain_text_for_a_terminal_of_80_columns(piped: str) -> None:
+def test_a_pipe_gets_plain_text_for_80_columns(piped: str) -> None:
     assert not set(piped) & {"\x1b", "\r", "\t"}
     assert max(map(len, piped.splitlines())) <= WIDTH
 
 
 @pytest.mark.full
-def test_it_may_be_json(piped: str) -> None:
-    with leaving_nothing(TERM="xterm") as environ:
+def test_the_demo_can_print_json(piped: str) -> None:
+    with no_process_left(TERM="xterm") as environ:
         shown = subprocess.run([*DEMO, "--json"], env=environ, capture_output=True, timeout=100)
     parts = [json.loads(line) for line in shown.stdout.splitlines()]
     assert all(part.keys() == {"kind", "text"} for part in parts)
@@ -66,7 +66,7 @@ def test_it_may_be_json(piped: str) -> None:
     assert {part["kind"] for part in parts} > {"code of server", "code of client", "wire", "progress", "note"}
 
 
-def test_it_shows_the_same_in_an_old_revision_and_in_the_newest(piped: str) -> None:
+def test_the_demo_shows_the_same_in_an_old_and_the_newest_revision(piped: str) -> None:
     *_, newest, old, every, _ = piped.split("\n== ")
     for shown, revision, asked in ((newest, "2026-07-28", "← input_required"), (old, "2025-06-18", "elicitation/crea")):
         assert f"chosen │ {revision}, with observatory 1.0\n" in shown
@@ -80,15 +80,15 @@ def test_it_shows_the_same_in_an_old_revision_and_in_the_newest(piped: str) -> N
     assert re.findall(r"^prints │ (\S+) at http.*: Sirius$", every, re.MULTILINE) == list(REVISIONS)
 
 
-def test_the_code_that_is_shown_is_told_once(piped: str) -> None:
+def test_the_code_is_shown_once(piped: str) -> None:
     assert piped.count("async def expose(") == piped.count("client.stream_tool(") == 1
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_it_can_be_ended_while_a_call_runs(number: int, status: int) -> None:
-    with leaving_nothing() as environ:
-        # A pipe that has no room for the rest: so it cannot come to its end before it is told to.
+def test_a_signal_ends_the_demo_during_a_call(number: int, status: int) -> None:
+    with no_process_left() as environ:
+        # The pipe is too small for the rest of the output, so the demo cannot finish before the signal.
         process = subprocess.Popen(
             DEMO, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, pipesize=4096
         )
@@ -104,8 +104,8 @@ def test_it_can_be_ended_while_a_call_runs(number: int, status: int) -> None:
 
 
 @pytest.mark.full
-def test_who_reads_no_further_ends_it() -> None:
-    with leaving_nothing() as environ:
+def test_the_demo_ends_when_its_reader_closes_the_pipe() -> None:
+    with no_process_left() as environ:
         process = subprocess.Popen(DEMO, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert process.stdout is not None
         assert process.stdout.readline() == b"\n"
@@ -115,9 +115,9 @@ def test_who_reads_no_further_ends_it() -> None:
 
 
 @pytest.mark.full
-def test_in_a_terminal_it_is_in_colour_with_a_bar_that_grows_and_ctrl_c_ends_it() -> None:
+def test_a_terminal_gets_colours_and_a_progress_bar_until_ctrl_c() -> None:
     in_a_terminal = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
-    with leaving_nothing(TERM="xterm") as environ:
+    with no_process_left(TERM="xterm") as environ:
         process = subprocess.Popen(
             [sys.executable, "-c", in_a_terminal, *DEMO], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -130,7 +130,7 @@ def test_in_a_terminal_it_is_in_colour_with_a_bar_that_grows_and_ctrl_c_ends_it(
         rest, _ = process.communicate(b"\x03", timeout=60)
     assert process.returncode == 130
     assert b"Traceback" not in rest
-    assert rest.endswith(b"\r\n")  # the prompt of the shell has a line of its own
+    assert rest.endswith(b"\r\n")  # the prompt of the shell starts on a new line
 
 
 class Terminal(io.StringIO):
@@ -149,7 +149,7 @@ class Terminal(io.StringIO):
         ({"TERM": "dumb"}, False, False),
     ],
 )
-def test_a_terminal_gets_what_it_wants(environ: dict[str, str], colour: bool, redraws: bool) -> None:
+def test_colours_and_redrawing_depend_on_the_environment(environ: dict[str, str], colour: bool, redraws: bool) -> None:
     file = Terminal()
     screen = Screen(file, environ)
     screen.bar(1, 4, None)
@@ -165,7 +165,7 @@ def test_a_terminal_gets_what_it_wants(environ: dict[str, str], colour: bool, re
     ]
 
 
-def test_characters_that_cannot_be_written_are_not() -> None:
+def test_characters_outside_the_encoding_are_replaced() -> None:
     file = io.TextIOWrapper(io.BytesIO(), "latin-1")
     screen = Screen(file, {})
     screen.say("wire", message_names(Transcript.parse('> {"method": "ping"}\n< {"result": {}}'), screen.glyphs))
@@ -173,7 +173,7 @@ def test_characters_that_cannot_be_written_are_not() -> None:
     assert file.read() == "  wire | -> ping  <- result\n"
 
 
-def test_a_message_is_told_by_what_it_is() -> None:
+def test_messages_are_named_by_their_kind() -> None:
     transcript = Transcript.parse(
         """
         > {"id": 1, "method": "tools/call"}

@@ -1,4 +1,4 @@
-"""The page of errors: each of its headings is what is said when that happens."""
+"""docs/errors.md: each of its headings is the text of an error that the library raises."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from trio_mcp.stores import MemoryStore, RedisStore, SQLiteStore
 
 PAGE = Path(__file__).parent.parent / "docs" / "errors.md"
 HEADINGS = re.findall(r"^### `(.*)`$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-WAYS: dict[str, Callable[[], Awaitable[str]]] = {}
+TRIGGERS: dict[str, Callable[[], Awaitable[str]]] = {}
 FORM = {"type": "object", "properties": {"n": {"type": "integer"}}}
 
 
@@ -51,18 +51,18 @@ def shop() -> Server:
     return server
 
 
-def said_by(begin: str) -> Callable[[Callable[[], Awaitable[Any]]], None]:
-    """Registers what leads to the error whose heading begins so; it raises that, or returns the text."""
+def triggers(begin: str) -> Callable[[Callable[[], Awaitable[Any]]], None]:
+    """Register a function for the heading that starts with `begin`.  It raises this error, or returns its text."""
 
-    def register(happen: Callable[[], Awaitable[Any]]) -> None:
-        async def told() -> str:
+    def register(trigger: Callable[[], Awaitable[Any]]) -> None:
+        async def message() -> str:
             try:
-                return str(await happen())
-            except Exception as error:  # noqa: BLE001  # which one it is, is what the page says
+                return str(await trigger())
+            except Exception as error:  # noqa: BLE001  # the test compares it with the page
                 return str(error)
 
         (heading,) = [each for each in HEADINGS if each.startswith(begin)]
-        WAYS[heading] = told
+        TRIGGERS[heading] = message
 
     return register
 
@@ -70,38 +70,38 @@ def said_by(begin: str) -> Callable[[Callable[[], Awaitable[Any]]], None]:
 # At the start of a server.
 
 
-@said_by("run() starts")
+@triggers("run() starts")
 async def _() -> None:
     shop().run()
 
 
-@said_by("trio_mcp runs on Trio")
+@triggers("trio_mcp runs on Trio")
 async def _() -> None:
-    async def elsewhere() -> None:
+    async def on_asyncio() -> None:
         async with open_client(shop()):
             pass
 
-    await trio.to_thread.run_sync(asyncio.run, elsewhere())
+    await trio.to_thread.run_sync(asyncio.run, on_asyncio())
 
 
-@said_by("run() takes no transport name")
+@triggers("run() takes no transport name")
 async def _() -> None:
     run: Any = shop().run
     run(transport="stdio")
 
 
-@said_by("other machines can reach")
+@triggers("other machines can reach")
 async def _() -> None:
     await serve_http(shop(), "0.0.0.0", 0)
 
 
-@said_by("… cannot join its replicas")
+@triggers("… cannot join its replicas")
 async def _() -> str:
     store = MemoryStore()
     async with trio.open_nursery() as nursery:
         await nursery.start(serve_http, Server("shop", store=store))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("trio_mcp.server.replicas.LEASE", 0)  # the other may have died: it would wait for that
+            patch.setattr("trio_mcp.server.replicas.LEASE", 0)  # or it would wait for the lease of the first
             patch.setattr("trio_mcp.server.replicas._PERIOD", 0)
             try:
                 await serve_http(Server("shop", store=store))
@@ -111,7 +111,7 @@ async def _() -> str:
     raise AssertionError("two servers with other keys share a store")
 
 
-@said_by("cannot listen")
+@triggers("cannot listen")
 async def _() -> str:
     async with trio.open_nursery() as nursery:
         address: Any = await nursery.start(serve_http, shop())
@@ -125,22 +125,22 @@ async def _() -> str:
     raise AssertionError("two servers listen at one port")
 
 
-@said_by("the tool … exists already")
+@triggers("the tool … exists already")
 async def _() -> None:
     shop().tool(name="add")(lambda: None)
 
 
-@said_by("parameter …")
+@triggers("parameter …")
 async def _() -> None:
     async def strange(x: complex) -> None: ...
 
     shop().tool(strange)
 
 
-# What a server refuses by HTTP.
+# HTTP requests that a server refuses.
 
 
-async def posted(path: str = "/mcp", **headers: str) -> str:
+async def error_of_post(path: str = "/mcp", **headers: str) -> str:
     async with served(shop(), path="/mcp") as web:
         web.path = path
         how = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -151,37 +151,37 @@ async def posted(path: str = "/mcp", **headers: str) -> str:
         return str(answer.json["error"]["message"])
 
 
-@said_by("the host")
+@triggers("the host")
 async def _() -> str:
-    return await posted(Host="evil.example")
+    return await error_of_post(Host="evil.example")
 
 
-@said_by("the origin")
+@triggers("the origin")
 async def _() -> str:
-    return await posted(Origin="https://evil.example")
+    return await error_of_post(Origin="https://evil.example")
 
 
-@said_by("Accept is")
+@triggers("Accept is")
 async def _() -> str:
-    return await posted(Accept="text/html")
+    return await error_of_post(Accept="text/html")
 
 
-@said_by("the Mcp-Session-Id header")
+@triggers("the Mcp-Session-Id header")
 async def _() -> str:
-    return await posted()
+    return await error_of_post()
 
 
-@said_by("this session is unknown")
+@triggers("this session is unknown")
 async def _() -> str:
-    return await posted(Mcp_Session_Id="x" * 32)
+    return await error_of_post(Mcp_Session_Id="x" * 32)
 
 
-@said_by("nothing is served at")
+@triggers("nothing is served at")
 async def _() -> str:
-    return await posted("/other", Mcp_Method="tools/list")
+    return await error_of_post("/other", Mcp_Method="tools/list")
 
 
-def clerk() -> Server:
+def protected_shop() -> Server:
     server = shop()
     server.protect(
         verify=lambda token: None, resource="https://a.example/mcp", authorization_servers=["https://b.example"]
@@ -189,21 +189,21 @@ def clerk() -> Server:
     return server
 
 
-async def refused(**headers: str) -> str:
-    async with served(clerk(), path="/mcp") as web:
+async def error_without_access(**headers: str) -> str:
+    async with served(protected_shop(), path="/mcp") as web:
         answer = await web.post(request("tools/list", revision="2026-07-28"), revision="2026-07-28", headers=headers)
         assert answer.status == 401
         return str(answer.json["error"]["message"])
 
 
-@said_by("the request has no access token")
+@triggers("the request has no access token")
 async def _() -> str:
-    return await refused()
+    return await error_without_access()
 
 
-@said_by("the access token is not accepted")
+@triggers("the access token is not accepted")
 async def _() -> str:
-    return await refused(Authorization="Bearer a-secret")
+    return await error_without_access(Authorization="Bearer a-secret")
 
 
 # In calls.
@@ -211,12 +211,12 @@ async def _() -> str:
 
 def with_client(begin: str, **options: Any) -> Callable[[Callable[[Client], Awaitable[Any]]], None]:
     def register(use: Callable[[Client], Awaitable[Any]]) -> None:
-        async def happen() -> Any:
+        async def trigger() -> Any:
             async with open_client(shop(), revision="2026-07-28", **options) as client:
                 result = await use(client)
             return result.content[0].text if hasattr(result, "content") else result
 
-        said_by(begin)(happen)
+        triggers(begin)(trigger)
 
     return register
 
@@ -224,7 +224,7 @@ def with_client(begin: str, **options: Any) -> Callable[[Callable[[Client], Awai
 with_client("there is no tool")(lambda client: client.call_tool("nothing"))
 with_client("…: must be of type integer")(lambda client: client.call_tool("add", {"a": "1"}))
 with_client("tools/call … failed")(lambda client: client.call_tool("broken"))
-said_by("no running event loop")(lambda: asyncio.sleep(1))
+triggers("no running event loop")(lambda: asyncio.sleep(1))
 with_client("elicitation/create needs")(lambda client: client.call_tool("ask"))
 with_client("… needs the server capability")(lambda client: client.list_prompts_page())
 with_client("ping does not exist")(lambda client: client.ping())
@@ -234,21 +234,21 @@ with_client("unknown request option")(lambda client: client.call_tool("add", a=1
 # Connections.
 
 
-@said_by("no connection to")
+@triggers("no connection to")
 async def _() -> None:
-    with trio.socket.socket() as bound:  # nobody listens there as long as it is bound
+    with trio.socket.socket() as bound:  # the port is closed as long as the socket is bound
         await bound.bind(("127.0.0.1", 0))
         async with open_client(f"http://127.0.0.1:{bound.getsockname()[1]}/mcp"):
             pass
 
 
-@said_by("there is no command")
+@triggers("there is no command")
 async def _() -> None:
     async with open_client(["no-such-program"]):
         pass
 
 
-@said_by("the server … ended with status …")
+@triggers("the server … ended with status …")
 async def _() -> None:
     dying = "import sys; print('no API key', file=sys.stderr); sys.exit(3)"
     async with open_client([sys.executable, "-c", dying], stderr=lambda data: None):
@@ -260,22 +260,22 @@ async def command(program: str, **options: Any) -> None:
         pass
 
 
-said_by("the server … ended with status 0")(lambda: command("pass"))
+triggers("the server … ended with status 0")(lambda: command("pass"))
 
 
 _unopened = "the connection could not be opened: the server …"
 _greets = "print('Hello', flush=True); import sys; sys.stdin.read()"
-said_by(f"{_unopened} sent no MCP message within … seconds after")(lambda: command(_greets, garbage_timeout=0.001))
-said_by(f"{_unopened} sent no MCP message within … seconds (")(lambda: command(_greets, start_timeout=0.001))
+triggers(f"{_unopened} sent no MCP message within … seconds after")(lambda: command(_greets, garbage_timeout=0.001))
+triggers(f"{_unopened} sent no MCP message within … seconds (")(lambda: command(_greets, start_timeout=0.001))
 
 
-@said_by(f"{_unopened} sends back")
+@triggers(f"{_unopened} sends back")
 async def _() -> None:
     async with open_client(["cat"]):
         pass
 
 
-@said_by("the client has been closed")
+@triggers("the client has been closed")
 async def _() -> None:
     async with open_client(shop()) as client:
         pass
@@ -285,8 +285,8 @@ async def _() -> None:
 # Access.
 
 
-async def denied(application: str | Application = "Visitor", scopes: tuple[str, ...] = (), **settings: Any) -> None:
-    """What a client comes to that is given these options, at authorization servers with these settings."""
+async def sign_in(application: str | Application = "Visitor", scopes: tuple[str, ...] = (), **settings: Any) -> None:
+    """Open a client with these options, at authorization servers with these settings."""
     options = {name: settings.pop(name) for name in ("visit", "browser", "user_seconds") if name in settings}
     if "browser" in options:
         options |= {"visit": None, "redirect_uri": None}
@@ -297,26 +297,28 @@ async def denied(application: str | Application = "Visitor", scopes: tuple[str, 
             pass
 
 
-@said_by("tokens cannot be sent")
+@triggers("tokens cannot be sent")
 async def _() -> None:
     OAuth("Visitor").at("http://127.0.0.1:3000/mcp")
 
 
-said_by("… was not allowed to issue a token: the browser")(lambda: denied(browser=lambda url: None, user_seconds=0.001))
-said_by("… was not allowed to issue a token: visit")(lambda: denied(visit=lambda url: "the-code"))
-said_by("the application has no client id")(lambda: denied(registers=False))
-said_by("the MCP server refused")(lambda: denied(satisfied=False))
-said_by("this request needs the scopes")(lambda: denied(scopes=("notes:write",), withholds=("notes:write",)))
+triggers("… was not allowed to issue a token: the browser")(
+    lambda: sign_in(browser=lambda url: None, user_seconds=0.001)
+)
+triggers("… was not allowed to issue a token: visit")(lambda: sign_in(visit=lambda url: "the-code"))
+triggers("the application has no client id")(lambda: sign_in(registers=False))
+triggers("the MCP server refused")(lambda: sign_in(satisfied=False))
+triggers("this request needs the scopes")(lambda: sign_in(scopes=("notes:write",), withholds=("notes:write",)))
 
 
-@said_by("… leads to")
+@triggers("… leads to")
 async def _() -> str:
     async with net(naming(server_at(HONEST))) as at:
         at.places[HONEST] = [PRIVATE]
         return await at.refusal()
 
 
-@said_by("the token_endpoint of")
+@triggers("the token_endpoint of")
 async def _() -> str:
     server = server_at(HONEST, iss=None, metadata={"token_endpoint": f"https://{HOSTILE}/token"})
     async with net(naming(server)) as at:
@@ -324,28 +326,28 @@ async def _() -> str:
         return await at.refusal()
 
 
-@said_by("only the owner may have access")
+@triggers("only the owner may have access")
 async def _() -> None:
     with tempfile.NamedTemporaryFile() as file:
         os.chmod(file.name, 0o644)
         await FileTokenStore(file.name).get("https://mcp.example/mcp")
 
 
-@said_by("RedisStore needs coredis")
+@triggers("RedisStore needs coredis")
 async def _() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "trio_mcp.stores.redis_link", None)
         RedisStore("redis://localhost")
 
 
-@said_by("redis://… does not work")
+@triggers("redis://… does not work")
 async def _() -> None:
     pytest.importorskip("coredis")
     async with RedisStore(f"redis://:a%20secret@127.0.0.1:{unclaimed_port()}"):
         pass
 
 
-@said_by("another process has locked the file")
+@triggers("another process has locked the file")
 async def _() -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr("trio_mcp.stores.sqlite_file._BUSY", 0)
@@ -356,9 +358,9 @@ async def _() -> None:
                 await store.delete("task", "a")
 
 
-@said_by("the store of the tasks does not work")
+@triggers("the store of the tasks does not work")
 async def _() -> None:
-    async def away(*_: object, **options: object) -> None:
+    async def fail(*_: object, **options: object) -> None:
         raise StoreFailed("a secret")
 
     server = Server("shop", store=(store := MemoryStore()))
@@ -369,19 +371,19 @@ async def _() -> None:
 
     async with open_client(server, tasks=True) as client:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(store, "add", away)
+            patch.setattr(store, "add", fail)
             await client.start_task("report", {})
 
 
 def test_every_error_of_the_page_is_tried() -> None:
-    assert list(WAYS) == HEADINGS
+    assert list(TRIGGERS) == HEADINGS
 
 
 @pytest.mark.parametrize("heading", HEADINGS)
-async def test_it_says_what_the_page_says(heading: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_error_has_the_text_on_the_page(heading: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "*")
     with trio.fail_after(60):
-        said = await WAYS[heading]()
+        said = await TRIGGERS[heading]()
     expected = ".*".join(re.escape(each) for each in heading.split("…"))
     assert re.fullmatch(expected, said, re.DOTALL), said
     assert "a secret" not in said

@@ -29,7 +29,7 @@ INITIALIZE = {
 
 
 class Child:
-    """The asyncio example in a process of its own, spoken to line by line."""
+    """The asyncio example in a separate process.  The test exchanges lines with it."""
 
     def __init__(self, code: str | None = None) -> None:
         command = [str(EXAMPLES / "asyncio_stdio.py")] if code is None else ["-c", code]
@@ -80,7 +80,7 @@ def test_progress_comes_before_the_result(child: Child) -> None:
     assert child.receive()["result"]["content"] == [{"type": "text", "text": "counted to 2"}]
 
 
-def test_a_cancelled_call_is_never_answered_and_the_link_goes_on(child: Child) -> None:
+def test_a_cancelled_call_gets_no_answer_and_the_connection_continues(child: Child) -> None:
     child.send(id=1, method="tools/call", params={"name": "count", "arguments": {"to": 10**6}, "_meta": MODERN})
     child.send(method="notifications/cancelled", params={"requestId": 1})
     child.send(id=2, method="tools/call", params={"name": "echo", "arguments": {"text": "on"}, "_meta": MODERN})
@@ -110,7 +110,7 @@ def test_a_cancelled_call_is_never_answered_and_the_link_goes_on(child: Child) -
         ),
     ],
 )
-def test_bad_input_gets_an_error_and_costs_nothing_else(child: Child, line: bytes, code: int, id: int | None) -> None:
+def test_the_connection_continues_after_bad_input(child: Child, line: bytes, code: int, id: int | None) -> None:
     child.send_raw(line)
     reply = child.receive()
     assert (reply["error"]["code"], reply["id"]) == (code, id)
@@ -121,12 +121,12 @@ def test_bad_input_gets_an_error_and_costs_nothing_else(child: Child, line: byte
 @pytest.mark.parametrize(
     "params", [{"name": ["x"]}, {"name": "echo", "arguments": [1]}, {"name": "echo", "arguments": {}}]
 )
-def test_wrong_arguments_are_the_clients_mistake(child: Child, params: dict[str, Any]) -> None:
+def test_wrong_arguments_get_an_invalid_params_error(child: Child, params: dict[str, Any]) -> None:
     child.send(id=1, method="tools/call", params={**params, "_meta": MODERN})
     assert child.receive()["error"]["code"] == -32602
 
 
-def test_a_large_answer_arrives_whole_through_sockets_as_some_hosts_use_them() -> None:
+def test_a_large_answer_arrives_whole_through_sockets() -> None:
     (ours_in, their_in), (ours_out, their_out) = socket.socketpair(), socket.socketpair()
     process = subprocess.Popen([sys.executable, str(EXAMPLES / "asyncio_stdio.py")], stdin=their_in, stdout=their_out)
     their_in.close()
@@ -144,7 +144,7 @@ def test_a_large_answer_arrives_whole_through_sockets_as_some_hosts_use_them() -
 
 
 @req("core-31")
-def test_a_tool_that_fails_costs_its_own_call_only_and_its_text_stays_here(child: Child) -> None:
+def test_a_failing_tool_fails_its_own_call_and_its_text_stays_local(child: Child) -> None:
     child.send(id=1, method="tools/call", params={"name": "divide", "arguments": {"a": 1, "b": 0}, "_meta": MODERN})
     assert child.receive()["error"] == {"code": -32603, "message": "the tool failed"}
     child.send(id=2, method="ping")
@@ -218,7 +218,7 @@ def test_each_example_is_run_by_a_test() -> None:
     for stem in {path.stem for path in EXAMPLES.glob("*.py")} - {
         "kitchen",
         "asyncio_tools",
-    }:  # client.py visits it; the two servers of asyncio import it
+    }:  # client.py starts the first; the two servers of asyncio import the second
         assert re.search(rf"\b{stem}\.py|\"{stem}\"|import {stem}\b", tests), stem
 
 
@@ -238,7 +238,7 @@ def test_a_report_outlives_its_client(tmp_path: Path) -> None:
 
 PEER = """
 import json, sys, time
-revision, what = sys.argv[1:]
+revision, mode = sys.argv[1:]
 answers = []
 def say(**message):
     print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
@@ -258,13 +258,13 @@ for line in sys.stdin:
     elif method != "tools/call":
         if id is not None:
             say(id=id, error={"code": -32601, "message": "no"})
-    elif what == "dies":
+    elif mode == "dies":
         sys.exit(3)
-    elif what == "asks":
+    elif mode == "asks":
         called = id
         say(id="q", method="ping")
         say(id="r", method="roots/list")
-    elif what != "hangs":
+    elif mode != "hangs":
         for number in range(3):
             token = asked["params"]["_meta"]["progressToken"]
             say(method="notifications/progress", params={"progressToken": token, "progress": number})
@@ -273,12 +273,12 @@ for line in sys.stdin:
 """
 
 
-def blocking(revision: str, what: str) -> blocking_client.BlockingClient:
-    return blocking_client.BlockingClient([sys.executable, "-c", PEER, revision, what])
+def blocking(revision: str, mode: str) -> blocking_client.BlockingClient:
+    return blocking_client.BlockingClient([sys.executable, "-c", PEER, revision, mode])
 
 
 @pytest.mark.parametrize("revision", ["2024-11-05", "2025-11-25", "2026-07-28"])
-def test_a_blocking_client_calls_and_hears_of_progress(revision: str) -> None:
+def test_a_blocking_client_calls_and_receives_progress(revision: str) -> None:
     heard: list[float] = []
     large = {"text": "x" * 3_000_000}
     with blocking(revision, "answers") as client:
@@ -292,7 +292,7 @@ def test_a_blocking_client_calls_and_hears_of_progress(revision: str) -> None:
     assert client.child.returncode == 0
 
 
-def test_a_blocking_client_gives_up_and_goes_on() -> None:
+def test_a_blocking_client_continues_after_a_timeout() -> None:
     with blocking("2025-11-25", "hangs") as client:
         with pytest.raises(TimeoutError, match="tools/call"):
             client.call_tool("t", timeout=0)
@@ -300,7 +300,7 @@ def test_a_blocking_client_gives_up_and_goes_on() -> None:
             client.request("tools/list")
 
 
-def test_a_blocking_client_says_that_its_server_has_gone() -> None:
+def test_a_blocking_client_raises_if_its_server_ends() -> None:
     with blocking("2025-11-25", "dies") as client, pytest.raises(SessionClosed):
         client.call_tool("t")
     assert client.child.returncode == 3
@@ -308,15 +308,15 @@ def test_a_blocking_client_says_that_its_server_has_gone() -> None:
         blocking_client.BlockingClient([sys.executable, "-c", "pass"])
 
 
-def test_a_blocking_client_answers_what_it_is_asked() -> None:
-    """A ping; and what it has not declared by an error."""
+def test_a_blocking_client_answers_requests_of_its_server() -> None:
+    """It answers a ping, and a request of a capability that it has not declared with an error."""
     with blocking("2025-11-25", "asks") as client:
         pong, refusal = client.call_tool("t")["structuredContent"]["answers"]
     assert (pong["id"], pong["result"]) == ("q", {})
     assert (refusal["id"], refusal["error"]["code"]) == ("r", -32601)
 
 
-def test_a_blocking_client_brings_no_event_loop() -> None:
+def test_a_blocking_client_loads_no_event_loop() -> None:
     code = f"""
 import sys
 sys.path.insert(0, {str(EXAMPLES)!r})
