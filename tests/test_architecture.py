@@ -1,4 +1,4 @@
-"""docs/architecture.md says what is so: its diagrams, its rooms, and the files that it and CONTRIBUTING.md name."""
+"""docs/architecture.md agrees with the code: the diagrams, the rooms and the files that it and CONTRIBUTING.md name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_table_names_every_room() -> None:
     assert order == [room for room in ROOMS if room in order]
 
 
-def test_the_files_that_it_names_are_there() -> None:
+def test_the_files_that_the_pages_name_exist() -> None:
     named = set(re.findall(r"`((?:core|transport|server|client|oauth)/[\w/]+\.py)`", PAGE + MAP))
     assert len(named) > 20
     assert {name for name in named if not (PACKAGE / name).exists()} == set()

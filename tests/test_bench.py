@@ -1,6 +1,6 @@
-"""The bench measures: its rows can be chosen and run, and its report says what was seen.
+"""The benchmark: its rows can be chosen and run, and its report has the measured figures.
 
-What it measures is judged by whoever runs it; no figure is held here.
+No test judges a measured figure: that is for the reader of the report.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ def test_the_ratios_to_all_are_shown_side_by_side() -> None:
         assert ratio in shown(seen)
 
 
-def test_an_aim_may_be_a_figure_where_there_is_nothing_to_compare() -> None:
+def test_an_aim_may_be_an_absolute_figure() -> None:
     row = row_of(Aim(most=10.0))
     assert outcome(row, ours=[12, 10]).met
     assert not outcome(row, ours=[12, 11]).met
     assert "a row, µs (<= 10)" in shown(outcome(row, ours=[12, 11]))
 
 
-def test_a_row_of_calls_is_measured_after_its_load_for_some_seconds() -> None:
+def test_a_row_of_calls_is_measured_after_a_warm_up() -> None:
     times: list[float] = []
 
     def prepare(stack: object, subject: str) -> Measure:
@@ -105,7 +105,7 @@ def test_a_row_of_calls_is_measured_after_its_load_for_some_seconds() -> None:
     assert len(times) == 2
 
 
-def test_rounds_are_shared_out_among_processes_and_one_that_fails_is_left_out(
+def test_rounds_are_split_among_processes_and_failed_ones_are_left_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     lives: list[str] = []
@@ -126,7 +126,7 @@ def test_rounds_are_shared_out_among_processes_and_one_that_fails_is_left_out(
     assert lives == ["ours", "ours has ended"]
 
 
-def test_what_was_not_measured_is_compared_with_nothing() -> None:
+def test_a_subject_without_figures_is_not_compared() -> None:
     alone = outcome(row_of(Aim(1.0, 1.0)), ours=[30])
     assert (alone.to_bare, alone.to_peer, alone.met) == (None, None, True)
 
@@ -138,7 +138,7 @@ def test_each_codec_is_compared_with_the_bare_one_that_has_it() -> None:
     assert outcome(row, "ours+orjson", ours_orjson=[2], bare=[4]).bare == "bare"
 
 
-def test_a_rate_is_shown_as_such_and_compared_by_its_cost() -> None:
+def test_a_rate_is_shown_per_second_and_compared_by_its_cost() -> None:
     seen = outcome(row_of(Aim(2.0), rate=True), ours=[4.0], bare=[2.5])
     (shown_as,) = as_json([seen])["rows"]
     assert shown_as["values"] == {"ours": 250.0, "bare": 400.0}
@@ -150,7 +150,7 @@ def compared(now: Sequence[float], before: Sequence[float]) -> Comparison:
     return Comparison(row_of(Aim()), "ours", [Figure(each) for each in now], [Figure(each) for each in before])
 
 
-def test_a_row_is_dearer_beyond_the_limit_and_beyond_the_spread_of_its_rounds() -> None:
+def test_a_row_is_dearer_beyond_the_limit_and_beyond_its_spread() -> None:
     steady = compared([104, 105, 106, 105, 105], [100] * 5)
     assert (steady.ratio, steady.spread) == (1.05, pytest.approx(0.005))
     assert steady.dearer(0.03)
@@ -172,7 +172,7 @@ def test_a_row_of_ours_is_compared_with_the_same_codec_before() -> None:
     assert [each.subject for each in seen] == ["ours", "ours+orjson"]
 
 
-def test_a_plot_has_each_point_and_all_that_is_said() -> None:
+def test_a_plot_has_each_point_and_each_label() -> None:
     panels = [Panel(f"<{name}>", "things", [1, 10, 5000], {"a": [1, 2, 3], "b": [40, 50, 60]}) for name in "xy"]
     picture = ElementTree.fromstring(drawn(panels, "µs"))
     kinds = [each.tag.partition("}")[2] for each in picture.iter()]
@@ -183,7 +183,7 @@ def test_a_plot_has_each_point_and_all_that_is_said() -> None:
     assert "5,000" in said
 
 
-def test_a_walk_counts_calls_and_apart_from_them_what_goes_on() -> None:
+def test_a_walk_counts_calls_and_resumptions_separately() -> None:
     code = "def items():\n yield 1\n yield 2\nasync def wait(): await step()\n"
     code += "import types\n@types.coroutine\ndef step(): yield\n"
     names: dict[str, Any] = {}
@@ -204,7 +204,7 @@ def test_a_walk_counts_calls_and_apart_from_them_what_goes_on() -> None:
     assert len(walk.calls) > walk.begun
 
 
-def test_the_way_of_a_call_is_counted() -> None:
+def test_the_functions_on_the_way_of_a_call_are_counted() -> None:
     command = [sys.executable, "-m", "tests.bench", "calls", "--list"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     head, *lines = done.stdout.splitlines()
@@ -249,7 +249,7 @@ def test_a_row_can_be_measured(words: str, tmp_path: Path) -> None:
     assert row["values"].keys() == {"ours", "bare"}
 
 
-def test_words_after_the_subjects_are_no_subjects() -> None:
+def test_a_word_after_only_that_is_no_subject_is_refused() -> None:
     command = [sys.executable, "-m", "tests.bench", "--only", "ours", "bare", "stdio", "echo"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")

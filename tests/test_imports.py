@@ -1,4 +1,4 @@
-"""The rules of the house: rooms, arrows between them, and what an import loads.
+"""The import rules: which folder may import which, and the modules that an import loads.
 
 A room is a folder of `trio_mcp`.  `test_costs` counts the modules that a program loads.
 """
@@ -23,13 +23,13 @@ PACKAGE = ROOT / "trio_mcp"
 
 # From the top down.  A room imports from itself and from rooms above it.
 ROOMS = ["core", "transport", "stores", "oauth", "server", "client", "extensions", "relay", "testing", "cli"]
-STRANGERS = {"server", "client"}
-# The public doors import from every room.
-DOORS = {"trio_mcp", "trio_mcp.__main__", "trio_mcp.asgi", "trio_mcp.types", "trio_mcp.errors"}
-# It loads the names that a package offers, so every room imports it.
+SEPARATE = {"server", "client"}
+# The public modules import from every room.
+PUBLIC = {"trio_mcp", "trio_mcp.__main__", "trio_mcp.asgi", "trio_mcp.types", "trio_mcp.errors"}
+# This module loads the public names of a package, so every room imports it.
 LOADER = "trio_mcp._lazy"
 
-# Imports inside functions: the target, and the reason why it waits for its first use.
+# Imports inside functions: their targets, grouped by the reason for the late import.
 MODELS = {f"trio_mcp.core.{name}" for name in ("caching", "codec", "content", "forms", "models", "sampling")}
 SCHEMAS = {
     f"trio_mcp.core.schema.{name}"
@@ -41,7 +41,7 @@ TRANSPORTS = {
     *(f"trio_mcp.transport.{name}" for name in ("child", "dial", "http_pool")),
     "trio_mcp.core.http.websocket",
 }
-SELDOM = {
+RARELY_USED = {
     *(f"trio_mcp.core.{name}" for name in ("http.fields", "oauth.resource", "revisions")),
     *(f"trio_mcp.core.{name}" for name in ("extensions", "request_state", "subscriptions")),
     *(f"trio_mcp.server.{name}" for name in ("context", "detached", "extensions")),
@@ -51,14 +51,14 @@ SELDOM = {
     *("trio_mcp.relay.tasks", "trio_mcp.stores.redis_link"),
     *("trio_mcp.extensions.tasks.host", "trio_mcp.extensions.tasks.keeper", "trio_mcp.stores.memory"),
 }
-LATER = MODELS | SCHEMAS | TRANSPORTS | SELDOM
+LATER = MODELS | SCHEMAS | TRANSPORTS | RARELY_USED
 
 IO = {"trio", "h11", "wsproto", "ssl", "socket", "_socket", "asyncio", "selectors", "logging", "subprocess"}
-# h11 and wsproto are sans-IO themselves; the rooms of HTTP in the core may use them.
+# h11 and wsproto do no I/O; the HTTP code in the core may use them.
 FORBIDDEN = (IO - {"h11", "wsproto"}) | {
     *("time", "random", "secrets", "threading", "concurrent", "multiprocessing", "queue", "sched"),
 }
-# They cost more than the rest together, so each is loaded by few modules, on first use.
+# They are larger than all others together, so few modules import them, and only on first use.
 LAZY = {
     "h11": ["trio_mcp.core.http.h1"],
     "jsonschema_rs": ["trio_mcp.core.schema.validation"],
@@ -79,11 +79,11 @@ def module_of(path: Path) -> str:
 FILES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 TREES = {module: ast.parse(path.read_text(encoding="utf-8")) for module, path in FILES.items()}
 CORE = sorted(module for module in FILES if module.startswith("trio_mcp.core"))
-INNER = sorted(set(FILES) - DOORS - {LOADER})
+INNER = sorted(set(FILES) - PUBLIC - {LOADER})
 
 
 def imports(node: ast.AST, deferred: bool = False) -> list[Import]:
-    """The imports at run time below a node: those that only type checkers see are left out."""
+    """The imports below a node, without those for type checkers only."""
     found: list[Import] = []
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
@@ -114,17 +114,17 @@ def room_of(module: str) -> str:
 @pytest.mark.parametrize("module", INNER)
 def test_a_room_imports_from_rooms_above_it(module: str) -> None:
     for each in ours(module):
-        if module.startswith("trio_mcp.cli") and each.module in DOORS:
+        if module.startswith("trio_mcp.cli") and each.module in PUBLIC:
             continue  # the command line is a program like that of any user
         here, there = room_of(module), room_of(each.module)
         assert ROOMS.index(there) <= ROOMS.index(here), each
-        assert {here, there} != STRANGERS, each
+        assert {here, there} != SEPARATE, each
 
 
 @pytest.mark.parametrize("module", INNER)
 def test_private_names_stay_in_their_room(module: str) -> None:
     for each in ours(module):
-        if each.module in DOORS or room_of(module) != room_of(each.module):
+        if each.module in PUBLIC or room_of(module) != room_of(each.module):
             path = [*each.module.split("."), each.name or ""]
             assert not [part for part in path if part.startswith("_") and not part.endswith("__")], each
 
@@ -138,20 +138,20 @@ def test_modules_have_no_cycles() -> None:
 
 
 @pytest.mark.parametrize("module", INNER)
-def test_imports_inside_functions_stand_in_the_list(module: str) -> None:
+def test_imports_inside_functions_are_in_the_list(module: str) -> None:
     later = {each.module for each in ours(module) if each.deferred}
     assert room_of(module) == "cli" or later <= LATER
 
 
-def test_the_list_of_imports_inside_functions_has_no_line_too_many() -> None:
+def test_the_list_of_imports_inside_functions_has_no_unused_entry() -> None:
     assert {each.module for module in INNER for each in ours(module) if each.deferred} >= LATER
 
 
 @pytest.mark.parametrize("module", sorted(FILES))
-def test_a_module_has_a_docstring_and_says_what_it_offers(module: str) -> None:
+def test_a_module_has_a_docstring_and_a_list_of_its_names(module: str) -> None:
     assert ast.get_docstring(TREES[module])
-    if FILES[module].name == "__init__.py" or (module in DOORS and module != "trio_mcp.asgi"):
-        return  # `test_public_names` knows their names
+    if FILES[module].name == "__init__.py" or (module in PUBLIC and module != "trio_mcp.asgi"):
+        return  # `test_public_names` checks their names
     listed = [
         ast.literal_eval(node.value)
         for node in TREES[module].body
@@ -184,12 +184,12 @@ def test_the_core_has_no_io_no_clock_no_randomness_and_no_tasks(module: str) -> 
 
 
 @pytest.mark.parametrize("package", LAZY)
-def test_a_slow_dependency_has_few_doors(package: str) -> None:
+def test_a_slow_dependency_is_imported_by_few_modules(package: str) -> None:
     users = [module for module in CORE if package in {each.module.partition(".")[0] for each in IMPORTS[module]}]
     assert users == LAZY[package]
 
 
-# What an import loads.
+# The modules that an import loads.
 
 
 def loaded_by(statement: str) -> set[str]:
@@ -205,9 +205,9 @@ def packages(modules: set[str]) -> set[str]:
 
 def test_the_core_loads_no_trio() -> None:
     loaded = packages(loaded_by("; ".join(f"import {module}" for module in CORE)))
-    # attrs loads threading and time; h11 and wsproto load nothing that waits.
+    # attrs loads threading and time; h11 and wsproto load no module that does I/O.
     assert not loaded & (IO - {"h11", "wsproto"} | {"anyio", "random", "sched"}) - packages(loaded_by("import h11"))
-    assert not packages(loaded_by("import attrs, json")) & IO  # or the comparison would prove nothing
+    assert not packages(loaded_by("import attrs, json")) & IO  # otherwise the comparison would prove nothing
 
 
 def test_the_package_itself_loads_nothing() -> None:
@@ -218,7 +218,7 @@ def test_the_package_itself_loads_nothing() -> None:
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="the size of a process is read from /proc")
 def test_the_package_and_a_server_take_little_memory() -> None:
-    """KiB of the process, with the interpreter and Trio."""
+    """The figures are KiB of the whole process, with the interpreter and Trio."""
     code = "; print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
     bare, package, server = (
         int(subprocess.run([sys.executable, "-c", load + code], capture_output=True, text=True, check=True).stdout)
@@ -228,7 +228,7 @@ def test_the_package_and_a_server_take_little_memory() -> None:
     assert server < bare + 34 * 1024
 
 
-def test_few_distributions_come_along_and_none_has_an_upper_bound() -> None:
+def test_dependencies_are_few_and_have_no_upper_bounds() -> None:
     here = importlib.metadata.distribution("trio_mcp")
     found, waiting = {"trio-mcp"}, [Requirement(each) for each in here.requires or []]
     for each in waiting:
@@ -251,7 +251,7 @@ def test_a_server_on_stdio_loads_no_http_no_models_and_no_other_room(statement: 
     rooms = {name.removeprefix("trio_mcp.") for name in loaded if name.startswith("trio_mcp.")}
     assert not [name for name in rooms if name.startswith(("server.http", "client", "oauth", "relay", "testing"))]
     assert not loaded & (MODELS | {"trio_mcp.core.schema.validation"})
-    # ssl comes along with Trio, or not at all.
+    # Only Trio may load ssl.
     assert not packages(loaded) & (
         {"h11", "wsproto", "ssl", "asyncio", "anyio", *LAZY} - packages(loaded_by("import trio"))
     )
@@ -263,7 +263,7 @@ def test_a_server_over_http_loads_no_websockets() -> None:
     assert not {"wsproto", "trio_mcp.core.http.websocket"} & loaded
 
 
-def test_a_client_without_oauth_loads_nothing_of_it() -> None:
+def test_a_client_without_oauth_loads_no_oauth_code() -> None:
     loaded = loaded_by("from trio_mcp import open_client; import trio_mcp.client.http, trio_mcp.client.websocket")
     assert {name for name in loaded if name.startswith(("trio_mcp.oauth", "trio_mcp.core.oauth."))} == {
         "trio_mcp.core.oauth.errors"
@@ -277,18 +277,18 @@ def test_a_client_without_oauth_loads_nothing_of_it() -> None:
 @pytest.mark.parametrize("module", ["server", "scenes"])
 def test_the_demo_uses_public_names_only(module: str) -> None:
     found = [each for each in IMPORTS[f"trio_mcp.cli.demo.{module}"] if each.module.startswith("trio_mcp")]
-    assert {each.module for each in found} <= DOORS | {"trio_mcp.core.revisions", "trio_mcp.cli.demo.server"}
+    assert {each.module for each in found} <= PUBLIC | {"trio_mcp.core.revisions", "trio_mcp.cli.demo.server"}
 
 
-def test_the_command_line_loads_a_command_when_it_is_asked_for() -> None:
+def test_the_command_line_loads_a_command_on_first_use() -> None:
     loaded = loaded_by("import trio_mcp.__main__") - loaded_by("import trio_mcp, argparse")
     assert loaded == {"trio_mcp.__main__", "trio_mcp.cli", "trio_mcp.cli.main"}
 
 
 def _inner_imports(text: str) -> list[int]:
-    """The lines in which a test imports a module inside of a room."""
+    """The lines in which a test imports a module inside a room."""
     if not any(map(_is_inner, re.findall(r"\btrio_mcp\.[\w.]+", text))):
-        return []  # to parse all tests takes seconds
+        return []  # faster than to parse all tests, which takes seconds
     found = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom):
@@ -303,7 +303,7 @@ def _inner_imports(text: str) -> list[int]:
 
 
 def _is_inner(module: str) -> bool:
-    return module in FILES and module not in DOORS and not _is_room(module)
+    return module in FILES and module not in PUBLIC and not _is_room(module)
 
 
 def _is_room(module: str) -> bool:
@@ -311,8 +311,8 @@ def _is_room(module: str) -> bool:
     return path.is_dir() or module.split(".")[1:] in (["testing"], ["extensions", "apps"])  # public modules
 
 
-def test_a_test_says_why_it_imports_an_inner_part() -> None:
-    """Tests import public names or names of a room, so that modules inside of a room can move."""
+def test_a_test_gives_a_reason_for_importing_an_inner_module() -> None:
+    """Tests import public names or names of a room, so that modules inside a room can move."""
     without = []
     for path in (ROOT / "tests").rglob("*.py"):
         text = path.read_text()

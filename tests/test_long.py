@@ -1,4 +1,4 @@
-"""The long suite runs in parts, whose results belong to one commit."""
+"""The long suite runs in parts.  Their results belong to one commit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return parts
 
 
-def test_it_goes_on_after_a_failure_and_runs_again_what_has_not_passed(ran: list[str]) -> None:
+def test_a_run_continues_after_a_failure_and_repeats_the_failed_part(ran: list[str]) -> None:
     assert long.main("") == 1
     assert ran == ["1/6", "2/6", "3/6", "4/6", "5/6", "6/6"]
     assert long.main("") == 1
@@ -48,7 +48,7 @@ def test_results_count_for_their_commit_only(ran: list[str], monkeypatch: pytest
 
 
 @pytest.mark.parametrize("then", ["two", None])
-def test_a_part_whose_tree_changes_meanwhile_has_no_result(
+def test_a_part_has_no_result_if_the_tree_changes_meanwhile(
     then: str | None, ran: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run: Run = long.run
@@ -62,9 +62,7 @@ def test_a_part_whose_tree_changes_meanwhile_has_no_result(
     assert not long.RESULTS.exists()
 
 
-def test_parts_that_run_at_the_same_time_keep_the_results_of_each_other(
-    ran: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_that_run_at_the_same_time_keep_both_results(ran: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     run: Run = long.run
 
     def meanwhile(part: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The tool that mutates the package draws by its seed, changes only what it may, and tells what the suite notices."""
+"""The mutation tool: its seed decides the draw, some code stays untouched, and the result says which test failed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from tests.peers.installed import needs, tool
         ('"é" in a', ['"é" not in a']),
     ],
 )
-def test_each_kind_changes_what_it_says(before: str, after: list[str]) -> None:
+def test_each_mutation_makes_the_change_of_its_kind(before: str, after: list[str]) -> None:
     mutations = Source("module.py", before.encode()).mutations
     assert sorted(each.mutated.decode() for each in mutations) == sorted(after)
     for each in mutations:
@@ -80,7 +80,7 @@ class One:
 '''
 
 
-def test_what_says_nothing_to_a_program_is_never_touched() -> None:
+def test_docstrings_types_and_errors_are_not_mutated() -> None:
     assert Source("module.py", UNTOUCHED.encode()).mutations == []
 
 
@@ -95,7 +95,7 @@ def test_a_mutation_is_described_by_the_lines_that_it_touches() -> None:
     }
 
 
-def test_the_same_seed_draws_the_same() -> None:
+def test_the_same_seed_draws_the_same_mutations() -> None:
     package = ROOT / PACKAGE / "core" / "schema"
     first, again, other = (list(itertools.islice(drawn(package, seed), 20)) for seed in (1, 1, 2))
     assert first == again != other
@@ -104,7 +104,7 @@ def test_the_same_seed_draws_the_same() -> None:
         assert ast.dump(ast.parse(each.mutated)) != ast.dump(ast.parse(each.source))
 
 
-def test_all_are_drawn_in_the_end(tmp_path: Path) -> None:
+def test_every_mutation_is_drawn_once(tmp_path: Path) -> None:
     (tmp_path / "ages.py").write_text("a = {1: 2, 3: 3}\nb = a is c\n")
     kinds = [each.kind for each in drawn(tmp_path, 1)]
     assert sorted(kinds) == ["bound moved"] * 8 + ["cells exchanged", "comparison turned"]
@@ -141,7 +141,7 @@ def test_it_is_early(request):
 
 
 @pytest.mark.full
-def test_it_tells_what_is_caught_and_what_survives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_results_say_which_mutations_were_caught(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sample, results = tmp_path / "sample", tmp_path / "results"
     for name, text in SAMPLE.items():
         (sample / name).parent.mkdir(parents=True, exist_ok=True)
@@ -153,7 +153,7 @@ def test_it_tells_what_is_caught_and_what_survives(tmp_path: Path, capsys: pytes
     assert main([*command, "--count", "2"], sample) == 0
     assert main(command, sample) == 0
     _, _, again = capsys.readouterr().out.partition("2 mutations")
-    assert "without a mutation" not in again  # what is finished does not run a second time
+    assert "without a mutation" not in again  # a finished mutation does not run a second time
     assert "\n3 mutations" in again
     found = {each["old"]: each for each in map(json.loads, results.read_text().splitlines())}
     assert len(found) == 3

@@ -25,7 +25,7 @@ def script() -> ModuleType:
 
 
 @pytest.mark.full
-def test_the_commands_show_what_the_picture_has(script: ModuleType) -> None:
+def test_the_commands_show_the_texts_of_the_picture(script: ModuleType) -> None:
     assert script.words_of(script.drawn(script.recorded(script.COMMANDS))) == script.words_of(PICTURE)
 
 
@@ -37,7 +37,7 @@ def test_the_picture_is_well_formed_and_has_the_commands(script: ModuleType) -> 
     assert "docs/recording.svg" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_a_terminal_shows_colours_and_lines_that_are_drawn_again(script: ModuleType) -> None:
+def test_a_terminal_shows_colours_and_redrawn_lines(script: ModuleType) -> None:
     terminal = script.Terminal()
     terminal.write("\x1b[1;36mname\x1b[0m <1>\n50 %")
     terminal.now = 2.0

@@ -9,7 +9,7 @@ import pytest
 from tests.requirements import HERE, TABLE, WAIVED, read, references
 from tests.speeds import DEFAULT
 
-# Layers whose every MUST has a test or a stated reason.  The others join as what they speak of is built.
+# In these layers, every MUST has a test or a stated reason.  Other layers are added when they are built.
 COMPLETE = (
     "core", "lifecycle", "progress", "cancellation", "mrtr", "caching", "schema", "subscriptions", "http",
     "tools", "resources", "prompts", "completion", "logging", "sampling", "elicitation", "roots", "stdio", "auth",
@@ -28,8 +28,8 @@ def test_every_must_of_a_complete_layer_is_proven_or_waived(layer: str) -> None:
     assert musts - {id for id, _ in references()} - read(WAIVED).keys() == set()
 
 
-def test_nine_in_ten_of_what_should_be_is_proven() -> None:
-    """But of tasks, which are not built."""
+def test_nine_in_ten_of_the_shoulds_are_proven() -> None:
+    """Without those of tasks, which are not built."""
     shoulds = {id for id, row in read(TABLE).items() if row["level"] == "SHOULD" and row["layer"] != "tasks"}
     assert len(shoulds & {id for id, _ in references()}) >= 0.9 * len(shoulds)
 
@@ -45,7 +45,7 @@ def test_every_row_with_a_test_has_one_in_the_default_suite(request: pytest.Fixt
     assert {id for id, _ in references()} - here == set()
 
 
-def test_what_is_waived_has_a_reason_and_no_test() -> None:
+def test_a_waived_row_has_a_reason_and_no_test() -> None:
     waived = read(WAIVED)
     assert waived.keys() <= read(TABLE).keys()
     assert all(row["reason"] for row in waived.values())

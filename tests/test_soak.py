@@ -1,4 +1,4 @@
-"""A server process under load for a long time: its memory and its descriptors stay what they were."""
+"""A server process under load for a long time: its memory and its descriptors stop growing."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from trio_mcp import Client, open_client
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 SERVER = Path(__file__).parent / "fixtures" / "everything_server.py"
-CLIENTS = 8  # at once; each is one of WORK clients, one after the other
-WORK = 40
+CLIENTS = 8  # clients at a time
+WORK = 40  # clients in one round
 CALLS = 200
 ROUNDS = 5
-GROWTH = 1 << 20  # bytes that the process may grow by from the second round to the last
+GROWTH = 1 << 20  # bytes by which the process may grow from the second round to the last
 
 
 @asynccontextmanager
 async def served(way: str) -> AsyncIterator[tuple[str, int]]:
-    """The URL of a server in a process of its own, and the number of that process."""
+    """The URL and the process id of a server in a separate process."""
     async with trio.open_nursery() as nursery:
         command = [sys.executable, str(SERVER), way, "0"]
         process = await nursery.start(partial(trio.run_process, command, stdout=subprocess.PIPE))
@@ -39,7 +39,7 @@ async def served(way: str) -> AsyncIterator[tuple[str, int]]:
 
 
 async def work(client: Client) -> None:
-    """What a client may do: lists, calls with and without progress, reads, an error, a call that it leaves."""
+    """The work of one client: a list, calls with and without progress, a read, an error, a call that it cancels."""
     await client.list_tools_page()
     for _ in range(CALLS):
         await client.call_tool("test_simple_text")
@@ -67,17 +67,17 @@ def used(pid: int) -> tuple[int, int]:
     return pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir(f"/proc/{pid}/fd"))
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="a process is measured in /proc")
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the figures of a process are read from /proc")
 @pytest.mark.parametrize(
     ("way", "revision"),
     [("http", "2026-07-28"), ("http", "2025-11-25"), ("sse", "2024-11-05"), ("ws", "2026-07-28"), ("ws", "2025-11-25")],
 )
-async def test_a_server_grows_no_more_after_its_first_clients(way: str, revision: str) -> None:
+async def test_a_server_stops_growing_after_two_rounds(way: str, revision: str) -> None:
     seen = []
     async with served(way) as (url, pid):
         for _ in range(ROUNDS):
             await one_round(url, revision)
-            await trio.sleep(1)  # closed connections are taken down
+            await trio.sleep(1)  # the server cleans up its closed connections
             seen.append(used(pid))
     _, (second, handles), *_, (last, left) = seen
     assert left <= handles, seen
