@@ -1,10 +1,10 @@
-"""A Starlette application with pages of its own, and an MCP server under a prefix: http://127.0.0.1:8000/tools/mcp
+"""A Starlette application with its own pages and an MCP server under a prefix: http://127.0.0.1:8000/tools/mcp
 
     pip install starlette hypercorn
     python examples/asgi_starlette.py 8000
-    hypercorn --worker-class trio asgi_starlette:app    # or so, in its folder; Trio is what the server runs on
+    hypercorn --worker-class trio asgi_starlette:app    # the same, in the folder of this file; the server needs Trio
 
-Clients of HTTP and WebSocket (/tools/ws) are served, whichever revision they speak.
+It serves clients of every revision, over HTTP and over WebSocket (/tools/ws).
 """
 
 import signal
@@ -25,7 +25,7 @@ from trio_mcp import Server
 from trio_mcp.asgi import AsgiApp
 
 server = Server("guestbook", version="1.0")
-# To be asked from elsewhere: AsgiApp(server, public_url="https://example.com/tools").
+# To serve other machines: AsgiApp(server, public_url="https://example.com/tools").
 mcp = AsgiApp(server)
 guests: list[str] = []
 
@@ -43,7 +43,7 @@ async def page(request: Request) -> PlainTextResponse:
 
 @asynccontextmanager
 async def lifespan(app: Starlette) -> AsyncGenerator[None, None]:
-    async with mcp.running():  # Starlette does not tell what is mounted when it starts and ends
+    async with mcp.running():  # Starlette does not pass its lifespan on to mounted applications
         yield
 
 
@@ -56,13 +56,13 @@ async def main(port: int) -> None:
     config.errorlog = None
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
 
-        async def asked_to_end() -> None:
+        async def wait_for_shutdown() -> None:
             await anext(signals)
-            async with server.draining(5):  # calls that run are finished before Hypercorn hangs up
+            async with server.draining(5):  # running calls may finish before Hypercorn closes their connections
                 pass
 
         async with trio.open_nursery() as nursery:
-            serving = partial(serve, app, config, shutdown_trigger=asked_to_end)  # type: ignore[arg-type]
+            serving = partial(serve, app, config, shutdown_trigger=wait_for_shutdown)  # type: ignore[arg-type]
             (url,) = await nursery.start(serving)
             print("listening at", f"{url}/tools/mcp", flush=True)
 

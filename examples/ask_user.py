@@ -1,8 +1,9 @@
-"""Tools that ask the user: by a form, and by a page that the user visits.
+"""Tools that ask the user: with a form, and with a page that the user visits.
 
 python examples/ask_user.py
 
-The handlers run from top to bottom once, in every revision that can ask.  A client that cannot is told so.
+Each handler runs once, from top to bottom, in every revision that has elicitation.  A client without it gets an error
+that says so.
 """
 
 import secrets
@@ -38,13 +39,13 @@ async def order_pizza(ctx: Context) -> str:
 @server.tool
 async def connect_calendar(ctx: Context) -> str:
     """Let the user give access to a calendar."""
-    # What is entered on a page is seen neither by the client nor by the model.
+    # Neither the client nor the model sees the data that the user enters on a page.
     page = f"https://calendar.example/connect?visit={secrets.token_urlsafe()}"
     if not ctx.supports("elicitation", "url"):
         return f"Please ask the user to open {page}"
     answer = await ctx.elicit_url("Your calendar asks you to sign in.", page)
     match answer:
-        case Accepted():  # to going there, which is not yet to have been there
+        case Accepted():  # the user agrees to visit the page, but may not have signed in yet
             return "The user is about to sign in."
         case Declined() | Dismissed():
             return "The user does not want to sign in now."

@@ -59,7 +59,7 @@ class Session:
         self.handlers.handle(self.protocol.connection_lost(why=why))
 
 
-class HttpConnection(asyncio.Protocol):  # a request, its response, the next request
+class HttpConnection(asyncio.Protocol):  # serves one request at a time
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport, self.http = transport, h11.Connection(h11.SERVER)
         self.open: tuple[Session, ResponseEncoder] | None = None
@@ -93,7 +93,7 @@ class HttpConnection(asyncio.Protocol):  # a request, its response, the next req
         except h11.RemoteProtocolError:
             self.transport.close()
         if self.transport.get_write_buffer_size() > 2**24 or (self.open is not None and self.http.trailing_data[0]):
-            self.transport.abort()  # it sends requests, and does not read the responses
+            self.transport.abort()  # the client sends requests and does not read the responses
 
     def serve(self, head: h11.Request) -> None:
         request = HttpRequest(head.method.decode(), head.target.decode(), list(head.headers), bytes(self.body))

@@ -46,14 +46,14 @@ class Handlers:
         elif isinstance(error, RequestError):
             self.session.refuse(id, error)  # nothing is sent for a cancelled call
         else:
-            traceback.print_exception(error)  # its text may be a secret: it is not for the client
+            traceback.print_exception(error)  # for the log only: its text may contain secrets
             self.session.refuse(id, RequestError(INTERNAL_ERROR, "the tool failed"))
         self.flush()
 
 
 async def main() -> None:
     wire = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # a print goes to standard error: only messages may reach the client
+    os.dup2(2, 1)  # `print` writes to standard error: only messages may reach the client
     loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader())
@@ -64,7 +64,7 @@ async def main() -> None:
     while data := await reader.read(65536):
         connection.receive_data(data)
         handlers.handle(connection.events())
-        await writer.drain()  # a client that does not read is not read either
+        await writer.drain()  # reads no more requests until the client reads its responses
     connection.receive_eof()
     handlers.handle(connection.events())
     if handlers.running:

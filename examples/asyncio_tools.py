@@ -1,4 +1,4 @@
-"""The tools of two servers, asyncio_stdio.py and asyncio_http.py.  Nothing here knows how the messages travel."""
+"""The tools of two servers, asyncio_stdio.py and asyncio_http.py.  This file does not depend on the transport."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from trio_mcp.core.session import Offer
 OFFER = Offer({"name": "asyncio-example", "version": "1.0"}, {"tools": {}}, instructions="Echo texts, count slowly.")
 PARAMETERS = {"echo": {"text": "string"}, "divide": {"a": "number", "b": "number"}, "count": {"to": "integer"}}
 
-Progress = Callable[[Id, int, int], None]  # the id of the request, how much of it is done, of how much
+Progress = Callable[[Id, int, int], None]  # the id of the request, the steps that are done, the number of steps
 
 
 async def result_of(request: Request, progress: Progress) -> JsonObject:
@@ -25,7 +25,7 @@ async def call_tool(request: Request, progress: Progress) -> str:
     match request.params:
         case {"name": "echo", "arguments": {"text": str(text)}}:
             return text
-        case {"name": "divide", "arguments": {"a": a, "b": b}}:  # without a check: an error fails this call only
+        case {"name": "divide", "arguments": {"a": a, "b": b}}:  # unchecked: an exception fails this call only
             return str(a / b)
         case {"name": "count", "arguments": {"to": int(to)}}:
             for done in range(1, to + 1):

@@ -1,9 +1,10 @@
-"""A client without any event loop: the core over the pipes of a child process, for a script or a web worker.
+"""A client without an event loop: the core over the pipes of a child process, for a script or a web worker.
 
     python examples/blocking_client.py python examples/echo.py
 
-The `Connection` does the protocol: the revision that both speak, ids, deadlines, late answers, progress, the end.  This
-file moves bytes and has the clock.  One thread uses it at a time; with a lock around each call, several can share it.
+The `Connection` does the protocol: the choice of the revision, ids, deadlines, late answers, progress, the end of the
+session.  This file moves the bytes and reads the clock.  One thread may use the client at a time; several threads can
+share it with a lock around each call.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from trio_mcp.core.opening import ClientProtocol, OpeningFailed
 from trio_mcp.core.requests import Answered, InvalidAnswer, Outcome, ProgressReported, Refused, TimedOut
 from trio_mcp.core.session import Call, Offer, Opened
 
-OFFER = Offer({"name": "blocking-client", "version": "1.0"})  # declares nothing, so it is asked nothing
-PROBE = 5.0  # seconds after which a server that stays silent is taken for an old one
-GRACE = 2.0  # seconds for a child to end when its input does
+OFFER = Offer({"name": "blocking-client", "version": "1.0"})  # no capabilities, so the server may not ask the client
+PROBE = 5.0  # seconds without an answer after which the server is treated as one of an older revision
+GRACE = 2.0  # seconds for the child to exit after the end of its input
 
 T = TypeVar("T")
 OnProgress = Callable[[float, float | None, str | None], object]
@@ -61,9 +62,9 @@ class BlockingClient:
     ) -> None:
         self.close()
 
-    def call_tool(self, name: str, arguments: dict[str, Any] | None = None, **how: Any) -> dict[str, Any]:
-        """What a tool gives; `how` is that of `request`."""
-        return self.request("tools/call", {"name": name, "arguments": arguments or {}}, **how)
+    def call_tool(self, name: str, arguments: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+        """Return the result of a tool; `options` are those of `request`."""
+        return self.request("tools/call", {"name": name, "arguments": arguments or {}}, **options)
 
     def request(
         self,
@@ -73,18 +74,22 @@ class BlockingClient:
         timeout: float = 30.0,
         on_progress: OnProgress | None = None,
     ) -> dict[str, Any]:
-        """The result.  Raises `RequestError` for an error, TimeoutError, and `SessionClosed` if the server has gone."""
+        """Return the result.
+
+        Raises `RequestError` if the server answers with an error, `RemoteProtocolError` if its answer is invalid,
+        TimeoutError after `timeout` seconds, and `SessionClosed` if the server has ended.
+        """
         deadline = time.monotonic() + timeout
         id = self.connection.request(method, params, deadline=deadline, progress=on_progress is not None)
 
-        def ours(event: Event) -> Outcome | None:
+        def outcome_of(event: Event) -> Outcome | None:
             if isinstance(event, ProgressReported) and event.id == id and on_progress is not None:
                 on_progress(event.progress, event.total, event.message)
             return event if isinstance(event, Outcome) and event.id == id else None
 
         try:
-            return self._result(self._until(ours), timeout)
-        except BaseException:  # Ctrl-C, or what `on_progress` has raised
+            return self._result(self._until(outcome_of), timeout)
+        except BaseException:  # Ctrl-C, or an exception from `on_progress`
             self.connection.cancel(id)
             self._send()
             raise
@@ -102,26 +107,26 @@ class BlockingClient:
             case _:
                 raise SessionClosed(f"{outcome.method} has not been answered: the server has gone")
 
-    def _until(self, found: Callable[[Event], T | None]) -> T:
-        """Carry bytes both ways until `found` makes something of an event."""
-        what: T | None = None
-        while what is None:
+    def _until(self, select_event: Callable[[Event], T | None]) -> T:
+        """Carry bytes in both directions until `select_event` returns a value for an event."""
+        selected: T | None = None
+        while selected is None:
             self._send()
             for event in self._events():
-                if isinstance(event, Call):  # nothing was declared that could be asked for; pings are answered already
+                if isinstance(event, Call):  # the client declares no capabilities; the core has answered the pings
                     self.connection.refuse(event.request.id, RequestError(METHOD_NOT_FOUND, "nothing is served here"))
-                what = what or found(event)
-        return what
+                selected = selected or select_event(event)
+        return selected
 
     def _events(self) -> list[Event]:
-        """What happens next: something comes, there is room to send, the server goes, or a deadline passes."""
-        until = self.connection.next_deadline()
-        wait = None if until is None else max(0.0, until - time.monotonic())
+        """Wait until data arrives, the pipe takes data, the server ends or a deadline passes; return the events."""
+        deadline = self.connection.next_deadline()
+        wait = None if deadline is None else max(0.0, deadline - time.monotonic())
         readable, writable, _ = select.select([self.reads], [self.writes] if self.unsent else [], [], wait)
         if writable:
             self._write()
         if readable:
-            self.connection.receive_data(os.read(self.reads, 65536), time.monotonic())  # no bytes: the server has gone
+            self.connection.receive_data(os.read(self.reads, 65536), time.monotonic())  # no bytes: the server has ended
         else:
             self.connection.tick(time.monotonic())
         return self.connection.events()
@@ -131,17 +136,20 @@ class BlockingClient:
         self._write()
 
     def _write(self) -> None:
-        """As much as the pipe takes; to wait for more would be to wait for a server that first wants to be read."""
+        """Write as much as the pipe takes.
+
+        A blocking write could wait forever: the server may not read before the client has read from it.
+        """
         try:
             while self.unsent:
                 del self.unsent[: os.write(self.writes, self.unsent)]
         except BlockingIOError:
             pass
         except BrokenPipeError:
-            self.unsent.clear()  # it has gone, which is seen where it is read
+            self.unsent.clear()  # the server has ended; the next read notices it
 
     def close(self) -> None:
-        """The end of its input is the server's sign to end; one that does not is killed."""
+        """Close the input of the server, which tells it to exit; kill it after `GRACE` seconds."""
         assert self.child.stdin is not None
         assert self.child.stdout is not None
         self.child.stdin.close()

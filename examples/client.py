@@ -1,9 +1,9 @@
-"""A client that uses all that a client has, at a server with one of everything (`kitchen.py`), and prints what came.
+"""A client that uses each feature of `Client` with the server `kitchen.py`, and prints the results.
 
     python examples/client.py               # in the newest revision
-    python examples/client.py 2024-11-05    # in an older one: what that lacks says so, and the rest goes on
+    python examples/client.py 2024-11-05    # in an older revision, in which some parts end with an error that says why
 
-`look.py` is for servers of other people; this is for reading.
+This file is an example to read.  To look at other servers, run `look.py`.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ class Dish:
     spicy: bool = False
 
 
-# What the server may ask, and tell.  What is not given to the client is not declared, and never asked.
+# Callbacks for requests and log messages of the server.  A client declares a capability only if it has the callback.
 
 
 async def fill_in(form: FormElicitationRequest) -> dict[str, object]:
-    print(f"  the server asks: {form.message} {', '.join(form.fields)}; where nothing is said: {dict(form.defaults)}")
-    return {"guests": 4, "outside": True}  # or None: the user has closed the form; or Declined()
+    print(f"  the server asks: {form.message} {', '.join(form.fields)}; the defaults: {dict(form.defaults)}")
+    return {"guests": 4, "outside": True}  # or None if the user has closed the form, or Declined()
 
 
-def visit(page: UrlElicitationRequest) -> bool:
+def visit_page(page: UrlElicitationRequest) -> bool:
     print(f"  the server asks: {page.message} {page.url} at {page.host} {list(page.warnings)}")
-    return True  # the user agrees to go there
+    return True  # the user agrees to visit the page
 
 
-def think(request: SamplingRequest) -> tuple[str, str]:
+def sample(request: SamplingRequest) -> tuple[str, str]:
     print(f"  the server asks for at most {request.params.max_tokens} tokens")
-    return "khao man manao", "a model of ours"  # what it says, and which it is
+    return "khao man manao", "a model of ours"  # the text, and the name of the model
 
 
-def hear(message: LoggingMessageParams) -> None:
+def print_log(message: LoggingMessageParams) -> None:
     print(f"  the server logs, at {message.level}: {message.data}")
 
 
@@ -63,78 +63,78 @@ OPTIONS: ClientOptions = {
     "name": "guest",
     "version": "1.0",
     "elicitation": fill_in,
-    "elicitation_url": visit,
-    "sampling": think,
+    "elicitation_url": visit_page,
+    "sampling": sample,
     "roots": [HERE],
-    "on_log": hear,
+    "on_log": print_log,
     "log_level": "info",
     "tasks": True,
     "meta": lambda: {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"},
 }
 
 
-async def introduce(client: Client) -> None:
-    """Who is there, and what was agreed on"""
+async def show_session(client: Client) -> None:
+    """The server and the revision of the session"""
     print(f"  {client.server['name']} {client.server['version']} speaks {client.revision}: {client.negotiation.why}")
     print(f"  it has {', '.join(sorted(client.capabilities))}, and advises: {client.instructions}")
 
 
 async def list_everything(client: Client) -> None:
-    """All lists, page after page"""
+    """The lists of the server"""
     print("  tools:", ", ".join([tool.name for tool in await client.list_tools()]))
     print("  resources:", ", ".join([resource.uri for resource in await client.list_resources()]))
     print("  templates:", ", ".join([template.uri_template for template in await client.list_resource_templates()]))
     print("  prompts:", ", ".join([prompt.name for prompt in await client.list_prompts()]))
-    first = await client.list_tools_page()  # one page, for who wants to turn them by hand
+    first = await client.list_tools_page()  # one page; the methods above return the entries of all pages
     print(f"  the first page has {len(first.tools)} tools; the next: {first.next_cursor}")
 
 
 async def call(client: Client) -> None:
-    """A call, with its value as a type, and its progress"""
+    """A call with progress, and its result as a dataclass"""
     dish = await client.call_tool("cook", {"name": "laksa"}, returns=Dish, on_progress=lambda *step: print(" ", *step))
     print(f"  {dish}")
 
 
-async def follow(client: Client) -> None:
-    """The same beside a block, which iterates over the progress"""
-    async with client.stream_tool("cook", {"name": "salad"}) as following:
-        async for report in following:
+async def iterate_over_progress(client: Client) -> None:
+    """The same call in a block that iterates over its progress"""
+    async with client.stream_tool("cook", {"name": "salad"}) as stream:
+        async for report in stream:
             print(f"  {report.progress:g} of {report.total} {report.message or ''}")
-        result = await following.result()
+        result = await stream.result()
     print(f"  {result.content[0]}")
 
 
-async def come_back(client: Client) -> None:
-    """A call that outlives its request: a task, which another client of the same user may open by its id"""
+async def use_a_task(client: Client) -> None:
+    """A task: a call that outlives its request, and that another client of the same user may open by its id"""
     started = await client.start_task("bake", {"name": "bread"})
-    task = client.open_task(started.id) if started.id else started  # without tasks the call has ended already
+    task = client.open_task(started.id) if started.id else started  # a server without tasks has finished the call
     result = await task.result()
     print(f"  {result.content[0]}")
 
 
-async def extend(client: Client) -> None:
-    """What the protocol does not have: extensions of the server, and a notification of our own"""
+async def use_extensions(client: Client) -> None:
+    """Extensions of the server, and a notification that is not part of the protocol"""
     print(f"  extensions: {', '.join(client.extensions)}; of greetings: {client.extension('com.example/greet')}")
     await client.notify("com.example/knock", {"times": 2})
 
 
-async def give_up(client: Client) -> None:
-    """A timeout is a cancel scope: the handler is cancelled, too"""
-    with trio.CancelScope() as patience:  # or trio.move_on_after(5); this one begins once the soup is on the stove
+async def time_out(client: Client) -> None:
+    """A timeout is a cancel scope, and it cancels the handler in the server"""
+    with trio.CancelScope() as scope:  # or trio.move_on_after(5); this one begins when the handler reports progress
 
-        def wait_a_moment(*step: object) -> None:
-            patience.deadline = trio.current_time() + 0.2
+        def start_timeout(*step: object) -> None:
+            scope.deadline = trio.current_time() + 0.2
 
-        await client.call_tool("simmer", on_progress=wait_a_moment)
-    if client.has_unanswered_cancellations:  # the handler may still be clearing up, which the server does not tell
+        await client.call_tool("simmer", on_progress=start_timeout)
+    if client.has_unanswered_cancellations:  # the server does not report when the cancelled handler has ended
         await trio.lowlevel.checkpoint()
     diary = await client.call_tool("read_diary", returns=list[str])
-    print(f"  given up: {patience.cancelled_caught}; the diary: {', '.join(diary)}")
+    print(f"  given up: {scope.cancelled_caught}; the diary: {', '.join(diary)}")
 
 
-async def fail(client: Client) -> None:
-    """What goes wrong"""
-    result = await client.call_tool("cook", {"name": "stones"})  # the model's mistake: a result, for the model to read
+async def handle_errors(client: Client) -> None:
+    """Errors"""
+    result = await client.call_tool("cook", {"name": "stones"})  # a mistake of the model is a result that it can read
     print(f"  is_error: {result.is_error}, {result.content[0]}")
     try:
         await client.call_tool("cook", {"name": "stones"}, returns=Dish)
@@ -146,7 +146,7 @@ async def fail(client: Client) -> None:
         print(f"  {error.code}: {error}, {error.data}")
 
 
-async def read(client: Client) -> None:
+async def read_resources_and_prompts(client: Client) -> None:
     """Resources, prompts, and completions of their arguments"""
     for uri in (MENU, "recipes://laksa"):
         print(f"  {(await client.read_resource(uri)).contents[0]}")
@@ -155,8 +155,8 @@ async def read(client: Client) -> None:
         print(f"  la... is {list((await client.complete(ref, 'dish', 'la')).values)}")
 
 
-async def be_asked(client: Client) -> None:
-    """Tools that ask: the user by a form, and by a page; the model; the client"""
+async def answer_questions(client: Client) -> None:
+    """Tools that ask the user (with a form, with a page), the model of the client, and the client"""
     for tool in ("reserve", "pay", "invent", "cookbooks"):
         print(f"  {tool}: {(await client.call_tool(tool)).content[0]}")
     await client.set_roots([HERE.parent])
@@ -164,17 +164,17 @@ async def be_asked(client: Client) -> None:
 
 
 async def listen(client: Client) -> None:
-    """What changes, for as long as a block"""
+    """Changes at the server, received during a block"""
     async with client.listen(tools=True, resources=[MENU]) as changes:
         await client.call_tool("put_on_the_menu", {"name": "laksa"})
         change = await anext(changes)
         print(f"  {change.item} has changed: {(await client.read_resource(change.item)).contents[0]}")
 
 
-async def live_elsewhere(client: Client) -> None:
+async def connect_in_a_nursery(client: Client) -> None:
     """A client in a nursery, which any task may close"""
     async with trio.open_nursery() as nursery:
-        with trio.fail_after(60):  # bounds the opening, and nothing else
+        with trio.fail_after(60):  # this timeout ends when the session is open
             other = await connect_client(nursery, KITCHEN, revision=client.revision)
         print(f"  another {other.server['name']}, for other guests")
         nursery.start_soon(other.aclose)
@@ -182,19 +182,19 @@ async def live_elsewhere(client: Client) -> None:
         assert other.closed
 
 
-async def do_by_hand(client: Client) -> None:
-    """Requests as they are written, with something that goes along with this one; ping"""
-    said = await client.request("prompts/list", meta={"com.example/visit": 7})
-    print(f"  {said['prompts']}")
+async def send_raw_requests(client: Client) -> None:
+    """A request by the name of its method, with `_meta` of its own; the log level; ping"""
+    result = await client.request("prompts/list", meta={"com.example/visit": 7})
+    print(f"  {result['prompts']}")
     await client.set_log_level("error")
-    await client.call_tool("cook", {"name": "salad"})  # of which nothing is heard now
-    await client.ping()  # 2026-07-28 has none, and says so
+    await client.call_tool("cook", {"name": "salad"})  # its log message is below this level
+    await client.ping()  # raises an error in 2026-07-28, which has no ping
     print("  there it is")
 
 
 PARTS = (
-    introduce, list_everything, call, follow, come_back, extend, give_up, fail, read, be_asked, listen, live_elsewhere,
-    do_by_hand,
+    show_session, list_everything, call, iterate_over_progress, use_a_task, use_extensions, time_out, handle_errors,
+    read_resources_and_prompts, answer_questions, listen, connect_in_a_nursery, send_raw_requests,
 )  # fmt: skip
 
 

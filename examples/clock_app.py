@@ -1,8 +1,8 @@
-"""A tool with a page: a host that shows pages (MCP Apps) draws a clock, and any other client reads the text.
+"""A tool with a page: a host that shows pages (MCP Apps) draws a clock; other clients get the time as text.
 
 python examples/clock_app.py
 
-The page is one HTML document without any library.  It speaks JSON-RPC with its host by `postMessage`.
+The page is one HTML document without a library.  It sends and receives JSON-RPC messages of the host by `postMessage`.
 """
 
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ class Time:
 
 @clock.tool
 async def time_in(city: str) -> Time:
-    """The time in a city, such as Europe/Oslo."""
+    """The time in a city, for example Europe/Oslo."""
     try:
         return Time(city, f"{datetime.now(ZoneInfo(city)):%H:%M}")
     except (KeyError, ValueError):
@@ -64,7 +64,7 @@ async def time_in(city: str) -> Time:
 
 @clock.tool(visibility=["app"])
 async def refresh(city: str) -> Time:
-    """The time again; the page calls it, and a model does not see it."""
+    """The time again.  The page calls this tool; the model does not see it."""
     return await time_in(city)
 
 

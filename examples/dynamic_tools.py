@@ -1,11 +1,11 @@
-"""Tools that come and go while clients are connected: whoever listens is told that the list has changed.
+"""A server that adds and removes tools at runtime: clients that listen get a notification that the list has changed.
 
 python examples/dynamic_tools.py
 """
 
 from trio_mcp import Server, ToolError, UsageError
 
-MOST_PHRASES = 100
+MAX_PHRASES = 100
 
 server = Server("dynamic-tools", version="1.0")
 phrases: set[str] = set()
@@ -18,11 +18,11 @@ async def learn(name: str, text: str) -> str:
     async def say() -> str:
         return text
 
-    if len(phrases) == MOST_PHRASES:
+    if len(phrases) == MAX_PHRASES:
         raise ToolError("There is no room for another phrase; forget one.")
     try:
         server.tool(name=name, description=f"Say {text!r}")(say)
-    except UsageError as error:  # a name that is taken, or none
+    except UsageError as error:  # the name is taken or invalid
         raise ToolError(str(error)) from None
     phrases.add(name)
     return f"There is a tool {name} now."

@@ -1,8 +1,8 @@
-"""The smallest server that has one of each: a tool, a resource and a prompt, on standard input and output.
+"""A minimal server with a tool, a resource and a prompt, on standard input and output.
 
 python examples/echo.py
 
-That is the command to give to a host.  Any host will do, whichever revision of the protocol it speaks.
+Configure this command in a host.  The server serves hosts of every revision of the protocol.
 """
 
 from trio_mcp import Server

@@ -1,9 +1,9 @@
-"""A Trio program that does its own work, and lets any number of MCP clients look and take part meanwhile.
+"""A Trio program that does its own work and at the same time serves any number of MCP clients.
 
 python examples/embedded.py /tmp/house.sock       # a Unix socket
 python examples/embedded.py 4000                  # or TCP, on this machine
 
-One message a line; `nc -U /tmp/house.sock` is enough to talk to it.  Ctrl-C or SIGTERM ends it.
+Each line is one message, so `nc -U /tmp/house.sock` is a sufficient client.  Ctrl-C or SIGTERM ends the program.
 """
 
 import os
@@ -22,7 +22,7 @@ TEMPERATURE = "house://temperature"
 
 
 class House:
-    """What the program is about; it knows nothing of MCP."""
+    """The program's own work.  It does not depend on MCP."""
 
     def __init__(self) -> None:
         self.degrees = self.wanted = 18.0
@@ -40,7 +40,7 @@ def server_for(house: House) -> Server:
 
     @server.resource(TEMPERATURE, mime_type="text/plain")
     async def temperature() -> str:
-        """How warm it is; subscribe to hear when that changes."""
+        """The temperature of the house.  Subscribe to get its changes."""
         return f"{house.degrees:.1f} °C"
 
     @server.tool
@@ -53,26 +53,26 @@ def server_for(house: House) -> Server:
 
 
 @asynccontextmanager
-async def listening(place: str) -> AsyncGenerator[list[trio.SocketListener], None]:
-    if place.isdecimal():
-        yield await trio.open_tcp_listeners(int(place), host="127.0.0.1")
+async def open_listeners(address: str) -> AsyncGenerator[list[trio.SocketListener], None]:
+    if address.isdecimal():
+        yield await trio.open_tcp_listeners(int(address), host="127.0.0.1")
         return
     socket = trio.socket.socket(trio.socket.AF_UNIX)
-    await socket.bind(place)
+    await socket.bind(address)
     try:
-        os.chmod(place, 0o600)  # who may connect
+        os.chmod(address, 0o600)  # only the owner may connect
         socket.listen()
         yield [trio.SocketListener(socket)]
     finally:
-        os.unlink(place)
+        os.unlink(address)
 
 
-async def main(place: str) -> None:
+async def main(address: str) -> None:
     house = House()
     server = server_for(house)
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        # The connections are tasks of the inner nursery, so that all have ended when the server does.
-        async with listening(place) as listeners, server.running(), trio.open_nursery() as nursery:
+        # The connections are tasks of the inner nursery, so all of them have ended before the server ends.
+        async with open_listeners(address) as listeners, server.running(), trio.open_nursery() as nursery:
             nursery.start_soon(house.heat, partial(server.notify_resource_updated, TEMPERATURE))
             await nursery.start(trio.serve_listeners, partial(serve_stream, server), listeners)
             print("listening on", listeners[0].socket.getsockname(), flush=True)

@@ -1,8 +1,8 @@
-"""Start a server as a host does, and let an old client and a new one call it.
+"""Start a server as a host does, and call it as a client of an older revision and of the newest one.
 
     python examples/first_call.py
 
-Every line that crosses the pipes is shown.  A client would do this for you; here it is done by hand, to be seen.
+It prints every line on the pipes.  `trio_mcp.Client` does all this; this file writes the messages by hand to show them.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Any
 
 SERVER = Path(__file__).parent / "echo.py"
-WHO = {"name": "visitor", "version": "1.0"}
+CLIENT_INFO = {"name": "visitor", "version": "1.0"}
 CALL = {"name": "echo", "arguments": {"message": "Hello, Trio!"}}
 MODERN = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
-    "io.modelcontextprotocol/clientInfo": WHO,
+    "io.modelcontextprotocol/clientInfo": CLIENT_INFO,
     "io.modelcontextprotocol/clientCapabilities": {},
 }
-INITIALIZE = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": WHO}
+INITIALIZE = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": CLIENT_INFO}
 
 
-class Pipes:
-    """A running server, spoken to one line at a time."""
+class ServerProcess:
+    """A running server, with methods that write and read one line at a time."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -55,16 +55,16 @@ class Pipes:
 
 def main() -> None:
     print("A client of 2025-11-25 shakes hands first:")
-    pipes = Pipes()
-    pipes.call("initialize", INITIALIZE)
-    pipes.send(method="notifications/initialized")
-    pipes.call("tools/call", CALL)
-    pipes.end()
+    server = ServerProcess()
+    server.call("initialize", INITIALIZE)
+    server.send(method="notifications/initialized")
+    server.call("tools/call", CALL)
+    server.end()
 
     print("A client of 2026-07-28 says who it is in every request:")
-    pipes = Pipes()
-    pipes.call("tools/call", {**CALL, "_meta": MODERN})
-    pipes.end()
+    server = ServerProcess()
+    server.call("tools/call", {**CALL, "_meta": MODERN})
+    server.end()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A kitchen with one of everything that a server can have; `client.py`, beside it, uses all of it.
+"""A server with an example of each server feature; `client.py`, in the same folder, uses all of them.
 
 python examples/kitchen.py
 """
@@ -29,7 +29,7 @@ class Dish:
 DISHES = {dish.name: dish for dish in (Dish("salad", 10), Dish("laksa", 60, spicy=True), Dish("lasagne", 90))}
 
 
-# Tools: what the model does.
+# Tools: actions for the model.
 
 
 @server.tool(title="Cook a dish", annotations=ToolAnnotations(destructive_hint=False))
@@ -45,25 +45,25 @@ async def cook(name: str, ctx: Context) -> Dish:
 
 @server.tool(task="optional")
 async def bake(name: str) -> str:
-    """Bake something, as a task if the client knows tasks."""
+    """Bake bread or a cake, as a task if the client supports tasks."""
     await trio.sleep(0.1)
     return f"{name} is done"
 
 
 @server.tool
 async def simmer(ctx: Context) -> None:
-    """Keep the soup warm, as long as anybody waits for it."""
+    """Keep the soup warm until the call is cancelled."""
     async with stove:
         try:
             await ctx.progress(0, message="it simmers")
             await trio.sleep_forever()
-        finally:  # whoever waited has cancelled the call, or has gone
+        finally:  # the client has cancelled the call or disconnected
             diary.append("the soup was taken off the stove")
 
 
 @server.tool
 async def read_diary() -> list[str]:
-    """What has happened, once the stove is free."""
+    """The diary of the kitchen, read when the stove is free."""
     async with stove:
         return diary
 
@@ -72,11 +72,11 @@ async def read_diary() -> list[str]:
 async def put_on_the_menu(name: str) -> str:
     """Offer a dish today."""
     menu.append(name)
-    server.notify_resource_updated(MENU)  # whoever listens is told
+    server.notify_resource_updated(MENU)  # for the clients that listen to this resource
     return f"There is {name} today."
 
 
-# Tools that ask: the user, by a form or a page; the client's model; the client itself.
+# Tools that ask the user (with a form or a page), the model of the client, or the client.
 
 
 @dataclass
@@ -97,7 +97,7 @@ async def reserve(ctx: Context) -> str:
 
 @server.tool
 async def pay(ctx: Context) -> str:
-    """Have the guest pay."""
+    """Send the guest to the page of the bank."""
     match await ctx.elicit_url("The bill, please.", "https://bank.example/pay?bill=17"):
         case Accepted():
             return "The guest has gone to pay."
@@ -107,29 +107,29 @@ async def pay(ctx: Context) -> str:
 
 @server.tool
 async def invent(ctx: Context) -> str:
-    """Have the client's model invent a dish."""
+    """Ask the model of the client to invent a dish."""
     answer = await ctx.sample("Name a dish of rice and lime.", max_tokens=20)
     return f"{answer.model} says: {answer.blocks[0]}"
 
 
 @server.tool
 async def cookbooks(ctx: Context) -> list[str]:
-    """The folders that the client lets us look for recipes in."""
+    """The folders with recipes that the client exposes."""
     return [root.uri for root in await ctx.roots()]
 
 
-# Resources: what a model may read.  Prompts: what a user may pick.  Completions: what either may be called.
+# Resources: data for the model.  Prompts: templates for the user.  Completions: values for the arguments of both.
 
 
 @server.resource(MENU, cache=CacheHints(ttl_ms=60_000))
 def todays_menu() -> str:
-    """What there is today."""
+    """The dishes of today."""
     return ", ".join(menu)
 
 
 @server.resource("recipes://{dish}", mime_type="text/markdown")
 def recipe(dish: str) -> str:
-    """How a dish is made."""
+    """The recipe of a dish."""
     if dish not in DISHES:
         raise ResourceNotFound(f"recipes://{dish}")
     return f"# {dish}\n\nIt takes {DISHES[dish].minutes} minutes."
@@ -137,7 +137,7 @@ def recipe(dish: str) -> str:
 
 @server.prompt
 def shopping_list(dish: str, guests: str = "2") -> str:
-    """What to buy."""
+    """A shopping list for a dish."""
     return f"List what {dish} for {guests} takes."
 
 

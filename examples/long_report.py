@@ -1,12 +1,12 @@
 """A report that takes longer than its request: a task with progress, a question and a result.
 
-    python examples/long_report.py                        # all of it, in one process
+    python examples/long_report.py                        # the whole example in one process
     python examples/long_report.py serve                  # a server at http://127.0.0.1:3000/mcp
     python examples/long_report.py begin URL              # begins a report, and prints its id
-    python examples/long_report.py fetch URL ID           # waits for the report, perhaps tomorrow
+    python examples/long_report.py fetch URL ID           # waits for the report, now or a day later
 
-The tasks are in `reports.db`, in the current directory.  If the server is killed and starts again, a report that was at
-work is written again (`replay=True`), and its question is not asked a second time.
+The tasks are in `reports.db`, in the current directory.  If the server is killed and starts again, it calls the
+handlers of unfinished reports again (`replay=True`), and an answered question is not asked a second time.
 """
 
 import sys
@@ -40,31 +40,31 @@ async def report(chapters: int, ctx: Context) -> str:
     return " ".join([*written, f"A {ending} ending."])
 
 
-def user(request: FormElicitationRequest) -> dict[str, str]:
+def answer_form(request: FormElicitationRequest) -> dict[str, str]:
     print("asked:", request.message)
     return {"tone": "cheerful"}
 
 
 async def begin(url: str) -> str:
-    """Begin a report, and leave."""
-    # A task may ask only what the client that began it can answer.
-    async with open_client(url, tasks=True, elicitation=user) as client:
+    """Begin a report and disconnect."""
+    # A task may ask only the questions that the client supports which began it, so `elicitation` is needed here, too.
+    async with open_client(url, tasks=True, elicitation=answer_form) as client:
         task = await client.start_task("report", {"chapters": 3})
         print("begun:", (await task.status()).status.value)
         return task.id
 
 
 async def fetch(url: str, id: str) -> None:
-    """Come back for a report."""
-    async with open_client(url, tasks=True, elicitation=user) as client:
+    """Connect again and wait for the report."""
+    async with open_client(url, tasks=True, elicitation=answer_form) as client:
         print("result:", await client.open_task(id).value(str))
 
 
-async def all_of_it() -> None:
+async def run_all() -> None:
     async with trio.open_nursery() as nursery:
         address = await nursery.start(serve_http, server)
         id = await begin(address.url)
-        await trio.sleep(1)  # meanwhile no client is there
+        await trio.sleep(1)  # no client is connected during this time
         await fetch(address.url, id)
         nursery.cancel_scope.cancel()
 
@@ -78,4 +78,4 @@ if __name__ == "__main__":
         case ["fetch", url, id]:
             trio.run(fetch, url, id)
         case _:
-            trio.run(all_of_it)
+            trio.run(run_all)

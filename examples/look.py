@@ -1,10 +1,10 @@
-"""A client: looks at any server, and calls one of its tools.
+"""A client that shows the entries of any server, and calls one of its tools.
 
     python examples/look.py http://127.0.0.1:3000/mcp
     python examples/look.py python examples/progress.py
     python examples/look.py --call export '{"rows": 5}' python examples/progress.py
 
-Questions of the server are asked at the terminal; leaving a call with Ctrl-C cancels it at the server, too.
+It asks the questions of the server at the terminal.  Ctrl-C during a call cancels the call in the server, too.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ async def fill_in(form: FormElicitationRequest) -> dict[str, object] | None:
     for name, field in form.fields.items():
         choices = ", ".join(value for value, _ in getattr(field, "choices", ()))
         text = f"  {name}{choices and f' ({choices})'} [{values.get(name, '')}]: "
-        said = await trio.to_thread.run_sync(input, text, abandon_on_cancel=True)
-        if said:
-            values[name] = read(said) if isinstance(field, NumberSchema | BooleanSchema | MultiSelectSchema) else said
+        line = await trio.to_thread.run_sync(input, text, abandon_on_cancel=True)
+        if line:
+            values[name] = parse(line) if isinstance(field, NumberSchema | BooleanSchema | MultiSelectSchema) else line
     return values or None
 
 
-def read(said: str) -> object:
-    """5, true or ["a", "b"]; for what is nothing of that kind the form has words of its own."""
+def parse(line: str) -> object:
+    """Parse 5, true or ["a", "b"].  Other text is returned as it is; the client then reports that it does not fit."""
     try:
-        return json.loads(said)
+        return json.loads(line)
     except ValueError:
-        return said
+        return line
 
 
 async def look(client: Client) -> None:
@@ -53,34 +53,34 @@ async def look(client: Client) -> None:
     if "tools" in client.capabilities:
         for tool in await client.list_tools():
             schema = tool.input_schema
-            arguments = taking(schema.get("properties") or (), schema.get("required") or ())
-            print(f"  tool {tool.name}{arguments}{about(tool)}")
+            arguments = signature(schema.get("properties") or (), schema.get("required") or ())
+            print(f"  tool {tool.name}{arguments}{description_of(tool)}")
     if "resources" in client.capabilities:
         for resource in await client.list_resources():
-            print(f"  resource {resource.uri}{about(resource)}")
+            print(f"  resource {resource.uri}{description_of(resource)}")
         for template in await client.list_resource_templates():
-            print(f"  template {template.uri_template}{about(template)}")
+            print(f"  template {template.uri_template}{description_of(template)}")
     if "prompts" in client.capabilities:
         for prompt in await client.list_prompts():
             given = [each for each in prompt.arguments or () if isinstance(each, PromptArgument)]
-            needed = [each.name for each in given if each.required]
-            print(f"  prompt {prompt.name}{taking([each.name for each in given], needed)}{about(prompt)}")
+            required = [each.name for each in given if each.required]
+            print(f"  prompt {prompt.name}{signature([each.name for each in given], required)}{description_of(prompt)}")
 
 
-def taking(names: Iterable[str], needed: Collection[str]) -> str:
-    return f"({', '.join(name if name in needed else f'{name}?' for name in names)})"
+def signature(names: Iterable[str], required: Collection[str]) -> str:
+    return f"({', '.join(name if name in required else f'{name}?' for name in names)})"
 
 
-def about(each: Tool | Resource | ResourceTemplate | Prompt) -> str:
-    text = each.description or each.title
+def description_of(entry: Tool | Resource | ResourceTemplate | Prompt) -> str:
+    text = entry.description or entry.title
     return f": {text}" if text else ""
 
 
 async def call(client: Client, name: str, arguments: dict[str, object]) -> None:
-    async with client.stream_tool(name, arguments) as following:
-        async for report in following:
+    async with client.stream_tool(name, arguments) as stream:
+        async for report in stream:
             print(f"  {report.progress:g} of {report.total or '?'} {report.message or ''}")
-        result: CallToolResult = await following.result()
+        result: CallToolResult = await stream.result()
     print("it has failed:" if result.is_error else "it gave:")
     for block in result.content:
         print(f"  {block.text}" if isinstance(block, TextContent) else f"  {type(block).__name__}")

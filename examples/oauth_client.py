@@ -1,12 +1,12 @@
-"""A client of a server that wants access tokens: its user allows it once, in the browser, and it says what is there.
+"""A client of a server that requires access tokens: the user signs in once in a browser, then it lists the tools.
 
     python examples/oauth_client.py https://mcp.example.com/mcp
-    python examples/oauth_client.py --paste https://mcp.example.com/mcp    # where there is no browser, as over SSH
+    python examples/oauth_client.py --paste https://mcp.example.com/mcp    # without a browser here, as over SSH
 
-What it got is kept in ``~/.trio_mcp_example/tokens.json``, which its owner alone can read: the next time, and for as
-long as the authorization server renews it, nobody is asked.  Delete the file to sign out.
+It stores the tokens in ``~/.trio_mcp_example/tokens.json``, which only the owner can read.  The next run uses them, and
+the user is not asked again as long as the authorization server renews them.  Delete the file to sign out.
 
-To a server on this machine it goes by plain http as well.
+It connects to servers on this machine also over plain http.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ STORE = FileTokenStore("~/.trio_mcp_example/tokens.json")
 
 
 async def paste(url: str) -> str:
-    """The user opens the page elsewhere, and the browser there comes back to nothing: its address has the answer."""
+    """Let the user open the page on another machine, and return the address at which the browser ends.
+
+    The browser cannot load that address, because no program listens there.  The address contains the answer.
+    """
     print(f"Open this page in a browser:\n{url}")
     print("In the end it shows an error. Copy the address of that page to here:", flush=True)
     return await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
@@ -35,7 +38,7 @@ async def main(url: str, pasting: bool) -> None:
             "An example",
             store=STORE,
             visit=paste,
-            redirect_uri="http://127.0.0.1:3999/callback",  # where nobody listens
+            redirect_uri="http://127.0.0.1:3999/callback",  # no program listens there
             http_on_loopback=True,
         )
     else:

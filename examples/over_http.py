@@ -1,9 +1,9 @@
-"""A Trio program that does its own work, and serves MCP over HTTP meanwhile: one URL, for clients of every revision.
+"""A Trio program that does its own work and serves MCP over HTTP: one URL for clients of every revision.
 
     python examples/over_http.py 3000    # http://127.0.0.1:3000/mcp, and WebSockets at ws://127.0.0.1:3000/ws
 
-A script that does nothing but serve ends with ``server.run(http="127.0.0.1:3000")`` and needs no `main`.  Ctrl-C or
-SIGTERM ends this one, and gives the calls that run five seconds.
+A script that only serves calls ``server.run(http="127.0.0.1:3000")`` and needs no `main`.  Ctrl-C or SIGTERM ends this
+program; running calls get five seconds to finish.
 """
 
 import signal
@@ -21,7 +21,7 @@ heart = {"beats": 0}
 
 
 async def beat() -> None:
-    """The program's own work, which knows nothing of its clients."""
+    """The program's own work.  It does not depend on the clients."""
     while True:
         await trio.sleep(0.1)
         heart["beats"] += 1
@@ -30,16 +30,16 @@ async def beat() -> None:
 
 @server.resource(BEATS, mime_type="text/plain")
 async def beats() -> str:
-    """How often it has beaten."""
+    """The number of beats."""
     return str(heart["beats"])
 
 
 @server.tool
 async def count(beats: Annotated[int, Field(ge=1, le=1000)], ctx: Context) -> str:
-    """Wait for so many beats."""
+    """Wait for this number of beats."""
     first = heart["beats"]
     while (counted := heart["beats"] - first) < beats:
-        await ctx.progress(counted, beats)  # each of these leaves at once, as an event of the response
+        await ctx.progress(counted, beats)  # sent at once, as an event of the response
         await trio.sleep(0.1)
     return f"{beats} beats"
 

@@ -1,8 +1,8 @@
-"""Work that takes long: it reports progress, and when the client cancels it, nothing of it is left behind.
+"""Tools that run for a long time: they report progress, and clean up when the client cancels them.
 
 python examples/progress.py FOLDER
 
-Cancelling is Trio's: the handler is cancelled at the line where it waits, and its `finally` runs.
+Cancellation is that of Trio: it reaches the handler at the `await` where it waits, and its `finally` blocks run.
 """
 
 import secrets
@@ -31,15 +31,15 @@ async def export(rows: Rows, ctx: Context) -> str:
                 await ctx.progress(row, rows, f"row {row}")
         part.rename(target)
     finally:
-        part.unlink(missing_ok=True)  # no `await` here: in a cancelled task, that would be cancelled, too
+        part.unlink(missing_ok=True)  # without `await`, because an `await` in a cancelled task is cancelled, too
     return f"{target} has {rows} rows"
 
 
 @server.tool(abandon_on_cancel=False)
 def count_primes(below: Rows, ctx: Context) -> int:
     """Count the primes below a number."""
-    # A thread is not cancelled before it talks to Trio; `abandon_on_cancel=False` has the call wait for that, and end
-    # with it.
+    # A thread notices a cancellation only when it calls into Trio.  With `abandon_on_cancel=False` a cancelled call
+    # waits until the thread has done so and has ended.
     found = 0
     for number in range(2, below):
         found += all(number % divisor for divisor in range(2, int(number**0.5) + 1))

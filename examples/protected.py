@@ -1,11 +1,11 @@
-"""A server by HTTP whose clients get their tokens from an OAuth authorization server; every user has notes of his own.
+"""A server over HTTP for clients with tokens of an OAuth authorization server; each user has their own notes.
 
     pip install 'trio_mcp[oauth]'
     RESOURCE=https://mcp.example.com/mcp ISSUER=https://auth.example.com python examples/protected.py 127.0.0.1:3000
 
-`RESOURCE` is the URL under which clients know this server, behind a proxy that has TLS; `ISSUER` is who gives out the
-tokens, as JWTs with the scopes `notes:read` and `notes:write`, and publishes its keys.  A client without a token is
-told where to get one; one that may only read is told, when it wants to write, which scope that takes.
+`RESOURCE` is the URL of this server for its clients, at a proxy with TLS.  `ISSUER` is the authorization server: it
+publishes its keys, and issues JWTs with the scopes `notes:read` and `notes:write`.  The error for a client without a
+token says where to get one.  The error for a client that writes without `notes:write` names that scope.
 """
 
 import os
@@ -40,7 +40,7 @@ if __name__ == "__main__":
         verify=JwksVerifier(f"{ISSUER}/jwks.json", issuer=ISSUER, audience=RESOURCE, http_on_loopback=True),
         resource=RESOURCE,
         authorization_servers=[ISSUER],
-        scopes=["notes:read"],  # for every request; `write` needs one more
+        scopes=["notes:read"],  # for every request; `write` needs another one
         implies={"notes:write": ["notes:read"]},
     )
     server.run(http=sys.argv[1])

@@ -1,8 +1,8 @@
-"""A SQLite database for a model to look into, and not to touch: its schema as a resource, and a tool that queries.
+"""A server that lets a model read a SQLite database: the schema is a resource, and a tool runs queries.
 
 python examples/sqlite_explorer.py DATABASE
 
-Shows plain functions, which run in worker threads; structured results; errors that the model reads and can mend.
+It shows plain functions, which run in worker threads; structured results; errors that the model can correct.
 """
 
 import math
@@ -18,9 +18,9 @@ from typing import Annotated
 from trio_mcp import Field, Server, ToolError
 from trio_mcp.types import ToolAnnotations
 
-SECONDS = 5.0
-LONGEST_TEXT = 10_000
-LARGEST_VALUE = 10_000_000  # that SQLite may make while it works: hex(zeroblob(1000000000)) is a short query
+SECONDS = 5.0  # for each query
+MAX_TEXT = 10_000  # characters of a value in the result
+MAX_VALUE = 10_000_000  # bytes of a value in SQLite's memory: hex(zeroblob(1000000000)) is a short query
 READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
 
 Value = str | int | float | None
@@ -36,15 +36,15 @@ class Rows:
 @contextmanager
 def opened(database: Path) -> Generator[sqlite3.Connection, None, None]:
     with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_VALUE)
-        # A thread cannot be cancelled, so whoever cancels the call leaves the query to this: SQLite says "interrupted".
-        end = time.monotonic() + SECONDS
-        connection.set_progress_handler(lambda: time.monotonic() > end, 10_000)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE)
+        # A thread cannot be cancelled, so this limit also ends the query of a cancelled call: "interrupted".
+        deadline = time.monotonic() + SECONDS
+        connection.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
         yield connection
 
 
 def only_reading(action: int, *_about: str | None) -> int:
-    # Read-only as the database is, ATTACH would open another file.
+    # The database is opened read-only, but ATTACH could open another file.
     return sqlite3.SQLITE_OK if action in READING else sqlite3.SQLITE_DENY
 
 
@@ -52,9 +52,9 @@ def shown(value: Value | bytes) -> Value:
     if isinstance(value, bytes):
         return f"({len(value)} bytes)"
     if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # JSON has no such number
-    if isinstance(value, str) and len(value) > LONGEST_TEXT:
-        return value[:LONGEST_TEXT] + "…"
+        return str(value)  # JSON cannot express it
+    if isinstance(value, str) and len(value) > MAX_TEXT:
+        return value[:MAX_TEXT] + "…"
     return value
 
 
@@ -75,9 +75,9 @@ def explorer(database: Path) -> Server:
         """Run one SELECT.
 
         Args:
-            sql: With a ? for every value.
-            parameters: The values, in that order.
-            limit: The most rows to return.
+            sql: The query, with a ? for each value.
+            parameters: The values, in the order of the question marks.
+            limit: The maximum number of rows.
         """
         try:
             with opened(database) as connection:
@@ -86,7 +86,7 @@ def explorer(database: Path) -> Server:
                 rows = [[shown(value) for value in row] for row in cursor.fetchmany(limit)]
                 more = cursor.fetchone() is not None
         except (sqlite3.Error, OverflowError) as error:
-            # The model reads this, and asks better.
+            # The model reads this error and can correct its query.
             raise ToolError(f"SQLite says: {error}") from None
         return Rows([column[0] for column in cursor.description or ()], rows, more)
 

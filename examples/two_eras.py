@@ -1,4 +1,4 @@
-"""A client and a server talking without any I/O: every line that would cross the wire, for one client of each era.
+"""A client and a server that talk without I/O: it prints every line they exchange, for one client of each era.
 
 python examples/two_eras.py
 """

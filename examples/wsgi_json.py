@@ -1,11 +1,11 @@
-"""An MCP server by WSGI: JSON only, no sessions, each POST for itself.  Threads, and neither Trio nor any event loop.
+"""An MCP server behind WSGI: JSON responses, no sessions, each POST alone.  It uses threads, not Trio or an event loop.
 
     python examples/wsgi_json.py 3000                 # wsgiref, on this machine: http://127.0.0.1:3000/mcp
-    gunicorn --chdir examples wsgi_json:application   # any WSGI server will do, with any number of processes
+    gunicorn --chdir examples wsgi_json:application   # or any other WSGI server, with any number of processes
 
-The core decides: which paths and methods there are, who may ask, what is refused and how, what each revision is told.
-Left are the five steps marked below.  Such a server asks its clients nothing and reports nothing on the way, for a JSON
-answer has no room for that; for everything else there is `trio_mcp.Server`.
+The core checks paths, methods, hosts and origins, decides how a request is refused, and writes the response of each
+revision.  This file has the five steps marked below.  This server cannot ask its clients or report progress, because a
+JSON response has no room for other messages.  `trio_mcp.Server` has these features.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
 OFFER = Offer({"name": "wsgi-example", "version": "1.0"}, {"tools": {}}, instructions="Echo texts, divide numbers.")
-POLICY = HttpPolicy(sessions=False, json_only=True)  # allowed_hosts=["mcp.example.com"] to be reached from elsewhere
+POLICY = HttpPolicy(sessions=False, json_only=True)  # allowed_hosts=["mcp.example.com"] to serve other machines
 
 
 def echo(arguments: dict[str, Any]) -> str:
@@ -42,7 +42,7 @@ def echo(arguments: dict[str, Any]) -> str:
 
 
 def divide(arguments: dict[str, Any]) -> str:
-    """Trusts its arguments, so that a failure nobody thought of can be seen: it costs its own call only."""
+    """Divide without a check of the arguments, to show that an unexpected exception fails this call only."""
     return str(arguments["a"] / arguments["b"])
 
 
@@ -64,37 +64,37 @@ def reply_to(environ: WSGIEnvironment) -> Reply:
     if isinstance(head, Reply):
         return head
     length = environ.get("CONTENT_LENGTH") or ""
-    if not length.isdecimal():  # where the body ends, some WSGI servers do not know without it, and would wait for more
+    if not length.isdecimal():  # without a length, a read of the body would wait forever in some WSGI servers
         return refusal(411, Error(None, INVALID_REQUEST, "a message is posted with its Content-Length"), head.cors)
-    # Step 2: read the body, and judge the whole.  This is where a token would be checked: judge(..., principal=...).
+    # Step 2: read the body, and judge the whole request.  Check a token here: judge(..., principal=...).
     request = attrs.evolve(request, body=environ["wsgi.input"].read(int(length)))
     verdict = judge(POLICY, request, screened=head)
     match verdict:
         case Serve():
             return answer(verdict)
-        case Deliver():  # a notification, and nobody who waits for one
+        case Deliver():  # a notification; it is accepted and has no effect here
             return verdict.reply
         case Reply():
             return verdict
-        case _:  # the others are about sessions and streams
+        case _:  # the other verdicts are about sessions and streams
             raise AssertionError(verdict)
 
 
 def answer(verdict: Serve) -> Reply:
     session = verdict.new_session(OFFER, POLICY.limits)  # Step 3: a session that lives as long as this request.
     response = ResponseEncoder(verdict, session)
-    for event in session.receive(verdict.message, now=0.0, about=response):  # Nothing here has a deadline.
+    for event in session.receive(verdict.message, now=0.0, about=response):  # `now` is unused: there are no deadlines
         if isinstance(event, Call):
             try:
                 session.answer(event.request.id, result(event))  # Step 4: serve the requests.
             except RequestError as error:
                 session.refuse(event.request.id, error)
-            except Exception:  # noqa: BLE001  # Its text may hold secrets: it is for our log, not for the client.
+            except Exception:  # noqa: BLE001  # its text may contain secrets, so it goes to the log only
                 traceback.print_exc()
                 session.refuse(event.request.id, RequestError(INTERNAL_ERROR, "the tool failed"))
     for message, _ in session.outgoing():
         response.send(message)
-    part = response.data_to_send()  # Step 5: send the response, which is whole now.
+    part = response.data_to_send()  # Step 5: send the response, which is complete now.
     assert part is not None
     assert part.head is not None
     return Reply(*part.head, part.data)
@@ -115,7 +115,7 @@ def result(call: Call) -> dict[str, Any]:
 
 
 def target_of(environ: WSGIEnvironment) -> str:
-    # PATH_INFO comes without the prefix that the application is mounted under, and with bytes for characters.
+    # PATH_INFO lacks the prefix under which the application is mounted, and each of its characters is one byte.
     path, query = environ.get("PATH_INFO", ""), environ.get("QUERY_STRING", "")
     return quote(path.encode("latin-1")) + (f"?{query}" if query else "")
 
@@ -129,20 +129,20 @@ def headers_of(environ: WSGIEnvironment) -> dict[str, str]:
     return {name: value for name, value in fields.items() if value}  # an absent type or length may be an empty string
 
 
-class Threaded(ThreadingMixIn, WSGIServer):
+class ThreadingServer(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
 
-class Quiet(WSGIRequestHandler):
+class QuietHandler(WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
 
 def main(port: int) -> None:
-    with make_server("127.0.0.1", port, application, server_class=Threaded, handler_class=Quiet) as server:
-        print(f"serving http://127.0.0.1:{server.server_port}/mcp", flush=True)
+    with make_server("127.0.0.1", port, application, server_class=ThreadingServer, handler_class=QuietHandler) as http:
+        print(f"serving http://127.0.0.1:{http.server_port}/mcp", flush=True)
         with suppress(KeyboardInterrupt):
-            server.serve_forever()
+            http.serve_forever()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A server as it is deployed: several processes, probes, metrics, and its settings from the environment.
+"""A server for production: several processes, probes, metrics, and settings from the environment.
 
     MCP_WORKERS=4 python examples/deployment/server.py
 
@@ -22,7 +22,7 @@ async def forecast(city: str) -> str:
 
 
 if __name__ == "__main__":
-    # A worker is named in %(processName)s.
+    # %(processName)s is the name of the worker.
     logging.basicConfig(level="INFO", format="%(asctime)s %(processName)s %(levelname)s %(message)s")
     server.run(
         http=os.environ.get("MCP_ADDRESS", "127.0.0.1:3000"),

@@ -1,20 +1,20 @@
-"""An MCP server whose users sign in at an identity provider that knows nothing of MCP clients.
+"""An MCP server for the users of an identity provider that does not let MCP clients register.
 
-Clients register by themselves, and providers such as those of companies let nobody do that: one application is entered
-by hand there.  So this program is an authorization server of its own for its MCP clients, and towards the provider it
-is that one application.  In this folder's parent:
+MCP clients register themselves.  The identity providers of companies do not allow that: an administrator enters one
+application by hand.  So this program is an authorization server for its MCP clients, and the one application of the
+provider.  Run it in the parent of this folder:
 
     pip install starlette hypercorn
-    PUBLIC_URL=https://notes.example.com ISSUER=https://login.example.com CLIENT_ID=... CLIENT_SECRET=... \
+    PUBLIC_URL=https://notes.example.com ISSUER=https://login.example.com CLIENT_ID=... CLIENT_SECRET=... \\
         python -m oauth_proxy 8000
 
-The provider has to know `PUBLIC_URL` with ``/callback`` after it as a redirect URI.  In this order:
+Register `PUBLIC_URL` followed by ``/callback`` as a redirect URI at the provider.  The modules, in the order to read:
 
-- `upstream`: the provider, as its client sees it
-- `kept` and `wire`: what is remembered, and what comes in and goes out
+- `upstream`: the client of the provider
+- `kept` and `wire`: the stored data; requests and responses
 - `proxy`: the authorization server for MCP clients
-- `notes`: the MCP server, and the application with both
+- `notes`: the MCP server, and the ASGI application with both
 
-docs/oauth.md says in "A proxy before an identity provider" what each check stands against.  Everything is kept in
-memory: after a restart clients register anew and users sign in again.
+docs/oauth.md lists the attack that each check prevents, in "A proxy before an identity provider".  All data is in
+memory: after a restart clients register again and users sign in again.
 """

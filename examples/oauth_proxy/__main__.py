@@ -1,4 +1,4 @@
-"""``python -m oauth_proxy PORT``; see the head of the package."""
+"""The command ``python -m oauth_proxy PORT``; the docstring of the package describes it."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from hypercorn.trio import serve
 
 from . import __doc__ as usage
 from .notes import make_app
-from .upstream import Down, Refused, Upstream
+from .upstream import Refused, Unavailable, Upstream
 
 PUBLIC_URL, ISSUER, CLIENT_ID, CLIENT_SECRET = (
     os.environ.get(name, "") for name in ("PUBLIC_URL", "ISSUER", "CLIENT_ID", "CLIENT_SECRET")
@@ -23,21 +23,21 @@ PUBLIC_URL = PUBLIC_URL.rstrip("/")
 async def main(port: int) -> None:
     try:
         upstream = await Upstream.discover(ISSUER, CLIENT_ID, CLIENT_SECRET, f"{PUBLIC_URL}/callback")
-    except (Refused, Down) as error:
+    except (Refused, Unavailable) as error:
         sys.exit(f"the identity provider cannot be used: {error}")
     app, server = make_app(PUBLIC_URL, upstream)
     config = Config()
     config.bind = [f"127.0.0.1:{port}"]
-    config.errorlog = None  # queries have states and codes in them: there is no access log either
+    config.errorlog = None  # and no access log, because queries contain states and codes
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
 
-        async def asked_to_end() -> None:
+        async def wait_for_shutdown() -> None:
             await anext(signals)
             async with server.draining(5):
                 pass
 
         async with trio.open_nursery() as nursery:
-            serving = partial(serve, app, config, shutdown_trigger=asked_to_end)  # type: ignore[arg-type]
+            serving = partial(serve, app, config, shutdown_trigger=wait_for_shutdown)  # type: ignore[arg-type]
             await nursery.start(serving)
             print("listening for", PUBLIC_URL, flush=True)
 

@@ -1,4 +1,4 @@
-"""What the authorization server keeps, in memory and bounded, and the secrets that lead to it."""
+"""The data that the authorization server stores, in memory and bounded, under hashes of secrets."""
 
 import secrets
 from dataclasses import dataclass, field
@@ -21,13 +21,13 @@ class Client:
     id: str
     name: str
     redirect_uris: tuple[str, ...]
-    method: str
-    secret: bytes = field(repr=False)  # its hash; that of nothing for programs that could not keep one
+    auth_method: str
+    secret: bytes = field(repr=False)  # the hash of the client secret, or of an empty text for a public client
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a client asks the user for."""
+class AuthorizationRequest:
+    """The request of a client for the user's consent; `browser` is the hash of the cookie of the user's browser."""
 
     client: Client
     redirect_uri: str
@@ -39,7 +39,7 @@ class Asked:
 
 @dataclass
 class Grant:
-    """What a user has granted a client.  It ends when either of them, or the provider, says so."""
+    """The consent of a user for a client.  It ends when the client, the user or the provider ends it."""
 
     client_id: str
     user: str
@@ -50,43 +50,46 @@ class Grant:
 
 
 @dataclass
-class Once:
-    """A code or a refresh token.  It is kept when it was used: a second use means that there are two who have it."""
+class SingleUse:
+    """A code or a refresh token.  It stays in the store after its use: a second use shows that it was copied."""
 
     grant: Grant
-    asked: Asked | None = None
+    request: AuthorizationRequest | None = None
     used: bool = False
 
 
 @dataclass(frozen=True)
-class Access:
+class AccessToken:
     grant: Grant
     scopes: tuple[str, ...]
-    until: float
+    expires_at: float
 
 
-class Shelf(Generic[T]):
-    """Things by secrets of which only hashes are kept.  Beyond `most` of them the oldest is lost."""
+class SecretStore(Generic[T]):
+    """Values by secrets that the store generates; it keeps only the hashes of the secrets.
 
-    def __init__(self, seconds: float, most: int = 10_000) -> None:
-        self._seconds, self._most = seconds, most
-        self._held: dict[bytes, tuple[float, T]] = {}
+    A value expires after `seconds`.  If there are more than `max_values`, the store drops the oldest one.
+    """
+
+    def __init__(self, seconds: float, max_values: int = 10_000) -> None:
+        self._seconds, self._max_values = seconds, max_values
+        self._values: dict[bytes, tuple[float, T]] = {}
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._values)
 
-    def add(self, thing: T) -> str:
+    def add(self, value: T) -> str:
         secret = secrets.token_urlsafe(32)
-        self._held[hashed(secret)] = (trio.current_time() + self._seconds, thing)
-        while len(self._held) > self._most or next(iter(self._held.values()))[0] <= trio.current_time():
-            del self._held[next(iter(self._held))]
+        self._values[hashed(secret)] = (trio.current_time() + self._seconds, value)
+        while len(self._values) > self._max_values or next(iter(self._values.values()))[0] <= trio.current_time():
+            del self._values[next(iter(self._values))]
         return secret
 
     def get(self, secret: str) -> T | None:
-        until, thing = self._held.get(hashed(secret), (0.0, None))
-        return thing if until > trio.current_time() else None
+        expires_at, value = self._values.get(hashed(secret), (0.0, None))
+        return value if expires_at > trio.current_time() else None
 
     def take(self, secret: str) -> T | None:
-        thing = self.get(secret)
-        self._held.pop(hashed(secret), None)
-        return thing
+        value = self.get(secret)
+        self._values.pop(hashed(secret), None)
+        return value

@@ -1,4 +1,4 @@
-"""The MCP server that is protected, and the ASGI application in which it stands beside its authorization server."""
+"""The protected MCP server, and the ASGI application with this server and its authorization server."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -10,8 +10,8 @@ from trio_mcp import Context, Server, ToolError
 from trio_mcp.asgi import AsgiApp
 
 from .proxy import Proxy
-from .upstream import Down, Refused, Upstream
-from .wire import Fault, refusal
+from .upstream import Refused, Unavailable, Upstream
+from .wire import OAuthError, error_response
 
 SCOPES = {"notes:read": "read your notes", "notes:write": "write notes in your name"}
 
@@ -33,12 +33,12 @@ def make_server(proxy: Proxy) -> Server:
 
     @server.tool
     async def who_am_i(ctx: Context) -> str:
-        """Who the identity provider says that the user is, now."""
-        try:  # by the provider's token, which belongs to the client's, and which no client sees
+        """Ask the identity provider for the name of the user."""
+        try:  # with the provider's token of this grant, which stays in this program
             return await proxy.user_of(ctx.claims["grant"])
         except Refused:
             raise ToolError("The identity provider does not know you any more; sign in again.") from None
-        except Down:
+        except Unavailable:
             raise ToolError("The identity provider cannot be asked now; try again later.") from None
 
     server.protect(
@@ -62,6 +62,6 @@ def make_app(public_url: str, upstream: Upstream) -> tuple[Starlette, Server]:
             yield
 
     routes = [*proxy.routes(), Mount("/", mcp)]
-    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={Fault: refusal})
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={OAuthError: error_response})
     app.state.proxy = proxy
     return app, server

@@ -1,6 +1,6 @@
-"""The identity provider, as its client sees it: OpenID Connect with a client id that was entered by hand.
+"""The client of the identity provider: OpenID Connect with a client id that an administrator entered by hand.
 
-No token that an MCP client has comes here, and no token from here goes to an MCP client.
+This module never gets the tokens of an MCP client, and an MCP client never gets the tokens of this module.
 """
 
 import json
@@ -14,17 +14,17 @@ from urllib.parse import urlencode, urlsplit
 
 import trio
 
-PATIENCE = 10.0  # seconds for each wait of a request
-MOST = 256 * 1024  # bytes of an answer
-NEEDED = ("authorization_endpoint", "token_endpoint", "userinfo_endpoint")
+TIMEOUT = 10.0  # seconds for each read and write of a request
+MAX_BODY = 256 * 1024  # bytes of a response
+REQUIRED = ("authorization_endpoint", "token_endpoint", "userinfo_endpoint")
 
 
 class Refused(Exception):
-    """The provider does not stand by this user, or this answer, any more."""
+    """The provider has refused a request, or its response is invalid."""
 
 
-class Down(Exception):
-    """The provider cannot be asked now."""
+class Unavailable(Exception):
+    """The provider cannot be reached, or cannot answer now."""
 
 
 @dataclass(frozen=True)
@@ -44,21 +44,24 @@ class Upstream:
 
     @classmethod
     async def discover(cls, issuer: str, client_id: str, client_secret: str, redirect_uri: str) -> "Upstream":
-        """Its metadata has to be its own, or its answers could come from anywhere.  Raises `Refused` and `Down`."""
+        """Fetch the metadata of the provider.  Raises `Refused` and `Unavailable`.
+
+        The `issuer` in the metadata must equal the requested one, or another server could take its place.
+        """
         url = f"{issuer.rstrip('/')}/.well-known/openid-configuration"
-        status, metadata = await _ask("GET", url)
+        status, metadata = await _request("GET", url)
         if status != 200:
             raise Refused(f"there is no metadata at {url} (status {status})")
-        if (itself := metadata.get("issuer")) != issuer:
-            raise Refused(f"the metadata at {url} is that of {itself!r}; the issuer has to be the same, to the letter")
+        if (found := metadata.get("issuer")) != issuer:
+            raise Refused(f"the metadata at {url} is that of {found!r}; the issuer has to be the same, to the letter")
         if "S256" not in metadata.get("code_challenge_methods_supported", ()):
             raise Refused(f"{issuer} does not say that it has PKCE")
-        if lacking := [each for each in NEEDED if not isinstance(metadata.get(each), str)]:
-            raise Refused(f"{issuer} has no {', '.join(lacking)}")
+        if missing := [name for name in REQUIRED if not isinstance(metadata.get(name), str)]:
+            raise Refused(f"{issuer} has no {', '.join(missing)}")
         return cls(issuer, metadata, client_id, client_secret, redirect_uri)
 
-    def page(self, state: str, verifier: str) -> str:
-        """Where the user signs in."""
+    def authorization_url(self, state: str, verifier: str) -> str:
+        """Return the URL of the page at which the user signs in."""
         challenge = urlsafe_b64encode(sha256(verifier.encode()).digest()).rstrip(b"=").decode()
         fields = {
             "response_type": "code",
@@ -72,8 +75,8 @@ class Upstream:
         endpoint = self.metadata["authorization_endpoint"]
         return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(fields)}"
 
-    def has_sent(self, fields: Mapping[str, str]) -> bool:
-        """Whether what the browser brings is its answer, and not that of another server (RFC 9207)."""
+    def is_issuer_of(self, fields: Mapping[str, str]) -> bool:
+        """Whether the parameters of the browser's return are from this provider, not another server (RFC 9207)."""
         promised = self.metadata.get("authorization_response_iss_parameter_supported") is True
         return fields.get("iss", None if promised else self.issuer) == self.issuer
 
@@ -82,30 +85,30 @@ class Upstream:
         return await self._tokens({**fields, "redirect_uri": self.redirect_uri})
 
     async def user(self, tokens: Tokens) -> str:
-        """Who the user is, by a name that stays the same and is nobody else's."""
-        status, said = await _ask("GET", self.metadata["userinfo_endpoint"], token=tokens.access)
-        _check_up(status)
-        user = said.get("sub")
+        """Return the subject identifier of the user, which is unique and never changes."""
+        status, userinfo = await _request("GET", self.metadata["userinfo_endpoint"], token=tokens.access)
+        _check_available(status)
+        user = userinfo.get("sub")
         if status != 200 or not isinstance(user, str) or not user:
             raise Refused(f"the provider does not say who the user is ({status})")
         return user
 
-    async def renewed(self, tokens: Tokens) -> Tokens:
-        """Tokens that are good now.  Raises `Refused` when the user has lost, or withdrawn, what was granted."""
+    async def renew(self, tokens: Tokens) -> Tokens:
+        """Return valid tokens.  Raises `Refused` if the grant has ended at the provider."""
         if tokens.refresh is None:
-            await self.user(tokens)  # which says at least that they are good
+            await self.user(tokens)  # checks at least that the access token is valid
             return tokens
         new = await self._tokens({"grant_type": "refresh_token", "refresh_token": tokens.refresh})
         return new if new.refresh else Tokens(new.access, tokens.refresh)
 
     async def revoke(self, tokens: Tokens) -> None:
         if endpoint := self.metadata.get("revocation_endpoint"):
-            await _ask("POST", endpoint, self._authenticated({"token": tokens.refresh or tokens.access}))
+            await _request("POST", endpoint, self._authenticated({"token": tokens.refresh or tokens.access}))
 
     async def _tokens(self, fields: Mapping[str, str]) -> Tokens:
-        status, said = await _ask("POST", self.metadata["token_endpoint"], self._authenticated(fields))
-        access, refresh = said.get("access_token"), said.get("refresh_token")
-        _check_up(status)
+        status, answer = await _request("POST", self.metadata["token_endpoint"], self._authenticated(fields))
+        access, refresh = answer.get("access_token"), answer.get("refresh_token")
+        _check_available(status)
         if status != 200 or not isinstance(access, str) or not isinstance(refresh, str | None):
             raise Refused(f"the provider gives no tokens ({status})")
         return Tokens(access, refresh)
@@ -114,26 +117,26 @@ class Upstream:
         return {**fields, "client_id": self.client_id, "client_secret": self.client_secret}
 
 
-def _check_up(status: int) -> None:
+def _check_available(status: int) -> None:
     if status >= 500 or status == 429:
-        raise Down(f"the provider answers {status}")
+        raise Unavailable(f"the provider answers {status}")
 
 
-async def _ask(
+async def _request(
     method: str, url: str, form: Mapping[str, str] | None = None, token: str | None = None
 ) -> tuple[int, dict[str, Any]]:
-    """The status and the JSON of an answer.  No redirect is followed: secrets are for whom they were meant for."""
-    return await trio.to_thread.run_sync(_ask_in_thread, method, url, form, token, abandon_on_cancel=True)
+    """Return the status and the JSON of a response.  Redirects are not followed: they could leak secrets."""
+    return await trio.to_thread.run_sync(_request_in_thread, method, url, form, token, abandon_on_cancel=True)
 
 
-def _ask_in_thread(
+def _request_in_thread(
     method: str, url: str, form: Mapping[str, str] | None, token: str | None
 ) -> tuple[int, dict[str, Any]]:
     parts = urlsplit(url)
     if parts.scheme != "https" and parts.hostname not in ("localhost", "127.0.0.1"):
         raise Refused(f"{url} is not https")
-    connection = (HTTPSConnection if parts.scheme == "https" else HTTPConnection)(parts.netloc, timeout=PATIENCE)
-    target = parts._replace(scheme="", netloc="", fragment="").geturl() or "/"  # some tell their tenants by a query
+    connection = (HTTPSConnection if parts.scheme == "https" else HTTPConnection)(parts.netloc, timeout=TIMEOUT)
+    target = parts._replace(scheme="", netloc="", fragment="").geturl() or "/"  # with the query: it may name a tenant
     headers = {"Accept": "application/json"}
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"
@@ -141,12 +144,12 @@ def _ask_in_thread(
         headers["Content-Type"] = "application/x-www-form-urlencoded"
     try:
         connection.request(method, target, None if form is None else urlencode(form), headers)
-        answer = connection.getresponse()
-        said = json.loads(answer.read(MOST) or b"{}")
+        response = connection.getresponse()
+        content = json.loads(response.read(MAX_BODY) or b"{}")
     except (OSError, HTTPException) as error:
-        raise Down(f"the provider cannot be reached at {parts.netloc}: {type(error).__name__}") from error
+        raise Unavailable(f"the provider cannot be reached at {parts.netloc}: {type(error).__name__}") from error
     except (ValueError, RecursionError):
-        said = None
+        content = None
     finally:
         connection.close()
-    return answer.status, said if isinstance(said, dict) else {}
+    return response.status, content if isinstance(content, dict) else {}

@@ -19,10 +19,13 @@ PROGRESS, KITCHEN = ([sys.executable, str(ROOT / "examples" / f"{name}.py")] for
     ("words", "said", "status"),
     [
         (PROGRESS, ["progress 1.0, in 2026-07-28", "tool export(rows): Write a table"], 0),
-        (KITCHEN, ["tool cook(name): Cook a dish", "resource menu://today: What there is today."], 0),
+        (KITCHEN, ["tool cook(name): Cook a dish", "resource menu://today: The dishes of today."], 0),
         (
             KITCHEN,
-            ["template recipes://{dish}: How a dish is made.", "prompt shopping_list(dish, guests?): What to buy."],
+            [
+                "template recipes://{dish}: The recipe of a dish.",
+                "prompt shopping_list(dish, guests?): A shopping list for a dish.",
+            ],
             0,
         ),
         ([], ["python examples/look.py http://"], 1),

@@ -265,7 +265,7 @@ async def test_what_cannot_be_registered(said: Any, error: str, mock_clock: Mock
 
 
 async def test_what_is_sent_and_kept_is_bounded(mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oauth_proxy.proxy.CLIENTS", 2)
+    monkeypatch.setattr("oauth_proxy.proxy.MAX_CLIENTS", 2)
     async with house() as here:
         refused(await here.web.send("POST", "/register", {}, b" " * 100_000), "invalid_request", 413)
         first, *_, last = [await here.register() for _ in range(3)]
@@ -276,7 +276,7 @@ async def test_what_is_sent_and_kept_is_bounded(mock_clock: MockClock, monkeypat
 
 def test_a_shelf_keeps_no_secret_nothing_for_long_and_not_much(mock_clock: MockClock) -> None:
     async def main() -> None:
-        shelf = kept.Shelf(10.0, most=2)
+        shelf = kept.SecretStore(10.0, max_values=2)
         secrets = [shelf.add(number) for number in range(3)]
         assert [shelf.get(each) for each in secrets] == [None, 1, 2]
         assert not [each for each in secrets if each in repr(vars(shelf))]
@@ -352,7 +352,7 @@ async def test_a_user_who_denies_is_believed(mock_clock: MockClock) -> None:
     async with house() as here:
         answer = await here.agree(await here.ask(await here.register()), "deny")
         assert returned(answer) == {"error": "access_denied"}
-        assert not here.proxy.states._held
+        assert not here.proxy.states._values
 
 
 @req("auth-32", "auth-57")
@@ -520,7 +520,7 @@ async def test_a_code_is_for_what_it_was_given_for(changes: Any, error: str, moc
         client = await here.register()
         fields = {"code": await here.code(client), **changes}
         refused(await here.redeem(client, **fields), error)
-        assert len(here.proxy.accesses) == 0
+        assert len(here.proxy.access_tokens) == 0
 
 
 @req("auth-06", "auth-33")
