@@ -1260,6 +1260,30 @@ async def test_a_session_is_over_when_it_is_known_what_became_of_all_that_was_as
         assert trio.current_time() == 0.5
 
 
+@pytest.mark.parametrize(("second", "ends", "may_have_run"), [(23, 23, False), (30, 24, True)])
+async def test_a_request_to_a_lost_session_may_be_refused_as_slowly_as_the_first(
+    second: float, ends: float, may_have_run: bool, autojump_clock: MockClock
+) -> None:
+    """The first refusal comes at 20 s, after four seconds; the link waits as long for the second."""
+
+    async def play(asked: Asked, out: Out) -> None:
+        await trio.sleep_until({"first": 20, "second": second}[asked.message["params"]["name"]])
+        await out.reply(404)
+
+    async with script(legacy(play)) as server, linked(server.connect, [D]) as bench:
+
+        async def call(name: str, at: float) -> None:
+            await trio.sleep_until(at)
+            failed = await failing(bench, "tools/call", {"name": name})
+            assert isinstance(failed, SessionLost)
+            assert failed.request_may_have_run is (name == "second" and may_have_run)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call, "first", 16)
+            nursery.start_soon(call, "second", 19)
+        assert trio.current_time() == ends
+
+
 async def test_what_was_not_sent_to_a_lost_session_has_not_run(autojump_clock: MockClock) -> None:
     async def play(asked: Asked, out: Out) -> None:
         if asked.what == "notifications/initialized":

@@ -575,3 +575,9 @@ def test_a_relay_may_show_the_question_of_another_call_in_a_task() -> None:
     played = play(Plan(8233621, "websocket", E, (Program(moves),), line, faults, behind="sse", behind_era=D))
     assert set(played.fired) == {"kill"}
     assert played.violations == ()
+
+
+def test_all_requests_to_an_ended_session_on_a_slow_line_are_repeated_in_a_new_one() -> None:
+    moves = Move("fetch", 45.0, patience=0.795), Move("errand", 45.0, 44), Move("task", 2.0)
+    line = Line(chunk=4096, window=24576, delay=1.5, splits=True)
+    assert play(Plan(8401993, "json", D, (Program(moves),), line)).violations == ()

@@ -68,7 +68,7 @@ CLOSED_HERE = "the connection was closed by this side"
 _LAST_CANCELLATIONS = 1.0  # seconds for the last cancellations of a session
 _DELETE_TIMEOUT = 2.0  # seconds for its DELETE, which follows them
 _ANSWER_TASKS = 32  # answers that are sent at once, each on a connection
-_GONE_SECONDS = 1.0  # seconds for other requests to a lost session to be refused, too
+_GONE_SECONDS = 1.0  # seconds, at least, for other requests to a lost session to be refused, too
 
 # The most streams of cancelled calls that are still read, and the limits of each in seconds: without a message about
 # another request, and in all.  Each is a connection, which the server may keep open because it does not answer
@@ -156,6 +156,7 @@ class HttpLink(ClientSession):
         self._changed = trio.lowlevel.ParkingLot()  # woken when a stream begins or a message is done
         self._closed = False
         self._session_gone = False  # the server has forgotten the session
+        self._reply_seconds = 0.0  # the time that the newest reply took to begin
 
     # Transport
 
@@ -275,7 +276,9 @@ class HttpLink(ClientSession):
         """Send a message and return its verdict, or None if the verdict was handled already."""
         message = exchange.message
         pending = self._pending.get(message.id) if isinstance(message, Request) else None
+        start = trio.current_time()
         verdict, exchange, reply = await self._sender.send(exchange, () if pending is None else pending.headers)
+        self._reply_seconds = trio.current_time() - start
         if not isinstance(verdict, rules.Streaming):
             return verdict
         stream = _ResumedStream(exchange, rules.StreamResumption(exchange.revision), flight)
@@ -420,8 +423,8 @@ class HttpLink(ClientSession):
     def _handle_session_gone(self, id: Id | None) -> None:
         """http-58: the server has forgotten the session.
 
-        Other requests in flight probably get the same reply soon, which proves that they have not run.  Requests with a
-        response stream may have run.
+        Other requests in flight probably get the same reply as soon as this one did, which proves that they have not
+        run.  Requests with a response stream may have run.
         """
         first, self._session_gone, self._sender.session_id = not self._session_gone, True, None
         if id is not None:
@@ -433,9 +436,10 @@ class HttpLink(ClientSession):
         if all(each.streaming for each in self._in_flight.values()):
             self._close(SessionLost(True))
         elif first:
+            seconds = max(_GONE_SECONDS, min(self._reply_seconds, ACKNOWLEDGE_TIMEOUT))
 
             async def end() -> None:
-                with trio.move_on_after(_GONE_SECONDS):
+                with trio.move_on_after(seconds):
                     while not all(each.streaming for each in self._in_flight.values()):
                         await self._changed.park()
                 self._close(SessionLost(True))
@@ -514,7 +518,9 @@ class HttpLink(ClientSession):
                     if stream.keep_alives.timeout < math.inf:
                         # Servers without keep-alives may send the response head only with the first event.
                         scope.deadline = trio.current_time() + max(stream.keep_alives.timeout, ACKNOWLEDGE_TIMEOUT)
+                    start = trio.current_time()
                     verdict, _, reply = await self._sender.send(get)
+                    self._reply_seconds = trio.current_time() - start
                     scope.deadline = math.inf
                     if isinstance(verdict, rules.Streaming):
                         if (stream.attempts > 1 or reply.replayed) and not stream.resumption.last_event_id:
