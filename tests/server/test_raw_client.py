@@ -1,6 +1,6 @@
-"""The tools of the other tests: that they pass what is right, and fail where they must.
+"""The helpers of the other tests: they accept correct servers and find each kind of fault.
 
-Most servers here are stand-ins that know just enough to be wrong in one way.
+Most servers here are stand-ins: functions that write a few lines and break one rule.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from tests.server.raw_client import (
 from trio_mcp.core import TextContent
 from trio_mcp.server import Context, Server, serve_stream
 
-Say = Callable[[Any], bytes]
+Reply = Callable[[Any], bytes]
 Ask = Callable[[Any, Any], Awaitable[None]]
 
 
@@ -80,8 +80,8 @@ def handshake(message: Any) -> bytes:
     return result(message["id"], protocolVersion=message["params"]["protocolVersion"], capabilities={}, serverInfo=info)
 
 
-def saying(say: Say) -> Any:
-    """Serves one client: it says what `say` makes of each request but the opening."""
+def replying_with(reply: Reply) -> Any:
+    """Serve one client: do the handshake, and send `reply(id)` for each other request."""
 
     async def serve(_: Any, stream: trio.abc.Stream) -> None:
         async with contextlib.aclosing(lines_of(stream)) as messages:
@@ -89,7 +89,7 @@ def saying(say: Say) -> Any:
                 if message["method"] == "initialize":
                     await stream.send_all(handshake(message))
                 elif "id" in message:
-                    await stream.send_all(say(message["id"]))
+                    await stream.send_all(reply(message["id"]))
 
     return serve
 
@@ -97,7 +97,7 @@ def saying(say: Say) -> Any:
 TEXT = {"content": [{"type": "text", "text": "hi"}]}
 
 
-# The client, and a server that is right.
+# The client with a correct server.
 
 
 def shop(**options: Any) -> Server:
@@ -156,7 +156,7 @@ async def test_one_body_runs_in_every_revision(
 
 
 @every_revision
-async def test_changes_are_heard_the_same_way_in_every_revision(revision: str, autojump_clock: MockClock) -> None:
+async def test_changes_arrive_the_same_way_in_every_revision(revision: str, autojump_clock: MockClock) -> None:
     server = shop()
     async with connected(server, revision) as wire:
         listening = await wire.subscribe(tools=True, uris=["stock://apples"])
@@ -175,7 +175,7 @@ async def test_changes_are_heard_the_same_way_in_every_revision(revision: str, a
 
 
 @every_revision
-async def test_a_call_can_be_left_and_cancelled(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_call_can_be_abandoned_and_cancelled(revision: str, autojump_clock: MockClock) -> None:
     async with connected(shop(), revision) as wire:
         id = await wire.start("tools/call", {"name": "wait"}, id="mine")
         with trio.move_on_after(5) as scope:
@@ -203,7 +203,7 @@ async def test_a_question_may_be_answered_with_an_error(revision: str, autojump_
     async with connected(shop(), revision) as wire:
         wire.answers["sampling/createMessage"] = lambda params: ErrorResponse(-1, "no")
         order = {"name": "order", "arguments": {"what": "figs"}}
-        if revision == LATEST:  # there is no such thing there: the call is left
+        if revision == LATEST:  # it has no error answers: `call` raises
             with pytest.raises(ErrorResponse, match="no"):
                 await wire.call("tools/call", order)
         else:
@@ -223,7 +223,7 @@ async def test_rounds_may_be_run_by_hand(revision: str, autojump_clock: MockCloc
 
 
 @modern
-async def test_a_handler_that_waits_may_outlive_its_connection_in_a_run_that_goes_on(
+async def test_a_waiting_handler_may_outlive_its_connection_in_a_shared_run(
     revision: str, autojump_clock: MockClock
 ) -> None:
     server = shop()
@@ -234,7 +234,7 @@ async def test_a_handler_that_waits_may_outlive_its_connection_in_a_run_that_goe
 
 
 @legacy
-async def test_a_question_that_the_server_takes_back_is_not_answered(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_request_that_the_server_cancels_is_not_answered(revision: str, autojump_clock: MockClock) -> None:
     async with connected(shop(), revision) as wire:
 
         async def think(params: Any) -> None:
@@ -246,7 +246,7 @@ async def test_a_question_that_the_server_takes_back_is_not_answered(revision: s
         assert len(wire.asked) == 1
         await wire.cancel(id)
         await wire.note(CANCELLED)
-        # Were it still being answered, the end of the stream would have to wait for it.
+        # If the client still answered it, the end of the stream would have to wait for the answer.
 
 
 @req("stdio-20")
@@ -262,7 +262,7 @@ async def test_batches_go_both_ways(revision: str, autojump_clock: MockClock) ->
 
 @req("stdio-02", "stdio-19")
 @pytest.mark.parametrize("revision", [name for name in REVISION_NAMES if name != "2025-03-26"])
-async def test_a_line_is_one_message_where_there_are_no_batches(revision: str, autojump_clock: MockClock) -> None:
+async def test_each_line_is_one_message_in_revisions_without_batches(revision: str, autojump_clock: MockClock) -> None:
     async with connected(shop(), revision, answers={"sampling/createMessage": sampled("a\r\nlot of")}) as wire:
         before = len(wire.lines)
         ids = [await wire.start("tools/list") for _ in range(3)]
@@ -286,14 +286,14 @@ async def test_an_error_that_names_no_request_is_kept(revision: str, autojump_cl
 async def test_a_client_may_stop_reading(autojump_clock: MockClock) -> None:
     async with connected(shop(), "2025-11-25", streams=one_byte_pipe) as wire:
         heard = len(wire.lines)
-        with wire.deaf():
+        with wire.not_reading():
             id = await wire.start("ping")
             await trio.sleep(10)
             assert (len(wire.lines), wire.answered(id)) == (heard, False)
         assert (await wire.response(id))["result"] == {}
 
 
-async def test_what_a_test_raises_leaves_the_connection_as_it_is(autojump_clock: MockClock) -> None:
+async def test_an_exception_of_the_block_is_raised_unchanged(autojump_clock: MockClock) -> None:
     mine = KeyError("mine")
     with pytest.raises(KeyError) as caught:
         async with connected(shop(), LATEST):
@@ -307,7 +307,7 @@ def test_the_revisions_of_a_test_may_be_chosen() -> None:
     assert chosen == [names[3:], names[:2], names[:4], names[4:], names]
 
 
-# Servers that are wrong.
+# Servers that break a rule.
 
 ACK = {"method": "notifications/subscriptions/acknowledged"}
 TAG = {"_meta": {"io.modelcontextprotocol/subscriptionId": 1}}
@@ -319,7 +319,7 @@ def note(method: str, **params: Any) -> bytes:
 
 
 ANY = "2025-11-25"
-WRONG: list[tuple[str, str, str, Say]] = [
+VIOLATIONS: list[tuple[str, str, str, Reply]] = [
     ("nonsense", ANY, "no JSON", lambda id: b"hello\n"),
     ("an empty line", ANY, "no JSON", lambda id: b"\n"),
     ("bytes that are no UTF-8", ANY, "no JSON", lambda id: b'"\xff"\n'),
@@ -327,19 +327,19 @@ WRONG: list[tuple[str, str, str, Say]] = [
     ("a carriage return", ANY, "carriage return", lambda id: result(id, **TEXT).replace(b"\n", b"\r\n")),
     ("NaN", ANY, "NaN is no JSON", lambda id: result(id, **TEXT, x=float("nan"))),
     ("a key twice", ANY, "a key twice", lambda id: result(id, **TEXT).replace(b'"id"', b'"id": 1, "id"')),
-    ("no object", ANY, "no message", lambda id: b"7\n"),
+    ("not an object", ANY, "no message", lambda id: b"7\n"),
     ("another version", ANY, "no message", lambda id: result(id, **TEXT).replace(b'"2.0"', b'"1.0"')),
     ("an array", ANY, "an array", lambda id: b"[" + result(id, **TEXT).strip() + b"]\n"),
     ("an empty array", "2025-03-26", "an array", lambda id: b"[]\n"),
-    ("both outcomes", ANY, "neither", lambda id: line(id=id, result={}, error={"code": 1, "message": ""})),
+    ("a result and an error", ANY, "neither", lambda id: line(id=id, result={}, error={"code": 1, "message": ""})),
     ("two answers", ANY, "nothing that waits", lambda id: result(id, **TEXT) * 2),
-    ("an answer to nobody", ANY, "nothing that waits", lambda id: result(99, **TEXT)),
+    ("an answer to an unknown id", ANY, "nothing that waits", lambda id: result(99, **TEXT)),
     ("an answer to an id of another type", ANY, "nothing that waits", lambda id: result(str(id), **TEXT)),
     ("a result without an id", ANY, "neither", lambda id: line(result={})),
     ("a result with null for an id", ANY, "without an id", lambda id: result(None)),
-    ("a result that is none", ANY, "no CallToolResult", lambda id: result(id, content="hi")),
-    ("an error that is none", ANY, "no JSONRPCErrorResponse", lambda id: line(id=id, error={"code": "x"})),
-    ("an old error that is none", "2024-11-05", "no JSONRPCError,", lambda id: line(id=id, error={"code": "x"})),
+    ("an invalid result", ANY, "no CallToolResult", lambda id: result(id, content="hi")),
+    ("an invalid error", ANY, "no JSONRPCErrorResponse", lambda id: line(id=id, error={"code": "x"})),
+    ("an invalid error in 2024-11-05", "2024-11-05", "no JSONRPCError,", lambda id: line(id=id, error={"code": "x"})),
     ("a modern result without its type", LATEST, "no CallToolResult", lambda id: result(id, **TEXT)),
     ("a modern request", LATEST, "a request by the server", lambda id: line(id=1, method="ping")),
     (
@@ -352,28 +352,35 @@ WRONG: list[tuple[str, str, str, Say]] = [
     ("an unknown notification", ANY, "no such notification", lambda id: note("weather", sun=1)),
     ("a bad notification", ANY, "no LoggingMessage", lambda id: note("message", level="loud", data=1)),
     ("a client's notification", ANY, "no such notification", lambda id: note("initialized")),
-    ("progress of nothing", ANY, "nothing that runs", lambda id: note("progress", progressToken="q", progress=1)),
-    ("progress at the same place", ANY, "rise", lambda id: 2 * note("progress", progressToken="p", progress=1)),
     (
-        "progress after the end",
+        "progress with an unknown token",
+        ANY,
+        "nothing that runs",
+        lambda id: note("progress", progressToken="q", progress=1),
+    ),
+    ("progress that does not increase", ANY, "rise", lambda id: 2 * note("progress", progressToken="p", progress=1)),
+    (
+        "progress after the response",
         ANY,
         "nothing that runs",
         lambda id: result(id, **TEXT) + note("progress", progressToken="p", progress=1),
     ),
-    ("a modern log unasked", LATEST, "no request asked", lambda id: note("message", level="info", data=1)),
-    ("a change on no subscription", LATEST, "on no sub", lambda id: note("tools/list_changed")),
+    ("a log that no request asked for", LATEST, "no request asked", lambda id: note("message", level="info", data=1)),
+    ("a change without a subscription", LATEST, "on no sub", lambda id: note("tools/list_changed")),
     ("a change tagged with a call", LATEST, "on no sub", lambda id: note("tools/list_changed", **TAG)),
-    ("an acknowledgement of nothing", LATEST, "on no sub", lambda id: line(**ACK, params={**TAG, "notifications": {}})),
+    ("an acknowledgement of a call", LATEST, "on no sub", lambda id: line(**ACK, params={**TAG, "notifications": {}})),
     ("a tag in an old revision", ANY, "no such thing", lambda id: note("tools/list_changed", **TAG)),
 ]
 
 
-@pytest.mark.parametrize(("revision", "why", "say"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG])
-async def test_what_breaks_a_rule_is_found(
-    revision: str, why: str, say: Say, shared_schemas: Any, autojump_clock: MockClock
+@pytest.mark.parametrize(
+    ("revision", "why", "reply"), [row[1:] for row in VIOLATIONS], ids=[row[0] for row in VIOLATIONS]
+)
+async def test_a_message_that_breaks_a_rule_is_found(
+    revision: str, why: str, reply: Reply, shared_schemas: Any, autojump_clock: MockClock
 ) -> None:
     async def talk() -> None:
-        async with connected(None, revision, serve=saying(say)) as wire:
+        async with connected(None, revision, serve=replying_with(reply)) as wire:
             await wire.exchange("tools/call", {"name": "x"}, progress="p")
             await trio.sleep(1)
 
@@ -381,7 +388,7 @@ async def test_what_breaks_a_rule_is_found(
         await talk()
 
 
-LISTENING: list[tuple[str, str, Say]] = [
+SUBSCRIPTION_VIOLATIONS: list[tuple[str, str, Reply]] = [
     ("a change before the acknowledgement", "before the ack", lambda id: note("tools/list_changed", **TAG)),
     (
         "more than was asked for",
@@ -394,7 +401,7 @@ LISTENING: list[tuple[str, str, Say]] = [
         lambda id: line(**ACK, params={**TAG, "notifications": {"resourceSubscriptions": ["x://b"]}}),
     ),
     (
-        "what was not promised",
+        "a change that was not promised",
         "not promised",
         lambda id: line(**ACK, params={**TAG, "notifications": {}}) + note("tools/list_changed", **TAG),
     ),
@@ -403,10 +410,14 @@ LISTENING: list[tuple[str, str, Say]] = [
 ]
 
 
-@pytest.mark.parametrize(("why", "say"), [row[1:] for row in LISTENING], ids=[row[0] for row in LISTENING])
-async def test_what_breaks_a_rule_of_subscriptions_is_found(why: str, say: Say, autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize(
+    ("why", "reply"), [row[1:] for row in SUBSCRIPTION_VIOLATIONS], ids=[row[0] for row in SUBSCRIPTION_VIOLATIONS]
+)
+async def test_a_message_that_breaks_a_rule_of_subscriptions_is_found(
+    why: str, reply: Reply, autojump_clock: MockClock
+) -> None:
     async def talk() -> None:
-        async with connected(None, LATEST, serve=saying(say), check=False) as wire:
+        async with connected(None, LATEST, serve=replying_with(reply), check=False) as wire:
             await wire.subscribe(tools=True, uris=["x://a"])
             await trio.sleep(1)
 
@@ -415,34 +426,34 @@ async def test_what_breaks_a_rule_of_subscriptions_is_found(why: str, say: Say, 
 
 
 async def test_a_refused_subscription_raises(autojump_clock: MockClock) -> None:
-    refuse: Say = lambda id: line(id=id, error={"code": -32603, "message": "full"})  # noqa: E731
-    async with connected(None, LATEST, serve=saying(refuse)) as wire:
+    refuse: Reply = lambda id: line(id=id, error={"code": -32603, "message": "full"})  # noqa: E731
+    async with connected(None, LATEST, serve=replying_with(refuse)) as wire:
         with pytest.raises(ErrorResponse, match="full"):
             await wire.subscribe(tools=True)
 
 
-async def test_half_a_line_at_the_end_is_found(autojump_clock: MockClock) -> None:
+async def test_an_incomplete_last_line_is_found(autojump_clock: MockClock) -> None:
     with pytest.raises(ProtocolViolation, match="half a line"):
-        async with connected(None, LATEST, serve=saying(lambda id: result(id, **DONE) + b'{"jsonr')) as wire:
+        async with connected(None, LATEST, serve=replying_with(lambda id: result(id, **DONE) + b'{"jsonr')) as wire:
             await wire.call("tools/call", {"name": "x"})
 
 
-async def test_questions_without_end_are_found(autojump_clock: MockClock) -> None:
-    more: Say = lambda id: result(id, resultType="input_required", requestState="s")  # noqa: E731
-    async with connected(None, LATEST, serve=saying(more)) as wire:
+async def test_endless_rounds_of_a_request_are_found(autojump_clock: MockClock) -> None:
+    more: Reply = lambda id: result(id, resultType="input_required", requestState="s")  # noqa: E731
+    async with connected(None, LATEST, serve=replying_with(more)) as wire:
         with pytest.raises(ProtocolViolation, match="asks for ever"):
             await wire.call("tools/call", {"name": "x"})
 
 
-async def test_a_wait_in_vain_ends(autojump_clock: MockClock) -> None:
-    async with connected(None, LATEST, serve=saying(lambda id: b"")) as wire:
+async def test_a_wait_that_cannot_end_raises_stuck(autojump_clock: MockClock) -> None:
+    async with connected(None, LATEST, serve=replying_with(lambda id: b"")) as wire:
         with pytest.raises(Stuck, match=r"in vain for the response to 1(.|\n)*the server: "):
             await wire.call("tools/call", {"name": "x"})
         with pytest.raises(Stuck, match="notifications/progress"):
             await wire.note(PROGRESS)
 
 
-async def test_a_wait_is_not_in_vain_while_a_thread_works(autojump_clock: MockClock) -> None:
+async def test_a_wait_goes_on_while_a_thread_works(autojump_clock: MockClock) -> None:
     release = threading.Event()
 
     async def serve(_: Any, stream: trio.abc.Stream) -> None:
@@ -460,7 +471,7 @@ async def test_a_wait_is_not_in_vain_while_a_thread_works(autojump_clock: MockCl
         assert await wire.call("tools/call", {"name": "x"}) == DONE
 
 
-async def test_waiting_for_a_server_that_has_gone_ends_at_once(autojump_clock: MockClock) -> None:
+async def test_a_wait_for_a_server_that_has_ended_fails_at_once(autojump_clock: MockClock) -> None:
     async def serve(_: Any, stream: trio.abc.Stream) -> None:
         await stream.receive_some()
 
@@ -500,13 +511,13 @@ async def test_a_task_that_outlives_its_connection_is_found(system: bool, autoju
                 with scope:
                     await trio.sleep_forever()
 
-            spawn(sleep, name="a task that nobody owns")
+            spawn(sleep, name="a task without an owner")
             return scope
 
         scopes: list[trio.CancelScope] = []
         with pytest.raises(AssertionError, match="tasks were left"):
             async with connected(None, LATEST, serve=serve):
-                outer.start_soon(trio.sleep_forever, name="a task of the test, which is its own business")
+                outer.start_soon(trio.sleep_forever, name="a task of the test itself")
         for scope in scopes:
             scope.cancel()
         outer.cancel_scope.cancel()
@@ -516,7 +527,7 @@ async def test_a_task_that_outlives_its_connection_is_found(system: bool, autoju
 
 
 @pytest.mark.parametrize("capacity", [70_000, float("inf")])
-async def test_the_pipes_are_streams_as_trio_has_them(capacity: float) -> None:
+async def test_the_pipes_pass_the_stream_checks_of_trio(capacity: float) -> None:
     async def make() -> tuple[PipeEnd, PipeEnd]:
         return pipe_pair(capacity)
 
@@ -529,7 +540,7 @@ async def test_the_pipes_are_streams_as_trio_has_them(capacity: float) -> None:
     await check_half_closeable_stream(make, clogged)
 
 
-async def test_a_cancelled_send_leaves_what_had_room(autojump_clock: MockClock) -> None:
+async def test_a_cancelled_send_leaves_the_bytes_that_had_room(autojump_clock: MockClock) -> None:
     left, right = pipe_pair(3)
     with trio.move_on_after(1) as scope:
         await left.send_all(b"abcde")
@@ -539,34 +550,34 @@ async def test_a_cancelled_send_leaves_what_had_room(autojump_clock: MockClock) 
     assert right.heard == b"abc"
 
 
-# Cancelling everywhere.
+# Cancellation at each step.
 
 Echo = Callable[[trio.abc.Stream, bytes], Awaitable[None]]
 
 
 async def shielded(stream: trio.abc.Stream, data: bytes) -> None:
-    """Finishes the line that it has begun."""
+    """Finish a line that has begun."""
     await trio.lowlevel.checkpoint()
     with trio.CancelScope(shield=True):
         await stream.send_all(data)
 
 
-async def careless(stream: trio.abc.Stream, data: bytes) -> None:
+async def unshielded(stream: trio.abc.Stream, data: bytes) -> None:
     await stream.send_all(data)
 
 
-async def with_a_task(stream: trio.abc.Stream, data: bytes) -> None:
+async def leave_a_task(stream: trio.abc.Stream, data: bytes) -> None:
     try:
         await shielded(stream, data)
     except trio.Cancelled:
-        trio.lowlevel.spawn_system_task(trio.sleep_forever, name="a task that nobody owns")
+        trio.lowlevel.spawn_system_task(trio.sleep_forever, name="a task without an owner")
         raise
 
 
 pipes: list[int] = []
 
 
-async def with_a_file(stream: trio.abc.Stream, data: bytes) -> None:
+async def leave_a_file(stream: trio.abc.Stream, data: bytes) -> None:
     ends = os.pipe()
     try:
         await shielded(stream, data)
@@ -578,7 +589,7 @@ async def with_a_file(stream: trio.abc.Stream, data: bytes) -> None:
 
 
 def scenario_of(write: Echo, streams: Callable[[], Any]) -> Callable[[Attempt], Awaitable[None]]:
-    """A server whose writing is cancelled, and which ends the stream then."""
+    """A scenario in which the writing of a server is cancelled, and the server then closes the stream."""
 
     async def scenario(attempt: Attempt) -> None:
         async def serve(_: Any, stream: trio.abc.Stream) -> None:
@@ -611,7 +622,7 @@ async def serve_and_close(serve: Any, stream: trio.abc.Stream) -> None:
 
 
 @pytest.mark.parametrize("watch", ["small server", any_task], ids=["its own steps", "all steps"])
-@pytest.mark.parametrize("streams", [unlimited_pipe, lambda: pipe_pair(16)], ids=["wide", "narrow"])
+@pytest.mark.parametrize("streams", [unlimited_pipe, lambda: pipe_pair(16)], ids=["unlimited", "16 bytes"])
 def test_a_server_that_finishes_its_lines_passes(streams: Callable[[], Any], watch: Any) -> None:
     heard: set[int] = set()
     scenario = scenario_of(shielded, streams)
@@ -622,20 +633,20 @@ def test_a_server_that_finishes_its_lines_passes(streams: Callable[[], Any], wat
 
 @pytest.mark.parametrize(
     ("write", "why"),
-    [(careless, "a part of a line"), (with_a_task, "tasks were left"), (with_a_file, "file descriptors were left")],
+    [(unshielded, "a part of a line"), (leave_a_task, "tasks were left"), (leave_a_file, "file descriptors were left")],
 )
-def test_what_a_cancellation_leaves_behind_is_found(write: Echo, why: str) -> None:
-    if write is with_a_file and not os.path.isdir("/proc/self/fd"):
-        pytest.skip("the system does not tell which files are open")
+def test_leftovers_of_a_cancellation_are_found(write: Echo, why: str) -> None:
+    if write is leave_a_file and not os.path.isdir("/proc/self/fd"):
+        pytest.skip("the system does not list the open files")
     with pytest.raises(Leak, match=why) as caught:
         cancel_at_each_step(scenario_of(write, lambda: pipe_pair(16)), watch=any_task)
-    assert re.match(r"with the deed at step \d+, .*: .*test_wire.py:\d+ ", caught.value.__notes__[0])
+    assert re.match(r"with the action at step \d+, .*: .*test_raw_client.py:\d+ ", caught.value.__notes__[0])
     while pipes:
         os.close(pipes.pop())
 
 
 def test_a_cut_line_may_be_allowed() -> None:
-    assert cancel_at_each_step(scenario_of(careless, lambda: pipe_pair(16)), watch=any_task, may_cut=True) > 20
+    assert cancel_at_each_step(scenario_of(unshielded, lambda: pipe_pair(16)), watch=any_task, may_cut=True) > 20
 
 
 def test_a_line_that_is_no_message_is_found() -> None:
@@ -649,7 +660,9 @@ def test_a_line_that_is_no_message_is_found() -> None:
 def test_a_thread_that_is_left_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
     offset = iter(range(0, 10**6, 10))
-    monkeypatch.setattr(time, "monotonic", lambda: float(next(offset)))  # it gives threads some real seconds to end
+    monkeypatch.setattr(
+        time, "monotonic", lambda: float(next(offset))
+    )  # the harness waits some real seconds for threads
 
     async def scenario(attempt: Attempt) -> None:
         with attempt.window():
@@ -675,7 +688,7 @@ def test_a_scenario_that_does_not_end_is_found(shield: bool) -> None:
         cancel_at_each_step(scenario, watch=any_task)
 
 
-def test_a_check_of_the_scenario_s_own_is_heard() -> None:
+def test_a_failed_assertion_of_the_scenario_is_reported() -> None:
     async def scenario(attempt: Attempt) -> None:
         with attempt.window():
             await trio.lowlevel.checkpoint()
@@ -684,15 +697,17 @@ def test_a_check_of_the_scenario_s_own_is_heard() -> None:
 
     with pytest.raises(AssertionError, match="it did not go well") as caught:
         cancel_at_each_step(scenario, watch="the scenario")
-    assert caught.value.__notes__[0].startswith("with the deed at step 2, the scenario: ")
+    assert caught.value.__notes__[0].startswith("with the action at step 2, the scenario: ")
 
 
 @pytest.mark.parametrize(
-    ("watch", "why"), [("nobody", "no step of nobody"), (any_task, "opened no window")], ids=["a name", "no window"]
+    ("watch", "why"),
+    [("an absent task", "no step of an absent task"), (any_task, "opened no window")],
+    ids=["a name", "no window"],
 )
-def test_a_harness_that_tries_nothing_says_so(watch: Any, why: str) -> None:
+def test_a_harness_that_cancels_nothing_fails(watch: Any, why: str) -> None:
     async def scenario(attempt: Attempt) -> None:
-        if watch == "nobody":
+        if watch == "an absent task":
             with attempt.window():
                 await trio.lowlevel.checkpoint()
 
@@ -700,18 +715,18 @@ def test_a_harness_that_tries_nothing_says_so(watch: Any, why: str) -> None:
         cancel_at_each_step(scenario, watch=watch)
 
 
-def test_a_scenario_has_an_end() -> None:
+def test_the_number_of_steps_is_limited() -> None:
     async def scenario(attempt: Attempt) -> None:
         with attempt.window():
             for _ in range(10):
                 await trio.lowlevel.checkpoint()
 
-    with pytest.raises(AssertionError, match="not at an end after 5"):
+    with pytest.raises(AssertionError, match="not at its end after 5"):
         cancel_at_each_step(scenario, watch=any_task, most=5)
     assert cancel_at_each_step(scenario, watch=any_task, most=5, only=3) == 1
 
 
-def test_another_deed_may_be_done() -> None:
+def test_a_window_may_have_another_action() -> None:
     async def scenario(attempt: Attempt) -> None:
         send, receive = trio.open_memory_channel[int](1)
         with attempt.window(lambda: send.send_nowait(attempt.n)), trio.move_on_after(10):
@@ -723,13 +738,13 @@ def test_another_deed_may_be_done() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_a_deed_that_fails_is_heard(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_action_that_fails_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(attempt: Attempt) -> None:
         with attempt.window(lambda: [][0] if attempt.n else None):
             await trio.lowlevel.checkpoint()
             await trio.lowlevel.checkpoint()
 
-    with pytest.raises(AssertionError, match="the deed failed"):
+    with pytest.raises(AssertionError, match="the action failed"):
         cancel_at_each_step(scenario, watch=any_task)
     assert "IndexError" in caplog.text
 
@@ -745,22 +760,22 @@ def test_steps_are_the_same_in_every_run() -> None:
     assert len(set(places[0])) > 4
 
 
-# The server itself, cancelled everywhere.  `little` has room for less than a line.
+# The server itself, cancelled at each step.  `small_pipe` has room for less than a line.
 
 ERAS = pytest.mark.parametrize("revision", ["2025-11-25", LATEST])
 ANSWERS = {"sampling/createMessage": sampled("two")}
 ORDER = {"name": "order", "arguments": {"what": "figs"}}
 
 
-def little() -> tuple[PipeEnd, PipeEnd]:
+def small_pipe() -> tuple[PipeEnd, PipeEnd]:
     return pipe_pair(40)
 
 
-STREAMS = pytest.mark.parametrize("streams", [unlimited_pipe, little])
+STREAMS = pytest.mark.parametrize("streams", [unlimited_pipe, small_pipe])
 
 
-async def works(server: Server, wire: RawClient) -> None:
-    """The link goes on, and nothing is kept of what was before."""
+async def check_link(server: Server, wire: RawClient) -> None:
+    """The link still works, and the server keeps no state of earlier requests."""
     assert (await wire.call("tools/list"))["tools"]
     await trio.sleep(1000)  # longer than a handler waits for a retry
     kept = server.statistics()
@@ -787,10 +802,10 @@ def test_a_handler_may_be_interrupted_anywhere(revision: str, streams: Callable[
         async with connected(server, revision, streams=made, answers=ANSWERS, log_level="info") as wire:
             found = await wire.call("tools/call", {"name": "interrupted"}, progress="p")
             assert found["content"][0]["text"] == "over"
-            await works(server, wire)
+            await check_link(server, wire)
 
     own = cancel_at_each_step(scenario, watch="tools/call interrupted")
-    assert cancel_at_each_step(scenario, watch=any_task) > own > 2  # reports in a row may share one turn
+    assert cancel_at_each_step(scenario, watch=any_task) > own > 2  # several reports may share one step
 
 
 @pytest.mark.full
@@ -807,28 +822,29 @@ def test_the_client_may_cancel_a_call_anywhere(revision: str, streams: Callable[
             with attempt.window(lambda: wire.post(cancel)), trio.move_on_after(10):
                 await wire.send(first)
                 await wire.response(first["id"])
-            await works(server, wire)
+            await check_link(server, wire)
 
     assert cancel_at_each_step(scenario, watch=any_task) > 20
 
 
-async def talk_until_it_ends(attempt: Attempt, server: Server, revision: str, **options: Any) -> None:
-    """A client that wants much at once, and may find the server going or gone at any time; it reads to the end."""
+async def use_until_the_end(attempt: Attempt, server: Server, revision: str, **options: Any) -> None:
+    """A client that sends several requests at the same time.  The server may end at any time; the client reads to the
+    end."""
 
-    async def attend(what: Callable[[], Awaitable[Any]]) -> None:
+    async def ignore_the_end(request: Callable[[], Awaitable[Any]]) -> None:
         try:
-            await what()
+            await request()
         except (ProtocolViolation, ErrorResponse) as error:
             gone = isinstance(error, ErrorResponse) or "the server ended before" in str(error)
             if not gone or not attempt.fired:
                 raise
 
     async with connected(server, revision, answers=ANSWERS, log_level="info", opened=False, **options) as wire:
-        await attend(wire.open)
+        await ignore_the_end(wire.open)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(attend, lambda: listen(server, wire))
-            nursery.start_soon(attend, lambda: wire.call("tools/list"))
-            nursery.start_soon(attend, lambda: wire.call("tools/call", ORDER, progress="p"))
+            nursery.start_soon(ignore_the_end, lambda: listen(server, wire))
+            nursery.start_soon(ignore_the_end, lambda: wire.call("tools/list"))
+            nursery.start_soon(ignore_the_end, lambda: wire.call("tools/call", ORDER, progress="p"))
     kept = server.statistics()
     assert (kept.connections, kept.running, kept.listeners) == (0, 0, 0)
 
@@ -851,14 +867,14 @@ def test_serving_may_be_cancelled_anywhere(revision: str, streams: Callable[[], 
 
         server = shop()
         async with server.running() if shared else contextlib.nullcontext():
-            await talk_until_it_ends(attempt, server, revision, streams=attempt.streams(streams), serve=serve)
+            await use_until_the_end(attempt, server, revision, streams=attempt.streams(streams), serve=serve)
 
     assert cancel_at_each_step(scenario, watch=any_task) > 20
 
 
 @pytest.mark.full
 @modern
-def test_serving_may_be_cancelled_while_an_answer_arrives_in_whatever_order(revision: str) -> None:
+def test_serving_may_be_cancelled_in_any_order_of_the_woken_tasks(revision: str) -> None:
     async def scenario(attempt: Attempt) -> None:
         async def serve(server: Server, stream: trio.abc.Stream) -> None:
             with attempt.window():
@@ -868,7 +884,7 @@ def test_serving_may_be_cancelled_while_an_answer_arrives_in_whatever_order(revi
             with contextlib.suppress(ProtocolViolation, ErrorResponse):
                 await wire.call("tools/call", ORDER)
 
-    # The handler that waits, its client's next request and the one who reads that are all woken at once.
+    # Three tasks wake at the same time: the waiting handler, the client's next request, and the reader of it.
     assert all(cancel_at_each_step(scenario, watch=any_task, seed=seed) > 20 for seed in range(10))
 
 
@@ -879,7 +895,7 @@ def test_the_link_may_be_lost_anywhere(revision: str, streams: Callable[[], Any]
     async def scenario(attempt: Attempt) -> None:
         ours, theirs = streams()
         with attempt.window(ours.close):
-            await talk_until_it_ends(attempt, shop(), revision, streams=lambda: (ours, theirs))
+            await use_until_the_end(attempt, shop(), revision, streams=lambda: (ours, theirs))
 
     assert cancel_at_each_step(scenario, watch=any_task) > 20
 
@@ -891,12 +907,12 @@ def test_draining_may_begin_anywhere(revision: str, streams: Callable[[], Any]) 
     async def scenario(attempt: Attempt) -> None:
         drain = trio.Event()
         with attempt.window(drain.set):
-            await talk_until_it_ends(attempt, shop(), revision, streams=attempt.streams(streams), drain=drain)
+            await use_until_the_end(attempt, shop(), revision, streams=attempt.streams(streams), drain=drain)
 
     assert cancel_at_each_step(scenario, watch=any_task) > 20
 
 
-def test_a_group_of_one_is_taken_off_as_often_as_there_is_one() -> None:
+def test_nested_groups_of_one_exception_are_removed() -> None:
     mine = KeyError()
     with pytest.raises(KeyError) as caught, unwrapped():
         raise ExceptionGroup("outer", [ExceptionGroup("inner", [mine])])
@@ -905,7 +921,7 @@ def test_a_group_of_one_is_taken_off_as_often_as_there_is_one() -> None:
         raise ExceptionGroup("two", [mine, KeyError()])
 
 
-def test_a_wire_says_what_a_client_can_do() -> None:
+def test_a_client_declares_the_capabilities_of_its_revision() -> None:
     stream, _ = one_byte_pipe()
     assert RawClient(stream, "2024-11-05").capabilities.keys() == {"roots", "sampling"}
     assert RawClient(stream, LATEST, capabilities={}).capabilities == {}
