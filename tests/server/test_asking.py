@@ -1,6 +1,7 @@
-"""What handlers ask of the client, straight through, in every revision.
+"""Questions of handlers to the client, from the handler to the wire and back, in every revision.
 
-The same handlers run in all of them; `KINDS` says what there is to ask, since when, and what a client answers.
+The same handlers run in all revisions.  `KINDS` has the kinds of questions, the first revision of each, and the answer
+of the client.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Size:
 
 
 ACCEPTED = {"action": "accept", "content": {"size": 3}}
-SAID: Object = {"role": "assistant", "content": {"type": "text", "text": "six"}, "model": "m"}
+SAMPLED: Object = {"role": "assistant", "content": {"type": "text", "text": "six"}, "model": "m"}
 HOME: Object = {"roots": [{"uri": "file:///home", "name": "home"}]}
 PAGE = "https://shop.example/visit?order=7"
 
@@ -64,15 +65,16 @@ class Kind:
     method: str
     answer: Object
     read: str
-    """The answer as the handler got it."""
+    """A part of the answer as the handler reads it."""
     needs: Object
-    """What a client has to declare; nothing else is declared where that counts."""
+    """The capabilities that a client must declare."""
     bad: Object
-    """An answer that does not fit, and the place that the error names."""
+    """An invalid answer."""
     place: str
+    """The path of the fault, which the error names."""
     since: str = REVISION_NAMES[0]
     instead: Object = field(default_factory=dict)
-    """What a client declares that has everything but this."""
+    """The capabilities of a client that supports all kinds except this one."""
 
     def known(self, revision: str) -> bool:
         return revision >= self.since
@@ -104,7 +106,7 @@ KINDS: Mapping[str, Kind] = {
     "sample": Kind(
         lambda ctx: ctx.sample("Say a number", max_tokens=5),
         "sampling/createMessage",
-        SAID,
+        SAMPLED,
         "text='six'",
         {"sampling": {}},
         {"role": "assistant", "content": {"type": "text"}, "model": "m"},
@@ -122,35 +124,35 @@ KINDS: Mapping[str, Kind] = {
         instead={"sampling": {}, "elicitation": {}},
     ),
 }
-PLACES: Mapping[str, Callable[[str], Object]] = {
+PARAMS: Mapping[str, Callable[[str], Object]] = {
     "tools/call": lambda name: {"name": name},
     "prompts/get": lambda name: {"name": name},
     "resources/read": lambda name: {"uri": f"ask://{name}"},
 }
-kinds = pytest.mark.parametrize("name", KINDS)
-WHERE_THEY_EXIST = [(revision, name) for name in KINDS for revision in REVISION_NAMES if KINDS[name].known(revision)]
-existing = pytest.mark.parametrize(("revision", "name"), WHERE_THEY_EXIST)
-existing_legacy = pytest.mark.parametrize(
-    ("revision", "name"), [each for each in WHERE_THEY_EXIST if each[0] != LATEST]
+each_kind = pytest.mark.parametrize("name", KINDS)
+EXISTING = [(revision, name) for name in KINDS for revision in REVISION_NAMES if KINDS[name].known(revision)]
+each_existing_kind = pytest.mark.parametrize(("revision", "name"), EXISTING)
+each_existing_legacy_kind = pytest.mark.parametrize(
+    ("revision", "name"), [each for each in EXISTING if each[0] != LATEST]
 )
-pages_and_forms = pytest.mark.parametrize(
-    ("revision", "name"), [each for each in WHERE_THEY_EXIST if each[1] in ("form", "url")]
+each_elicitation = pytest.mark.parametrize(
+    ("revision", "name"), [each for each in EXISTING if each[1] in ("form", "url")]
 )
-places = pytest.mark.parametrize("method", PLACES)
+each_method = pytest.mark.parametrize("method", PARAMS)
 
 
-def asking(**options: Any) -> Server:
-    """A server that asks a question of each kind from a tool, a prompt and a resource of that name."""
+def asking_server(**options: Any) -> Server:
+    """A server with a tool, a prompt and a resource for each kind, which ask a question of this kind."""
     server = Server("asking", **options)
     for name, kind in KINDS.items():
-        handler = _asks(kind.ask)
+        handler = _handler_that_asks(kind.ask)
         server.tool(name=name, structured=False)(handler)
         server.prompt(name=name)(handler)
         server.resource(f"ask://{name}", name=name)(handler)
     return server
 
 
-def _asks(ask: Callable[[Context], Awaitable[object]]) -> Callable[[Context], Awaitable[str]]:
+def _handler_that_asks(ask: Callable[[Context], Awaitable[object]]) -> Callable[[Context], Awaitable[str]]:
     async def handler(ctx: Context) -> str:
         return repr(await ask(ctx))
 
@@ -168,7 +170,7 @@ IT = {"name": "it"}
 
 
 def text_of(result: Object) -> str:
-    """What a result says, whatever it is the result of."""
+    """The text of a result, of any of the three methods."""
     if "messages" in result:
         result = {"content": [result["messages"][0]["content"]]}
     (content,) = result.get("content") or result["contents"]
@@ -176,8 +178,8 @@ def text_of(result: Object) -> str:
     return content["text"]
 
 
-async def told(wire: RawClient, method: str, params: Object) -> str:
-    """The failure of a call, as a client reads it: by an error, or by a tool result that is one."""
+async def failure_text(wire: RawClient, method: str, params: Object) -> str:
+    """The failure of a call as a client sees it: an error response, or a tool result with `isError`."""
     try:
         result = await wire.call(method, params)
     except ErrorResponse as error:
@@ -186,7 +188,7 @@ async def told(wire: RawClient, method: str, params: Object) -> str:
     return text_of(result)
 
 
-def failure(method: str) -> str:
+def error_prefix(method: str) -> str:
     return "" if method == "tools/call" else "-32603 "
 
 
@@ -196,38 +198,38 @@ def failure(method: str) -> str:
 @pytest.mark.contract(name=("form", "sample", "roots"))
 @req("mrtr-01", "mrtr-03", "mrtr-06", "mrtr-12", "elic-47")
 @every_revision
-@places
-@kinds
-async def test_a_handler_asks_in_one_line_and_gets_what_the_client_answers(
+@each_method
+@each_kind
+async def test_a_handler_asks_in_one_line_and_gets_the_answer(
     revision: str, method: str, name: str, autojump_clock: MockClock
 ) -> None:
     kind = KINDS[name]
-    async with connected(asking(), revision, answers={kind.method: lambda params: kind.answer}) as wire:
+    async with connected(asking_server(), revision, answers={kind.method: lambda params: kind.answer}) as wire:
         if kind.known(revision):
-            assert kind.read in text_of(await wire.call(method, PLACES[method](name)))
+            assert kind.read in text_of(await wire.call(method, PARAMS[method](name)))
             assert [asked for asked, _ in wire.asked] == [kind.method]
         else:
-            assert f"does not exist in {revision}" in await told(wire, method, PLACES[method](name))
+            assert f"does not exist in {revision}" in await failure_text(wire, method, PARAMS[method](name))
             assert not wire.asked
 
 
 @pytest.mark.contract
 @req("mrtr-13", "meta-16", "elic-12", "root-11")
-@existing
-@places
-async def test_a_client_that_cannot_be_asked_is_told_what_it_lacks(
+@each_existing_kind
+@each_method
+async def test_a_client_without_the_capability_gets_an_error_that_names_it(
     revision: str, method: str, name: str, autojump_clock: MockClock
 ) -> None:
     kind = KINDS[name]
-    async with connected(asking(), revision, capabilities=kind.instead) as wire:
+    async with connected(asking_server(), revision, capabilities=kind.instead) as wire:
         if revision == LATEST:
             with pytest.raises(ErrorResponse) as caught:
-                await wire.call(method, PLACES[method](name))
+                await wire.call(method, PARAMS[method](name))
             assert (caught.value.code, caught.value.data) == (-32021, {"requiredCapabilities": kind.needs})
         else:
             lacks = ".".join(("elicitation", *kind.needs.get("elicitation", ()))) if "elic" in kind.method else name
-            assert "client capability" in (said := await told(wire, method, PLACES[method](name)))
-            assert said.startswith(failure(method))
+            assert "client capability" in (said := await failure_text(wire, method, PARAMS[method](name)))
+            assert said.startswith(error_prefix(method))
             assert lacks.split(".")[0] in said
         assert not wire.asked
         assert not [message for message in wire.messages if "method" in message]
@@ -235,7 +237,7 @@ async def test_a_client_that_cannot_be_asked_is_told_what_it_lacks(
 
 @pytest.mark.parametrize("name", ["form", "sample", "roots"])
 @every_revision
-async def test_a_handler_can_do_without_a_client_that_cannot_be_asked(
+async def test_a_handler_may_catch_the_error_of_a_missing_capability(
     revision: str, name: str, autojump_clock: MockClock
 ) -> None:
     async def it(ctx: Context) -> str:
@@ -253,9 +255,9 @@ async def test_a_handler_can_do_without_a_client_that_cannot_be_asked(
 
 
 @pytest.mark.contract
-@existing_legacy
-@places
-async def test_an_error_of_the_client_is_raised_where_it_was_asked(
+@each_existing_legacy_kind
+@each_method
+async def test_an_error_of_the_client_is_raised_in_the_handler(
     revision: str, method: str, name: str, autojump_clock: MockClock
 ) -> None:
     kind = KINDS[name]
@@ -268,7 +270,7 @@ async def test_an_error_of_the_client_is_raised_where_it_was_asked(
             caught.append((error.code, error.message, error.data))
         return "went on"
 
-    server = asking()
+    server = asking_server()
     server.tool(it)
 
     def refuse(params: Object) -> Object:
@@ -277,32 +279,32 @@ async def test_an_error_of_the_client_is_raised_where_it_was_asked(
     async with connected(server, revision, answers={kind.method: refuse}) as wire:
         assert text_of(await wire.call("tools/call", IT)) == "went on"
         assert caught == [(-1, "User rejected", {"why": "no"})]
-        # Who does not catch it fails, and not with the client's own code, which would say something of the call.
-        said = await told(wire, method, PLACES[method](name))
-        assert said.startswith(failure(method))
+        # A handler that does not catch it fails.  The client's code is not passed on: it is not about the call.
+        said = await failure_text(wire, method, PARAMS[method](name))
+        assert said.startswith(error_prefix(method))
         assert "User rejected" in said
 
 
 @req("elic-08", "elic-45", "samp-07", "mrtr-22", "mrtr-23")
-@existing
-async def test_an_answer_that_does_not_fit_is_refused_by_its_place(
+@each_existing_kind
+async def test_an_invalid_answer_is_refused_with_the_path_of_the_fault(
     revision: str, name: str, autojump_clock: MockClock
 ) -> None:
     kind = KINDS[name]
-    server = asking()
+    server = asking_server()
     answers = iter([kind.bad, kind.answer])
     async with connected(server, revision, answers={kind.method: lambda params: next(answers)}) as wire:
-        said = await told(wire, "tools/call", {"name": name})
+        said = await failure_text(wire, "tools/call", {"name": name})
         assert kind.place in said
         assert "three" not in said
         assert "perhaps" not in said
         assert said.startswith(f"-32602 inputResponses['{name}']") is (revision == LATEST)
-        assert server.statistics().parked == (revision == LATEST)  # it can be mended
+        assert server.statistics().parked == (revision == LATEST)  # a retry with a valid answer is possible
 
 
 @req("mrtr-22", "mrtr-24")
-@existing
-async def test_what_a_client_answers_before_it_is_asked_saves_the_round(
+@each_existing_kind
+async def test_an_answer_before_the_question_saves_the_round(
     revision: str, name: str, autojump_clock: MockClock
 ) -> None:
     kind, asked = KINDS[name], []
@@ -312,20 +314,21 @@ async def test_what_a_client_answers_before_it_is_asked_saves_the_round(
         return kind.answer
 
     early = {"name": name, "inputResponses": {name: kind.answer, "unasked": {"action": "accept"}}}
-    async with connected(asking(), revision, answers={kind.method: answer}) as wire:
+    async with connected(asking_server(), revision, answers={kind.method: answer}) as wire:
         assert kind.read in text_of(await wire.call("tools/call", early))
-        # A page is agreed to by whoever has seen where it is, and who is asked by requests gives no other answers.
+        # Consent to a page counts only after the user has seen its URL.  In the legacy revisions answers are only
+        # responses to requests.
         assert len(asked) == (revision != LATEST or name == "url")
 
 
 @req("mrtr-22", "mrtr-25")
 @modern
-@pytest.mark.parametrize("early", [None, 7, {"form": 7}, {"form": None}, {"model": SAID}])
-async def test_what_is_no_answer_to_the_question_is_asked_for(
+@pytest.mark.parametrize("early", [None, 7, {"form": 7}, {"form": None}, {"model": SAMPLED}])
+async def test_a_question_with_an_unusable_early_answer_is_asked(
     revision: str, early: Any, autojump_clock: MockClock
 ) -> None:
     params = {"name": "form", "inputResponses": early}
-    async with connected(asking(), revision, answers={"elicitation/create": lambda params: ACCEPTED}) as wire:
+    async with connected(asking_server(), revision, answers={"elicitation/create": lambda params: ACCEPTED}) as wire:
         assert (await wire.call("tools/call", params, rounds=False))["resultType"] == "input_required"
         assert "size=3" in text_of(await wire.call("tools/call", params))
 
@@ -333,16 +336,14 @@ async def test_what_is_no_answer_to_the_question_is_asked_for(
 @req("mrtr-23")
 @modern
 async def test_an_early_answer_that_does_not_fit_is_refused(revision: str, autojump_clock: MockClock) -> None:
-    async with connected(asking(), revision) as wire:
-        said = await told(wire, "tools/call", {"name": "form", "inputResponses": {"form": KINDS["form"].bad}})
+    async with connected(asking_server(), revision) as wire:
+        said = await failure_text(wire, "tools/call", {"name": "form", "inputResponses": {"form": KINDS["form"].bad}})
         assert said.startswith("-32602 inputResponses['form']: the answer does not fit the form: content/size")
 
 
 @req("mrtr-24")
 @modern
-async def test_what_comes_with_a_retry_answers_nothing_that_is_asked_later(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_answers_in_a_retry_do_not_answer_later_questions(revision: str, autojump_clock: MockClock) -> None:
     async def it(ctx: Context) -> str:
         return f"{await ctx.elicit('Which size?', Size)} {await ctx.elicit('And now?', Size)}"
 
@@ -375,27 +376,27 @@ async def test_an_early_answer_is_kept_while_the_rest_is_asked_for(revision: str
 
 @pytest.mark.contract
 @req("elic-49", "elic-50", "elic-59")
-@pages_and_forms
+@each_elicitation
 @pytest.mark.parametrize(
     ("action", "outcome"), [("accept", "Accepted"), ("decline", "Declined()"), ("cancel", "Dismissed()")]
 )
-async def test_accept_decline_and_cancel_are_three_things(
+async def test_accept_decline_and_cancel_have_different_results(
     revision: str, name: str, action: str, outcome: str, autojump_clock: MockClock
 ) -> None:
     kind = KINDS[name]
-    # What comes with a refusal counts for nothing, whatever it is.
+    # The content of a refusal is ignored, even if it is invalid.
     content = {} if name == "url" else {"content": {"size": 3 if action == "accept" else "no size"}}
     async with connected(
-        asking(), revision, answers={kind.method: lambda params: {"action": action, **content}}
+        asking_server(), revision, answers={kind.method: lambda params: {"action": action, **content}}
     ) as wire:
         assert outcome in text_of(await wire.call("tools/call", {"name": name}))
 
 
 @req("elic-13", "elic-16", "elic-18", "elic-19", "elic-56", "elic-58")
 @since("2025-06-18")
-async def test_what_a_client_is_asked_is_what_its_revision_knows(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_question_has_only_the_fields_of_its_revision(revision: str, autojump_clock: MockClock) -> None:
     answers = {"elicitation/create": lambda params: {"action": "decline"}}
-    async with connected(asking(), revision, answers=answers) as wire:
+    async with connected(asking_server(), revision, answers=answers) as wire:
         await wire.call("tools/call", {"name": "form"})
         (form,) = (params for _, params in wire.asked)
         assert form["message"] == "Which size?"
@@ -422,7 +423,7 @@ async def test_what_a_client_is_asked_is_what_its_revision_knows(revision: str, 
         ({"model_preferences": ModelPreferences()}, None),
     ],
 )
-async def test_a_model_is_asked_only_what_its_client_declared(
+async def test_sampling_uses_only_the_declared_capabilities(
     revision: str, options: Object, lacking: str | None, autojump_clock: MockClock
 ) -> None:
     async def it(ctx: Context) -> str:
@@ -431,7 +432,7 @@ async def test_a_model_is_asked_only_what_its_client_declared(
         except NotDeclared as error:
             return ".".join(error.capability)
 
-    answers = {"sampling/createMessage": lambda params: SAID}
+    answers = {"sampling/createMessage": lambda params: SAMPLED}
     for capabilities in ({"sampling": {}}, {"sampling": {"tools": {}, "context": {}}}):
         full = bool(capabilities["sampling"])
         async with connected(tool(it), revision, capabilities=capabilities, answers=answers) as wire:
@@ -442,23 +443,23 @@ async def test_a_model_is_asked_only_what_its_client_declared(
 
 
 @legacy
-async def test_before_the_handshake_has_ended_a_client_is_asked_nothing_and_told_why(
+async def test_a_question_before_the_end_of_the_handshake_is_an_error(
     revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     answers = {"roots/list": lambda _: {"roots": []}}
-    async with connected(asking(), revision, opened=False, answers=answers) as wire:
-        who = {"protocolVersion": revision, "capabilities": CAPABILITIES[revision], "clientInfo": CLIENT_INFO}
-        await wire.call("initialize", who)
-        said = await told(wire, "tools/call", PLACES["tools/call"]("roots"))
+    async with connected(asking_server(), revision, opened=False, answers=answers) as wire:
+        opening = {"protocolVersion": revision, "capabilities": CAPABILITIES[revision], "clientInfo": CLIENT_INFO}
+        await wire.call("initialize", opening)
+        said = await failure_text(wire, "tools/call", PARAMS["tools/call"]("roots"))
         assert said.endswith("nothing can be asked before the client has sent notifications/initialized")
         assert not caplog.text
         await wire.notify("notifications/initialized")
-        assert not (await wire.call("tools/call", PLACES["tools/call"]("roots"))).get("isError")
+        assert not (await wire.call("tools/call", PARAMS["tools/call"]("roots"))).get("isError")
 
 
 @modern
-async def test_where_no_question_can_be_asked_that_is_said(revision: str, autojump_clock: MockClock) -> None:
-    server = asking()
+async def test_a_question_in_a_method_without_questions_is_an_error(revision: str, autojump_clock: MockClock) -> None:
+    server = asking_server()
 
     @server.prompt
     async def greet(name: str) -> str:
@@ -474,14 +475,14 @@ async def test_where_no_question_can_be_asked_that_is_said(revision: str, autoju
     completion = {"ref": {"type": "ref/prompt", "name": "greet"}, "argument": {"name": "name", "value": "x"}}
     async with connected(server, revision) as wire:
         for method, params in [("tools/list", {}), ("completion/complete", completion)]:
-            said = await told(wire, method, params)
+            said = await failure_text(wire, method, params)
             assert said.startswith("-32603 ")
             assert f"input_required as the answer to {method} does not exist in {revision}" in said
         assert not wire.asked
         assert server.statistics().parked == 0
 
 
-# Several at once.
+# Several questions at the same time.
 
 
 @pytest.mark.contract
@@ -505,9 +506,9 @@ async def test_several_questions_are_asked_at_once_and_answered_in_any_order(
             if len(open_) == 2:
                 gates[0].set()
             await gates[0].wait()
-            if at == "a":  # the first one asked is answered last
+            if at == "a":  # the first question is answered last
                 await trio.sleep(1)
-        return {**SAID, "content": {"type": "text", "text": f"{at}{next(turns)}"}}
+        return {**SAMPLED, "content": {"type": "text", "text": f"{at}{next(turns)}"}}
 
     answers = {"sampling/createMessage": sampled, "roots/list": lambda params: HOME}
     async with connected(tool(it), revision, answers=answers) as wire:
@@ -517,7 +518,7 @@ async def test_several_questions_are_asked_at_once_and_answered_in_any_order(
 
 
 @every_revision
-async def test_if_one_of_several_cannot_be_asked_none_is(revision: str, autojump_clock: MockClock) -> None:
+async def test_if_one_of_several_questions_fails_no_question_is_sent(revision: str, autojump_clock: MockClock) -> None:
     class Broken(Inquiry[object]):
         method = "roots/list"
 
@@ -542,7 +543,7 @@ async def test_if_one_of_several_cannot_be_asked_none_is(revision: str, autojump
 
 
 @every_revision
-async def test_what_cannot_be_written_is_the_handlers_mistake_and_not_asked(
+async def test_a_question_that_is_not_json_is_a_usage_error_and_not_sent(
     revision: str, autojump_clock: MockClock
 ) -> None:
     class Unwritable(ListRoots):
@@ -562,7 +563,7 @@ async def test_what_cannot_be_written_is_the_handlers_mistake_and_not_asked(
 
 
 @since("2025-11-25")
-async def test_whatever_is_awaited_is_a_checkpoint(revision: str, autojump_clock: MockClock) -> None:
+async def test_each_async_method_of_the_context_is_a_checkpoint(revision: str, autojump_clock: MockClock) -> None:
     async def it(ctx: Context) -> str:
         page = ElicitUrl("Please pay.", PAGE)
         for wait in (
@@ -581,7 +582,7 @@ async def test_whatever_is_awaited_is_a_checkpoint(revision: str, autojump_clock
 
     answers = {
         "elicitation/create": lambda params: {"action": "decline"},
-        "sampling/createMessage": lambda params: SAID,
+        "sampling/createMessage": lambda params: SAMPLED,
         "roots/list": lambda params: HOME,
     }
     async with connected(tool(it), revision, answers=answers) as wire:
@@ -598,7 +599,7 @@ async def test_whatever_is_awaited_is_a_checkpoint(revision: str, autojump_clock
 async def test_roots_are_asked_for_once_and_again_when_they_change(
     revision: str, tells: bool, autojump_clock: MockClock
 ) -> None:
-    # root-15: in the modern era nobody tells of changes, whatever it declares.
+    # root-15: in the modern era there are no notifications of changed roots, even if the client declares them.
     told_of = tells and revision != LATEST
     homes: list[Object] = [HOME]
 
@@ -612,7 +613,7 @@ async def test_roots_are_asked_for_once_and_again_when_they_change(
         for calls in (1, 2):
             assert text_of(await wire.call("tools/call", IT)) == "file:///home"
             assert len(wire.asked) == (1 if told_of else calls)
-        homes.append({"roots": []})  # it is gone
+        homes.append({"roots": []})  # the root is removed
         await wire.notify("notifications/roots/list_changed")
         assert text_of(await wire.call("tools/call", IT)) == ""
         assert len(wire.asked) == (2 if told_of else 3)
@@ -620,7 +621,7 @@ async def test_roots_are_asked_for_once_and_again_when_they_change(
 
 @req("root-12")
 @legacy
-async def test_roots_that_change_while_they_are_told_are_not_kept(revision: str, autojump_clock: MockClock) -> None:
+async def test_roots_that_change_during_the_request_are_not_cached(revision: str, autojump_clock: MockClock) -> None:
     homes = iter([HOME, {"roots": []}])
 
     async def it(ctx: Context) -> str:
@@ -641,10 +642,8 @@ async def test_roots_that_change_while_they_are_told_are_not_kept(revision: str,
 
 @req("elic-21", "elic-22", "elic-56")
 @since("2025-11-25")
-async def test_a_client_is_told_when_the_page_it_was_sent_to_is_done_with(
-    revision: str, autojump_clock: MockClock
-) -> None:
-    """Also long after the call has ended; and nobody else is told."""
+async def test_the_client_is_notified_when_its_page_is_completed(revision: str, autojump_clock: MockClock) -> None:
+    """Also long after the end of the call.  Other clients are not notified."""
     pages: list[tuple[Context, ElicitUrl]] = []
 
     async def it(ctx: Context) -> str:
@@ -674,7 +673,7 @@ async def test_a_client_is_told_when_the_page_it_was_sent_to_is_done_with(
 
 
 class _Shop:
-    """A server that lets nobody in who has not paid on its page."""
+    """A server with a handler that requires a payment on a page."""
 
     def __init__(self) -> None:
         self.server = Server("shop")
@@ -695,10 +694,12 @@ class _Shop:
 
 @req("elic-26", "elic-27", "elic-28", "elic-56")
 @every_revision
-@places
-async def test_a_page_that_must_be_visited_first(revision: str, method: str, autojump_clock: MockClock) -> None:
+@each_method
+async def test_a_handler_may_require_a_page_to_be_visited_first(
+    revision: str, method: str, autojump_clock: MockClock
+) -> None:
     shop = _Shop()
-    params = PLACES[method]("enter")
+    params = PARAMS[method]("enter")
     async with connected(shop.server, revision, answers={"elicitation/create": shop.pay}) as wire:
         if revision == LATEST:
             assert text_of(await wire.call(method, params)) == "inside"
@@ -712,15 +713,15 @@ async def test_a_page_that_must_be_visited_first(revision: str, method: str, aut
             shop.paid = True
             assert text_of(await wire.call(method, params)) == "inside"
         else:
-            said = await told(wire, method, params)
-            assert said.startswith(failure(method))
+            said = await failure_text(wire, method, params)
+            assert said.startswith(error_prefix(method))
             assert "elicitation/create" in said
             assert f"does not exist in {revision}" in said
 
 
 @req("elic-12")
 @since("2025-11-25")
-async def test_a_client_that_opens_no_pages_is_sent_to_none(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_client_without_url_elicitation_gets_no_page(revision: str, autojump_clock: MockClock) -> None:
     async with connected(_Shop().server, revision, capabilities={"elicitation": {"form": {}}}) as wire:
         if revision == LATEST:
             with pytest.raises(ErrorResponse) as caught:
@@ -730,19 +731,21 @@ async def test_a_client_that_opens_no_pages_is_sent_to_none(revision: str, autoj
                 {"requiredCapabilities": {"elicitation": {"url": {}}}},
             )
         else:
-            assert "elicitation.url, which was not declared" in await told(wire, "tools/call", {"name": "enter"})
+            assert "elicitation.url, which was not declared" in await failure_text(
+                wire, "tools/call", {"name": "enter"}
+            )
         assert PAGE not in str(wire.messages)
 
 
 @req("elic-50")
 @modern
 @pytest.mark.parametrize("action", ["decline", "cancel"])
-async def test_who_does_not_want_to_visit_a_page_is_not_asked_again(
+async def test_a_client_that_refuses_a_page_is_not_asked_again(
     revision: str, action: str, autojump_clock: MockClock
 ) -> None:
     answers = {"elicitation/create": lambda params: {"action": action}}
     async with connected(_Shop().server, revision, answers=answers) as wire:
-        said = await told(wire, "tools/call", {"name": "enter"})
+        said = await failure_text(wire, "tools/call", {"name": "enter"})
         assert said.startswith("-32603 This request needs a page to be visited first")
         assert len(wire.asked) == 1
         assert "elicitationId" not in str(wire.messages)
@@ -754,8 +757,8 @@ async def test_who_does_not_want_to_visit_a_page_is_not_asked_again(
 @pytest.mark.contract
 @req("mrtr-07", "mrtr-15")
 @every_revision
-@places
-async def test_a_handler_may_return_its_questions_and_is_run_again_with_the_answers(
+@each_method
+async def test_a_handler_may_return_questions_and_runs_again_with_the_answers(
     revision: str, method: str, autojump_clock: MockClock
 ) -> None:
     runs: list[Any] = []
@@ -774,19 +777,19 @@ async def test_a_handler_may_return_its_questions_and_is_run_again_with_the_answ
     server.prompt(it)
     server.resource("ask://it")(it)
     answers = {
-        "sampling/createMessage": lambda params: {**SAID, "content": params["messages"][0]["content"]},
+        "sampling/createMessage": lambda params: {**SAMPLED, "content": params["messages"][0]["content"]},
         "roots/list": lambda params: HOME,
     }
     async with connected(server, revision, answers=answers) as wire:
-        assert text_of(await wire.call(method, PLACES[method]("it"))) == "a b 1"
+        assert text_of(await wire.call(method, PARAMS[method]("it"))) == "a b 1"
         assert runs == [([], None), (["a"], {"round": 1}), (["a", "b", "home"], ["two", None])]
         assert len(wire.asked) == 3
         assert server.statistics().parked == 0
 
 
 @every_revision
-async def test_a_request_state_means_nothing_where_there_is_none(revision: str, autojump_clock: MockClock) -> None:
-    async with connected(asking(), revision, answers={"roots/list": lambda params: HOME}) as wire:
+async def test_a_request_state_is_ignored_where_it_is_not_defined(revision: str, autojump_clock: MockClock) -> None:
+    async with connected(asking_server(), revision, answers={"roots/list": lambda params: HOME}) as wire:
         junk = {"requestState": "x", "inputResponses": 7}
         assert (await wire.call("tools/list", junk))["tools"]
         if revision != LATEST:
@@ -806,7 +809,7 @@ async def test_a_handler_may_ask_for_another_round_without_a_question(revision: 
 
 @every_revision
 @pytest.mark.parametrize("questions", [{}, {"home": ListRoots()}])
-async def test_rounds_without_end_are_stopped(
+async def test_endless_rounds_are_stopped(
     revision: str, questions: Mapping[str, Any], autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     runs = itertools.count()
@@ -818,13 +821,13 @@ async def test_rounds_without_end_are_stopped(
         arguments = {**IT, "arguments": {"stop": MAX_ROUNDS}}
         assert text_of(await wire.call("tools/call", arguments)) == "enough"
         runs = itertools.count()
-        assert "the server's log says why" in await told(wire, "tools/call", {**IT, "arguments": {"stop": -1}})
+        assert "the server's log says why" in await failure_text(wire, "tools/call", {**IT, "arguments": {"stop": -1}})
         assert next(runs) == MAX_ROUNDS + 1
         assert f"has asked {MAX_ROUNDS} times" in str(caplog.records[-1].exc_info)
 
 
 @every_revision
-async def test_returned_questions_are_judged_like_any_others(revision: str, autojump_clock: MockClock) -> None:
+async def test_returned_questions_are_checked_like_other_questions(revision: str, autojump_clock: MockClock) -> None:
     async def it(ctx: Context) -> Any:
         return InputRequired({"a": Sample("a", max_tokens=1, include_context="allServers"), "home": ListRoots()})
 
@@ -838,13 +841,13 @@ async def test_returned_questions_are_judged_like_any_others(revision: str, auto
             )
         else:
             lacking = "sampling.context" if revision == "2025-11-25" else "roots"
-            assert f"the client capability {lacking}" in await told(wire, "tools/call", IT)
+            assert f"the client capability {lacking}" in await failure_text(wire, "tools/call", IT)
         assert not wire.asked
 
 
 @every_revision
-async def test_what_was_returned_does_not_answer_what_is_asked_later(revision: str, autojump_clock: MockClock) -> None:
-    """Keys of the two ways of asking are apart, though both are called "roots" here."""
+async def test_answers_to_returned_questions_do_not_answer_later_ones(revision: str, autojump_clock: MockClock) -> None:
+    """The two ways of asking have separate keys: both keys are "roots" here."""
     homes = iter([HOME, {"roots": []}])
 
     async def it(ctx: Context) -> Any:
@@ -864,28 +867,28 @@ async def test_what_was_returned_does_not_answer_what_is_asked_later(revision: s
 
 @every_revision
 @pytest.mark.parametrize("abandon", [True, False])
-async def test_a_handler_in_a_thread_asks_too(revision: str, abandon: bool) -> None:
+async def test_a_handler_in_a_thread_can_ask(revision: str, abandon: bool) -> None:
     def it(ctx: Context) -> str:
         got = [trio.from_thread.run(ctx.roots), trio.from_thread.run(ctx.roots)]
         said = trio.from_thread.run(lambda: ctx.sample("Say a number", max_tokens=5))
         return f"{len(got[1])} {said.content.text}"
 
-    answers = {"roots/list": lambda params: HOME, "sampling/createMessage": lambda params: SAID}
+    answers = {"roots/list": lambda params: HOME, "sampling/createMessage": lambda params: SAMPLED}
     async with connected(tool(it, abandon_on_cancel=abandon), revision, answers=answers) as wire:
         assert text_of(await wire.call("tools/call", IT)) == "1 six"
 
 
-# Cancellation, in the legacy era; for the modern one see test_parking.
+# Cancellation in the legacy era.  test_parking has the modern era.
 
 
 async def until(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110  # nothing tells that the client has been asked, and the clock is mocked
+    while not condition():  # noqa: ASYNC110  # the client has no event for a new question, and the clock is a mock
         await trio.sleep(0.01)
 
 
 @pytest.fixture
 def silent() -> Callable[[Object], Awaitable[Object]]:
-    """A client that shows its user the question, and waits."""
+    """An answer that never comes, as when the user does not react."""
 
     async def answer(params: Object) -> Object:
         await trio.sleep_forever()
@@ -941,7 +944,7 @@ async def test_when_one_question_fails_the_others_are_cancelled(
 
 
 @legacy
-async def test_a_question_has_the_time_that_its_scope_gives(
+async def test_a_question_ends_at_the_deadline_of_its_scope(
     revision: str, silent: Any, autojump_clock: MockClock
 ) -> None:
     async def it(ctx: Context) -> str:
@@ -960,16 +963,16 @@ async def test_a_question_has_the_time_that_its_scope_gives(
 @pytest.mark.contract(how=("close",))
 @legacy
 @pytest.mark.parametrize("how", ["cancel", "close"])
-async def test_nobody_waits_for_a_client_that_is_gone_nor_for_a_call_that_is_over(
+async def test_a_question_ends_with_its_client_and_with_its_call(
     revision: str, how: str, silent: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever keeps the cancellation off: a shield, or a thread that was left behind."""
+    """Also if a shield or an abandoned thread keeps the cancellation off."""
     ended: list[str] = []
 
     async def plain(ctx: Context) -> None:
         try:
             await ctx.sample("a", max_tokens=1)
-        except (trio.Cancelled, SessionClosed):  # a client that may still read has the call go on
+        except (trio.Cancelled, SessionClosed):  # after a half-close the client may still read: the call goes on
             ended.append("plain")
             raise
 
@@ -1009,14 +1012,14 @@ async def test_nobody_waits_for_a_client_that_is_gone_nor_for_a_call_that_is_ove
 
 
 @legacy
-async def test_a_call_that_is_cancelled_while_it_cannot_hear_it_asks_nothing_more(
+async def test_a_call_cancelled_behind_a_shield_asks_no_more_questions(
     revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    deaf = trio.Event()
+    cancelled = trio.Event()
 
     async def it(ctx: Context) -> str:
         with trio.CancelScope(shield=True):
-            await deaf.wait()
+            await cancelled.wait()
         await ctx.roots()
         raise AssertionError
 
@@ -1025,7 +1028,7 @@ async def test_a_call_that_is_cancelled_while_it_cannot_hear_it_asks_nothing_mor
         await wait_all_tasks_blocked()
         await wire.cancel(id)
         await wait_all_tasks_blocked()
-        deaf.set()
+        cancelled.set()
         await wait_all_tasks_blocked()
         assert not wire.asked
         assert not wire.answered(id)
@@ -1033,7 +1036,7 @@ async def test_a_call_that_is_cancelled_while_it_cannot_hear_it_asks_nothing_mor
 
 
 @every_revision
-async def test_a_thread_that_was_left_behind_asks_nobody(revision: str) -> None:
+async def test_an_abandoned_thread_cannot_ask(revision: str) -> None:
     go_on, failed = threading.Event(), []
 
     async def it(ctx: Context) -> str:
@@ -1057,9 +1060,7 @@ async def test_a_thread_that_was_left_behind_asks_nobody(revision: str) -> None:
 
 
 @legacy
-async def test_questions_go_on_the_stream_of_the_call_that_they_belong_to(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_questions_go_on_the_stream_of_their_call(revision: str, autojump_clock: MockClock) -> None:
     async def it(ctx: Context) -> str:
         with trio.move_on_after(5):
             await ctx.ask(home=ListRoots(), a=Sample("a", max_tokens=1))
@@ -1084,7 +1085,7 @@ async def test_questions_go_on_the_stream_of_the_call_that_they_belong_to(
             ]
 
 
-# Whose answer it is.
+# The client of an answer.
 
 
 @req("elic-29", "elic-30", "elic-35")
@@ -1092,7 +1093,7 @@ async def test_questions_go_on_the_stream_of_the_call_that_they_belong_to(
 async def test_an_answer_counts_only_from_the_client_that_was_asked(
     revision: str, silent: Any, autojump_clock: MockClock
 ) -> None:
-    """To know the id of a question is of no use: it belongs to the connection that it was asked on."""
+    """A question belongs to its connection.  Another client that knows the id of the question cannot answer it."""
 
     async def it(ctx: Context) -> str:
         return repr(await ctx.sample("a", max_tokens=1))
@@ -1105,11 +1106,11 @@ async def test_an_answer_counts_only_from_the_client_that_was_asked(
             await until(lambda: wire.asked and other.asked)
             (question,) = (each["id"] for each in wire.messages if "method" in each)
             for id in (question, question + 1):
-                await other.send({"jsonrpc": "2.0", "id": id, "result": SAID})
+                await other.send({"jsonrpc": "2.0", "id": id, "result": SAMPLED})
             assert "six" in text_of((await other.response(ids[1]))["result"])
         await wait_all_tasks_blocked()
         assert not wire.answered(ids[0])
-        await wire.send({"jsonrpc": "2.0", "id": question, "result": {**SAID, "role": "robot"}})
+        await wire.send({"jsonrpc": "2.0", "id": question, "result": {**SAMPLED, "role": "robot"}})
         result = (await wire.response(ids[0]))["result"]
         assert result["isError"] is True
         assert "role" in text_of(result)
@@ -1117,9 +1118,7 @@ async def test_an_answer_counts_only_from_the_client_that_was_asked(
 
 @req("elic-29")
 @pytest.mark.parametrize("revision", ["2025-06-18", "2025-11-25"])
-async def test_over_http_an_answer_is_the_user_s_and_to_have_the_session_s_id_is_of_no_use(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_over_http_only_the_user_of_the_session_can_answer(revision: str, autojump_clock: MockClock) -> None:
     async def it(ctx: Context) -> str:
         return f"{ctx.principal}: {await ctx.elicit('Which size?', Size)}"
 
@@ -1130,11 +1129,11 @@ async def test_over_http_an_answer_is_the_user_s_and_to_have_the_session_s_id_is
             question = (await stream.message())["id"]
             stolen = await web.post(response(question, ACCEPTED), session=session, headers=bearer("eve"))
             assert stolen.status == 403
-            anybody = await web.post(response(question, ACCEPTED), session=session)
-            assert anybody.status == 401
+            anonymous = await web.post(response(question, ACCEPTED), session=session)
+            assert anonymous.status == 401
             own = await web.initialize(revision, headers=bearer("eve"))
-            elsewhere = await web.post(response(question, ACCEPTED), session=own, headers=bearer("eve"))
-            assert elsewhere.status == 202  # an answer to nothing
+            other_session = await web.post(response(question, ACCEPTED), session=own, headers=bearer("eve"))
+            assert other_session.status == 202  # its session has no question with this id
             await wait_all_tasks_blocked()
             declined = response(question, {"action": "decline"})
             assert (await web.post(declined, session=session, headers=bearer("ada"))).status == 202
@@ -1143,7 +1142,7 @@ async def test_over_http_an_answer_is_the_user_s_and_to_have_the_session_s_id_is
 
 @legacy
 @pytest.mark.parametrize("answer", [{"result": 7}, {"result": {}, "error": {"code": 1, "message": "x"}}, {"error": 7}])
-async def test_an_answer_that_is_none_is_said_to_be_none(
+async def test_an_answer_that_is_not_a_response_is_an_error(
     revision: str, answer: Object, silent: Any, autojump_clock: MockClock
 ) -> None:
     async def it(ctx: Context) -> str:
@@ -1160,7 +1159,7 @@ async def test_an_answer_that_is_none_is_said_to_be_none(
 
 
 @legacy
-async def test_each_task_of_a_handler_may_ask_for_itself(revision: str, autojump_clock: MockClock) -> None:
+async def test_each_task_of_a_handler_may_ask(revision: str, autojump_clock: MockClock) -> None:
     async def it(ctx: Context) -> str:
         said: dict[int, str] = {}
 
@@ -1171,16 +1170,16 @@ async def test_each_task_of_a_handler_may_ask_for_itself(revision: str, autojump
             for number in range(5):
                 nursery.start_soon(ask, number)
         assert all(f"text='{number}'" in text for number, text in said.items())
-        assert ctx._waits == ()  # nothing is kept of a question that was answered
+        assert ctx._waits == ()  # an answered question leaves no state
         return str(len(said))
 
-    answers = {"sampling/createMessage": lambda params: {**SAID, "content": params["messages"][0]["content"]}}
+    answers = {"sampling/createMessage": lambda params: {**SAMPLED, "content": params["messages"][0]["content"]}}
     async with connected(tool(it), revision, answers=answers) as wire:
         assert text_of(await wire.call("tools/call", IT)) == "5"
 
 
-async def test_a_call_in_a_batch_asks_too(autojump_clock: MockClock) -> None:
-    async with connected(asking(), "2025-03-26", answers={"roots/list": lambda params: HOME}) as wire:
+async def test_a_call_in_a_batch_can_ask(autojump_clock: MockClock) -> None:
+    async with connected(asking_server(), "2025-03-26", answers={"roots/list": lambda params: HOME}) as wire:
         calls = [wire.request("tools/call", {"name": "roots"}, id=id) for id in ("a", "b")]
         await wire.send(calls)
         for id in ("a", "b"):
@@ -1188,7 +1187,7 @@ async def test_a_call_in_a_batch_asks_too(autojump_clock: MockClock) -> None:
 
 
 @every_revision
-async def test_what_is_no_question_is_said_to_be_none(
+async def test_an_argument_that_is_not_a_question_is_a_usage_error(
     revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def it(ctx: Context) -> str:
@@ -1200,11 +1199,11 @@ async def test_what_is_no_question_is_said_to_be_none(
         assert text_of(await wire.call("tools/call", IT)) == "went on"
 
 
-# What a handler knows of its call, and tells.
+# The context of a call, logs and progress.
 
 
 @every_revision
-async def test_a_context_says_what_is_known_of_the_request(revision: str, autojump_clock: MockClock) -> None:
+async def test_the_context_has_the_facts_of_the_request(revision: str, autojump_clock: MockClock) -> None:
     seen: list[Any] = []
 
     @contextlib.asynccontextmanager
@@ -1235,7 +1234,7 @@ async def test_a_context_says_what_is_known_of_the_request(revision: str, autoju
 
 
 @every_revision
-async def test_progress_goes_to_who_asked_for_it_and_rises(revision: str, autojump_clock: MockClock) -> None:
+async def test_progress_needs_a_token_and_must_rise(revision: str, autojump_clock: MockClock) -> None:
     async def it(ctx: Context) -> str:
         with assert_checkpoints():
             await ctx.progress(1, 3, "one")
@@ -1249,7 +1248,7 @@ async def test_progress_goes_to_who_asked_for_it_and_rises(revision: str, autoju
     async def silent(ctx: Context) -> str:
         with assert_checkpoints():
             await ctx.progress(1)
-        await ctx.progress(1)  # nobody counts
+        await ctx.progress(1)  # without a token the numbers are not checked
         return ""
 
     server = tool(it)
@@ -1281,7 +1280,7 @@ async def test_logs_are_sent_from_the_level_that_the_client_set(
 
     async with connected(tool(it), revision, log_level=level) as wire:
         await wire.call("tools/call", IT)
-        first = len(LOG_LEVELS) if revision == LATEST else 0  # in the modern era none are sent unasked
+        first = len(LOG_LEVELS) if revision == LATEST else 0  # in the modern era logs are sent only on request
         if level is not None:
             first = LOG_LEVELS.index(level)
         assert wire.noted(MESSAGE) == [
@@ -1291,7 +1290,7 @@ async def test_logs_are_sent_from_the_level_that_the_client_set(
 
 
 @every_revision
-async def test_what_cannot_be_told_is_the_handlers_mistake(revision: str, autojump_clock: MockClock) -> None:
+async def test_an_invalid_log_or_progress_is_a_usage_error(revision: str, autojump_clock: MockClock) -> None:
     async def it(ctx: Context) -> str:
         with pytest.raises(UsageError):
             await ctx.log("error", object())  # type: ignore[arg-type]
@@ -1305,9 +1304,7 @@ async def test_what_cannot_be_told_is_the_handlers_mistake(revision: str, autoju
 
 
 @every_revision
-async def test_a_cancelled_request_cancels_its_handler_and_nothing_else(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_a_cancelled_request_cancels_only_its_handler(revision: str, autojump_clock: MockClock) -> None:
     ended: list[object] = []
 
     async def it(ctx: Context) -> str:
