@@ -688,7 +688,7 @@ async def test_a_client_that_does_not_read_costs_little_and_its_calls_wait(
 ) -> None:
     limits = Limits(outgoing=10, write_seconds=1e6)
     async with websocket(Bench(limits=limits).server, revision, streams=one_byte_pipe) as (wire, _):
-        with wire.deaf():
+        with wire.not_reading():
             await wire.start("tools/call", call("chatter"), progress="p", id="c")
             await wait_all_tasks_blocked()
             before = trio.current_time()

@@ -1,31 +1,31 @@
-"""Cancelling at every checkpoint, and streams on which writes block.
+"""Cancellation at each checkpoint, and streams on which writes block.
 
-`cancel_everywhere(scenario, watch=...)` runs a scenario again and again, each time in a fresh `trio.run` under a mock
-clock, and at the n-th step of the tasks it watches does the deed: it cancels the scope of the window that the scenario
-has opened, or whatever the window was given to do (drop the link, send a cancellation).  n = 0 is before the first
-checkpoint; it goes on until a run ends without having got to n.  Trio's order of tasks is seeded, so step n is the same
-in every run, and `only=n` runs the one that failed.  Where several tasks are woken at once, try more seeds than one:
-they are the orders in which those tasks may run.
+`cancel_at_each_step(scenario, watch=...)` runs a scenario many times, each time in a new `trio.run` under a mock clock.
+At the n-th step of the watched tasks it does its action: it cancels the scope of the window that the scenario has
+opened, or does the action that the window was given (drop the link, send a cancellation).  n = 0 is before the first
+checkpoint.  n increases until a run ends before its step n.  Trio's order of tasks is seeded, so step n is the same in
+every run, and `only=n` repeats the run that failed.  If several tasks wake at the same time, try several seeds: each
+seed is another order of these tasks.
 
     async def scenario(attempt: Attempt) -> None:
-        async with connected(server, "2025-11-25", streams=attempt.streams(narrow)) as wire:
+        async with connected(server, "2025-11-25", streams=attempt.streams(one_byte_pipe)) as wire:
             with attempt.window():
-                await something()
+                await wire.call("tools/call", {"name": "echo"})
             assert await wire.call("ping") == {}  # the link still works
 
-    assert cancel_everywhere(scenario, watch="tools/call") > 10
+    assert cancel_at_each_step(scenario, watch="tools/call") > 10
 
-`watch` is a part of a task's name (that of the one which runs the scenario is "the scenario"), or a predicate.  The
-steps of a task show every place where it can be interrupted *between* two deeds; `watch=anything` counts the steps of
-all tasks, and so interrupts it also while it waits, such as in the middle of a `send_all` that the peer reads byte by
-byte.
+`watch` is a part of a task's name, or a predicate.  (The task that runs the scenario has the name "the scenario".)  The
+steps of one task are all places where it can be interrupted *between* two operations.  `watch=any_task` counts the
+steps of all tasks.  So it also interrupts a task that waits, for example in the middle of a `send_all` that the peer
+reads byte by byte.
 
-After each run: no task is left that was not there before, no file descriptor, no busy thread; and what the peer's end
-of every pair from `attempt.streams` was sent consists of whole lines of JSON.  Whatever else must hold (the link still
-works, or is closed) the scenario checks itself, after the window or in `after`.
+After each run, the harness checks that the run left no task, no file descriptor and no busy thread, and that the bytes
+sent to the peer's end of each pair from `attempt.streams` are complete lines of JSON.  The scenario itself checks the
+rest, for example that the link still works or is closed: after the window, or in `after`.
 
-A stream here is like a pipe of the operating system: what did not fit when the sender is cancelled is never sent.  (In
-Trio's own lockstep streams it can still be read, so that a line cut in two would not be seen.)
+A stream here is like a pipe of the operating system: when the sender is cancelled, the bytes that did not fit are never
+sent.  (Trio's own lockstep streams still deliver them, so a test would not notice an incomplete line.)
 """
 
 from __future__ import annotations
@@ -69,27 +69,27 @@ __all__ = [
 
 T = TypeVar("T")
 
-# A server keeps tasks for calls that are to come.  The supervisor of a worker that is busy is as busy as the worker.
+# A server keeps idle tasks for later calls.  The supervisor of a busy worker is not idle, because the worker is not.
 _IDLE = ("a worker that waits for the next call", "the supervisor of a worker")
 
 PATIENCE = 86_400.0
-"""Seconds after which something that was waited for does not come any more: longer than any deadline under test, and
-under a mock clock no time at all.  Under the real clock the timeout of the test is sooner."""
+"""Seconds after which a wait fails: longer than any deadline under test.  Under a mock clock they pass at once.  Under
+the real clock the timeout of the test comes first."""
 
 
 class Leak(AssertionError):
-    """Something outlived the run."""
+    """A task, a thread or a file descriptor is left after the run, or a partial line."""
 
 
 class Stuck(AssertionError):
-    """Everybody waits, and nothing will happen any more."""
+    """All tasks wait, and no event can come."""
 
 
-# What is there.
+# Tasks, threads and file descriptors of the run.
 
 
 def running_tasks() -> set[Task]:
-    """Every task of this run but Trio's own, which are there from its first to its last step, and idle workers."""
+    """All tasks of this run, except Trio's own tasks, which exist during the whole run, and idle workers."""
     root = trio.lowlevel.current_root_task()
     assert root is not None
     found, ahead = set(), [root]
@@ -101,12 +101,12 @@ def running_tasks() -> set[Task]:
 
 
 def busy_threads() -> set[str]:
-    """The names of the threads that do something: not Trio's idle workers, which it keeps, nor daemons of others."""
+    """The names of the busy threads, without the idle threads in Trio's cache and without daemon threads of others."""
     main = threading.main_thread()
-    return {thread.name for thread in threading.enumerate() if thread is not main and _works(thread)}
+    return {thread.name for thread in threading.enumerate() if thread is not main and _is_busy(thread)}
 
 
-def _works(thread: threading.Thread) -> bool:
+def _is_busy(thread: threading.Thread) -> bool:
     worker = getattr(getattr(thread, "_target", None), "__self__", None)
     if isinstance(worker, trio._core._thread_cache.WorkerThread):
         return worker not in trio._core._thread_cache.THREAD_CACHE._idle_workers
@@ -114,7 +114,7 @@ def _works(thread: threading.Thread) -> bool:
 
 
 def awaiting_threads() -> bool:
-    """Whether some task waits for a thread."""
+    """Whether a task waits for a thread."""
     return any(
         frame.f_code.co_name == "to_thread_run_sync"
         for task in running_tasks()
@@ -123,21 +123,21 @@ def awaiting_threads() -> bool:
 
 
 def open_fds() -> set[tuple[int, str]]:
-    """The open file descriptors and what they lead to; empty where the system does not tell."""
+    """The open file descriptors and their targets; empty if the system has no /proc/self/fd."""
     found: set[tuple[int, str]] = set()
     if os.path.isdir("/proc/self/fd"):
         for name in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(FileNotFoundError):  # the one by which the directory was read
+            with contextlib.suppress(FileNotFoundError):  # the descriptor by which `listdir` read the directory
                 found.add((int(name), os.readlink(f"/proc/self/fd/{name}")))
     return found
 
 
 def task_positions() -> str:
-    """The tasks of this run and the lines at which they wait, innermost last."""
-    return "\n".join(sorted(f"  {task.name}: {_stands(task)}" for task in running_tasks()))
+    """The tasks of this run and the lines at which they wait, innermost call last."""
+    return "\n".join(sorted(f"  {task.name}: {_position(task)}" for task in running_tasks()))
 
 
-def _stands(task: Task) -> str:
+def _position(task: Task) -> str:
     own = [
         f"{os.path.basename(frame.f_code.co_filename)}:{line} {frame.f_code.co_name}"
         for frame, line in task.iter_await_frames()
@@ -147,8 +147,8 @@ def _stands(task: Task) -> str:
 
 
 def stuck(why: str) -> Stuck:
-    """The error that ends a run in which all wait for ever.  From now on no shield keeps anybody from being cancelled:
-    otherwise the test would hang instead of failing."""
+    """The error that ends a run in which all tasks wait forever.  It removes all shields, because a shielded task would
+    let the test hang instead of failing."""
     error = Stuck(f"{why}; the tasks:\n{task_positions()}")
     for task in running_tasks():
         status: Any = task._cancel_status
@@ -159,18 +159,19 @@ def stuck(why: str) -> Stuck:
 
 
 async def wait_or_fail(wait: Callable[[], Awaitable[T]], what: str) -> T:
-    """What `wait` returns; `Stuck` instead of waiting for ever.  It may be called again, so it must have no effects."""
+    """The result of `wait`, or `Stuck` instead of an endless wait.  `wait` may be called again, so it must have no side
+    effects."""
     while True:
         with trio.move_on_after(PATIENCE):
             return await wait()
-        # A mock clock jumps also while a thread works, for it knows only tasks.
+        # A mock clock also jumps while a thread works, because it considers only tasks.
         if not awaiting_threads():
             raise stuck(f"waited in vain for {what}")
 
 
 @contextlib.contextmanager
 def unwrapped() -> Iterator[None]:
-    """Takes the groups off that nurseries put around a single exception."""
+    """Remove the exception groups that nurseries put around a single exception."""
     try:
         yield
     except BaseExceptionGroup as group:
@@ -181,7 +182,7 @@ def unwrapped() -> Iterator[None]:
         try:
             raise one
         finally:
-            one.__context__ = context  # as it was, not the group
+            one.__context__ = context  # the original one: `raise` has set the group
 
 
 # Streams.
@@ -245,7 +246,7 @@ class _Pipe:
 
 
 class PipeEnd(trio.abc.HalfCloseableStream):
-    """One end of a pair.  `heard` is all that the other end has put on the way to here, whether it was read or not."""
+    """One end of a pair.  `heard` has all bytes that the other end has put into the pipe, read or not."""
 
     def __init__(self, out: _Pipe, into: _Pipe) -> None:
         self._out, self._into = out, into
@@ -256,9 +257,9 @@ class PipeEnd(trio.abc.HalfCloseableStream):
         return bytes(self._into.passed)
 
     @contextlib.contextmanager
-    def _alone(self, doing: str) -> Iterator[None]:
+    def _exclusive(self, doing: str) -> Iterator[None]:
         if getattr(self, doing):
-            raise trio.BusyResourceError("another task is at it")
+            raise trio.BusyResourceError("another task uses it")
         setattr(self, doing, True)
         try:
             yield
@@ -266,20 +267,20 @@ class PipeEnd(trio.abc.HalfCloseableStream):
             setattr(self, doing, False)
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        with self._alone("_sending"):
+        with self._exclusive("_sending"):
             await self._out.put(data)
 
     async def wait_send_all_might_not_block(self) -> None:
-        with self._alone("_sending"):
+        with self._exclusive("_sending"):
             await self._out.wait_for_room()
 
     async def send_eof(self) -> None:
-        with self._alone("_sending"):
+        with self._exclusive("_sending"):
             self._out.close_sender()
             await trio.lowlevel.checkpoint()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        with self._alone("_receiving"):
+        with self._exclusive("_receiving"):
             return await self._into.get(max_bytes)
 
     def close(self) -> None:
@@ -295,7 +296,7 @@ Pair = tuple[PipeEnd, PipeEnd]
 
 
 def pipe_pair(capacity: float) -> Pair:
-    """The two ends of a stream that holds `capacity` bytes each way."""
+    """The two ends of a stream with a buffer of `capacity` bytes in each direction."""
     there, back = _Pipe(capacity), _Pipe(capacity)
     return PipeEnd(there, back), PipeEnd(back, there)
 
@@ -306,7 +307,7 @@ def unlimited_pipe() -> Pair:
 
 
 def one_byte_pipe() -> Pair:
-    """One byte at a time: a write blocks until the reader has taken all of it but its last byte."""
+    """A buffer of one byte: a write blocks until the reader has read all its bytes except the last one."""
     return pipe_pair(1)
 
 
@@ -319,38 +320,38 @@ def any_task(task: Task) -> bool:
 
 
 class Attempt(trio.abc.Instrument):
-    """One run of a scenario, at whose n-th step the deed is done."""
+    """One run of a scenario, with the action at its n-th step."""
 
     def __init__(self, n: int, watch: str | Callable[[Task], bool]) -> None:
         self.n = n
         self.scope = trio.CancelScope()
         self.opened = False  # whether the scenario has opened its window
-        self.fired = False  # whether the deed was done in this run
-        self.where = ""  # the task and line it was done at
+        self.fired = False  # whether the action was done in this run
+        self.where = ""  # the task and the line at which it was done
         self.ends: list[PipeEnd] = []  # the peer's
         self._watched: Callable[[Task], bool] = watch if callable(watch) else lambda task: watch in task.name
-        self._deed: Callable[[], object] = self.scope.cancel
-        self._open = False
+        self._action: Callable[[], object] = self.scope.cancel
+        self._window_open = False
         self._steps = 0
-        self._began = False
+        self._reached = False
 
     @contextlib.contextmanager
-    def window(self, deed: Callable[[], object] | None = None) -> Iterator[trio.CancelScope]:
-        """Steps count while this is open.  Its scope is cancelled at the n-th, unless there is another `deed`, which
-        is called between two steps, outside of any task."""
+    def window(self, action: Callable[[], object] | None = None) -> Iterator[trio.CancelScope]:
+        """Steps count within this block.  At the n-th step its scope is cancelled, or `action` is called instead,
+        between two steps and outside of any task."""
         assert not self.opened, "a run has one window"
         self.opened = True
-        self._deed = deed or self._deed
+        self._action = action or self._action
         with self.scope:
-            self._open = True
+            self._window_open = True
             try:
                 self._step("at the window")
                 yield self.scope
             finally:
-                self._open = False
+                self._window_open = False
 
     def streams(self, make: Callable[[], Pair] = unlimited_pipe) -> Callable[[], Pair]:
-        """Makes pairs whose first end, the peer's, is looked at after the run."""
+        """A function that makes pairs.  The harness checks the first end of each, the peer's, after the run."""
 
         def made() -> Pair:
             pair = make()
@@ -360,26 +361,26 @@ class Attempt(trio.abc.Instrument):
         return made
 
     def before_task_step(self, task: Task) -> None:
-        if self._open and not self._began and self._watched(task):
-            self._step(f"{task.name}: {_stands(task)}" if self._steps == self.n else "")
+        if self._window_open and not self._reached and self._watched(task):
+            self._step(f"{task.name}: {_position(task)}" if self._steps == self.n else "")
 
     def _step(self, where: str) -> None:
-        if self._steps == self.n and not self._began:
-            self._began, self.where = True, where
-            self._deed()
+        if self._steps == self.n and not self._reached:
+            self._reached, self.where = True, where
+            self._action()
             self.fired = True
         self._steps += 1
 
     def check(self, may_cut: bool) -> None:
-        # Trio logs what an instrument raises, and goes on without the instrument.
-        assert self.fired == self._began, "the deed failed: see the log"
+        # If an instrument raises, Trio logs the exception and goes on without the instrument.
+        assert self.fired == self._reached, "the action failed: see the log"
         assert self.opened, "the scenario opened no window"
         for end in self.ends:
             *lines, rest = end.heard.split(b"\n")
             for line in lines:
                 json.loads(line)
             if rest and not may_cut:
-                raise Leak(f"the peer was left with a part of a line: {rest[:200]!r}")
+                raise Leak(f"the peer received only a part of a line: {rest[:200]!r}")
 
 
 def cancel_at_each_step(
@@ -392,10 +393,10 @@ def cancel_at_each_step(
     may_cut: bool = False,
     seed: int = 0,
 ) -> int:
-    """Run `scenario` with the deed done at every step; returns at how many it was.
+    """Run `scenario` once for each step, with the action at that step; return the number of steps.
 
-    `after` is called when a run is over.  `may_cut` allows the last line to the peer to be cut short, for what is
-    documented to do so.  What fails says at which step it did, for `only`.
+    `after` is called after each run.  `may_cut` permits an incomplete last line to the peer, for operations that are
+    documented to cut a line.  A failure names the step, for `only`.
     """
     for n in range(most) if only is None else [only]:
         attempt = Attempt(n, watch)
@@ -405,21 +406,21 @@ def cancel_at_each_step(
             if after is not None:
                 after(attempt)
         except BaseException as error:
-            error.add_note(f"with the deed at step {n}, {attempt.where or 'which did not come'}")
+            error.add_note(f"with the action at step {n}, {attempt.where or 'which the run did not reach'}")
             raise
         if not attempt.fired:
-            # The window itself is step 0: a watched task that never takes a step means that nothing was tried.
+            # The window itself is step 0.  If no watched task takes a step, the run has tested no cancellation.
             assert n > 1 or only is not None, f"no step of {watch} was seen"
             return n
-    assert only is not None, f"not at an end after {most} steps"
+    assert only is not None, f"not at its end after {most} steps"
     return 1
 
 
 def _run(scenario: Callable[[Attempt], Awaitable[None]], attempt: Attempt, seed: int) -> None:
     fds, threads = open_fds(), busy_threads()
-    with _ordered(seed), unwrapped():
-        trio.run(_guarded, scenario, attempt, clock=MockClock(autojump_threshold=0), instruments=[attempt])
-    # A worker thread hands over its result just before it is idle: the only thing here that happens in real time.
+    with _seeded_order(seed), unwrapped():
+        trio.run(_run_scenario, scenario, attempt, clock=MockClock(autojump_threshold=0), instruments=[attempt])
+    # A worker thread delivers its result shortly before it becomes idle.  Only this takes real time.
     until = time.monotonic() + 5
     while busy_threads() - threads and time.monotonic() < until:
         time.sleep(0.001)
@@ -429,14 +430,14 @@ def _run(scenario: Callable[[Attempt], Awaitable[None]], attempt: Attempt, seed:
         raise Leak(f"file descriptors were left: {sorted(more)}")
 
 
-async def _guarded(scenario: Callable[[Attempt], Awaitable[None]], attempt: Attempt) -> None:
+async def _run_scenario(scenario: Callable[[Attempt], Awaitable[None]], attempt: Attempt) -> None:
     trio.lowlevel.current_task().name = "the scenario"
     before = running_tasks()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_watchdog, name="the watchdog")
         await scenario(attempt)
         nursery.cancel_scope.cancel()
-    # A task of Trio's may still be about to run an asynchronous generator to its end.
+    # A task of Trio may be about to finalize an asynchronous generator.
     await trio.testing.wait_all_tasks_blocked()
     if left := running_tasks() - before:
         raise Leak(f"tasks were left: {sorted(task.name for task in left)}\n{task_positions()}")
@@ -444,15 +445,15 @@ async def _guarded(scenario: Callable[[Attempt], Awaitable[None]], attempt: Atte
 
 async def _watchdog() -> None:
     days = 0
-    while days < 30:  # a scenario may sleep, though not for a month
+    while days < 30:  # a scenario may sleep, but not for a month
         await trio.sleep(PATIENCE)
         days = 0 if awaiting_threads() else days + 1
     raise stuck("the scenario does not end")
 
 
 @contextlib.contextmanager
-def _ordered(seed: int) -> Iterator[None]:
-    """The order in which Trio runs tasks that could run at the same time, from a seed; as pytest-trio has it."""
+def _seeded_order(seed: int) -> Iterator[None]:
+    """Seed the order in which Trio runs tasks that are ready at the same time, as pytest-trio does."""
     inside: Any = trio._core._run
     was, state = inside._ALLOW_DETERMINISTIC_SCHEDULING, inside._r.getstate()
     inside._ALLOW_DETERMINISTIC_SCHEDULING = True

@@ -1,9 +1,9 @@
-"""Who asks: requests in the name of a principal, as a transport that authenticates hands them on.
+"""Requests with a principal, as a transport with authentication passes them on.
 
-Byte streams have nobody to authenticate.  So here the request itself says who sends it, under a key of `_meta`:
+Byte streams have no authentication.  So here the request itself names its principal, under a key of `_meta`:
 
-    with known_callers():
-        async with connected(server, revision, meta=named("ada")) as wire: ...
+    with principals_in_meta():
+        async with connected(server, revision, meta=principal_meta("ada")) as wire: ...
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _KEY = "com.example/principal"
 
 
 def principal_meta(principal: str | None) -> dict[str, Any]:
-    """What a request of theirs has in its `_meta`."""
+    """The `_meta` of a request of this principal."""
     return {} if principal is None else {_KEY: principal}
 
 
 @contextlib.contextmanager
 def principals_in_meta() -> Iterator[None]:
-    hear = ServerSession.receive
+    receive = ServerSession.receive
 
-    def recognise(conversation: ServerSession, message: Message, now: float, **how: Any) -> None:
+    def receive_with_principal(conversation: ServerSession, message: Message, now: float, **how: Any) -> None:
         meta = message.params.get("_meta") if isinstance(message, Request) else None
         if isinstance(meta, dict) and _KEY in meta:
             how["principal"], how["headers"] = meta[_KEY], {"authorization": f"Bearer {meta[_KEY]}"}
-        hear(conversation, message, now, **how)
+        receive(conversation, message, now, **how)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ServerSession, "receive", recognise)
+        patch.setattr(ServerSession, "receive", receive_with_principal)
         yield

@@ -1,25 +1,27 @@
-"""A client that writes its JSON by hand, the same for every revision.
+"""A client that writes its JSON by hand.  Its interface is the same in every revision.
 
-It shares nothing with the code under test but the names of `_meta` keys.  One test body runs in all revisions:
+It shares only the names of `_meta` keys with the code under test.  One test body runs in all revisions:
 
-    @everywhere
+    @every_revision
     async def test_a_tool_asks(revision: str, autojump_clock: MockClock) -> None:
         async with connected(server, revision) as wire:
             wire.answers["elicitation/create"] = lambda params: {"action": "accept", "content": {"size": 3}}
             result = await wire.call("tools/call", {"name": "order"}, progress="p")
             assert [params["progress"] for method, params in wire.notes if method == PROGRESS] == [1, 2]
 
-What the server says is checked while it comes; what breaks a rule ends the test with `ProtocolViolation`:
+The client checks each message of the server when it arrives.  A message that breaks a rule ends the test with
+`ProtocolViolation`.  The rules:
 
-- every line is one JSON object (in 2025-03-26 perhaps an array of them), in UTF-8, without a key twice, NaN or a bare
-  carriage return; the last one is whole;
-- a message is a request, a notification or a response, and against the official schema of the revision, where that is
-  beside the checkout, what it says it is (`check=False` turns that off, for a test that sends what has no schema);
-- a response is to a request that waits for one; progress is for a request that waits, and rises;
-- the modern revision has no requests by the server, logs only for a request that asked for them, and change notices
-  only on a subscription, tagged, after its acknowledgement, of a kind that it asked for and was promised.
+- Every line is one JSON object in UTF-8 (in 2025-03-26 it may be an array of them).  It has no duplicate key, no NaN
+  and no carriage return.  The last line is complete.
+- A message is a request, a notification or a response, and is valid against the official schema of the revision, if
+  the schemas are beside the checkout.  (`check=False` turns this off, for tests of messages that have no schema.)
+- A response belongs to a request that waits for one.  Progress belongs to a request that waits, and increases.
+- In the modern revision the server sends no requests.  It sends logs only for a request that asked for them, and
+  change notifications only on a subscription: with its id, after its acknowledgement, and of a kind that the client
+  asked for and the server promised.
 
-Whatever waits for the server here gives up (`Stuck`) when nothing can happen any more under a mock clock.
+Each wait for the server ends with `Stuck` when, under a mock clock, no more event can come.
 """
 
 from __future__ import annotations
@@ -88,7 +90,7 @@ def since(name: str) -> pytest.MarkDecorator:
 
 
 def until(name: str) -> pytest.MarkDecorator:
-    """The revisions up to this one, which is the last."""
+    """The revisions up to this one, inclusive."""
     return pytest.mark.parametrize("revision", REVISION_NAMES[: REVISION_NAMES.index(name) + 1])
 
 
@@ -105,7 +107,7 @@ CAPABILITIES: Mapping[str, Object] = {
     "2025-11-25": _FULL,
     "2026-07-28": {**_FULL, "roots": {}},
 }
-"""What a client that can do everything declares."""
+"""The capabilities of a client that supports every feature of the revision."""
 
 PROGRESS, MESSAGE, CANCELLED = "notifications/progress", "notifications/message", "notifications/cancelled"
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
@@ -125,7 +127,7 @@ class ProtocolViolation(AssertionError):
 
 
 class ErrorResponse(Exception):
-    """An error response; also what an answer to a question of the server's may be."""
+    """An error response, of the server or, as an answer to a request of the server, of the client."""
 
     def __init__(self, code: int, message: str = "", data: Any = None) -> None:
         super().__init__(code, message, data)
@@ -137,7 +139,7 @@ def _rule(kept: object, what: str, about: object) -> None:
         raise ProtocolViolation(f"{what}: {str(about)[:1000]}")
 
 
-# JSON, strictly.
+# Strict JSON.
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Object:
@@ -159,7 +161,7 @@ def _parse(line: bytes) -> Any:
 
 
 def _key(id: Any) -> str:
-    """What an id is found by: 1, "1" and true are three."""
+    """The key under which an id is stored: 1, "1" and true are three different ids."""
     return json.dumps(id)
 
 
@@ -192,7 +194,7 @@ class _Schema:
         self._whole = json.loads((_FOLDER / f"{revision}.json").read_text())
         self._place = "$defs" if "$defs" in self._whole else "definitions"
         self.definitions = self._whole[self._place]
-        if "JSONValue" in self.definitions:  # an oversight: null is JSON
+        if "JSONValue" in self.definitions:  # a mistake in the schema: null is JSON
             self.definitions["JSONValue"]["anyOf"].append({"type": "null"})
         self._validators: dict[str, Any] = {}
 
@@ -205,14 +207,14 @@ class _Schema:
             raise ProtocolViolation(f"no {name}, {error.message} at {list(error.instance_path)}: {str(value)[:1000]}")
 
     def message(self, kind: str, message: Object) -> None:
-        """A "Request" or a "Notification" of the server's."""
+        """Check a message of the server; `kind` is "Request" or "Notification"."""
         name = self._sent_by_servers(kind).get(message["method"])
         if name is None:
             raise ProtocolViolation(f"a server sends no such {kind.lower()} in this revision: {message}")
         self.check(name, message)
 
     def _sent_by_servers(self, kind: str) -> Mapping[str, str]:
-        """The definitions, by method.  Of a union only the error of the whole would be told."""
+        """The definitions by method.  A check against the union would report only that no member fits."""
         names = [each["$ref"].rsplit("/", 1)[1] for each in self.definitions[f"Server{kind}"]["anyOf"]]
         return {self.definitions[name]["properties"]["method"]["const"]: name for name in names}
 
@@ -226,7 +228,7 @@ class _Schema:
 
     def error(self, message: Object) -> None:
         if message.get("id", 0) is None:
-            message = {**message, "id": 0}  # the texts before 2025-11-25 have null where the schema has nothing
+            message = {**message, "id": 0}  # before 2025-11-25 the text permits null, but the schema does not
         self.check(next(name for name in ("JSONRPCError", "JSONRPCErrorResponse") if name in self.definitions), message)
 
 
@@ -239,7 +241,7 @@ def _schema(revision: str) -> _Schema | None:
 
 
 class _Sent:
-    """A request of ours."""
+    """A request of this client."""
 
     def __init__(self, id: Any, method: str, params: Object) -> None:
         self.id = id
@@ -257,17 +259,17 @@ class _Sent:
 
     @property
     def at_work(self) -> bool:
-        """It waits for its response, or became a task: "the original token stays in use" (2025-11-25)."""
+        """It waits for its response, or it became a task: "the original token stays in use" (2025-11-25)."""
         return self.response is None or "task" in self.response.get("result", {})
 
     def covers(self, params: Object, field: str) -> bool:
         promised = (self.agreed or {}).get(field)
-        # "the server may send for sub-resources": whether one is, only the scheme can tell
+        # "the server may send for sub-resources": the URI alone does not show whether it is a sub-resource
         return bool(promised) if field == "resourceSubscriptions" else promised is True
 
 
 class Subscription:
-    """What the client listens to.  `agreed` holds what the server promised: names of lists, and URIs."""
+    """A subscription of the client.  `agreed` holds the names of the lists and the URIs that the server promised."""
 
     def __init__(self, wire: RawClient, id: Any, agreed: Iterable[str], uris: Iterable[str]) -> None:
         self._wire = wire
@@ -285,11 +287,11 @@ class Subscription:
 
 
 class RawClient:
-    """A client; see the head of this file.  `run` must run beside whatever uses it: see `client_on` and `connected`.
+    """A client; see the module docstring.  `run` must run in the background: `client_on` and `connected` start it.
 
-    `capabilities`: those the client declares, by default all there are.  `log_level`: set from the start, in the
-    legacy era by `logging/setLevel`.  `meta`: goes into the `_meta` of each request.  `answers`: by method, what is
-    answered to the server's questions.
+    `capabilities`: the capabilities that the client declares, by default all.  `log_level`: the level from the start;
+    in the legacy era the client sends `logging/setLevel`.  `meta`: members of the `_meta` of each request.  `answers`:
+    the answers to the requests of the server, by method.
     """
 
     def __init__(
@@ -314,16 +316,16 @@ class RawClient:
         self.lines: list[bytes] = []
         self.messages: list[Object] = []
         self.notes: list[tuple[str, Object]] = []
-        self.asked: list[tuple[str, Object]] = []  # the server's questions, in either era
-        self.unaddressed: list[Object] = []  # errors that could not name a request
+        self.asked: list[tuple[str, Object]] = []  # the requests of the server, in either era
+        self.unaddressed: list[Object] = []  # errors without the id of a request
         self.ended = trio.Event()  # the server has closed its side
-        self.rest = b""  # the line that is not at its end
+        self.rest = b""  # the incomplete line
         self._schema = _schema(revision) if check else None
         self._sent: dict[str, _Sent] = {}
         self._ids = 0
         self._taken: Counter[str] = Counter()
         self._changes: deque[tuple[str, str | None]] = deque()
-        self._wanted: set[str] = set()  # the kinds of changes that were subscribed to
+        self._wanted: set[str] = set()  # the kinds of changes that the client subscribed to
         self._answering: dict[str, trio.CancelScope] = {}
         self._arrival = trio.lowlevel.ParkingLot()
         self._outbox, self._to_write = trio.open_memory_channel[bytes](float("inf"))
@@ -346,9 +348,9 @@ class RawClient:
     ) -> Object:
         """The result; raises `ErrorResponse` for an error.
 
-        In the modern revision questions are answered from `answers` and the request is repeated under a new id, until
-        it has a result of its own; not with `rounds=False`.  `progress` is a token.  Cancelling this only stops
-        waiting: the server is told by `cancel`.
+        In the modern revision the client answers the requests of the server from `answers`, and repeats its own
+        request under a new id until the result is complete.  `rounds=False` turns this off.  `progress` is a token.
+        Cancelling this coroutine only ends the wait: `cancel` is the method that notifies the server.
         """
         params = dict(params or {})
         result = await self._call(method, params, id=id, progress=progress, meta=meta)
@@ -373,7 +375,7 @@ class RawClient:
         return result
 
     async def exchange(self, method: str, params: Object | None = None, **how: Any) -> Object:
-        """The response as it came, after one request."""
+        """Send one request, and return the whole response message."""
         return await self.response(await self.start(method, params, **how))
 
     async def start(
@@ -399,7 +401,7 @@ class RawClient:
         progress: Any = None,
         meta: Object | None = None,
     ) -> Object:
-        """A request as it would be sent, such as for a batch."""
+        """The message of a request, without sending it; for example for a batch."""
         if id is None:
             self._ids += 1
             id = self._ids
@@ -435,12 +437,12 @@ class RawClient:
     # Sending.
 
     async def send(self, message: Object | list[Object]) -> None:
-        """Send a message or a batch of them, whatever it is.  It is on its way when this returns, not there."""
+        """Queue any message, or a batch of messages.  It may not have arrived when this returns."""
         self.post(message)
         await trio.lowlevel.checkpoint()
 
     def post(self, message: Object | list[Object]) -> None:
-        """As `send`, from anywhere."""
+        """Like `send`, but synchronous."""
         for each in message if isinstance(message, list) else [message]:
             if "method" in each and "id" in each:
                 params = each.get("params")
@@ -451,14 +453,14 @@ class RawClient:
         self._outbox.send_nowait(data)
 
     async def close(self) -> None:
-        """Send the end of the stream, after all that was sent before, and wait until the server has ended its own."""
+        """Send the rest of the queue and the end of the stream, and wait until the server has closed its side."""
         self._outbox.close()
         await wait_or_fail(self.ended.wait, "the end of the server's side")
 
     # Notifications.
 
     async def note(self, method: str) -> Object:
-        """The params of the next notification of this kind: of each in turn, from the first."""
+        """The params of the next notification of this method.  Each call returns the next one, from the first on."""
 
         def found() -> Object | None:
             those = [params for name, params in self.notes if name == method]
@@ -469,13 +471,13 @@ class RawClient:
         return params
 
     def noted(self, method: str) -> list[Object]:
-        """The params of all notifications of this kind so far."""
+        """The params of all notifications of this method so far."""
         return [params for name, params in self.notes if name == method]
 
     async def subscribe(
         self, *, tools: bool = False, prompts: bool = False, resources: bool = False, uris: Iterable[str] = ()
     ) -> Subscription:
-        """Listen to changes; see `changed`.  Raises `ErrorResponse` if the server refuses."""
+        """Subscribe to changes; see `changed`.  Raises `ErrorResponse` if the server refuses."""
         uris = tuple(uris)
         lists = [name for name, on in [("tools", tools), ("prompts", prompts), ("resources", resources)] if on]
         self._wanted |= {*lists, *(["updated"] if uris else [])}
@@ -499,27 +501,27 @@ class RawClient:
         return Subscription(self, id, (*told, *agreed.get("resourceSubscriptions", ())), uris)
 
     async def changed(self) -> tuple[str, str | None]:
-        """The next change that was subscribed to: ("tools", None) and so on for the lists, ("updated", uri)."""
+        """The next change that the client subscribed to: ("tools", None) and so on for lists, or ("updated", uri)."""
         await self._until(lambda: self._changes or None, "a change")
         return self._changes.popleft()
 
-    # What differs between the eras, and need not in a test.
+    # Operations that differ between the eras, with one interface for the tests.
 
     async def about(self) -> Object:
-        """What the server is: capabilities, serverInfo, and perhaps instructions."""
+        """The description of the server: capabilities, serverInfo, and instructions if there are any."""
         if not self.modern:
             return self.opening
         result = await self.call("server/discover")
         return {**result, "serverInfo": result.get("_meta", {}).get(META_SERVER_INFO)}
 
     async def set_level(self, level: str) -> None:
-        """From now on logs of this level and above; in the modern era for the requests that follow."""
+        """Receive logs of this level and above from now on; in the modern era, for the requests that follow."""
         self.log_level = level
         if not self.modern:
             await self.call("logging/setLevel", {"level": level})
 
     async def open(self) -> None:
-        """The handshake, where there is one."""
+        """Do the handshake.  The modern revision has no handshake."""
         if self.modern:
             return
         params = {"protocolVersion": self.revision, "capabilities": self.capabilities, "clientInfo": CLIENT_INFO}
@@ -530,8 +532,8 @@ class RawClient:
             await self.set_level(self.log_level)
 
     @contextlib.contextmanager
-    def deaf(self) -> Iterator[None]:
-        """The client reads nothing meanwhile.  Only a stream that holds little makes the server notice."""
+    def not_reading(self) -> Iterator[None]:
+        """The client does not read within the block.  The server notices it only if the stream has a small buffer."""
         self._may_read = trio.Event()
         self._receiving.cancel()
         try:
@@ -551,7 +553,7 @@ class RawClient:
             self._nursery.cancel_scope.cancel()
 
     async def _write(self) -> None:
-        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):  # what came before is still read
+        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):  # the reader goes on
             async for data in self._to_write:
                 await self.stream.send_all(data)
             if isinstance(self.stream, trio.abc.HalfCloseableStream):
@@ -574,7 +576,7 @@ class RawClient:
             *lines, self.rest = (self.rest + (data or b"")).split(b"\n")
             for line in lines:
                 self.lines.append(line)
-                self._hear(_parse(line))
+                self._receive(_parse(line))
                 self._arrival.unpark_all()
 
     async def _until(self, found: Callable[[], T | None], what: str) -> T:
@@ -589,9 +591,9 @@ class RawClient:
         await trio.lowlevel.checkpoint()
         return await wait_or_fail(wait, what)
 
-    # Hearing.
+    # Received messages.
 
-    def _hear(self, value: Any) -> None:
+    def _receive(self, value: Any) -> None:
         if isinstance(value, list):
             _rule(self.revision == "2025-03-26" and value, "an array", value)
         for message in value if isinstance(value, list) else [value]:
@@ -599,15 +601,15 @@ class RawClient:
             self.messages.append(message)
             has = message.keys() - {"jsonrpc"}
             if "method" in has and "id" in has and has <= {"id", "method", "params"}:
-                self._hear_request(message)
+                self._receive_request(message)
             elif "method" in has and has <= {"method", "params"}:
-                self._hear_note(message)
+                self._receive_notification(message)
             elif has == {"id", "result"} or has in ({"id", "error"}, {"error"}):
-                self._hear_response(message)
+                self._receive_response(message)
             else:
                 raise ProtocolViolation(f"neither a request nor a notification nor a response: {message}")
 
-    def _hear_response(self, message: Object) -> None:
+    def _receive_response(self, message: Object) -> None:
         if self._schema is not None and "error" in message:
             self._schema.error(message)
         if message.get("id") is None:
@@ -624,40 +626,42 @@ class RawClient:
             _rule(_key(tag) == _key(sent.id), "the end of a subscription without its id", message)
         sent.response = message
 
-    def _hear_note(self, message: Object) -> None:
+    def _receive_notification(self, message: Object) -> None:
         method, params = message["method"], message.get("params", {})
         if self._schema is not None:
             self._schema.message("Notification", message)
         if method == PROGRESS:
-            self._hear_progress(params)
+            self._receive_progress(params)
         elif method == MESSAGE and self.modern:
             heard = [sent for sent in self._sent.values() if sent.open and META_LOG_LEVEL in sent.meta]
             _rule(heard, "a log message that no request asked for", params)
         elif method == ACKNOWLEDGED:
-            self._hear_acknowledged(params)
+            self._receive_acknowledgement(params)
         elif method in _CHANGES:
-            self._hear_change(method, params)
+            self._receive_change(method, params)
         elif method == CANCELLED and not self.modern and _key(params.get("requestId")) in self._answering:
             self._answering[_key(params["requestId"])].cancel()
         self.notes.append((method, params))
 
-    def _hear_progress(self, params: Object) -> None:
+    def _receive_progress(self, params: Object) -> None:
         token = _key(params["progressToken"])
-        of = [sent for sent in self._sent.values() if sent.at_work and _key(sent.meta.get("progressToken")) == token]
-        _rule(of, "progress of nothing that runs", params)
-        before = of[-1].progress
+        running = [
+            sent for sent in self._sent.values() if sent.at_work and _key(sent.meta.get("progressToken")) == token
+        ]
+        _rule(running, "progress of nothing that runs", params)
+        before = running[-1].progress
         _rule(before is None or params["progress"] > before, f"progress that does not rise from {before}", params)
-        of[-1].progress = params["progress"]
+        running[-1].progress = params["progress"]
 
-    def _listen_of(self, params: Object) -> _Sent:
+    def _subscription_of(self, params: Object) -> _Sent:
         id = params.get("_meta", {}).get(META_SUBSCRIPTION_ID)
         sent = self._sent.get(_key(id))
         if sent is None or sent.method != _LISTEN or not sent.open:
             raise ProtocolViolation(f"on no subscription: {params}")
         return sent
 
-    def _hear_acknowledged(self, params: Object) -> None:
-        sent = self._listen_of(params)
+    def _receive_acknowledgement(self, params: Object) -> None:
+        sent = self._subscription_of(params)
         _rule(sent.agreed is None, "acknowledged twice", params)
         agreed = sent.agreed = params["notifications"]
         for field, value in agreed.items():
@@ -665,20 +669,20 @@ class RawClient:
             kept = set(value) <= set(asked or ()) if isinstance(value, list) else value == asked
             _rule(kept, f"promised what was not asked for ({sent.asked})", params)
 
-    def _hear_change(self, method: str, params: Object) -> None:
+    def _receive_change(self, method: str, params: Object) -> None:
         name, field = _CHANGES[method]
         if self.modern:
-            sent = self._listen_of(params)
+            sent = self._subscription_of(params)
             _rule(sent.agreed is not None, "a change before the acknowledgement", params)
             _rule(sent.covers(params, field), f"not promised ({sent.agreed})", (method, params))
         else:
             _rule(META_SUBSCRIPTION_ID not in params.get("_meta", {}), "no such thing in this revision", params)
-        if name in self._wanted:  # legacy: list changes come unasked
+        if name in self._wanted:  # legacy: list changes come without a subscription
             self._changes.append((name, params.get("uri")))
 
-    # Questions of the server.
+    # Requests of the server.
 
-    def _hear_request(self, message: Object) -> None:
+    def _receive_request(self, message: Object) -> None:
         _rule(not self.modern, "a request by the server", message)
         _rule(_key(message["id"]) not in self._answering, "an id that is in use", message)
         if self._schema is not None:
@@ -700,12 +704,12 @@ class RawClient:
                 outcome = {"error": {"code": error.code, "message": error.message, **data}}
             else:
                 outcome = {"result": outcome}
-            with contextlib.suppress(trio.ClosedResourceError):  # the test has ended the stream meanwhile
+            with contextlib.suppress(trio.ClosedResourceError):  # the test has closed the stream in the meantime
                 await self.send({"jsonrpc": "2.0", "id": id, **outcome})
         del self._answering[_key(id)]
 
     async def _answer_round(self, question: Object) -> Object:
-        """An answer to put into the next request.  There is no way to answer with an error: that leaves `call`."""
+        """An answer for the next request.  The modern revision has no error answers: an error is raised by `call`."""
         outcome = await self._outcome(question["method"], question.get("params", {}))
         if isinstance(outcome, Exception):
             raise outcome
@@ -732,10 +736,10 @@ _served_here: contextvars.ContextVar[object] = contextvars.ContextVar("served_he
 async def client_on(
     stream: trio.abc.Stream, revision: str, *, opened: bool = True, **options: Any
 ) -> AsyncIterator[RawClient]:
-    """A client over a stream that leads to a server, such as a process; `options` are those of `RawClient`.
+    """A client on a stream to a server, for example to a process; `options` are those of `RawClient`.
 
-    With `opened=False` there is no handshake.  At the end of the block the stream is ended from this side, and the
-    server has to end it from its own.  What the block raises leaves it as it is.
+    With `opened=False` there is no handshake.  At the end of the block the client closes its side of the stream, and
+    the server must close its own.  An exception of the block leaves it unchanged, without an exception group.
     """
     wire = RawClient(stream, revision, **options)
     with unwrapped():
@@ -759,11 +763,11 @@ async def connected(
     drain: trio.Event | None = None,
     **options: Any,
 ) -> AsyncIterator[RawClient]:
-    """A client of `server`, which is served over memory; `options` are those of `client_on`.
+    """A client of `server` on a stream in memory; `options` are those of `client_on`.
 
-    `streams` makes the client's end and the server's, such as `checkpoints.one_byte_pipe`.  When `drain` is set, the
-    whole server drains, for as long as that takes.  At the end the client ends the stream, and `serve_stream` has to
-    return and to leave no task behind but handlers that wait for a retry in a run of the server that goes on.
+    `streams` makes the two ends, first that of the client; for example `checkpoints.one_byte_pipe`.  When `drain` is
+    set, the whole server drains, without a time limit.  At the end the client closes the stream.  Then `serve_stream`
+    must return and leave no tasks behind, except handlers that wait for a retry in a run of the server that goes on.
     """
     if serve is None:
         # The contract suite replaces this name in `trio_mcp`.
@@ -777,7 +781,7 @@ async def connected(
     system = _system_tasks()
 
     async def serving() -> None:
-        _served_here.set(here)  # inherited by every task that is started from here, wherever
+        _served_here.set(here)  # every task that is started from here inherits it, also in other nurseries
         async with draining_when(server, drain):
             await run(server, theirs, **how)
         done.set()
@@ -798,7 +802,7 @@ async def connected(
 
 @contextlib.asynccontextmanager
 async def draining_when(server: Any, drain: trio.Event | None) -> AsyncIterator[None]:
-    """Within the block the server drains as soon as the event is set."""
+    """Drain the server when the event is set, within the block."""
     if drain is None:
         yield
         return
@@ -811,7 +815,7 @@ async def draining_when(server: Any, drain: trio.Event | None) -> AsyncIterator[
 
     with unwrapped():
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(drained, name="what drains the server")
+            nursery.start_soon(drained, name="the task that drains the server")
             yield
             nursery.cancel_scope.cancel()
 
@@ -823,5 +827,5 @@ def _system_tasks() -> set[trio.lowlevel.Task]:
 
 async def _left(tasks: Callable[[], set[trio.lowlevel.Task]]) -> set[trio.lowlevel.Task]:
     if tasks():
-        await trio.testing.wait_all_tasks_blocked()  # some may be about to end
+        await trio.testing.wait_all_tasks_blocked()  # some tasks may be about to end
     return tasks()

@@ -1,4 +1,4 @@
-"""A stream that is watched from inside: who writes what in one piece, and what happens when that fails."""
+"""A stream that records each write with the task that made it, and can let a write fail."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Write(NamedTuple):
 
 
 class NotHalfCloseable(trio.abc.Stream):
-    """A stream that has no halves, as TLS has none: its end is the end of both directions."""
+    """A stream without half-close, like TLS: its end is the end of both directions."""
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         self.stream = stream
@@ -37,7 +37,8 @@ class NotHalfCloseable(trio.abc.Stream):
 
 
 class RecordedStream(trio.abc.HalfCloseableStream):
-    """A server's end.  `fails` is asked before each write, with its number from 1, and may give what it raises."""
+    """The server's end.  `fails` is called before each write with its number, from 1; it may return an exception, which
+    the write raises."""
 
     def __init__(self, stream: trio.abc.HalfCloseableStream) -> None:
         self.stream = stream
@@ -75,7 +76,7 @@ class RecordedStream(trio.abc.HalfCloseableStream):
 
 
 def recorded_pairs(make: Callable[[], Pair] = unlimited_pipe) -> tuple[Callable[[], Any], list[RecordedStream]]:
-    """Makes pairs for `connected`, and the list of the server's ends that were made so far."""
+    """A function that makes pairs for `connected`, and the list of the server's ends that it has made so far."""
     made: list[RecordedStream] = []
 
     def pair() -> tuple[trio.abc.Stream, RecordedStream]:

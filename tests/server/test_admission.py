@@ -177,7 +177,7 @@ async def test_a_call_whose_answer_waits_for_the_wire_keeps_its_place(revision: 
     """Or a client that does not read would be served without end."""
     gates = Gates(calls=3, outgoing=2)
     async with connected(gates.server, revision, streams=lambda: pipe_pair(1)) as wire:
-        with wire.deaf():
+        with wire.not_reading():
             await gates.open("a")
             await ask_for(wire, *"aaaaaaaaaaaa")
             ran = len(gates.ended)

@@ -264,7 +264,7 @@ async def test_what_was_queued_for_a_request_is_not_sent_after_its_cancellation(
 
     server = working(body)
     async with connected(server, revision, streams=one_byte_pipe) as wire:
-        with wire.deaf():
+        with wire.not_reading():
             other = await wire.start("tools/call", {"name": "quick"})
             await wait_all_tasks_blocked()  # the wire is busy now
             id = await wire.start("tools/call", CALL, progress="p")
@@ -291,7 +291,7 @@ async def test_a_call_that_has_ended_and_waits_for_the_wire_can_still_be_cancell
         return "reported"
 
     async with connected(server, revision, streams=one_byte_pipe) as wire:
-        with wire.deaf():
+        with wire.not_reading():
             first = await wire.start("tools/call", {"name": "report", "arguments": {"times": 2}}, progress="p")
             await wait_all_tasks_blocked()
             assert server.statistics().running == 1
@@ -379,7 +379,7 @@ async def test_an_id_that_is_used_again_names_the_new_request_alone(revision: st
 
     server = working(body, limits=Limits(calls=2))
     async with connected(server, revision, streams=one_byte_pipe) as wire:
-        with wire.deaf():
+        with wire.not_reading():
             await wire.start("tools/call", {"name": "quick"}, id=1)
             await wait_all_tasks_blocked()
             assert server.statistics().running == 1  # it is being written
@@ -391,7 +391,7 @@ async def test_an_id_that_is_used_again_names_the_new_request_alone(revision: st
             assert (ends, server.statistics().running) == ([1], 1)
         assert (await wire.response(1))["result"]["content"][0]["text"] == "quick"
         # And the old one's end, when its line is written, is not that of the new one.
-        with wire.deaf():
+        with wire.not_reading():
             await wire.start("tools/call", {"name": "quick"}, id=3)
             await wait_all_tasks_blocked()
             wire.post_bytes(json.dumps(wire.request("tools/call", CALL, id=3)).encode() + b"\n")

@@ -504,7 +504,7 @@ async def test_notices_do_not_pile_up_before_a_client_that_does_not_read(
     server = Server("slow", capabilities=LISTS, limits=Limits(outgoing=4))
     server.resource("r://{x}", name="r")(lambda x: x)
     async with server.running(), listening(server, revision, *uris, streams=one_byte_pipe) as wire:
-        with wire.deaf():
+        with wire.not_reading():
             for _ in range(50):
                 server.notify_list_changed(*LISTS)
                 for uri in uris:
@@ -529,7 +529,7 @@ async def test_what_was_held_back_for_a_subscription_that_ended_is_not_told(
     server = Server("slow", capabilities=LISTS, limits=Limits(outgoing=1))
     async with server.running(), connected(server, revision, streams=one_byte_pipe) as wire:
         subscriptions = [await wire.subscribe(tools=True, prompts=True) for _ in range(3)]
-        with wire.deaf():
+        with wire.not_reading():
             for _ in range(5):
                 server.notify_list_changed("tools", "prompts")
                 await settle()
@@ -553,7 +553,7 @@ async def test_a_client_that_does_not_read_keeps_nobody_else_waiting(revision: s
         listening(server, revision, streams=one_byte_pipe) as slow,
         listening(server, revision) as quick,
     ):
-        with slow.deaf():
+        with slow.not_reading():
             for number in range(1, 11):
                 start = trio.current_time()
                 server.notify_list_changed("tools")

@@ -1,7 +1,8 @@
-"""Whatever a client wants, and whatever ends it, at every step of the server: whole lines, and nothing left behind.
+"""Each kind of exchange with the server, ended at each step of the server in each way.
 
-After each: the client got the right answer or none, nobody is at work any more, the run goes on, and who shares it is
-served.  That no task, descriptor or thread is left, and no half of a line, is checked by the harness.
+After each end: the client has the right answer or no answer, no handler runs, the run of the server goes on, and the
+other connections of this run are served.  The harness checks that no task, file descriptor or thread is left, and that
+all lines are complete.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ from tests.server.raw_client import (
 from trio_mcp import Context, Server, serve_stream
 
 ERAS = pytest.mark.parametrize("revision", ["2025-11-25", LATEST])
-Talk = Callable[[RawClient, Server], Awaitable[None]]
+Exchange = Callable[[RawClient, Server], Awaitable[None]]
 
 
-def made() -> Server:
+def new_server() -> Server:
     server = Server("everything", change_debounce=0)
 
     @server.tool
@@ -84,15 +85,15 @@ ANSWERS = {
 }
 
 
-# What a client wants.
+# The exchanges.
 
 
 class Unanswered(Exception):
-    """The server could not ask, for this client had closed its side."""
+    """The server could not send its request, because the client had closed its side."""
 
 
-def calling(name: str, text: str) -> Talk:
-    async def talk(wire: RawClient, server: Server) -> None:
+def calling(name: str, text: str) -> Exchange:
+    async def exchange(wire: RawClient, server: Server) -> None:
         result = await wire.call("tools/call", {"name": name}, id="it", progress="p")
         if "closed its side" in result["content"][0]["text"]:
             raise Unanswered
@@ -101,10 +102,10 @@ def calling(name: str, text: str) -> Talk:
             assert [params["progress"] for params in wire.noted(PROGRESS)] == [1, 2]
             assert len(wire.noted(MESSAGE)) == 1
 
-    return talk
+    return exchange
 
 
-async def list_(wire: RawClient, server: Server) -> None:
+async def list_tools(wire: RawClient, server: Server) -> None:
     assert len((await wire.call("tools/list", id="it"))["tools"]) == 4
 
 
@@ -112,7 +113,7 @@ async def read(wire: RawClient, server: Server) -> None:
     assert (await wire.call("resources/read", {"uri": "it://changes"}, id="it"))["contents"][0]["text"] == "7"
 
 
-async def hear(wire: RawClient, server: Server) -> None:
+async def subscribe(wire: RawClient, server: Server) -> None:
     listening = await wire.subscribe(tools=True, uris=["it://changes"])
     server.notify_list_changed("tools")
     server.notify_resource_updated("it://changes")
@@ -122,18 +123,18 @@ async def hear(wire: RawClient, server: Server) -> None:
     await wire.call("tools/list", id="it")
 
 
-WANTS: dict[str, Talk] = {
+EXCHANGES: dict[str, Exchange] = {
     "a plain call": calling("plain", "plain"),
     "a call in a thread": calling("thread", "thread"),
-    "a call that tells": calling("tells", "tells"),
+    "a call that reports": calling("tells", "tells"),
     "a call that asks": calling("asks", "asks 2"),
-    "a list": list_,
+    "a list": list_tools,
     "a resource": read,
-    "changes": hear,
+    "changes": subscribe,
 }
 
 
-# What ends it.  Each is done at the n-th step.
+# The ways in which an exchange ends.  Each is tried at the n-th step.
 
 
 class Ends:
@@ -161,50 +162,51 @@ class Ends:
         self.drain.set()
 
 
-# What a client finds: it was refused, the server has gone, or it has ended its own side, with a question open or not.
-LEFT = (ErrorResponse, ProtocolViolation, trio.ClosedResourceError, Unanswered)
-ENDS = [name for name in vars(Ends) if name.startswith("the_")]
-LASTING = {"the_client_cancels"}  # after this the link goes on
+# The errors of the client: an error response, the end of the server, or the end of its own side, also while a request
+# of the server waits.
+EXPECTED_ERRORS = (ErrorResponse, ProtocolViolation, trio.ClosedResourceError, Unanswered)
+END_NAMES = [name for name in vars(Ends) if name.startswith("the_")]
+LINK_GOES_ON = {"the_client_cancels"}  # after this the link goes on
 
 
-def on_the_server_s_side(task: trio.lowlevel.Task) -> bool:
+def is_of_the_server(task: trio.lowlevel.Task) -> bool:
     return "client" not in task.name and task.name not in ("the scenario", "the watchdog")
 
 
 @contextlib.asynccontextmanager
-async def given_up_in_vain() -> AsyncIterator[None]:
-    """Ends the block when nothing more can come, such as the answer to what was cancelled."""
+async def ended_when_idle() -> AsyncIterator[None]:
+    """End the block when no more messages can come: a cancelled request, for example, has no answer."""
 
-    async def give_up() -> None:
+    async def end_when_idle() -> None:
         while True:
             await trio.sleep(100)
-            if not awaiting_threads():  # a mock clock does not wait for those
+            if not awaiting_threads():  # a mock clock does not wait for threads
                 nursery.cancel_scope.cancel()
 
     with unwrapped():
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(give_up, name="the client's patience")
+            nursery.start_soon(end_when_idle, name="the client's patience")
             yield
             nursery.cancel_scope.cancel()
 
 
-def little() -> Pair:
-    """Less than a line at a time."""
+def small_pipe() -> Pair:
+    """A pipe with a buffer that is shorter than a line."""
     return pipe_pair(40)
 
 
-STREAMS = pytest.mark.parametrize("streams", [unlimited_pipe, pytest.param(little, marks=pytest.mark.full)])
+STREAMS = pytest.mark.parametrize("streams", [unlimited_pipe, pytest.param(small_pipe, marks=pytest.mark.full)])
 
 
 @STREAMS
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("want", WANTS)
+@pytest.mark.parametrize("end", END_NAMES)
+@pytest.mark.parametrize("exchange", EXCHANGES)
 @ERAS
-def test_it_may_end_at_any_step(revision: str, want: str, end: str, streams: Callable[[], Pair]) -> None:
+def test_an_exchange_may_end_at_any_step(revision: str, exchange: str, end: str, streams: Callable[[], Pair]) -> None:
     ended_well = set()
 
     async def scenario(attempt: Attempt) -> None:
-        ends, server = Ends(), made()
+        ends, server = Ends(), new_server()
 
         def pair() -> Any:
             ends.stream, theirs = attempt.streams(streams)()
@@ -219,39 +221,39 @@ def test_it_may_end_at_any_step(revision: str, want: str, end: str, streams: Cal
             options: Any = {"answers": ANSWERS, "log_level": "info"}
             async with connected(server, revision, streams=pair, serve=serve, **options) as wire:
                 ends.wire = wire
-                with attempt.window(getattr(ends, end)), contextlib.suppress(*LEFT):
-                    async with given_up_in_vain():
-                        await WANTS[want](wire, server)
+                with attempt.window(getattr(ends, end)), contextlib.suppress(*EXPECTED_ERRORS):
+                    async with ended_when_idle():
+                        await EXCHANGES[exchange](wire, server)
                         ended_well.add(True)
-                if not attempt.fired or end in LASTING:
+                if not attempt.fired or end in LINK_GOES_ON:
                     assert (await wire.call("tools/list"))["tools"]
                 elif end != "the_link_breaks":
                     await wait_or_fail(wire.ended.wait, "the end")
             await wait_all_tasks_blocked()
-            drained = attempt.fired and end == "the_server_drains"  # with all its connections
+            drained = attempt.fired and end == "the_server_drains"  # draining ends all its connections
             if drained:
                 await wait_or_fail(other.ended.wait, "the end of all others")
             else:
                 assert (await other.call("tools/list"))["tools"]
-            if server.statistics().parked:  # whose client never came back
+            if server.statistics().parked:  # the client did not send the retry
                 await trio.sleep(1000)
             now = server.statistics()
             left = 0 if drained else 1
             assert (now.connections, now.running, now.parked) == (left, 0, 0)
             assert now.listeners == (0 if wire.modern else left)
 
-    # One step is there before all others, and the last is one that nobody takes.
-    assert cancel_at_each_step(scenario, watch=on_the_server_s_side, may_cut=end == "the_link_breaks") > 3
-    assert ended_well  # without an end, at the latest
+    # The window itself is a step, and the last run does not reach its step.
+    assert cancel_at_each_step(scenario, watch=is_of_the_server, may_cut=end == "the_link_breaks") > 3
+    assert ended_well  # at the latest in the last run, in which the exchange is not ended
 
 
-# A server's own end.
+# The end of the run of the server.
 
 
 @STREAMS
 @ERAS
 def test_a_run_may_end_at_any_step(revision: str, streams: Callable[[], Pair]) -> None:
-    """With it end its lifespan, its connections and what is at work for them."""
+    """Its lifespan, its connections and their tasks end with it."""
     entered = left = 0
 
     async def scenario(attempt: Attempt) -> None:
@@ -267,7 +269,7 @@ def test_a_run_may_end_at_any_step(revision: str, streams: Callable[[], Pair]) -
                 with trio.CancelScope(shield=True):
                     await trio.sleep(1)
 
-        server = made()
+        server = new_server()
         server._lifespan = lifespan
         async with trio.open_nursery() as nursery:
             running = trio.Event()
@@ -283,7 +285,7 @@ def test_a_run_may_end_at_any_step(revision: str, streams: Callable[[], Pair]) -
             await running.wait()
             if attempt.fired:
                 return
-            with contextlib.suppress(*LEFT):
+            with contextlib.suppress(*EXPECTED_ERRORS):
                 async with connected(server, revision, streams=attempt.streams(streams), answers=ANSWERS) as wire:
                     for name in ("plain", "asks"):
                         await wire.call("tools/call", {"name": name})
@@ -292,5 +294,5 @@ def test_a_run_may_end_at_any_step(revision: str, streams: Callable[[], Pair]) -
         assert server.statistics().connections == 0
         assert not server._runs
 
-    assert cancel_at_each_step(scenario, watch=lambda task: on_the_server_s_side(task) or "run" in task.name) > 10
+    assert cancel_at_each_step(scenario, watch=lambda task: is_of_the_server(task) or "run" in task.name) > 10
     assert entered == left > 0

@@ -285,7 +285,7 @@ async def test_what_is_said_together_leaves_in_one_write_and_so_does_what_piles_
         ids = [await wire.start("tools/call", call("gate", name=name)) for name in names]
         await wait_all_tasks_blocked()
         before = len(made[0].writes)
-        with wire.deaf():
+        with wire.not_reading():
             for name in ("first", "second", "third"):
                 bench.open(name).set()
                 await wait_all_tasks_blocked()
@@ -406,7 +406,7 @@ async def test_who_does_not_read_is_heard_all_the_same(revision: str, autojump_c
     """Cancellations are acted on while megabytes wait for the client."""
     bench = Bench()
     async with connected(bench.server, revision, streams=one_byte_pipe) as wire:
-        with wire.deaf():
+        with wire.not_reading():
             big = await wire.start("tools/call", call("much", size=50_000))
             gated = await wire.start("tools/call", call("gate", name="a"))
             await wait_all_tasks_blocked()
@@ -457,7 +457,7 @@ async def test_handlers_that_report_wait_for_a_client_that_does_not_read(
 ) -> None:
     bench = Bench(limits=Limits(outgoing=10, calls=4))
     async with connected(bench.server, revision, streams=one_byte_pipe, log_level="info") as wire:
-        with wire.deaf():
+        with wire.not_reading():
             ids = [
                 await wire.start("tools/call", call("report", times=30, log=bool(n % 2)), progress=f"p{n}")
                 for n in range(4)
@@ -492,7 +492,7 @@ async def test_reading_stops_at_the_bound_and_goes_on_when_there_is_room(
     streams, made = recorded_pairs(lambda: pipe_pair(1000))
     async with connected(bench.server, revision, streams=streams) as wire:
         requests = [wire.request("tools/list" if n % 2 else "no/such/method") for n in range(500)]
-        with wire.deaf():
+        with wire.not_reading():
             for request in requests:
                 wire.post(request)
                 wire.post_bytes(b"junk\n")
@@ -717,7 +717,7 @@ async def test_at_the_end_the_line_at_hand_is_finished_and_what_was_not_begun_is
         await _serve_in(scope, server, stream)
 
     async with connected(bench.server, revision, streams=streams, serve=serve) as wire:
-        with wire.deaf():
+        with wire.not_reading():
             first = await wire.start("tools/call", call("echo", text="first"))
             await wait_all_tasks_blocked()
             second = await wire.start("tools/call", call("echo", text="second"))
@@ -742,7 +742,7 @@ async def test_a_client_that_does_not_read_holds_nobody_up(revision: str, how: s
         wire = RawClient(ours, revision)
         nursery.start_soon(wire.run)
         await wire.open()
-        with wire.deaf():
+        with wire.not_reading():
             await wire.start("tools/call", call("much", size=100))
             await wait_all_tasks_blocked()
             start = trio.current_time()
@@ -829,7 +829,7 @@ async def test_a_drain_lets_what_runs_finish_and_takes_nothing_new(revision: str
             assert (await wire.response(listening.id))["result"]["resultType"] == "complete"
         await trio.sleep(1000)
         assert (bench.began, wire.ended.is_set()) == (["a"] * 3, False)
-        with wire.deaf():
+        with wire.not_reading():
             bench.open("a").set()
             await wait_all_tasks_blocked()
         assert texts([await wire.response(id) for id in running]) == ["a"] * 3
@@ -844,7 +844,7 @@ async def test_a_drain_takes_the_time_that_the_client_needs_to_read_its_answers(
     """Also of those for which no handler waits, and of the line that is on its way."""
     drain = trio.Event()
     async with connected(Bench().server, revision, streams=one_byte_pipe, drain=drain) as wire:
-        with wire.deaf():
+        with wire.not_reading():
             ids = []
             for _ in range(number):
                 ids.append(await wire.start("no/such/method"))
@@ -872,7 +872,7 @@ async def test_what_was_told_is_written_before_a_drain_ends_the_connection(
     drain = trio.Event()
     async with connected(bench.server, revision, streams=one_byte_pipe, drain=drain) as wire:
         await wire.subscribe(tools=True, prompts=True, resources=True, uris=["it://changes"])
-        with wire.deaf():
+        with wire.not_reading():
             ids = [await wire.start("tools/call", call("echo", text="x")) for _ in range(5)]
             await wait_all_tasks_blocked()
             bench.server.notify_list_changed("tools", "resources")
@@ -893,7 +893,7 @@ async def test_changes_that_find_no_room_are_told_once_when_there_is_some(
     bench = Bench(limits=Limits(outgoing=2))
     async with connected(bench.server, revision, streams=one_byte_pipe) as wire:
         listening = await wire.subscribe(tools=True, uris=["it://changes"])
-        with wire.deaf():
+        with wire.not_reading():
             ids = [await wire.start("tools/call", call("echo", text="x")) for _ in range(5)]
             await wait_all_tasks_blocked()
             for _ in range(10):
@@ -913,7 +913,7 @@ async def test_what_was_held_back_for_a_subscription_ends_with_it(revision: str,
     bench = Bench(limits=Limits(outgoing=2))
     async with connected(bench.server, revision, streams=one_byte_pipe) as wire:
         listening = await wire.subscribe(tools=True)
-        with wire.deaf():
+        with wire.not_reading():
             ids = [await wire.start("tools/call", call("echo", text="x")) for _ in range(5)]
             await wait_all_tasks_blocked()
             bench.server.notify_list_changed("tools")

@@ -933,7 +933,7 @@ async def test_a_client_that_does_not_read_gets_the_newest_notification_of_each_
     async with connected(made.server, revision, **options) as wire:
         await listening(wire, {"pings": ["a"]})
         (listener,) = made.listeners
-        with wire.deaf():
+        with wire.not_reading():
             for n in range(100):
                 listener.notify("com.example/changed", {"n": n}, key=str(n % 2))
                 await wait_all_tasks_blocked()

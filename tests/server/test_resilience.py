@@ -215,7 +215,7 @@ async def test_progress_may_have_any_kind_of_float_also_while_the_client_does_no
         return "counted"
 
     async with connected(server, revision, streams=one_byte_pipe) as wire:
-        with wire.deaf():
+        with wire.not_reading():
             id = await wire.start("tools/call", {"name": "count", "arguments": {}}, progress="p")
             await trio.sleep(5)
         answer = await wire.response(id)

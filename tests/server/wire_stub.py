@@ -1,4 +1,4 @@
-"""Wires that take nothing: the test looks into the session for what would go out, and where."""
+"""A wire that sends nothing.  The test reads the outgoing messages from the session."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["WireStub", "session_of"]
 
 
 class WireStub(Wire):
-    """A `Wire` that remembers what was asked of it."""
+    """A `Wire` that records its calls."""
 
     def __init__(self, *, answers_only: bool = False, full: bool = False) -> None:
         self.answers_only = answers_only
@@ -42,7 +42,7 @@ class WireStub(Wire):
 def session_of(
     run: Run, revision: str, own: WireStub, *, capabilities: Mapping[str, Any] | None = None
 ) -> ServerSession:
-    """A conversation with a session over HTTP, after the handshake."""
+    """The server's end of a session over HTTP, after the handshake."""
     conversation = ServerSession(run, own, link=LinkKind.SESSION)
     declared = CAPABILITIES[revision] if capabilities is None else capabilities
     opening = {"protocolVersion": revision, "capabilities": declared, "clientInfo": CLIENT_INFO}
