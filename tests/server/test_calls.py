@@ -1,4 +1,4 @@
-"""From a request to its answer: whatever a handler does and a client sends, in every revision."""
+"""Requests and their answers, in every revision: the outcomes of handlers, and faults of clients."""
 
 from __future__ import annotations
 
@@ -67,15 +67,15 @@ PNG = b"\x89PNG"
 GENERIC = "failed; the server's log says why"
 
 
-# One server whose every handler does what the test says.
+# A server with one handler, which the test defines.
 
 
-class Acting:
-    """`does` is what each handler does: called with the context, and awaited if it can be."""
+class ScriptedServer:
+    """Each handler calls `does` with the context, and awaits the result if it is awaitable."""
 
     def __init__(self, **options: Any) -> None:
         self.does: Callable[[Context], Any] = lambda ctx: "done"
-        self.server = Server("acting", **options)
+        self.server = Server("scripted", **options)
         self.server.tool(self.act)
         self.server.prompt(self.act)
         self.server.resource("act://now", name="now")(self.act_without)
@@ -103,7 +103,7 @@ SURFACES: dict[str, tuple[str, Object]] = {
         {"ref": {"type": "ref/prompt", "name": "act"}, "argument": {"name": "text", "value": SECRET}},
     ),
 }
-everything = pytest.mark.parametrize("surface", SURFACES)
+each_surface = pytest.mark.parametrize("surface", SURFACES)
 
 
 async def ask(wire: RawClient, surface: str) -> Object:
@@ -111,8 +111,8 @@ async def ask(wire: RawClient, surface: str) -> Object:
     return await wire.call(method, params)
 
 
-async def still_works(wire: RawClient, acting: Acting) -> None:
-    acting.does = lambda ctx: "fine"
+async def still_works(wire: RawClient, scripted: ScriptedServer) -> None:
+    scripted.does = lambda ctx: "fine"
     assert (await ask(wire, "tool"))["content"] == [{"type": "text", "text": "fine"}]
 
 
@@ -120,10 +120,10 @@ def text_of(result: Object) -> str:
     return "\n".join(block["text"] for block in result["content"] if block["type"] == "text")
 
 
-# What handlers raise: each row of the table in `dispatch`.
+# Exceptions of handlers: each row of the table in `dispatch`.
 
-Told = tuple[int | None, str]
-"""What the client is told: the code of an error (None: it is a result with isError), and what its text has."""
+Outcome = tuple[int | None, str]
+"""The answer to the client: the code of the error (None: a result with isError), and a part of its text."""
 
 
 def fails(error: Any) -> Callable[[Context], Any]:
@@ -145,13 +145,13 @@ async def with_nursery(ctx: Context, *errors: Callable[[], BaseException]) -> No
             nursery.start_soon(child, error)
 
 
-def secretly() -> ValueError:
+def secret_error() -> ValueError:
     return ValueError(SECRET)
 
 
 UNDECLARED = NotDeclared("sampling/createMessage", "client", ("sampling",))
-SAID: dict[str, tuple[Callable[[Context], Any], Callable[[bool], tuple[Told, Told]]]] = {
-    # What is done, and by era what a tool's client is told, and what all others are.
+CLIENT_ERRORS: dict[str, tuple[Callable[[Context], Any], Callable[[bool], tuple[Outcome, Outcome]]]] = {
+    # The action of the handler and, by era, the outcomes of a tool and of the other handlers.
     "a RequestError": (
         fails(lambda: RequestError(4711, "sold out", {"left": 0})),
         lambda modern: ((4711, "sold out"), (4711, "sold out")),
@@ -160,7 +160,7 @@ SAID: dict[str, tuple[Callable[[Context], Any], Callable[[bool], tuple[Told, Tol
         lambda ctx: with_nursery(ctx, lambda: RequestError(4711, "sold out")),
         lambda modern: ((4711, "sold out"), (4711, "sold out")),
     ),
-    "no resource": (
+    "a ResourceNotFound": (
         fails(lambda: ResourceNotFound("x://y")),
         lambda modern: ((-32602 if modern else -32002, "not found: 'x://y'"),) * 2,
     ),
@@ -168,21 +168,21 @@ SAID: dict[str, tuple[Callable[[Context], Any], Callable[[bool], tuple[Told, Tol
         fails(lambda: ToolError(["sold", image(PNG, mime_type="image/png"), "out"])),
         lambda modern: ((None, "sold\nout"), (-32603, "sold\nout")),
     ),
-    "nobody to ask": (
+    "a NotDeclared": (
         fails(UNDECLARED),
         lambda modern: (
             ((-32021, "sampling"),) * 2 if modern else ((None, "client capability sampling"), (-32603, "sampling"))
         ),
     ),
-    "nothing for this revision": (
+    "a NotInThisRevision": (
         fails(NotInThisRevision("roots/list", "2026-07-28")),
         lambda modern: ((None, "roots/list does not exist in"), (-32603, "does not exist in")),
     ),
-    "a path that must not be followed": (
+    "a PathRefused": (
         fails(PathRefused("it leads outside")),
         lambda modern: ((None, "it leads outside"), (-32602, "it leads outside")),
     ),
-    "a client that errs": (
+    "a RemoteProtocolError": (
         fails(RemoteProtocolError("the answer has no action")),
         lambda modern: ((None, "no action"), (-32603, "no action")),
     ),
@@ -191,15 +191,15 @@ SAID: dict[str, tuple[Callable[[Context], Any], Callable[[bool], tuple[Told, Tol
 
 @req("core-31", "tool-30")
 @every_revision
-@everything
-@pytest.mark.parametrize("what", SAID)
-async def test_what_a_handler_tells_the_client_reaches_it_and_not_the_log(
-    what: str, surface: str, revision: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+@each_surface
+@pytest.mark.parametrize("case", CLIENT_ERRORS)
+async def test_errors_meant_for_the_client_reach_it_and_not_the_log(
+    case: str, surface: str, revision: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
-    acting = Acting()
-    acting.does, told = SAID[what]
+    scripted = ScriptedServer()
+    scripted.does, told = CLIENT_ERRORS[case]
     code, text = told(revision == LATEST)[surface != "tool"]
-    async with connected(acting.server, revision) as wire:
+    async with connected(scripted.server, revision) as wire:
         if code is None:
             result = await ask(wire, surface)
             assert result["isError"] is True
@@ -208,26 +208,26 @@ async def test_what_a_handler_tells_the_client_reaches_it_and_not_the_log(
             with pytest.raises(ErrorResponse) as refused:
                 await ask(wire, surface)
             assert (refused.value.code, text in refused.value.message) == (code, True)
-        await still_works(wire, acting)
+        await still_works(wire, scripted)
     assert not caplog.records
     assert not any(SECRET.encode() in line for line in wire.lines)
 
 
 @every_revision
 async def test_the_data_of_an_error_reaches_the_client(revision: str, autojump_clock: MockClock) -> None:
-    acting = Acting()
-    acting.does = fails(lambda: RequestError(4711, "sold out", {"left": 0}))
-    async with connected(acting.server, revision) as wire:
+    scripted = ScriptedServer()
+    scripted.does = fails(lambda: RequestError(4711, "sold out", {"left": 0}))
+    async with connected(scripted.server, revision) as wire:
         with pytest.raises(ErrorResponse) as refused:
             await ask(wire, "tool")
     assert refused.value.data == {"left": 0}
 
 
 @modern
-async def test_what_a_client_would_have_to_declare_is_named(revision: str, autojump_clock: MockClock) -> None:
-    acting = Acting()
-    acting.does = fails(UNDECLARED)
-    async with connected(acting.server, revision) as wire:
+async def test_the_error_names_the_capability_that_is_not_declared(revision: str, autojump_clock: MockClock) -> None:
+    scripted = ScriptedServer()
+    scripted.does = fails(UNDECLARED)
+    async with connected(scripted.server, revision) as wire:
         with pytest.raises(ErrorResponse) as refused:
             await ask(wire, "prompt")
     assert refused.value.data == {"requiredCapabilities": {"sampling": {}}}
@@ -247,15 +247,15 @@ TOOL_ERRORS: dict[str, tuple[Callable[[Context], Any], str]] = {
 @pytest.mark.contract
 @req("tool-30")
 @every_revision
-@pytest.mark.parametrize("what", TOOL_ERRORS)
+@pytest.mark.parametrize("case", TOOL_ERRORS)
 async def test_a_tool_error_is_a_result_that_the_model_sees(
-    what: str, revision: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+    case: str, revision: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
-    acting = Acting()
-    acting.does, text = TOOL_ERRORS[what]
-    async with connected(acting.server, revision) as wire:
+    scripted = ScriptedServer()
+    scripted.does, text = TOOL_ERRORS[case]
+    async with connected(scripted.server, revision) as wire:
         result = await ask(wire, "tool")
-        await still_works(wire, acting)
+        await still_works(wire, scripted)
     assert (result["isError"], text_of(result)) == (True, text)
     assert not caplog.records
 
@@ -273,10 +273,10 @@ def deep() -> list[Any]:
     return made
 
 
-WRITTEN_NOWHERE: dict[str, Callable[[], Any]] = {
-    "half a pair": lambda: ["a\ud800"],
-    "not a number": lambda: {"x": math.nan},
-    "no bounds": lambda: [math.inf],
+NOT_JSON: dict[str, Callable[[], Any]] = {
+    "a lone surrogate": lambda: ["a\ud800"],
+    "NaN": lambda: {"x": math.nan},
+    "infinity": lambda: [math.inf],
     "a huge integer": lambda: 10**5000,
     "a cycle": cycle,
     "a great depth": deep,
@@ -284,31 +284,31 @@ WRITTEN_NOWHERE: dict[str, Callable[[], Any]] = {
     "an object inside": lambda: {"a": [object()]},
 }
 FAILURES: dict[str, Callable[[Context], Any]] = {
-    "an exception": fails(secretly),
+    "an exception": fails(secret_error),
     "an exception with a cause": fails(lambda: KeyError(SECRET).with_traceback(None)),
-    "an exception in a nursery": lambda ctx: with_nursery(ctx, secretly),
-    "two exceptions": lambda ctx: with_nursery(ctx, secretly, secretly),
-    "a group": fails(lambda: ExceptionGroup(SECRET, [secretly(), ToolError(SECRET)])),
+    "an exception in a nursery": lambda ctx: with_nursery(ctx, secret_error),
+    "two exceptions": lambda ctx: with_nursery(ctx, secret_error, secret_error),
+    "a group": fails(lambda: ExceptionGroup(SECRET, [secret_error(), ToolError(SECRET)])),
     "a call to exit": fails(lambda: SystemExit(SECRET)),
-    "a call to exit in a nursery": lambda ctx: with_nursery(ctx, lambda: SystemExit(SECRET), secretly),
-    "our own mistake": fails(lambda: UsageError(SECRET)),
+    "a call to exit in a nursery": lambda ctx: with_nursery(ctx, lambda: SystemExit(SECRET), secret_error),
+    "a UsageError": fails(lambda: UsageError(SECRET)),
     "a timeout": fails(trio.TooSlowError),
-    "an error of no number": fails(lambda: RequestError("4711", "sold out")),  # type: ignore[arg-type]
-    "an error of no text": fails(lambda: RequestError(4711, None)),  # type: ignore[arg-type]
-    "an error with an object": fails(lambda: RequestError(4711, "sold out", object())),
-    "a tool error of an exception": fails(lambda: ToolError(secretly())),  # type: ignore[arg-type]
-    "a tool error of numbers": fails(lambda: ToolError([1])),  # type: ignore[list-item]
-    "a tool error with half a pair": fails(lambda: ToolError("\ud800")),
-    **{what: (lambda ctx, make=make: make()) for what, make in WRITTEN_NOWHERE.items()},
+    "a RequestError with a string as code": fails(lambda: RequestError("4711", "sold out")),  # type: ignore[arg-type]
+    "a RequestError without a message": fails(lambda: RequestError(4711, None)),  # type: ignore[arg-type]
+    "a RequestError with an object": fails(lambda: RequestError(4711, "sold out", object())),
+    "a ToolError of an exception": fails(lambda: ToolError(secret_error())),  # type: ignore[arg-type]
+    "a ToolError of numbers": fails(lambda: ToolError([1])),  # type: ignore[list-item]
+    "a ToolError with a lone surrogate": fails(lambda: ToolError("\ud800")),
+    **{case: (lambda ctx, make=make: make()) for case, make in NOT_JSON.items()},
 }
 
 
-async def test_an_error_that_is_nothing_but_a_picture_is_told_to_the_log_where_no_result_can_show_it(
+async def test_a_tool_error_with_only_an_image_is_logged_outside_of_tools(
     caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
-    acting = Acting()
-    acting.does = fails(lambda: ToolError([image(PNG, mime_type="image/png")]))
-    async with connected(acting.server, LATEST) as wire:
+    scripted = ScriptedServer()
+    scripted.does = fails(lambda: ToolError([image(PNG, mime_type="image/png")]))
+    async with connected(scripted.server, LATEST) as wire:
         with pytest.raises(ErrorResponse, match=GENERIC):
             await ask(wire, "prompt")
         assert [record.levelno for record in caplog.records] == [logging.ERROR]
@@ -318,14 +318,14 @@ async def test_an_error_that_is_nothing_but_a_picture_is_told_to_the_log_where_n
 @pytest.mark.contract
 @req("core-31", "log-06", "prm-08", "res-05", "res-07", "cmpl-06")
 @every_revision
-@everything
-@pytest.mark.parametrize("what", FAILURES)
-async def test_a_failure_is_told_to_the_log_and_not_to_the_client(
-    what: str, surface: str, revision: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+@each_surface
+@pytest.mark.parametrize("case", FAILURES)
+async def test_a_failure_is_logged_and_the_client_gets_no_details(
+    case: str, surface: str, revision: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
-    acting = Acting()
-    acting.does = FAILURES[what]
-    async with connected(acting.server, revision) as wire:
+    scripted = ScriptedServer()
+    scripted.does = FAILURES[case]
+    async with connected(scripted.server, revision) as wire:
         if surface == "tool":
             result = await ask(wire, surface)
             assert (result["isError"], text_of(result)) == (True, f"tools/call 'act' {GENERIC}")
@@ -333,7 +333,7 @@ async def test_a_failure_is_told_to_the_log_and_not_to_the_client(
             with pytest.raises(ErrorResponse, match=GENERIC) as refused:
                 await ask(wire, surface)
             assert refused.value.code == -32603
-        await still_works(wire, acting)
+        await still_works(wire, scripted)
     assert not any(SECRET.encode() in line for line in wire.lines)
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("trio_mcp", logging.ERROR)
@@ -347,9 +347,9 @@ async def test_the_log_says_that_handlers_run_on_trio(
     async def sleep(ctx: Context) -> None:
         await asyncio.sleep(1)
 
-    acting = Acting()
-    acting.does = sleep
-    async with connected(acting.server, LATEST) as wire:
+    scripted = ScriptedServer()
+    scripted.does = sleep
+    async with connected(scripted.server, LATEST) as wire:
         assert text_of(await ask(wire, "tool")) == f"tools/call 'act' {GENERIC}"
     (record,) = caplog.records
     assert record.exc_info is not None
@@ -358,15 +358,15 @@ async def test_the_log_says_that_handlers_run_on_trio(
     assert failed.__notes__ == ["handlers run on Trio: use `await trio.sleep(1)`, or asyncio.run in a def handler"]
 
 
-async def test_what_is_no_result_is_one_line_of_the_log(
+async def test_an_invalid_return_value_is_one_line_of_the_log(
     caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
-    acting = Acting()
-    acting.does = lambda ctx: float("nan")
-    async with connected(acting.server, LATEST) as wire:
+    scripted = ScriptedServer()
+    scripted.does = lambda ctx: float("nan")
+    async with connected(scripted.server, LATEST) as wire:
         assert (await ask(wire, "tool"))["isError"]
     (record,) = caplog.records
-    assert not record.exc_info  # all its frames would be ours
+    assert not record.exc_info  # a traceback would have only frames of the library
     why = "a float that is not finite has no JSON form; use None"
     assert record.getMessage() == f"tools/call 'act' failed: the result of the tool 'act': {why}"
 
@@ -374,8 +374,8 @@ async def test_what_is_no_result_is_one_line_of_the_log(
 @every_revision
 @pytest.mark.parametrize("error", [KeyboardInterrupt, lambda: BaseExceptionGroup("", [KeyboardInterrupt()])])
 async def test_a_keyboard_interrupt_ends_the_server(revision: str, error: Any, autojump_clock: MockClock) -> None:
-    acting = Acting()
-    acting.does = fails(error)
+    scripted = ScriptedServer()
+    scripted.does = fails(error)
     ended: list[BaseException] = []
 
     async def serve(server: Server, stream: trio.abc.Stream) -> None:
@@ -386,7 +386,7 @@ async def test_a_keyboard_interrupt_ends_the_server(revision: str, error: Any, a
         except BaseException as error:  # noqa: BLE001
             ended.append(error)
 
-    async with connected(acting.server, revision, serve=serve) as wire:
+    async with connected(scripted.server, revision, serve=serve) as wire:
         await wire.start(*SURFACES["tool"])
         await wire.ended.wait()
     (error,) = ended
@@ -396,19 +396,19 @@ async def test_a_keyboard_interrupt_ends_the_server(revision: str, error: Any, a
 
 
 @until("2024-11-05")
-async def test_a_tool_error_that_the_revision_cannot_carry_is_told_as_such(
+async def test_a_tool_error_with_a_block_of_a_later_revision_names_the_revision(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    acting = Acting()
-    acting.does = fails(lambda: ToolError([AudioContent(PNG, "audio/wav")]))
-    async with connected(acting.server, revision) as wire:
+    scripted = ScriptedServer()
+    scripted.does = fails(lambda: ToolError([AudioContent(PNG, "audio/wav")]))
+    async with connected(scripted.server, revision) as wire:
         result = await ask(wire, "tool")
-        await still_works(wire, acting)
+        await still_works(wire, scripted)
     assert result["isError"] is True
     assert "2024-11-05" in text_of(result)
 
 
-# What handlers return, on the wire.
+# Return values of handlers, on the wire.
 
 
 @dataclass
@@ -422,7 +422,7 @@ def text(value: str) -> Object:
 
 
 def structured(value: Any, written: str, *, object: bool) -> Callable[[str], Object]:
-    """Structured content is there from 2025-06-18 on; what is no object, in a box until 2026-07-28."""
+    """Structured content exists from 2025-06-18 on.  Before 2026-07-28, a value that is not an object is wrapped."""
 
     def expected(revision: str) -> Object:
         if revision < "2025-06-18":
@@ -512,7 +512,7 @@ RETURNED: dict[Callable[[], Any], Callable[[str], Object | None]] = {
 
 
 def plain(result: Object) -> Object:
-    """Without what every modern result has."""
+    """The result without the members that every modern result has."""
     return {key: value for key, value in result.items() if key not in ("resultType", "_meta", "ttlMs", "cacheScope")}
 
 
@@ -520,7 +520,7 @@ def plain(result: Object) -> Object:
 @req("tool-05", "tool-11", "tool-13", "tool-14", "tool-34", "tool-35")
 @every_revision
 @pytest.mark.parametrize("function", RETURNED, ids=lambda function: function.__name__)
-async def test_what_a_tool_returns_is_its_result(
+async def test_the_return_value_of_a_tool_is_its_result(
     function: Callable[[], Any], revision: str, autojump_clock: MockClock
 ) -> None:
     server = Server("returning")
@@ -539,8 +539,8 @@ async def test_what_a_tool_returns_is_its_result(
 @pytest.mark.contract
 @req("res-12", "res-17")
 @every_revision
-async def test_other_results_are_those_of_their_methods(revision: str, autojump_clock: MockClock) -> None:
-    acting = Acting()
+async def test_return_values_of_prompts_resources_and_completions(revision: str, autojump_clock: MockClock) -> None:
+    scripted = ScriptedServer()
     contents = [TextResourceContents("act://now/1", "one"), TextResourceContents("act://now/2", "two")]
     written = [{"uri": "act://now/1", "text": "one"}, {"uri": "act://now/2", "text": "two"}]
     said = {"type": "text", "text": "hi"}
@@ -572,15 +572,15 @@ async def test_other_results_are_those_of_their_methods(revision: str, autojump_
         ("completion", ["a", "b"], {"completion": {"values": ["a", "b"], "total": 2, "hasMore": False}}),
         ("completion", Completion(["a"], has_more=True), {"completion": {"values": ["a"], "hasMore": True}}),
     ]
-    async with connected(acting.server, revision) as wire:
+    async with connected(scripted.server, revision) as wire:
         for surface, value, expected in cases:
-            acting.does = lambda ctx, value=value: value
+            scripted.does = lambda ctx, value=value: value
             assert plain(await ask(wire, surface)) == expected
 
 
 @req("prm-05", "prm-06", "prm-07", "prm-16")
 @every_revision
-async def test_a_prompt_holds_pictures_sound_files_and_links(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_prompt_may_have_images_audio_files_and_links(revision: str, autojump_clock: MockClock) -> None:
     cases: list[tuple[Any, str, Object]] = [
         (
             image(PNG, mime_type="image/png"),
@@ -603,10 +603,10 @@ async def test_a_prompt_holds_pictures_sound_files_and_links(revision: str, auto
             {"type": "resource_link", "name": "a", "uri": "notes://a"},
         ),
     ]
-    acting = Acting()
-    async with connected(acting.server, revision) as wire:
+    scripted = ScriptedServer()
+    async with connected(scripted.server, revision) as wire:
         for value, first, expected in cases:
-            acting.does = lambda ctx, value=value: value
+            scripted.does = lambda ctx, value=value: value
             if revision < first:
                 with pytest.raises(ErrorResponse, match=f"does not exist in {revision}"):
                     await ask(wire, "prompt")
@@ -625,30 +625,30 @@ async def test_a_prompt_holds_pictures_sound_files_and_links(revision: str, auto
         EmbeddedResource(BlobResourceContents("notes", PNG)),
         EmbeddedResource(TextResourceContents("", "hi")),
     ],
-    ids=["a picture", "sound", "a file", "a text"],
+    ids=["an image", "audio", "a file", "a text"],
 )
-async def test_a_prompt_with_no_type_or_no_uri_does_not_leave(
+async def test_a_prompt_with_an_invalid_media_type_or_uri_is_not_sent(
     block: Any, revision: str, autojump_clock: MockClock
 ) -> None:
-    acting = Acting()
-    acting.does = lambda ctx: block
-    async with connected(acting.server, revision) as wire:
+    scripted = ScriptedServer()
+    scripted.does = lambda ctx: block
+    async with connected(scripted.server, revision) as wire:
         with pytest.raises(ErrorResponse) as refused:
             await ask(wire, "prompt")
         assert refused.value.code == -32603
-        await still_works(wire, acting)
+        await still_works(wire, scripted)
 
 
 @req("res-09")
 @every_revision
-@pytest.mark.parametrize("value", [None, [], ReadResourceResult([])], ids=["none", "a list of nothing", "no contents"])
-async def test_a_resource_is_never_answered_with_nothing(
+@pytest.mark.parametrize("value", [None, [], ReadResourceResult([])], ids=["None", "an empty list", "no contents"])
+async def test_a_resource_without_contents_is_an_error(
     value: Any, revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    acting = Acting()
-    acting.does = lambda ctx: value
-    async with connected(acting.server, revision) as wire:
-        if value == []:  # that is data
+    scripted = ScriptedServer()
+    scripted.does = lambda ctx: value
+    async with connected(scripted.server, revision) as wire:
+        if value == []:  # an empty list is data
             assert (await ask(wire, "resource"))["contents"][0]["text"] == "[]"
         else:
             with pytest.raises(ErrorResponse) as refused:
@@ -656,11 +656,11 @@ async def test_a_resource_is_never_answered_with_nothing(
             assert refused.value.code == -32603
 
 
-# What clients get wrong.
+# Faults of clients.
 
 
 class Counting:
-    """A server whose handlers count how often they are reached."""
+    """A server with handlers that count their calls."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -697,7 +697,7 @@ ARGUMENTS_REFUSED: list[Any] = [
 @req("tool-06", "tool-32", "tool-33")
 @every_revision
 @pytest.mark.parametrize("arguments", ARGUMENTS_REFUSED, ids=str)
-async def test_arguments_that_do_not_fit_never_reach_a_tool(
+async def test_invalid_arguments_never_reach_a_tool(
     arguments: Any, revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     counting = Counting()
@@ -713,7 +713,7 @@ async def test_arguments_that_do_not_fit_never_reach_a_tool(
                 await call
             assert refused.value.code == -32602
             said = refused.value.message
-        assert ("number" in said) or ("more" in said)  # which is it?
+        assert ("number" in said) or ("more" in said)  # the message names the argument
     assert counting.calls == 0
     assert not caplog.records
     assert SECRET not in said
@@ -774,7 +774,7 @@ UNKNOWN: list[tuple[str, Object]] = [
 )
 @every_revision
 @pytest.mark.parametrize(("method", "params"), [*MALFORMED, *UNKNOWN], ids=lambda value: str(value)[:60])
-async def test_a_request_that_makes_no_sense_is_refused(
+async def test_a_malformed_or_unknown_request_is_refused(
     method: str, params: Object, revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     counting = Counting()
@@ -796,7 +796,7 @@ async def test_a_request_that_makes_no_sense_is_refused(
 @pytest.mark.parametrize(
     "uri", ["nothing://here", "notes:/a", "notes://", "notes://a/b", "notes://..%2Fa", "", " notes://a", "x" * 10_000]
 )
-async def test_a_resource_that_is_not_there_is_not_found(
+async def test_an_unknown_resource_is_not_found(
     uri: str, revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     counting = Counting()
@@ -813,7 +813,7 @@ async def test_a_resource_that_is_not_there_is_not_found(
 @req("core-32", "arch-02", "prm-11", "cmpl-06")
 @every_revision
 @pytest.mark.parametrize("surface", ["prompt", "resource", "completion"])
-async def test_a_method_for_what_the_server_has_not_does_not_exist(
+async def test_a_method_of_an_absent_feature_is_not_found(
     surface: str, revision: str, autojump_clock: MockClock
 ) -> None:
     server = Server("bare")
@@ -821,12 +821,12 @@ async def test_a_method_for_what_the_server_has_not_does_not_exist(
     async with connected(server, revision) as wire:
         with pytest.raises(ErrorResponse) as refused:
             await ask(wire, surface)
-    # cmpl-10: of completion there is nothing to declare in 2024-11-05.
+    # cmpl-10: 2024-11-05 has no capability for completion.
     undeclared = surface == "completion" and revision == "2024-11-05"
     assert refused.value.code == (-32602 if undeclared else -32601)
 
 
-# Any JSON at all.
+# Arbitrary JSON.
 
 _METHODS = (
     "initialize", "ping", "server/discover", "tools/list", "tools/call", "prompts/list", "prompts/get",
@@ -839,8 +839,8 @@ _JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=8,
 )  # fmt: skip
-# What makes sense somewhere; each is put where it belongs, where something else does, or left out.
-_SENSE: dict[str, list[Any]] = {
+# Plausible values by the name of the parameter.  Each parameter has one of them, other JSON, or is absent.
+_PLAUSIBLE: dict[str, list[Any]] = {
     "name": ["act", "nobody"],
     "uri": ["act://now", "acts://here", "acts://", "nothing://"],
     "arguments": [{}, {"text": "hi"}, {"text": 3}],
@@ -858,7 +858,7 @@ _SENSE: dict[str, list[Any]] = {
     "_meta": [{}, {"progressToken": 1}, {"traceparent": 1}],
 }
 _PARAMS = _JSON | st.fixed_dictionaries(
-    {}, optional={name: st.sampled_from(sense) | _JSON for name, sense in _SENSE.items()}
+    {}, optional={name: st.sampled_from(sense) | _JSON for name, sense in _PLAUSIBLE.items()}
 )
 
 
@@ -866,18 +866,18 @@ _PARAMS = _JSON | st.fixed_dictionaries(
 @every_revision
 @hypothesis.settings(max_examples=100)
 @hypothesis.given(calls=st.lists(st.tuples(st.sampled_from(_METHODS), _PARAMS), min_size=1, max_size=8))
-def test_any_params_are_answered_once_and_never_with_a_failure(revision: str, calls: list[tuple[str, Any]]) -> None:
+def test_any_params_get_one_answer_and_no_internal_error(revision: str, calls: list[tuple[str, Any]]) -> None:
     failures: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: failures.append(handler.format(record))  # type: ignore[method-assign]
 
     async def scenario() -> None:
-        acting = Acting()
-        acting.does = lambda ctx: ["fine"] if ctx.method == "completion/complete" else "fine"
-        async with connected(acting.server, revision) as wire:
+        scripted = ScriptedServer()
+        scripted.does = lambda ctx: ["fine"] if ctx.method == "completion/complete" else "fine"
+        async with connected(scripted.server, revision) as wire:
             for number, (method, params) in enumerate(calls):
                 await answered_once(wire, f"any-{number}", method, params)
-            await still_works(wire, acting)
+            await still_works(wire, scripted)
 
     log = logging.getLogger("trio_mcp")
     log.addHandler(handler)
@@ -893,14 +893,14 @@ async def answered_once(wire: RawClient, id: str, method: str, params: Any) -> N
     if wire.modern and isinstance(params, dict) and isinstance(params.get("_meta", {}), dict):
         message["params"] = wire.request(method, params, id=id)["params"]
     elif wire.modern and method == "ping":
-        return  # without the metadata it is a request of the other era
+        return  # a ping without the metadata is a request of the legacy era
     wire.post(message)
-    # The answer to what follows comes after whatever comes at once; nothing here takes longer.
+    # All answers come at once.  The answer to this request comes after them.
     await wire.call("tools/list")
     await wait_all_tasks_blocked()
     answers = [each for each in wire.messages if each.get("id") == id]
     if method == "subscriptions/listen" and not answers:
-        assert wire.modern  # it was acknowledged instead; `wire` has looked at that
+        assert wire.modern  # the server acknowledged it instead, and `wire` has checked that
     else:
         (answer,) = answers
         assert answer.get("error", {}).get("code", -32602) in (-32600, -32601, -32602, -32002, -32022)
@@ -943,8 +943,8 @@ async def test_completion_gives_the_first_hundred_in_the_handler_s_order(
         few = [each for each in names if each.startswith("24")]
         assert await values(complete("prompt", "24")) == {"values": few, "total": 10, "hasMore": False}
         told = await values(complete("prompt", "240", greeting="Hi"))
-        assert told["values"] == ["Hi", "greet", "240"]  # what is known of the other arguments
-        for uri in ("notes://{name}", "notes://a"):  # the template, or what it stands for
+        assert told["values"] == ["Hi", "greet", "240"]  # the handler gets the other arguments
+        for uri in ("notes://{name}", "notes://a"):  # the template, or a URI that it matches
             assert (await values(complete(uri, "b")))["values"] == ["bb"]
         other = {"ref": {"type": "ref/prompt", "name": "greet"}, "argument": {"name": "greeting", "value": ""}}
         assert await values(other) == {"values": [], "total": 0, "hasMore": False}
@@ -954,29 +954,29 @@ async def test_completion_gives_the_first_hundred_in_the_handler_s_order(
 
 @req("cmpl-07")
 @every_revision
-async def test_no_more_than_a_hundred_values_leave_in_whatever_way(revision: str, autojump_clock: MockClock) -> None:
-    acting = Acting()
+async def test_a_completion_never_has_more_than_a_hundred_values(revision: str, autojump_clock: MockClock) -> None:
+    scripted = ScriptedServer()
     values = [str(number) for number in range(101)]
-    async with connected(acting.server, revision) as wire:
-        acting.does = lambda ctx: Completion(values[:100], total=101, has_more=True)
+    async with connected(scripted.server, revision) as wire:
+        scripted.does = lambda ctx: Completion(values[:100], total=101, has_more=True)
         told = (await ask(wire, "completion"))["completion"]
         assert told == {"values": values[:100], "total": 101, "hasMore": True}
-        acting.does = lambda ctx: Completion(values)
+        scripted.does = lambda ctx: Completion(values)
         with pytest.raises(ErrorResponse) as refused:
             await ask(wire, "completion")
         assert refused.value.code == -32603
 
 
-# How handlers are run.
+# The execution of handlers.
 
 
-def telling_where() -> tuple[Server, list[Any]]:
-    """A server of one tool that tells where it ran."""
+def server_that_records_threads() -> tuple[Server, list[Any]]:
+    """A server with tools that record their thread and their context variable."""
     server, where = Server("running"), []
 
     def tell() -> None:
-        where.append((threading.get_ident() == main, WHO.get()))
-        WHO.set("a handler")
+        where.append((threading.get_ident() == main, VARIABLE.get()))
+        VARIABLE.set("a handler")
 
     main = threading.get_ident()
 
@@ -997,7 +997,7 @@ def telling_where() -> tuple[Server, list[Any]]:
     return server, where
 
 
-WHO = contextvars.ContextVar("who", default="nobody")
+VARIABLE = contextvars.ContextVar("variable", default="unset")
 
 
 @every_revision
@@ -1005,33 +1005,33 @@ WHO = contextvars.ContextVar("who", default="nobody")
     ("name", "in_the_loop"),
     [("awaited", True), ("in_a_thread", False), ("inline", True), ("raw", False), ("raw_inline", True)],
 )
-async def test_a_handler_runs_as_it_was_declared_with_the_variables_of_who_serves(
+async def test_a_handler_runs_as_declared_in_the_context_of_the_serving_task(
     name: str, in_the_loop: bool, revision: str, autojump_clock: MockClock
 ) -> None:
-    server, where = telling_where()
-    WHO.set("the host")
+    server, where = server_that_records_threads()
+    VARIABLE.set("the host")
     async with connected(server, revision) as wire:
-        for _ in range(2):  # what the first handler sets is not seen by the second
+        for _ in range(2):  # the second handler does not see the value that the first one sets
             assert plain(await wire.call("tools/call", {"name": name})) == {"content": []}
     assert where == [(in_the_loop, "the host")] * 2
 
 
 @every_revision
-async def test_each_connection_has_the_variables_of_its_own(revision: str, autojump_clock: MockClock) -> None:
+async def test_each_connection_has_its_own_context_variables(revision: str, autojump_clock: MockClock) -> None:
     server = Server("small")
     seen: list[str] = []
     gate = trio.Event()
 
     @server.tool
     async def tell() -> None:
-        seen.append(WHO.get())
-        WHO.set("a handler")
+        seen.append(VARIABLE.get())
+        VARIABLE.set("a handler")
         await gate.wait()
 
     async with server.running(), trio.open_nursery() as nursery:
-        WHO.set("one")
+        VARIABLE.set("one")
         async with connected(server, revision) as one:
-            WHO.set("two")
+            VARIABLE.set("two")
             async with connected(server, revision) as two:
                 nursery.start_soon(one.call, "tools/call", {"name": "tell"})
                 await wait_all_tasks_blocked()
@@ -1043,7 +1043,7 @@ async def test_each_connection_has_the_variables_of_its_own(revision: str, autoj
 
 
 class Blocking:
-    """A tool in a thread that ends when it is told to."""
+    """A tool in a thread that waits until the test sets `go_on`."""
 
     def __init__(self, *, abandon: bool = True, **options: Any) -> None:
         self.go_on = threading.Event()
@@ -1067,7 +1067,7 @@ class Blocking:
 
 
 @every_revision
-async def test_no_more_threads_work_than_there_may(revision: str, autojump_clock: MockClock) -> None:
+async def test_the_number_of_busy_threads_is_limited(revision: str, autojump_clock: MockClock) -> None:
     blocking = Blocking(threads=2)
     async with connected(blocking.server, revision) as wire:
         ids = [await wire.start("tools/call", {"name": "work"}) for _ in range(5)]
@@ -1084,7 +1084,7 @@ async def test_no_more_threads_work_than_there_may(revision: str, autojump_clock
 @req("cancel-03", "cancel-17", "cancel-18")
 @every_revision
 @pytest.mark.parametrize("abandon", [True, False])
-async def test_a_cancelled_thread_is_left_behind_unless_it_must_not_be(
+async def test_a_cancelled_thread_is_abandoned_only_if_declared(
     abandon: bool, revision: str, autojump_clock: MockClock
 ) -> None:
     blocking = Blocking(abandon=abandon)
@@ -1108,10 +1108,10 @@ async def test_a_cancelled_thread_is_left_behind_unless_it_must_not_be(
 @pytest.mark.contract
 @req("cancel-03", "cancel-07", "cancel-17", "cancel-18")
 @every_revision
-async def test_cancelling_reaches_one_handler_with_its_reason_and_nothing_is_sent_after_it(
+async def test_a_cancellation_reaches_one_handler_and_ends_its_messages(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    acting = Acting()
+    scripted = ScriptedServer()
     ends: list[Any] = []
 
     async def wait(ctx: Context) -> None:
@@ -1125,19 +1125,19 @@ async def test_cancelling_reaches_one_handler_with_its_reason_and_nothing_is_sen
                 await ctx.log("info", "too late")
             raise
 
-    acting.does = wait
-    async with connected(acting.server, revision, log_level="debug") as wire:
+    scripted.does = wait
+    async with connected(scripted.server, revision, log_level="debug") as wire:
         one = await wire.start(*SURFACES["tool"], progress="one")
         two = await wire.start(*SURFACES["prompt"], progress="two")
         await wait_all_tasks_blocked()
         await wire.cancel(one, "changed my mind")
         await wait_all_tasks_blocked()
         assert ends == [(one, "changed my mind")]
-        assert acting.server.statistics().running == 1
+        assert scripted.server.statistics().running == 1
         await wire.cancel(two)
         await wait_all_tasks_blocked()
         assert ends[1] == (two, "the client cancelled the request")
-        await still_works(wire, acting)
+        await still_works(wire, scripted)
         assert not wire.answered(one)
         assert not wire.answered(two)
     assert [params["progress"] for params in wire.noted(PROGRESS)] == [1, 1]
@@ -1157,23 +1157,25 @@ async def test_cancelling_reaches_one_handler_with_its_reason_and_nothing_is_sen
 async def test_the_task_of_a_request_is_named_after_it(
     surface: str, name: str, revision: str, autojump_clock: MockClock
 ) -> None:
-    acting = Acting()
+    scripted = ScriptedServer()
     names: list[str] = []
-    acting.does = lambda ctx: names.append(trio.lowlevel.current_task().name) or ["fine"]
-    async with connected(acting.server, revision) as wire:
+    scripted.does = lambda ctx: names.append(trio.lowlevel.current_task().name) or ["fine"]
+    async with connected(scripted.server, revision) as wire:
         method, params = SURFACES[surface]
         await wire.call(method, params, id="seven")
     assert names == [name]
 
 
-# What a handler knows, and tells.
+# The context of a handler, progress and logs.
 
 
 @req("meta-09")
 @every_revision
-@everything
-async def test_a_handler_knows_its_request(surface: str, revision: str, autojump_clock: MockClock) -> None:
-    acting = Acting()
+@each_surface
+async def test_each_handler_gets_the_facts_of_its_request(
+    surface: str, revision: str, autojump_clock: MockClock
+) -> None:
+    scripted = ScriptedServer()
     facts: list[Any] = []
 
     def know(ctx: Context) -> Any:
@@ -1182,10 +1184,10 @@ async def test_a_handler_knows_its_request(surface: str, revision: str, autojump
         facts.append((ctx.supports("sampling"), ctx.supports("sampling", "tools"), ctx.supports("nothing")))
         return ["fine"]
 
-    acting.does = know
+    scripted.does = know
     trace = {"traceparent": "00-" + "1" * 32 + "-" + "2" * 16 + "-01", "baggage": "a=b"}
     meta = {**trace, "tracestate": 3, "com.example/key": [None]}
-    async with connected(acting.server, revision) as wire:
+    async with connected(scripted.server, revision) as wire:
         method, params = SURFACES[surface]
         await wire.call(method, params, id="seven", meta=meta)
     assert facts[0] == ("seven", method, revision, {"name": "wire", "version": "1"}, None, {})
@@ -1196,12 +1198,12 @@ async def test_a_handler_knows_its_request(surface: str, revision: str, autojump
 @pytest.mark.contract(token=("token",))
 @req("prog-01", "prog-03", "prog-04", "prog-05", "prog-06", "prog-09", "prog-10", "prog-14")
 @every_revision
-@everything
+@each_surface
 @pytest.mark.parametrize("token", [None, "token", 0, 7])
-async def test_progress_is_told_to_who_asked_for_it_before_the_answer(
+async def test_progress_is_sent_with_the_token_before_the_answer(
     token: Any, surface: str, revision: str, autojump_clock: MockClock
 ) -> None:
-    acting = Acting()
+    scripted = ScriptedServer()
 
     async def report(ctx: Context) -> Any:
         await ctx.progress(0)
@@ -1209,8 +1211,8 @@ async def test_progress_is_told_to_who_asked_for_it_before_the_answer(
         await ctx.progress(2, 2, "nearly")
         return ["done"]
 
-    acting.does = report
-    async with connected(acting.server, revision) as wire:
+    scripted.does = report
+    async with connected(scripted.server, revision) as wire:
         method, params = SURFACES[surface]
         await wire.call(method, params, progress=token)
     said = {} if revision == "2024-11-05" else {"message": "nearly"}
@@ -1222,21 +1224,21 @@ async def test_progress_is_told_to_who_asked_for_it_before_the_answer(
 @req("prog-03")
 @every_revision
 @pytest.mark.parametrize("next", [0.5, math.nan, math.inf, True, "2"])
-async def test_progress_that_falls_is_a_mistake_and_not_sent(
+async def test_progress_that_falls_is_a_usage_error_and_not_sent(
     next: Any, revision: str, autojump_clock: MockClock
 ) -> None:
-    acting = Acting()
+    scripted = ScriptedServer()
 
     async def report(ctx: Context) -> str:
         await ctx.progress(1)
         with pytest.raises(UsageError, match="must be a number that rises"):
             await ctx.progress(next)
-        await ctx.progress(1)  # as before
+        await ctx.progress(1)  # the same number again is permitted
         await ctx.progress(1.5)
         return "fine"
 
-    acting.does = report
-    async with connected(acting.server, revision) as wire:
+    scripted.does = report
+    async with connected(scripted.server, revision) as wire:
         method, params = SURFACES["tool"]
         assert text_of(await wire.call(method, params, progress=1)) == "fine"
     assert [params["progress"] for params in wire.noted(PROGRESS)] == [1, 1.5]
@@ -1251,15 +1253,15 @@ async def log_everything(ctx: Context) -> list[str]:
 @pytest.mark.contract(wanted=("warning",))
 @req("log-01", "log-08", "log-09", "log-10", "log-11", "log-15")
 @every_revision
-@everything
+@each_surface
 @pytest.mark.parametrize("wanted", [None, *LOG_LEVELS])
 async def test_log_messages_of_the_wanted_levels_are_sent_before_the_answer(
     wanted: str | None, surface: str, revision: str, autojump_clock: MockClock
 ) -> None:
     assert LOG_LEVELS == ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
-    acting = Acting()
-    acting.does = log_everything
-    async with connected(acting.server, revision, log_level=wanted) as wire:
+    scripted = ScriptedServer()
+    scripted.does = log_everything
+    async with connected(scripted.server, revision, log_level=wanted) as wire:
         assert (await wire.about())["capabilities"]["logging"] == {}
         await ask(wire, surface)
     if wanted is None:
@@ -1273,8 +1275,8 @@ async def test_log_messages_of_the_wanted_levels_are_sent_before_the_answer(
 @pytest.mark.contract
 @req("log-10", "log-12")
 @modern
-async def test_one_request_s_log_level_is_not_another_s(revision: str, autojump_clock: MockClock) -> None:
-    acting = Acting()
+async def test_a_log_level_counts_only_for_its_request(revision: str, autojump_clock: MockClock) -> None:
+    scripted = ScriptedServer()
     gate = trio.Event()
 
     async def log(ctx: Context) -> str:
@@ -1282,10 +1284,10 @@ async def test_one_request_s_log_level_is_not_another_s(revision: str, autojump_
         await ctx.log("info", ctx.request_id)
         return "fine"
 
-    acting.does = log
+    scripted.does = log
     level = {"io.modelcontextprotocol/logLevel": "debug"}
     method, params = SURFACES["tool"]
-    async with connected(acting.server, revision) as wire:
+    async with connected(scripted.server, revision) as wire:
         await wire.subscribe(tools=True)
         ids = [await wire.start(method, params, meta=each) for each in ({}, level, {}, level)]
         gate.set()
@@ -1297,8 +1299,8 @@ async def test_one_request_s_log_level_is_not_another_s(revision: str, autojump_
 @pytest.mark.contract
 @req("log-09")
 @legacy
-async def test_a_level_holds_for_what_runs_already(revision: str, autojump_clock: MockClock) -> None:
-    acting = Acting()
+async def test_a_new_level_counts_for_running_requests(revision: str, autojump_clock: MockClock) -> None:
+    scripted = ScriptedServer()
     gate = trio.Event()
 
     async def log(ctx: Context) -> str:
@@ -1308,8 +1310,8 @@ async def test_a_level_holds_for_what_runs_already(revision: str, autojump_clock
         await ctx.log("error", "after")
         return "fine"
 
-    acting.does = log
-    async with connected(acting.server, revision) as wire:
+    scripted.does = log
+    async with connected(scripted.server, revision) as wire:
         id = await wire.start(*SURFACES["tool"])
         await wire.note(MESSAGE)
         await wire.set_level("error")
@@ -1322,8 +1324,8 @@ async def test_a_level_holds_for_what_runs_already(revision: str, autojump_clock
 @every_revision
 @pytest.mark.parametrize("level", ["loud", "INFO", "", None, 3, ["info"], {}])
 async def test_a_level_that_does_not_exist_is_refused(level: Any, revision: str, autojump_clock: MockClock) -> None:
-    acting = Acting()
-    async with connected(acting.server, revision) as wire:
+    scripted = ScriptedServer()
+    async with connected(scripted.server, revision) as wire:
         with pytest.raises(ErrorResponse) as refused:
             await wire.call("logging/setLevel", {"level": level})
         assert refused.value.code == (-32601 if wire.modern else -32602)
@@ -1338,18 +1340,18 @@ async def test_a_level_that_does_not_exist_is_refused(level: Any, revision: str,
 @pytest.mark.parametrize(
     ("level", "data"), [("loud", "x"), ("info", object()), ("info", math.nan), ("info", "\ud800"), ("info", cycle())]
 )
-async def test_what_cannot_be_logged_is_the_handler_s_mistake(
+async def test_an_invalid_log_message_is_a_usage_error(
     level: Any, data: Any, revision: str, autojump_clock: MockClock
 ) -> None:
-    acting = Acting()
+    scripted = ScriptedServer()
 
     async def log(ctx: Context) -> str:
         with pytest.raises(UsageError):
             await ctx.log(level, data)
         return "fine"
 
-    acting.does = log
-    async with connected(acting.server, revision, log_level="debug") as wire:
+    scripted.does = log
+    async with connected(scripted.server, revision, log_level="debug") as wire:
         assert text_of(await ask(wire, "tool")) == "fine"
     assert not wire.noted(MESSAGE)
 
@@ -1357,7 +1359,7 @@ async def test_what_cannot_be_logged_is_the_handler_s_mistake(
 @req("log-14")
 @every_revision
 async def test_data_of_any_json_can_be_logged(revision: str, autojump_clock: MockClock) -> None:
-    acting = Acting()
+    scripted = ScriptedServer()
     values = [None, True, 3, 0.5, "ü\n", [], {}, {"a": [None]}]
 
     async def log(ctx: Context) -> str:
@@ -1365,15 +1367,15 @@ async def test_data_of_any_json_can_be_logged(revision: str, autojump_clock: Moc
             await ctx.log("info", value)
         return "fine"
 
-    acting.does = log
-    async with connected(acting.server, revision, log_level="debug") as wire:
+    scripted.does = log
+    async with connected(scripted.server, revision, log_level="debug") as wire:
         await ask(wire, "tool")
     assert wire.noted(MESSAGE) == [{"level": "info", "data": value} for value in values]
     assert "Deprecated in 2026-07-28" in (Context.log.__doc__ or "")
 
 
 @every_revision
-async def test_a_thread_can_tell_of_its_progress_and_log(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_thread_can_report_progress_and_log(revision: str, autojump_clock: MockClock) -> None:
     server = Server("threads")
 
     @server.tool
@@ -1390,10 +1392,10 @@ async def test_a_thread_can_tell_of_its_progress_and_log(revision: str, autojump
 @req("samp-10", "log-06")
 @every_revision
 @pytest.mark.parametrize("missing", [None, "model", "role", "content"])
-async def test_what_is_said_to_a_model_is_not_logged(
+async def test_sampling_messages_and_answers_are_not_logged(
     missing: str | None, revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    acting = Acting()
+    scripted = ScriptedServer()
     caplog.set_level(logging.DEBUG, "trio_mcp")
     said = {"role": "assistant", "model": "m", "content": {"type": "text", "text": SECRET}}
     answer = {name: value for name, value in said.items() if name != missing}
@@ -1402,12 +1404,12 @@ async def test_what_is_said_to_a_model_is_not_logged(
         await ctx.sample(SECRET, max_tokens=5)
         return "fine"
 
-    acting.does = sample
+    scripted.does = sample
     answers = {"sampling/createMessage": lambda params: answer}
-    async with connected(acting.server, revision, answers=answers) as wire:
+    async with connected(scripted.server, revision, answers=answers) as wire:
         if missing is None:
             assert text_of(await ask(wire, "tool")) == "fine"
-        elif wire.modern:  # the client may mend it
+        elif wire.modern:  # the client may retry with a valid answer
             with pytest.raises(ErrorResponse) as refused:
                 await ask(wire, "tool")
             assert SECRET not in refused.value.message
@@ -1421,12 +1423,12 @@ async def test_what_is_said_to_a_model_is_not_logged(
 @req("core-24")
 @every_revision
 @pytest.mark.parametrize("code", [-32042, -32002])
-async def test_a_code_that_the_revision_forbids_does_not_leave(
+async def test_an_error_code_that_the_revision_forbids_is_replaced(
     code: int, revision: str, autojump_clock: MockClock
 ) -> None:
-    acting = Acting()
-    acting.does = fails(lambda: RequestError(code, "sold out"))
-    async with connected(acting.server, revision) as wire:
+    scripted = ScriptedServer()
+    scripted.does = fails(lambda: RequestError(code, "sold out"))
+    async with connected(scripted.server, revision) as wire:
         with pytest.raises(ErrorResponse, match="sold out") as refused:
             await ask(wire, "tool")
         kept = revision == "2025-11-25" if code == -32042 else not wire.modern
