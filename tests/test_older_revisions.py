@@ -1,8 +1,8 @@
 """The differences of the three older revisions, one row each, beyond those in the README's table of features.
 
-A row names revisions, and says in a sentence what they do unlike 2025-11-25.  Its check returns what the package does
-in a revision: `then` in the revisions of the row, `now` in all others up to 2025-11-25.  So a row fails where a
-revision loses a difference, and where another revision gains one.
+A row names revisions, and describes in a sentence how they differ from 2025-11-25.  Its check returns the behaviour of
+the package in a revision: `then` in the revisions of the row, `now` in all others up to 2025-11-25.  So a row fails if
+a revision loses a difference, or if another revision gains one.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ from trio_mcp.types import (
 A, B, C, D = REVISION_NAMES[:4]
 
 Object = dict[str, Any]
-Look = Callable[[str], Awaitable[Any]]
+Check = Callable[[str], Awaitable[Any]]
 META = {"com.example/key": 1}
 SOUND = AudioContent(b"RIFF", "audio/wav")
 LINK = ResourceLink("a", "r://a")
@@ -82,10 +82,10 @@ ONE, TWO = TextContent("one"), TextContent("two")
 class Row(NamedTuple):
     revisions: tuple[str, ...]
     says: str
-    look: Look
+    check: Check
     then: Any
     now: Any
-    among: tuple[str, ...] = (A, B, C, D)  # where there is something to look at
+    among: tuple[str, ...] = (A, B, C, D)  # the revisions in which the check runs
     proves: Any = ()
 
     def __str__(self) -> str:
@@ -104,16 +104,16 @@ async def attempt(trying: Awaitable[Any]) -> str:
     return "answered"
 
 
-# A server that is played here.
+# A server that the test plays.
 
 
-class Played(Peer):
-    """`opening` has the params of `initialize`, `heard` all that a client says after it, arrays as they come."""
+class FakeServer(Peer):
+    """`opening` has the params of `initialize`, `received` all later messages of the client.  Arrays are not split."""
 
     def __init__(self, stream: trio.abc.Stream, revision: str, capabilities: Object) -> None:
         super().__init__(stream, revision, capabilities)
         self.opening: Object = {}
-        self.heard: list[Any] = []
+        self.received: list[Any] = []
 
     async def _hear(self, message: Any) -> None:
         method = message.get("method") if isinstance(message, dict) else None
@@ -121,49 +121,49 @@ class Played(Peer):
             self.opening = message["params"]
             await super()._hear(message)
         elif method != "notifications/initialized":
-            self.heard.append(message)
+            self.received.append(message)
         if method == "completion/complete":
             await self.answer(message, {"completion": {"values": []}})
 
-    async def said_to(self, line: Any) -> Any:
-        """The one message by which a client answers a line."""
-        before = len(self.heard)
+    async def answer_to(self, line: Any) -> Any:
+        """The one message with which the client answers a line."""
+        before = len(self.received)
         data = line if isinstance(line, bytes) else json.dumps(line).encode()
         await self.stream.send_all(data + b"\n")
         await wait_all_tasks_blocked()
-        (answer,) = self.heard[before:]
+        (answer,) = self.received[before:]
         return answer
 
 
 @contextlib.asynccontextmanager
-async def played(
+async def fake_server(
     revision: str, capabilities: Object | None = None, **options: Any
-) -> AsyncIterator[tuple[Client, Played]]:
+) -> AsyncIterator[tuple[Client, FakeServer]]:
     ours, theirs = memory_stream_pair()
-    peer = Played(theirs, revision, capabilities or {})
+    peer = FakeServer(theirs, revision, capabilities or {})
     async with trio.open_nursery() as nursery:
         nursery.start_soon(peer.run)
         async with open_client(ours, revision=revision, **options) as client:
             yield client, peer
 
 
-# What each side says of itself.
+# Info and capabilities.
 
-LATER = ["description", "icons", "websiteUrl"]
+NEW_FIELDS = ["description", "icons", "websiteUrl"]
 
 
-def server_says(*names: str) -> Look:
-    async def look(revision: str) -> Any:
+def server_info(*names: str) -> Check:
+    async def check(revision: str) -> Any:
         more: Object = {"title": "T", "description": "It serves.", "website_url": "https://example.com"}
         server = Server("s", icons=[Icon("https://example.com/icon.png")], **more)
         async with connected(server, revision) as wire:
             return [name for name in names if name in wire.opening["serverInfo"]]
 
-    return look
+    return check
 
 
-def client_says(*names: str) -> Look:
-    async def look(revision: str) -> Any:
+def client_info(*names: str) -> Check:
+    async def check(revision: str) -> Any:
         more = {"title": "T", "description": "It asks.", "websiteUrl": "https://example.com", "icons": []}
         session = ClientProtocol(Offer({**CLIENT_INFO, **more}, revisions=(REVISIONS[revision],)))
         session.open()
@@ -171,32 +171,32 @@ def client_says(*names: str) -> Look:
         assert isinstance(message, Request)
         return [name for name in names if name in message.params["clientInfo"]]
 
-    return look
+    return check
 
 
-def never(*_: object) -> Any:
-    raise AssertionError("nobody asks")
+def unexpected(*_: object) -> Any:
+    raise AssertionError("no request is expected")
 
 
-def client_declares(capability: str, **offers: Any) -> Look:
-    async def look(revision: str) -> Any:
-        async with played(revision, **offers) as (_, peer):
+def client_declares(capability: str, **offers: Any) -> Check:
+    async def check(revision: str) -> Any:
+        async with fake_server(revision, **offers) as (_, peer):
             return peer.opening["capabilities"].get(capability, "nothing")
 
-    return look
+    return check
 
 
-sampling_with_tools = client_declares("sampling", sampling=never, sampling_tools=True)
-both_modes = client_declares("elicitation", elicitation=never, elicitation_url=never)
-pages_alone = client_declares("elicitation", elicitation_url=never)
+sampling_with_tools = client_declares("sampling", sampling=unexpected, sampling_tools=True)
+both_modes = client_declares("elicitation", elicitation=unexpected, elicitation_url=unexpected)
+url_mode_only = client_declares("elicitation", elicitation_url=unexpected)
 
 
-async def some_elicitation(revision: str) -> Any:
+async def declares_elicitation(revision: str) -> Any:
     return await both_modes(revision) != "nothing"
 
 
-async def agreed(revision: str) -> Any:
-    """The answer of a server that knows nothing newer to an unknown version, and what a newer client speaks with it."""
+async def negotiated(revision: str) -> Any:
+    """A server's answer to an unknown version, if this is its newest revision, and the revision of a newer client."""
     server = Server("s", revisions=[name for name in REVISION_NAMES if name <= revision])
     async with connected(server, revision, opened=False) as wire:
         params = {"protocolVersion": "2099-01-01", "capabilities": {}, "clientInfo": CLIENT_INFO}
@@ -208,7 +208,7 @@ async def agreed(revision: str) -> Any:
 # Completion.
 
 
-def reviewing() -> Server:
+def server_with_a_prompt() -> Server:
     server = Server("s")
 
     @server.prompt
@@ -219,7 +219,7 @@ def reviewing() -> Server:
 
 
 async def completions_declared(revision: str) -> Any:
-    server = reviewing()
+    server = server_with_a_prompt()
     server.completion(lambda value: [value])
     async with connected(server, revision) as wire:
         return "completions" in wire.opening["capabilities"]
@@ -227,22 +227,22 @@ async def completions_declared(revision: str) -> Any:
 
 async def server_completes(revision: str) -> Any:
     params = {"ref": {"type": "ref/prompt", "name": "review"}, "argument": {"name": "code", "value": "x"}}
-    async with connected(reviewing(), revision) as wire:
+    async with connected(server_with_a_prompt(), revision) as wire:
         return outcome(await wire.exchange("completion/complete", params))
 
 
 async def client_asks_to_complete(revision: str) -> Any:
-    async with played(revision, {"prompts": {}}) as (client, _):
+    async with fake_server(revision, {"prompts": {}}) as (client, _):
         return await attempt(client.complete(PromptReference("review"), "code", "x"))
 
 
 async def title_of_a_reference(revision: str) -> Any:
-    async with played(revision, {"prompts": {}, "completions": {}}) as (client, peer):
+    async with fake_server(revision, {"prompts": {}, "completions": {}}) as (client, peer):
         await client.complete(PromptReference("review", title="Review"), "code", "x")
-        return peer.heard[0]["params"]["ref"].get("title")
+        return peer.received[0]["params"]["ref"].get("title")
 
 
-# Arrays of messages, and lines that nobody can read.
+# Arrays of messages, and unreadable lines.
 
 
 def ping(id: Any) -> Object:
@@ -256,7 +256,7 @@ def shape(said: Any) -> Any:
     return "an array" if isinstance(said, list) else outcome(said)
 
 
-async def server_hears_requests(revision: str) -> Any:
+async def server_receives_requests(revision: str) -> Any:
     async with connected(Server("s"), revision) as wire:
         await wire.send([wire.request("ping"), wire.request("ping")])
         await wire.call("ping")
@@ -264,16 +264,16 @@ async def server_hears_requests(revision: str) -> Any:
         return shape(json.loads(said))
 
 
-async def server_hears_notifications(revision: str) -> Any:
+async def server_receives_notifications(revision: str) -> Any:
     async with connected(Server("s"), revision) as wire:
         await wire.send(CANCELLED)
         await wire.call("ping")
         return [outcome(error) for error in wire.unaddressed]
 
 
-async def client_hears_requests(revision: str) -> Any:
-    async with played(revision) as (_, peer):
-        return shape(await peer.said_to([ping(1), ping(2)]))
+async def client_receives_requests(revision: str) -> Any:
+    async with fake_server(revision) as (_, peer):
+        return shape(await peer.answer_to([ping(1), ping(2)]))
 
 
 async def requests_posted(revision: str) -> Any:
@@ -297,7 +297,7 @@ async def answered_by_an_array(revision: str) -> Any:
 
 
 async def responses_posted(revision: str) -> Any:
-    """What a client posts that has heard an array of two requests on the stream of a call."""
+    """The bodies that a client posts after it received an array of two requests on the stream of a call."""
     posted: list[Any] = []
 
     async def play(asked: Asked, out: Out) -> None:
@@ -316,7 +316,7 @@ async def responses_posted(revision: str) -> Any:
     return [shape(each) for each in posted]
 
 
-async def server_hears_junk(revision: str) -> Any:
+async def server_receives_junk(revision: str) -> Any:
     async with connected(Server("s"), revision) as wire:
         wire.post_bytes(b"{\n")
         await wire.call("ping")
@@ -324,9 +324,9 @@ async def server_hears_junk(revision: str) -> Any:
         return error.get("id", "no id")
 
 
-async def client_hears_junk(revision: str) -> Any:
-    async with played(revision) as (_, peer):
-        return (await peer.said_to(b"{")).get("id", "no id")
+async def client_receives_junk(revision: str) -> Any:
+    async with fake_server(revision) as (_, peer):
+        return (await peer.answer_to(b"{")).get("id", "no id")
 
 
 # Errors.
@@ -344,8 +344,8 @@ async def wrong_arguments(revision: str) -> Any:
         return "isError" if "result" in answer and answer["result"]["isError"] else outcome(answer)
 
 
-def raises(make: Callable[[], RequestError]) -> Look:
-    async def look(revision: str) -> Any:
+def raises(make: Callable[[], RequestError]) -> Check:
+    async def check(revision: str) -> Any:
         server = Server("s")
 
         @server.prompt
@@ -355,33 +355,33 @@ def raises(make: Callable[[], RequestError]) -> Look:
         async with connected(server, revision) as wire:
             return outcome(await wire.exchange("prompts/get", {"name": "prompt"}))
 
-    return look
+    return check
 
 
-code_of_pages = raises(lambda: RequestError(-32042, "visit"))
-page_demanded = raises(lambda: UrlElicitationRequired(ElicitUrl("Log in", "https://example.com")))
+code_of_url_elicitation = raises(lambda: RequestError(-32042, "visit"))
+url_elicitation_required = raises(lambda: UrlElicitationRequired(ElicitUrl("Log in", "https://example.com")))
 
 
 # Metadata.
 
 
-def key(name: str) -> Look:
-    async def look(revision: str) -> Any:
+def meta_key(name: str) -> Check:
+    async def check(revision: str) -> Any:
         try:
             check_meta({name: 1}, REVISIONS[revision])
         except UsageError:
             return "refused"
         return "free"
 
-    return look
+    return check
 
 
-# What a server lists.
+# Lists of a server.
 
 LISTS = {"tools": "tools", "prompts": "prompts", "resources": "resources", "resourceTemplates": "resources/templates"}
 
 
-def full() -> Server:
+def server_with_all_lists() -> Server:
     server = Server("s")
     common: Object = {"title": "T", "meta": META}
     about = Annotations(["user"], 1, "2025-06-18")
@@ -394,14 +394,14 @@ def full() -> Server:
     return server
 
 
-def listed(read: Callable[[Object], Any]) -> Look:
+def listed(read: Callable[[Object], Any]) -> Check:
     """`read` gets the one item of each list."""
 
-    async def look(revision: str) -> Any:
-        async with connected(full(), revision) as wire:
+    async def check(revision: str) -> Any:
+        async with connected(server_with_all_lists(), revision) as wire:
             return read({name: (await wire.call(f"{method}/list"))[name][0] for name, method in LISTS.items()})
 
-    return look
+    return check
 
 
 lists_with_metadata = listed(lambda items: [name for name, item in items.items() if "_meta" in item])
@@ -411,8 +411,8 @@ execution_of_a_tool = listed(lambda items: items["tools"].get("execution"))
 annotations_of_a_resource = listed(lambda items: sorted(items["resources"]["annotations"]))
 
 
-async def broken_promise(revision: str) -> Any:
-    """A tool promises an object of numbers, and a middleware makes a text of one."""
+async def result_against_its_schema(revision: str) -> Any:
+    """The schema of a tool has an object of numbers, and a middleware replaces a number by a text."""
 
     async def spoil(ctx: Context, request: Request, call_next: Any) -> Object:
         result: Object = await call_next(request)
@@ -429,11 +429,11 @@ async def broken_promise(revision: str) -> Any:
         return await attempt(pair.client.call_tool("forecast"))
 
 
-# What handlers give.
+# Results of handlers.
 
 
-def gives(value: Any, method: Literal["tools/call", "prompts/get"]) -> Look:
-    async def look(revision: str) -> Any:
+def gives(value: Any, method: Literal["tools/call", "prompts/get"]) -> Check:
+    async def check(revision: str) -> Any:
         server = Server("s")
 
         async def give() -> Any:
@@ -449,7 +449,7 @@ def gives(value: Any, method: Literal["tools/call", "prompts/get"]) -> Look:
         (block,) = result["content"] if "content" in result else [each["content"] for each in result["messages"]]
         return sorted(block)
 
-    return look
+    return check
 
 
 async def contents_of_a_resource(revision: str) -> Any:
@@ -464,16 +464,16 @@ async def contents_of_a_resource(revision: str) -> Any:
         return sorted(contents)
 
 
-# What a server asks.
+# Requests of a server.
 
-SAID: Object = {"role": "assistant", "content": {"type": "text", "text": "much"}, "model": "m"}
-ANSWERS = {"elicitation/create": lambda params: {"action": "decline"}, "sampling/createMessage": lambda params: SAID}
+SAMPLED: Object = {"role": "assistant", "content": {"type": "text", "text": "much"}, "model": "m"}
+ANSWERS = {"elicitation/create": lambda params: {"action": "decline"}, "sampling/createMessage": lambda params: SAMPLED}
 
 
-def asks(make: Callable[[], Inquiry[Any]], read: Callable[[Object], Any] | None = None, **options: Any) -> Look:
-    """What `read` finds in the question, or which exception the handler gets."""
+def asks(make: Callable[[], Inquiry[Any]], read: Callable[[Object], Any] | None = None, **options: Any) -> Check:
+    """The value that `read` takes from the request, or the name of the exception that the handler gets."""
 
-    async def look(revision: str) -> Any:
+    async def check(revision: str) -> Any:
         server = Server("s")
 
         @server.tool
@@ -488,7 +488,7 @@ def asks(make: Callable[[], Inquiry[Any]], read: Callable[[Object], Any] | None 
             result = await wire.call("tools/call", {"name": "ask"})
             return result["content"][0]["text"] if read is None or not wire.asked else read(wire.asked[0][1])
 
-    return look
+    return check
 
 
 def sample(content: Any) -> Sample:
@@ -515,63 +515,63 @@ message_to_a_model = asks(lambda: sample(ONE), lambda params: sorted(params["mes
 context_is_asked_for = asks(
     lambda: Sample("?", max_tokens=9, include_context="thisServer"), capabilities={"sampling": {}}
 )
-form_for_nobody = asks(lambda: form(COLOURS), capabilities={})
+form_without_capability = asks(lambda: form(COLOURS), capabilities={})
 mode_of_a_form = asks(lambda: form(COLOURS), lambda params: params.get("mode"))
 titled_choice = asks(lambda: form(COLOURS), lambda params: sorted(params["requestedSchema"]["properties"]["value"]))
 choice_of_several = asks(lambda: form(SIZES))
 
 
-# What a client answers.
+# Answers of a client.
 
-HELLO: Object = {"messages": [{"role": "user", "content": {"type": "text", "text": "?"}}], "maxTokens": 9}
-HELLO_WITH_TOOLS: Object = {**HELLO, "tools": [{"name": "look", "inputSchema": {"type": "object"}}]}
+SAMPLING: Object = {"messages": [{"role": "user", "content": {"type": "text", "text": "?"}}], "maxTokens": 9}
+SAMPLING_WITH_TOOLS: Object = {**SAMPLING, "tools": [{"name": "look", "inputSchema": {"type": "object"}}]}
 FORM: Object = {"message": "?", "requestedSchema": {"type": "object", "properties": {"value": SIZES}}}
 
 
-def answers(method: str, params: Object, read: Callable[[Object], Any] | None = None, **offers: Any) -> Look:
-    """What `read` finds in the answer of a client that offers this, or the code of its error."""
+def answers(method: str, params: Object, read: Callable[[Object], Any] | None = None, **offers: Any) -> Check:
+    """The value that `read` takes from the answer of a client with these options, or the code of its error."""
 
-    async def look(revision: str) -> Any:
-        async with played(revision, **offers) as (_, peer):
-            response = await peer.said_to({**ping(1), "method": method, "params": params})
+    async def check(revision: str) -> Any:
+        async with fake_server(revision, **offers) as (_, peer):
+            response = await peer.answer_to({**ping(1), "method": method, "params": params})
             return outcome(response) if read is None or "error" in response else read(response["result"])
 
-    return look
+    return check
 
 
-def model_says(content: Any) -> Look:
+def model_answers(content: Any) -> Check:
     answer = CreateMessageResult("assistant", content, "m")
-    return answers("sampling/createMessage", HELLO, sampling=lambda asked: answer)
+    return answers("sampling/createMessage", SAMPLING, sampling=lambda asked: answer)
 
 
 root_of_a_client = answers(
     "roots/list", {}, lambda result: sorted(result["roots"][0]), roots=[Root("file:///srv", meta=META)]
 )
-tools_were_not_offered = answers("sampling/createMessage", HELLO_WITH_TOOLS, sampling=lambda asked: ("much", "m"))
+tools_were_not_offered = answers("sampling/createMessage", SAMPLING_WITH_TOOLS, sampling=lambda asked: ("much", "m"))
 several_values = answers("elicitation/create", FORM, elicitation=lambda asked: {"value": ["S"]})
 
 
 async def client_is_asked_by_a_form(revision: str) -> Any:
-    async with played(revision, elicitation=lambda asked: None) as (_, peer):
-        response = await peer.said_to({**ping(1), "method": "elicitation/create", "params": FORM})
+    async with fake_server(revision, elicitation=lambda asked: None) as (_, peer):
+        response = await peer.answer_to({**ping(1), "method": "elicitation/create", "params": FORM})
         return "no such method" if "does not exist" in str(response) else outcome(response)
 
 
-async def model_hears_of_tools(revision: str) -> Any:
+async def tools_in_a_request(revision: str) -> Any:
     heard: list[Any] = []
 
     def think(asked: SamplingRequest) -> tuple[str, str]:
         heard.append(asked.params.tools)
         return "much", "m"
 
-    async with played(revision, sampling=think, sampling_tools=True) as (_, peer):
-        await peer.said_to({**ping(1), "method": "sampling/createMessage", "params": HELLO_WITH_TOOLS})
+    async with fake_server(revision, sampling=think, sampling_tools=True) as (_, peer):
+        await peer.answer_to({**ping(1), "method": "sampling/createMessage", "params": SAMPLING_WITH_TOOLS})
     return [tools and [tool.name for tool in tools] for tools in heard]
 
 
-async def page_is_done(revision: str) -> Any:
-    """What a client notes of the notification."""
-    async with played(revision, elicitation_url=lambda page: True) as (client, peer):
+async def url_elicitation_complete(revision: str) -> Any:
+    """Whether the client takes the notification as a deviation."""
+    async with fake_server(revision, elicitation_url=lambda page: True) as (client, peer):
         await peer.tell("notifications/elicitation/complete", {"elicitationId": "1"})
         await wait_all_tasks_blocked()
         return ["is not a notification" in each for each in client.deviations]
@@ -587,7 +587,7 @@ async def first_event(revision: str) -> Any:
             return "a message" if (await stream.event()).data else "nothing"
 
 
-async def hangs_up(revision: str) -> Any:
+async def stream_is_ended(revision: str) -> Any:
     scripted = ScriptedServer()
     async with served(scripted.server) as web:
         session = await web.initialize(revision)
@@ -611,7 +611,7 @@ async def client_names_its_revision(revision: str) -> Any:
 
 
 async def served_without_a_session(revision: str) -> Any:
-    """Whether a client names its revision, and whether the server takes the request for one of it."""
+    """Whether a client names its revision, and whether the server serves the request in it."""
     server = Server("s")
 
     @server.tool
@@ -626,7 +626,7 @@ async def served_without_a_session(revision: str) -> Any:
 
 
 async def after_410(revision: str) -> Any:
-    """Whether a client looks for HTTP+SSE where its POST is answered by 410."""
+    """Whether a client tries HTTP+SSE if its POST gets the status 410."""
 
     async def play(asked: Asked, out: Out) -> None:
         await out.reply(410)
@@ -663,21 +663,21 @@ async def answer_by_http(revision: str) -> Any:
 
 OLDER, BEFORE_C = (A, B, C), (A, B)
 SINCE_B, SINCE_C = (B, C, D), (C, D)
-LINKED, HEARD = ["name", "type", "uri"], ["data", "mimeType", "type"]
-MEANT = ["audience", "priority"]
+LINK_FIELDS, AUDIO_FIELDS = ["name", "type", "uri"], ["data", "mimeType", "type"]
+ANNOTATION_FIELDS = ["audience", "priority"]
 ROWS = [
-    # What each side says of itself.
-    Row(BEFORE_C, "a server has no title", server_says("title"), [], ["title"]),
-    Row(OLDER, "a server has no description, icons and website", server_says(*LATER), [], LATER),
-    Row(BEFORE_C, "a client has no title", client_says("title"), [], ["title"]),
-    Row(OLDER, "a client has no description, icons and website", client_says(*LATER), [], LATER),
+    # Info and capabilities.
+    Row(BEFORE_C, "a server has no title", server_info("title"), [], ["title"]),
+    Row(OLDER, "a server has no description, icons and website", server_info(*NEW_FIELDS), [], NEW_FIELDS),
+    Row(BEFORE_C, "a client has no title", client_info("title"), [], ["title"]),
+    Row(OLDER, "a client has no description, icons and website", client_info(*NEW_FIELDS), [], NEW_FIELDS),
     Row(OLDER, "a client does not declare that its model uses tools", sampling_with_tools, {}, {"tools": {}}),
-    Row(BEFORE_C, "a client declares no elicitation", some_elicitation, False, True),
+    Row(BEFORE_C, "a client declares no elicitation", declares_elicitation, False, True),
     Row((C,), "elicitation has no modes", both_modes, {}, {"form": {}, "url": {}}, SINCE_C),
-    Row(OLDER, "a client that only opens pages declares no elicitation", pages_alone, "nothing", {"url": {}}),
-    Row((A,), "a server of 2024-11-05 answers an unknown version by its own", agreed, (A, A), (D, D), (A, D)),
-    Row((B,), "a server of 2025-03-26 answers an unknown version by its own", agreed, (B, B), (D, D), (B, D)),
-    Row((C,), "a server of 2025-06-18 answers an unknown version by its own", agreed, (C, C), (D, D), (C, D)),
+    Row(OLDER, "a client that only opens pages declares no elicitation", url_mode_only, "nothing", {"url": {}}),
+    Row((A,), "a server of 2024-11-05 answers an unknown version by its own", negotiated, (A, A), (D, D), (A, D)),
+    Row((B,), "a server of 2025-03-26 answers an unknown version by its own", negotiated, (B, B), (D, D), (B, D)),
+    Row((C,), "a server of 2025-06-18 answers an unknown version by its own", negotiated, (C, C), (D, D), (C, D)),
     # Completion.
     Row((A,), "a server does not declare completions", completions_declared, False, True, proves=req("cmpl-10")),
     Row((A,), "a server completes undeclared", server_completes, "answered", -32601, proves=req("cmpl-10")),
@@ -690,10 +690,10 @@ ROWS = [
         proves=req("life-15"),
     ),
     Row(BEFORE_C, "a reference to a prompt has no title", title_of_a_reference, None, "Review"),
-    # Arrays of messages, and lines that nobody can read.
-    Row((B,), "a server answers an array of requests by one array", server_hears_requests, "an array", -32600),
-    Row((B,), "a server has no answer to an array of notifications", server_hears_notifications, [], [-32600]),
-    Row((B,), "a client answers an array of requests by one array", client_hears_requests, "an array", -32600),
+    # Arrays of messages, and unreadable lines.
+    Row((B,), "a server answers an array of requests by one array", server_receives_requests, "an array", -32600),
+    Row((B,), "a server has no answer to an array of notifications", server_receives_notifications, [], [-32600]),
+    Row((B,), "a client answers an array of requests by one array", client_receives_requests, "an array", -32600),
     Row(
         (B,),
         "a POST of several requests is answered by all responses",
@@ -704,8 +704,8 @@ ROWS = [
     Row((B,), "a POST of several notifications is accepted", notifications_posted, 202, 400),
     Row((B,), "an HTTP response may be an array", answered_by_an_array, "answered", "RemoteProtocolError"),
     Row((B,), "a client posts an array of responses", responses_posted, ["an array"], [-32600], proves=req("http-10")),
-    Row(OLDER, "a server's error about an unreadable line has a null id", server_hears_junk, None, "no id"),
-    Row(OLDER, "a client's error about an unreadable line has a null id", client_hears_junk, None, "no id"),
+    Row(OLDER, "a server's error about an unreadable line has a null id", server_receives_junk, None, "no id"),
+    Row(OLDER, "a client's error about an unreadable line has a null id", client_receives_junk, None, "no id"),
     # Errors.
     Row(
         OLDER,
@@ -715,12 +715,12 @@ ROWS = [
         "isError",
         proves=req("tool-32"),
     ),
-    Row(OLDER, "the error code -32042 does not leave", code_of_pages, -32603, -32042),
-    Row(OLDER, "a handler cannot demand the visit of a page", page_demanded, -32603, -32042),
+    Row(OLDER, "the error code -32042 does not leave", code_of_url_elicitation, -32603, -32042),
+    Row(OLDER, "a handler cannot demand the visit of a page", url_elicitation_required, -32603, -32042),
     # Metadata.
-    Row(BEFORE_C, "the keys of metadata have no grammar", key("-/x"), "free", "refused"),
-    Row((C,), "a prefix with mcp before its last label is reserved", key("mcp.dev/x"), "refused", "free"),
-    Row(OLDER, "a prefix with mcp as its last label is free", key("dev.mcp/x"), "free", "refused"),
+    Row(BEFORE_C, "the keys of metadata have no grammar", meta_key("-/x"), "free", "refused"),
+    Row((C,), "a prefix with mcp before its last label is reserved", meta_key("mcp.dev/x"), "refused", "free"),
+    Row(OLDER, "a prefix with mcp as its last label is free", meta_key("dev.mcp/x"), "free", "refused"),
     Row(BEFORE_C, "tools, prompts, resources and templates have no metadata", lists_with_metadata, [], [*LISTS]),
     Row(
         BEFORE_C,
@@ -752,23 +752,23 @@ ROWS = [
         BEFORE_C,
         "a resource does not say when it was modified",
         annotations_of_a_resource,
-        MEANT,
-        sorted([*MEANT, "lastModified"]),
+        ANNOTATION_FIELDS,
+        sorted([*ANNOTATION_FIELDS, "lastModified"]),
     ),
     Row(
         BEFORE_C,
         "a client has no output schema to judge a result by",
-        broken_promise,
+        result_against_its_schema,
         "answered",
         "RemoteProtocolError",
     ),
     # Content.
-    Row((A,), "a tool gives no sound", gives(SOUND, "tools/call"), "refused", HEARD),
-    Row((A,), "a prompt holds no sound", gives(SOUND, "prompts/get"), "refused", HEARD),
+    Row((A,), "a tool gives no sound", gives(SOUND, "tools/call"), "refused", AUDIO_FIELDS),
+    Row((A,), "a prompt holds no sound", gives(SOUND, "prompts/get"), "refused", AUDIO_FIELDS),
     Row((A,), "a model is not asked about sound", model_is_asked_about_sound, "NotInThisRevision", "asked"),
-    Row((A,), "a model does not answer by sound", model_says(SOUND), -32603, "answered"),
-    Row(BEFORE_C, "a tool gives no links", gives(LINK, "tools/call"), "refused", LINKED),
-    Row(BEFORE_C, "a prompt holds no links", gives(LINK, "prompts/get"), "refused", LINKED),
+    Row((A,), "a model does not answer by sound", model_answers(SOUND), -32603, "answered"),
+    Row(BEFORE_C, "a tool gives no links", gives(LINK, "tools/call"), "refused", LINK_FIELDS),
+    Row(BEFORE_C, "a prompt holds no links", gives(LINK, "prompts/get"), "refused", LINK_FIELDS),
     # Sampling.
     Row(
         OLDER,
@@ -783,19 +783,19 @@ ROWS = [
     Row(
         OLDER,
         "a model answers by one block only",
-        model_says([ONE, TWO]),
+        model_answers([ONE, TWO]),
         -32603,
         "answered",
         proves=req("type-11"),
     ),
-    Row(OLDER, "a model hears of no tools", model_hears_of_tools, [None], [["look"]]),
-    Row(OLDER, "tools that a client did not declare mean nothing to it", tools_were_not_offered, "answered", -32602),
+    Row(OLDER, "a model hears of no tools", tools_in_a_request, [None], [["look"]]),
+    Row(OLDER, "a client ignores tools that it did not declare", tools_were_not_offered, "answered", -32602),
     Row(OLDER, "no capability is needed to ask for context", context_is_asked_for, "asked", "NotDeclared"),
     # Elicitation.
     Row(
         BEFORE_C,
-        "a handler learns that a revision has no forms, whatever the client declares",
-        form_for_nobody,
+        "a handler learns that a revision has no forms, also if the client does not declare them",
+        form_without_capability,
         "NotInThisRevision",
         "NotDeclared",
     ),
@@ -819,10 +819,18 @@ ROWS = [
         SINCE_C,
         req("type-17"),
     ),
-    Row(OLDER, "a client knows no notification of a page that is done", page_is_done, [True], []),
+    Row(OLDER, "a client knows no notification of a page that is done", url_elicitation_complete, [True], []),
     # HTTP.
     Row((B, C), "a stream begins with a message", first_event, "a message", "nothing", SINCE_B),
-    Row((B, C), "a server ends no stream before the response", hangs_up, [False], [True], SINCE_B, req("http-26")),
+    Row(
+        (B, C),
+        "a server ends no stream before the response",
+        stream_is_ended,
+        [False],
+        [True],
+        SINCE_B,
+        req("http-26"),
+    ),
     Row(BEFORE_C, "a client does not name its revision in a header", client_names_its_revision, False, True),
     Row(
         (B,),
@@ -841,11 +849,11 @@ ROWS = [
 async def test_an_older_revision_differs_as_its_row_says(row: Row, autojump_clock: MockClock) -> None:
     with trio.fail_after(600):
         for revision in row.among:
-            seen = await row.look(revision)
+            seen = await row.check(revision)
             assert (revision, seen) == (revision, row.then if revision in row.revisions else row.now)
 
 
-def test_every_row_is_a_difference_and_stands_in_the_table_once() -> None:
+def test_every_row_is_a_difference_and_is_in_the_table_once() -> None:
     for row in ROWS:
         assert row.then != row.now, row
         assert set(row.revisions) < set(row.among), row

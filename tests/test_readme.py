@@ -1,4 +1,4 @@
-"""The README and the pages of docs/ are true: their code runs, their links lead to a page, their tables are complete.
+"""The README and the pages of docs/ are correct: their code runs, their links work, and their tables are complete.
 
 The code of the pages in `SHARED` runs as one program.  The code of the others runs alone; `ALONE` says where.
 `test_demo` runs the demo, `test_readme_table` tries the table of features, `test_errors_page` the error messages.
@@ -47,9 +47,9 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob
 TEXTS = {page.stem: page.read_text(encoding="utf-8") for page in PAGES}
 README, SERVERS, HTTP, CLIENTS, OAUTH = (TEXTS[name] for name in ("README", "servers", "http", "clients", "oauth"))
 TESTING, CORE, SPEED = (TEXTS[name] for name in ("testing", "core", "speed"))
-# The pages whose code continues the code of the pages before, and the number of their blocks.
+# Pages with code that continues the code of the pages before, and the number of their blocks.
 SHARED = {"README": 2, "servers": 5, "http": 4, "clients": 3, "oauth": 1, "testing": 2, "core": 3}
-# The pages whose code runs alone, and the test that runs it.
+# Pages with code that runs alone, and the test that runs it.
 ALONE = {
     "quickstart": (4, "test_the_quick_start_leads_to_a_tested_server"),
     "from_fastmcp": (1, "test_a_server_that_was_ported_from_fastmcp_runs"),
@@ -70,7 +70,7 @@ def test_the_code_of_every_page_runs() -> None:
 
 
 @pytest.fixture(scope="module")
-def said() -> dict[str, Any]:
+def defined() -> dict[str, Any]:
     """The names that the code of the shared pages defines, one block after another."""
     blocks = [block for name in SHARED for block in code_of(TEXTS[name])]
     names: dict[str, Any] = {"__name__": "weather"}
@@ -79,7 +79,7 @@ def said() -> dict[str, Any]:
 
 
 def marked(mark: str, language: str, text: str = README) -> str:
-    """The one block of code with this remark above it."""
+    """The one block of code with this comment above it."""
     (block,) = re.findall(rf"^<!-- {mark} -->\n```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert isinstance(block, str)
     return block
@@ -147,7 +147,7 @@ async def test_a_host_starts_the_server_as_shown(tmp_path: Path) -> None:
 
 
 def set_up_python() -> str:
-    """The Python that the first command of the README leaves behind."""
+    """The Python that the first command of the README installs."""
     (python,) = re.findall(r"(\S+) -m trio_mcp demo", marked("demo", "sh"))
     assert isinstance(python, str)
     return python
@@ -255,8 +255,10 @@ def cells(text: str, head: str) -> list[list[str]]:
 
 
 @every_revision
-async def test_the_server_serves_what_it_says(revision: str, said: dict[str, Any], autojump_clock: MockClock) -> None:
-    server = said["server"]
+async def test_the_server_of_the_pages_answers_in_each_revision(
+    revision: str, defined: dict[str, Any], autojump_clock: MockClock
+) -> None:
+    server = defined["server"]
     assert isinstance(server, Server)
     async with connected(server, revision, capabilities={"elicitation": {"form": {}}}) as wire:
         forecast = await wire.call("tools/call", {"name": "forecast", "arguments": {"city": "Oslo", "days": 2}})
@@ -277,10 +279,10 @@ async def test_the_server_serves_what_it_says(revision: str, said: dict[str, Any
         assert ordered["content"][0]["text"] == "One large, at once." if asked else ordered["isError"]
 
 
-async def test_the_program_serves(said: dict[str, Any]) -> None:
+async def test_the_tcp_server_of_the_page_serves(defined: dict[str, Any]) -> None:
     port = unclaimed_port()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(said["serve"], port)
+        nursery.start_soon(defined["serve"], port)
         await trio.testing.wait_all_tasks_blocked()
         async with client_on(await trio.open_tcp_stream("127.0.0.1", port), LATEST) as wire:
             listed = await wire.call("tools/list")
@@ -288,11 +290,11 @@ async def test_the_program_serves(said: dict[str, Any]) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_the_server_listens(said: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_http_server_of_the_page_serves(defined: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     printed, prints = trio.open_memory_channel[str](1)
-    monkeypatch.setitem(said, "print", printed.send_nowait)
+    monkeypatch.setitem(defined, "print", printed.send_nowait)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(said["listen"])
+        nursery.start_soon(defined["listen"])
         authority, _, path = (await prints.receive()).removeprefix("http://").partition("/")
         host, _, port = authority.partition(":")
         web = HttpClient(partial(trio.open_tcp_stream, host, int(port)), host=authority, path=f"/{path}")
@@ -302,12 +304,12 @@ async def test_the_server_listens(said: dict[str, Any], monkeypatch: pytest.Monk
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.full  # curl is not everywhere
-async def test_curl_calls_the_tool_as_shown(said: dict[str, Any]) -> None:
+@pytest.mark.full  # curl is not on every machine
+async def test_curl_calls_the_tool_as_shown(defined: dict[str, Any]) -> None:
     needs("curl", lambda: tool("curl"))
     line = marked("curl", "sh", HTTP)
     async with trio.open_nursery() as nursery:
-        address = await nursery.start(serve_http, said["server"])
+        address = await nursery.start(serve_http, defined["server"])
         assert line.count("http://127.0.0.1:3000/mcp") == 1
         line = line.replace("http://127.0.0.1:3000/mcp", address.url)
         shown = await trio.run_process(["sh", "-c", line], capture_stdout=True, capture_stderr=True)
@@ -318,12 +320,14 @@ async def test_curl_calls_the_tool_as_shown(said: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("websocket", [False, True])
-async def test_a_client_uses_it(websocket: bool, said: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_client_of_the_page_uses_the_server(
+    websocket: bool, defined: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     printed: list[Any] = []
-    monkeypatch.setitem(said, "print", lambda *what: printed.append(what))
+    monkeypatch.setitem(defined, "print", lambda *values: printed.append(values))
     async with trio.open_nursery() as nursery:
-        address = await nursery.start(serve_http, said["server"])
-        await said["use"](address.websocket_url if websocket else address.url)
+        address = await nursery.start(serve_http, defined["server"])
+        await defined["use"](address.websocket_url if websocket else address.url)
         nursery.cancel_scope.cancel()
     revision, names = printed[0]
     assert (revision, names) == (LATEST, ["forecast", "order"])
@@ -333,20 +337,20 @@ async def test_a_client_uses_it(websocket: bool, said: dict[str, Any], monkeypat
     assert printed[7][0].item == "notes://Oslo"
 
 
-async def test_a_relay_shows_what_is_shown(
-    said: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_the_relay_of_the_page_shows_the_tools(
+    defined: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "weather.py").write_text(marked("weather.py", "python"))
-    started = Started()
-    monkeypatch.setitem(said, "serve_http", lambda relay, *_: serve_http(relay, port=0, task_status=started))
+    started = StartedStatus()
+    monkeypatch.setitem(defined, "serve_http", lambda relay, *_: serve_http(relay, port=0, task_status=started))
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(said["show"], [sys.executable, str(tmp_path / "weather.py")])
+        nursery.start_soon(defined["show"], [sys.executable, str(tmp_path / "weather.py")])
         async with open_client((await started.address()).url) as client:
             assert [tool.name for tool in await client.list_tools()] == ["forecast"]
         nursery.cancel_scope.cancel()
 
 
-def test_a_test_of_it_passes_as_shown(tmp_path: Path) -> None:
+def test_the_test_of_the_page_passes(tmp_path: Path) -> None:
     (tmp_path / "weather.py").write_text(marked("weather.py", "python"))
     (tmp_path / "test_weather.py").write_text("from weather import server\n" + marked("test", "python", TESTING))
     (tmp_path / "pytest.ini").write_text(marked("pytest.ini", "ini", TESTING))
@@ -365,8 +369,10 @@ def pytest_in(folder: Path, *options: str) -> str:
 
 
 @every_revision
-async def test_the_library_says_what_it_lacks(revision: str, said: dict[str, Any], autojump_clock: MockClock) -> None:
-    library = said["library"]
+async def test_the_library_reports_missing_books(
+    revision: str, defined: dict[str, Any], autojump_clock: MockClock
+) -> None:
+    library = defined["library"]
     async with connected(library, revision) as wire:
         found = await wire.call("resources/read", {"uri": "books://bees"})
         assert found["contents"][0]["text"].startswith("A hive in July")
@@ -382,11 +388,11 @@ async def test_the_library_says_what_it_lacks(revision: str, said: dict[str, Any
 
 
 @every_revision
-async def test_arguments_that_do_not_fit_are_told_as_it_says(
-    revision: str, said: dict[str, Any], autojump_clock: MockClock
+async def test_wrong_arguments_are_reported_as_the_page_says(
+    revision: str, defined: dict[str, Any], autojump_clock: MockClock
 ) -> None:
     params = {"name": "forecast", "arguments": {"city": "Oslo", "days": "3"}}
-    async with connected(said["server"], revision) as wire:
+    async with connected(defined["server"], revision) as wire:
         if revision >= "2025-11-25":
             result = await wire.call("tools/call", params)
             assert result["isError"]
@@ -398,46 +404,48 @@ async def test_arguments_that_do_not_fit_are_told_as_it_says(
 
 
 @pytest.mark.parametrize("revision", ["2025-06-18", "2026-07-28"])
-async def test_a_book_is_bound_in_two_rounds(revision: str, said: dict[str, Any], autojump_clock: MockClock) -> None:
-    async with open_memory_pair(said["library"], revision=revision, elicitation=lambda form: {"leather": True}) as pair:
+async def test_a_book_is_bound_in_two_rounds(revision: str, defined: dict[str, Any], autojump_clock: MockClock) -> None:
+    async with open_memory_pair(
+        defined["library"], revision=revision, elicitation=lambda form: {"leather": True}
+    ) as pair:
         bound = await pair.client.call_tool("bind", {"title": "Bees"}, returns=str)
     assert bound == "Bees in leather, for 7."
 
 
-async def test_the_opening_is_bounded_as_shown(said: dict[str, Any], autojump_clock: MockClock) -> None:
+async def test_the_timeout_of_an_opening_works_as_shown(defined: dict[str, Any], autojump_clock: MockClock) -> None:
     silent, _ = trio.testing.memory_stream_pair()
     async with trio.open_nursery() as nursery:
         begun = trio.current_time()
         with pytest.raises(trio.TooSlowError):
-            await said["connect"](nursery, silent)
+            await defined["connect"](nursery, silent)
         assert trio.current_time() - begun == 10
-        client = await said["connect"](nursery, said["server"])
+        client = await defined["connect"](nursery, defined["server"])
         assert isinstance(client, Client)
         await client.aclose()
 
 
-def test_the_times_of_an_opening_are_those_said() -> None:
+def test_the_timeouts_of_an_opening_are_those_of_the_page() -> None:
     text = " ".join(CLIENTS.split())
     assert f"{connecting.PROBE:g} seconds for the answer (`probe`)" in text
     assert f"up to {connecting.OPENING:g} seconds, because" in text
 
 
-class Started:
-    """A task status that can be waited for."""
+class StartedStatus:
+    """A task status.  `address` waits until the server has started."""
 
     def __init__(self) -> None:
-        self._told, self._tells = trio.open_memory_channel[HttpAddress](1)
+        self._send, self._receive = trio.open_memory_channel[HttpAddress](1)
 
     def started(self, value: HttpAddress | None = None) -> None:
         assert value is not None
-        self._told.send_nowait(value)
+        self._send.send_nowait(value)
 
     async def address(self) -> HttpAddress:
-        return await self._tells.receive()
+        return await self._receive.receive()
 
 
-async def test_the_lifespan_has_a_nursery_for_every_handler(said: dict[str, Any]) -> None:
-    server, done = said["busy"], trio.Event()
+async def test_the_lifespan_has_a_nursery_for_every_handler(defined: dict[str, Any]) -> None:
+    server, done = defined["busy"], trio.Event()
 
     async def work() -> None:
         done.set()
@@ -454,23 +462,23 @@ async def test_the_lifespan_has_a_nursery_for_every_handler(said: dict[str, Any]
 
 
 async def test_a_client_is_given_access(
-    said: dict[str, Any],
+    defined: dict[str, Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     async with town() as at:
-        monkeypatch.setitem(said, "OAuth", at.auth)
+        monkeypatch.setitem(defined, "OAuth", at.auth)
         for _ in range(2):
-            await said["use_with_access"](at.url)
+            await defined["use_with_access"](at.url)
         assert len(at.pages) == 1
     assert capsys.readouterr().out.count("'add'") == 2
     assert (tmp_path / ".config/my-app/tokens.json").stat().st_mode & 0o777 == 0o600
 
 
-async def test_the_application_serves(said: dict[str, Any]) -> None:
-    async with hypercorn_of(said["app"]) as web:
+async def test_the_application_serves(defined: dict[str, Any]) -> None:
+    async with hypercorn_of(defined["app"]) as web:
         web.headers["Host"] = "mcp.example.com"
         await tools_of(web, None)
 
@@ -506,7 +514,7 @@ def test_the_tables_name_every_option_of_a_server() -> None:
                 assert f"| `{each.name}` | {each.default}: " in page
 
 
-def test_the_table_of_the_context_names_what_there_is() -> None:
+def test_the_table_of_the_context_names_existing_members() -> None:
     there = {*dir(Context), *Context.__slots__}
     assert {name for name in options_in(SERVERS, "Of `ctx`") if name != "await"} - there == set()
     assert set(re.findall(r"`await (\w+)\(", SERVERS)) - there == set()
@@ -519,7 +527,11 @@ def options_in(page: str, head: str = "Option") -> set[str]:
 
 @pytest.mark.parametrize("page", ["from_official_sdk", "from_fastmcp"])
 def test_the_equivalents_of_other_names_exist(page: str) -> None:
-    homes = {"server": dir(Server), "client": dir(Client), "ctx": [*dir(Context), "lifespan"]}  # which objects have
+    homes = {
+        "server": dir(Server),
+        "client": dir(Client),
+        "ctx": [*dir(Context), "lifespan"],
+    }  # the names that objects have
     places = (trio_mcp, trio_mcp.types, trio_mcp.errors, trio_mcp.oauth, trio_mcp.asgi)
     rows = re.findall(r"^\| (?!There|---).*$", TEXTS[page], re.MULTILINE)
     assert len(rows) > 20
@@ -540,7 +552,7 @@ def test_the_map_names_every_module_of_the_core() -> None:
     assert named == {path.stem for path in (ROOT / "trio_mcp" / "core").glob("*.py")} - {"__init__"}
 
 
-def test_the_bench_has_the_rows_that_are_said() -> None:
+def test_the_benchmark_has_the_rows_of_the_pages() -> None:
     commands = re.findall(r"`python -m tests\.bench([^`-]*)`", " ".join("\n".join(TEXTS.values()).split()))
     assert len(commands) > 4
     assert all(words.strip() in BENCH_PAGES or chosen(words.split()) for words in commands)

@@ -1,8 +1,8 @@
 """The table of features in docs/revisions.md is true: each cell is tried, with a server and a client, in its revision.
 
-What a try comes to is what the cell has to say: `yes`; a word for how it was done; `left out`, where the revision has
-no place for something, and the rest goes its way without it; `–`, where there is no such thing and whoever tries is
-told so.  `not yet` is a `–` that is ours.
+The try returns the text of the cell.  It is `yes`, or a word for the way the feature works.  It is `left out` if the
+revision has no place for a part, and the rest works without it.  It is `–` if the revision does not have the feature
+and an error says so.  `not yet` in a cell is a `–` because the package lacks the feature, not the revision.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ PAGE = (Path(__file__).parent.parent / "docs" / "revisions.md").read_text(encodi
 DEMO = [sys.executable, "-m", "trio_mcp.cli.demo.server"]
 ROOM = "rooms://kitchen"
 
-pytestmark = pytest.mark.default  # each cell is a promise to users, and all of them together take two seconds
+pytestmark = pytest.mark.default  # each cell is a promise to users, and all cells together take two seconds
 
 Try = Callable[[str], Awaitable[str | None]]
 TRIES: dict[str, Try] = {}
 LEFT_OUT = "left out"
-# What tells that there is no such thing.
+# The errors for a feature that does not exist.
 REFUSALS = (NotInThisRevision, HandshakeError, NoResponse, RequestError, ToolFailed)
 
 
 def tries(feature: str) -> Callable[[Try], Try]:
-    """What follows does what this row is about; it may return a word for the cell, which is `yes` otherwise."""
+    """Register a function that uses this feature.  It returns a word for the cell, or None for `yes`."""
 
     def register(function: Try) -> Try:
         TRIES[feature] = function
@@ -70,26 +70,26 @@ def tries(feature: str) -> Callable[[Try], Try]:
 
 
 def table() -> list[tuple[str, str, str]]:
-    """Feature, revision and what is said of the two."""
+    """The feature, the revision and the text of each cell."""
     (text,) = re.findall(r"^\| Feature .*?\n\n", PAGE, re.MULTILINE | re.DOTALL)
     head, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line]
-    features = [row for row in rows if any(row[1:])]  # the others begin a group
+    features = [row for row in rows if any(row[1:])]  # the other rows begin a group
     return [(row[0], revision, cell) for row in features for revision, cell in zip(head[1:], row[1:], strict=True)]
 
 
-def test_the_table_has_every_revision_and_all_that_is_tried() -> None:
+def test_the_table_has_every_revision_and_each_feature_that_is_tried() -> None:
     assert sorted({revision for _, revision, _ in table()}) == sorted(REVISION_NAMES)
     assert sorted(feature for feature, revision, _ in table() if revision == REVISION_NAMES[-1]) == sorted(TRIES)
 
 
 @pytest.fixture
 def clock(feature: str) -> MockClock:
-    """That of a child process is the real one."""
+    """A child process needs the real clock."""
     return MockClock(rate=1.0) if feature.startswith("stdio") else MockClock(autojump_threshold=0)
 
 
 @pytest.mark.parametrize(("feature", "revision", "cell"), table())
-async def test_a_cell_says_what_happens(feature: str, revision: str, cell: str, clock: MockClock) -> None:
+async def test_a_cell_says_the_result_of_its_try(feature: str, revision: str, cell: str, clock: MockClock) -> None:
     with trio.fail_after(60):
         assert await outcome(TRIES[feature](revision)) == cell.replace("not yet", "–")
 
@@ -100,14 +100,14 @@ async def outcome(trying: Awaitable[str | None]) -> str:
     except Unauthorized:
         return "–"
     except REFUSALS as error:
-        # Who reads it is to know that it is a matter of revisions.
+        # The text of the error must say that the revision is the reason.
         return "–" if re.search("|".join((*REVISION_NAMES, "this revision")), str(error)) else str(error)
 
 
-# A house with everything.
+# A server with all features.
 
 
-def house() -> Server:
+def full_server() -> Server:
     server = build(cache={"tools/list": CacheHints(ttl_ms=60_000)})
 
     @server.tool(title="A door", icons=[Icon("https://house.example/door.png")])
@@ -128,8 +128,8 @@ def house() -> Server:
     return server
 
 
-def at(revision: str, **options: Any) -> AbstractAsyncContextManager[MemoryPair]:
-    return open_memory_pair(house(), revision=revision, **options)
+def open_pair(revision: str, **options: Any) -> AbstractAsyncContextManager[MemoryPair]:
+    return open_memory_pair(full_server(), revision=revision, **options)
 
 
 async def tool_named(name: str, client: Client) -> Tool:
@@ -137,24 +137,24 @@ async def tool_named(name: str, client: Client) -> Tool:
     return tool
 
 
-# What a server has.
+# Features of a server.
 
 
 async def tools(revision: str) -> None:
-    async with at(revision) as pair:
+    async with open_pair(revision) as pair:
         assert (await tool_named("add", pair.client)).input_schema["required"] == ["a", "b"]
         assert await pair.client.call_tool("add", {"a": 1, "b": 2}, returns=int) == 3
 
 
 @tries("Tools, resources, templates, prompts, completion")
-async def what_all_have(revision: str) -> None:
+async def in_each_revision(revision: str) -> None:
     for part in (tools, resources, prompts, completion):
         await part(revision)
 
 
 @tries("Structured results, output schemas")
 async def structured(revision: str) -> str | None:
-    async with at(revision) as pair:
+    async with open_pair(revision) as pair:
         tool = await tool_named("forecast", pair.client)
         result = await pair.client.call_tool("forecast", {"city": "Oslo"})
         assert await pair.client.call_tool("forecast", {"city": "Oslo"}, returns=Forecast) == Forecast(
@@ -167,14 +167,14 @@ async def structured(revision: str) -> str | None:
         assert tool.output_schema is None
         return "as text"
     assert tool.output_schema is not None
-    async with at(revision) as pair:  # what is no object
+    async with open_pair(revision) as pair:  # a result that is not an object
         total = await pair.client.call_tool("add", {"a": 1, "b": 2})
         assert total.structured_content == (3 if revision == LATEST else {"result": 3})
     return None
 
 
 async def resources(revision: str) -> None:
-    async with at(revision) as pair:
+    async with open_pair(revision) as pair:
         assert "house://one" in [each.uri for each in await pair.client.list_resources()]
         assert "rooms://{name}" in [each.uri_template for each in await pair.client.list_resource_templates()]
         (content,) = (await pair.client.read_resource(ROOM)).contents
@@ -182,7 +182,7 @@ async def resources(revision: str) -> None:
 
 
 async def prompts(revision: str) -> None:
-    async with at(revision) as pair:
+    async with open_pair(revision) as pair:
         assert "review" in [each.name for each in await pair.client.list_prompts()]
         (message,) = (await pair.client.get_prompt("review", {"code": "x"})).messages
         assert isinstance(message, PromptMessage)
@@ -190,33 +190,33 @@ async def prompts(revision: str) -> None:
 
 
 async def completion(revision: str) -> None:
-    async with at(revision) as pair:
+    async with open_pair(revision) as pair:
         done = await pair.client.complete(PromptReference("review"), "language", "py")
         assert list(done.values) == ["python"]
 
 
 @tries("Completion that knows the other arguments")
 async def completion_by_others(revision: str) -> str | None:
-    async with at(revision) as pair:
+    async with open_pair(revision) as pair:
         done = await pair.client.complete(PromptReference("review"), "language", "q", context={"code": "qb64"})
         return None if list(done.values) == ["qb64"] else LEFT_OUT
 
 
 @tries("Titles")
 async def titles(revision: str) -> str | None:
-    async with at(revision) as pair:
+    async with open_pair(revision) as pair:
         return None if (await tool_named("door", pair.client)).title == "A door" else LEFT_OUT
 
 
 @tries("Icons")
 async def icons(revision: str) -> str | None:
-    async with at(revision) as pair:
+    async with open_pair(revision) as pair:
         return None if (await tool_named("door", pair.client)).icons else LEFT_OUT
 
 
 @tries("How long a result may be used again")
 async def caching(revision: str) -> str | None:
-    async with at(revision) as pair:
+    async with open_pair(revision) as pair:
         first = await pair.client.list_tools_page()
         before = len(pair.transcript)
         assert await pair.client.list_tools_page() == first
@@ -234,7 +234,7 @@ async def while_it_runs(revision: str) -> None:
 
 async def progress(revision: str) -> None:
     reports: list[Any] = []
-    async with at(revision) as pair:
+    async with open_pair(revision) as pair:
         await pair.client.call_tool("count", {"to": 3}, on_progress=lambda *report: reports.append(report[:2]))
     assert reports == [(0, 3), (1, 3), (2, 3)]
 
@@ -242,14 +242,14 @@ async def progress(revision: str) -> None:
 @tries("Progress with a message")
 async def progress_message(revision: str) -> str | None:
     messages: list[Any] = []
-    async with at(revision) as pair:
+    async with open_pair(revision) as pair:
         await pair.client.call_tool("count", {"to": 2}, on_progress=lambda *report: messages.append(report[2]))
     return None if messages == ["number 0", "number 1"] else LEFT_OUT
 
 
 async def logging(revision: str) -> None:
     heard: list[Any] = []
-    async with at(revision, on_log=lambda message: heard.append(message.data), log_level="debug") as pair:
+    async with open_pair(revision, on_log=lambda message: heard.append(message.data), log_level="debug") as pair:
         await pair.client.call_tool("talk")
         await pair.client.set_log_level("error")
         await pair.client.call_tool("talk")
@@ -257,7 +257,7 @@ async def logging(revision: str) -> None:
 
 
 async def cancellation(revision: str) -> None:
-    async with at(revision) as pair:
+    async with open_pair(revision) as pair:
         with trio.move_on_after(1):
             await pair.client.call_tool("hold", {"name": "it"})
         await wait_all_tasks_blocked()
@@ -266,7 +266,7 @@ async def cancellation(revision: str) -> None:
 
 @tries("Changes of lists and resources, by `listen`")
 async def changes(revision: str) -> None:
-    async with at(revision) as pair, pair.client.listen(tools=True, resources=[ROOM]) as heard:
+    async with open_pair(revision) as pair, pair.client.listen(tools=True, resources=[ROOM]) as heard:
         await pair.client.call_tool("touch", {"uri": ROOM})
         assert await anext(heard) == resource_updated(ROOM)
         await pair.client.call_tool("grow")
@@ -275,13 +275,13 @@ async def changes(revision: str) -> None:
 
 @tries("`resources/subscribe`, by hand")
 async def subscribe(revision: str) -> None:
-    async with at(revision) as pair:
+    async with open_pair(revision) as pair:
         assert await pair.client.request("resources/subscribe", {"uri": ROOM}) == {}
 
 
 @tries("`subscriptions/listen`, by hand")
 async def listen(revision: str) -> None:
-    async with at(revision) as pair:
+    async with open_pair(revision) as pair:
         with trio.move_on_after(1):  # it has no end
             await pair.client.request("subscriptions/listen", {"notifications": {"toolsListChanged": True}})
         assert "notifications/subscriptions/acknowledged" in str(pair.transcript)
@@ -289,33 +289,33 @@ async def listen(revision: str) -> None:
 
 @tries("`ping`")
 async def ping(revision: str) -> None:
-    async with at(revision) as pair:
+    async with open_pair(revision) as pair:
         await pair.client.ping()
 
 
-# What a server asks.
+# Requests of a server.
 
 
 @tries("The client's model, and its folders (sampling, roots)")
-async def what_all_ask(revision: str) -> None:
+async def sampling_and_roots(revision: str) -> None:
     await sampling(revision)
     await roots(revision)
 
 
 async def sampling(revision: str) -> None:
-    async with at(revision, sampling=lambda _: ("a little", "small")) as pair:
+    async with open_pair(revision, sampling=lambda _: ("a little", "small")) as pair:
         assert await pair.client.call_tool("think", returns=str) == "small: a little"
 
 
 @tries("The client's model, with tools")
 async def sampling_tools(revision: str) -> None:
-    async with at(revision, sampling=lambda _: ("a little", "small"), sampling_tools=True) as pair:
+    async with open_pair(revision, sampling=lambda _: ("a little", "small"), sampling_tools=True) as pair:
         assert await pair.client.call_tool("think_with_tools", returns=str) == "small"
 
 
 @tries("The user, by a form (elicitation)")
 async def forms(revision: str) -> None:
-    async with at(revision, elicitation=lambda _: {"size": 3}) as pair:
+    async with open_pair(revision, elicitation=lambda _: {"size": 3}) as pair:
         assert await pair.client.call_tool("order", returns=str) == "Size(size=3, colour='red')"
 
 
@@ -327,31 +327,31 @@ async def defaults(revision: str) -> str | None:
         shown.append(form.defaults)
         return {"size": 3}
 
-    async with at(revision, elicitation=fill_in) as pair:
+    async with open_pair(revision, elicitation=fill_in) as pair:
         await pair.client.call_tool("order", returns=str)
     return None if shown == [{"colour": "red"}] else LEFT_OUT
 
 
 @tries("The user, by a page to visit")
 async def pages(revision: str) -> None:
-    async with at(revision, elicitation_url=lambda _: True) as pair:
+    async with open_pair(revision, elicitation_url=lambda _: True) as pair:
         assert await pair.client.call_tool("visit", returns=str) == "Accepted"
 
 
 async def roots(revision: str) -> None:
-    async with at(revision, roots=["/srv"]) as pair:
+    async with open_pair(revision, roots=["/srv"]) as pair:
         assert await pair.client.call_tool("rooms", returns=list[str]) == ["file:///srv"]
 
 
 @tries("Questions by hand (`InputRequired`)")
 async def input_required(revision: str) -> None:
-    async with at(revision, roots=["/srv"]) as pair:
+    async with open_pair(revision, roots=["/srv"]) as pair:
         assert await pair.client.call_tool("ask_by_hand", returns=str) == "asked before, 1 root"
 
 
 @tries("Questions travel as")
 async def travel(revision: str) -> str:
-    async with at(revision, roots=["/srv"]) as pair:
+    async with open_pair(revision, roots=["/srv"]) as pair:
         await pair.client.call_tool("rooms")
         heard = [line.message for line in pair.transcript if line.mark == "<"]
     requested = any(message.get("method") == "roots/list" for message in heard)
@@ -372,7 +372,7 @@ async def calls(target: Any, revision: str, **options: Any) -> None:
 
 @tries("Batches")
 async def batches(revision: str) -> str | None:
-    async with connected(house(), revision) as wire:
+    async with connected(full_server(), revision) as wire:
         batch = [wire.request("tools/list"), wire.request("prompts/list")]
         if revision == "2025-03-26":
             await wire.send(batch)
@@ -386,15 +386,15 @@ async def batches(revision: str) -> str | None:
 
 
 @tries("stdio, WebSocket")
-async def whole_links(revision: str) -> None:
+async def stdio_and_websocket(revision: str) -> None:
     await calls(DEMO, revision)
-    async with at_home("websocket", house()) as url:
+    async with at_home("websocket", full_server()) as url:
         await calls(url, revision)
 
 
 @tries("HTTP+SSE")
 async def http_sse(revision: str) -> None:
-    async with at_home("http+sse", house()) as url:
+    async with at_home("http+sse", full_server()) as url:
         await calls(url, revision)
 
 
@@ -406,20 +406,20 @@ async def streamable(revision: str) -> str:
         nonlocal said
         said += data.lower()
 
-    async with at_home("http", house()) as url:
+    async with at_home("http", full_server()) as url:
         await calls(url, revision, tap=tap)
     return "sessions" if b"\r\nmcp-session-id:" in said else "stateless"
 
 
 @tries("Streamable HTTP, `sessions=False`")
 async def stateless(revision: str) -> None:
-    async with at_home("http", house(), sessions=False) as url:
+    async with at_home("http", full_server(), sessions=False) as url:
         await calls(url, revision)
 
 
 @tries("Streams that broke are resumed")
 async def resumption(revision: str) -> None:
-    server, listener, cut = house(), MemoryListener(), trio.Event()
+    server, listener, cut = full_server(), MemoryListener(), trio.Event()
 
     @server.tool
     async def long(ctx: Context) -> str:
@@ -427,7 +427,7 @@ async def resumption(revision: str) -> None:
         await cut.wait()
         return "all of it"
 
-    async def cut_it() -> None:
+    async def close_streams() -> None:
         for stream in listener.server_ends:
             await stream.aclose()
         cut.set()
@@ -436,7 +436,9 @@ async def resumption(revision: str) -> None:
         await nursery.start(partial(serve_http, server, listeners=[listener], allowed_hosts=["127.0.0.1"]))
         with reachable(listener.connect):
             async with open_client("http://127.0.0.1:3000/mcp", revision=revision) as client:
-                result = await client.call_tool("long", returns=str, on_progress=lambda *_: nursery.start_soon(cut_it))
+                result = await client.call_tool(
+                    "long", returns=str, on_progress=lambda *_: nursery.start_soon(close_streams)
+                )
         assert result == "all of it"
         nursery.cancel_scope.cancel()
 
@@ -446,7 +448,7 @@ async def resumption(revision: str) -> None:
 
 @tries("A server that demands access tokens, by `protect`")
 async def protect(revision: str) -> None:
-    server = house()
+    server = full_server()
     server.protect(
         verify=lambda token: Principal("ada") if token == "hers" else None,
         authorization_servers=["https://auth.example.com"],
@@ -465,11 +467,11 @@ async def oauth(revision: str) -> None:
         assert len(at.pages) == 1
 
 
-# What is not here yet.
+# Extensions and tasks.
 
 
 def extended() -> Server:
-    server = house()
+    server = full_server()
     ext = server.extension("com.example/ping")
 
     @ext.method("com.example/ping")
