@@ -1,4 +1,4 @@
-"""The client's response cache: what is kept, for how long, for whom, and what throws it out."""
+"""The response cache of the client: the results that it keeps, their lifetime, their principal, and their removal."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ RESULT = {"resultType": "complete", "tools": [], "ttlMs": 1000, "cacheScope": "p
 PUBLIC = {**RESULT, "cacheScope": "public"}
 
 
-class Asker:
-    """One client program: a cache, a clock and a principal, so that each test says only what it is about."""
+class CachingClient:
+    """A client: a cache, a clock and a principal, so that a test gives only the parameters that matter to it."""
 
     def __init__(self, cache: ResponseCache | None = None, principal: str | None = "ann") -> None:
         self.cache = ResponseCache(LATEST) if cache is None else cache
@@ -56,22 +56,22 @@ class Asker:
 
 
 @pytest.fixture
-def ann() -> Asker:
-    return Asker()
+def ann() -> CachingClient:
+    return CachingClient()
 
 
-# What is kept
+# Results that are kept
 
 
 @req("cache-04")
 @pytest.mark.parametrize(("method", "params"), REQUESTS)
-def test_a_complete_result_is_kept_and_found(ann: Asker, method: str, params: dict[str, Any]) -> None:
+def test_a_complete_result_is_kept_and_found(ann: CachingClient, method: str, params: dict[str, Any]) -> None:
     assert ann.get(method, **params) is None
     assert ann.store(method, RESULT, **params)
     assert ann.get(method, **params) == RESULT
 
 
-def test_a_result_of_an_older_server_without_a_type_is_complete(ann: Asker) -> None:
+def test_a_result_without_a_type_is_complete(ann: CachingClient) -> None:
     assert ann.store("tools/list", {"tools": [], "ttlMs": 1000})
     assert ann.get("tools/list") == {"tools": [], "ttlMs": 1000}
 
@@ -86,19 +86,19 @@ def test_a_result_of_an_older_server_without_a_type_is_complete(ann: Asker) -> N
     ],
     ids=lambda value: getattr(value, "name", value),
 )
-def test_no_other_method_is_cached_and_none_on_a_revision_without_hints(revision: Any, method: str) -> None:
-    someone = Asker(ResponseCache(revision))
-    assert not someone.store(method, RESULT)
-    assert someone.get(method) is None
-    assert (len(someone.cache), someone.cache.size) == (0, 0)
+def test_other_methods_and_revisions_without_hints_are_not_cached(revision: Any, method: str) -> None:
+    client = CachingClient(ResponseCache(revision))
+    assert not client.store(method, RESULT)
+    assert client.get(method) is None
+    assert (len(client.cache), client.cache.size) == (0, 0)
 
 
 @req("cmpl-03")
 @pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)
 def test_a_completion_is_kept_for_seconds_and_for_one_principal(revision: Any) -> None:
-    """Whatever the server says of it: completions have no hints."""
+    """Hints of the server are ignored, because the protocol has no hints for completions."""
     cache = ResponseCache(revision)
-    ann, bob = Asker(cache), Asker(cache, "bob")
+    ann, bob = CachingClient(cache), CachingClient(cache, "bob")
     asked = {"ref": {"type": "ref/prompt", "name": "p"}, "argument": {"name": "a", "value": "v"}}
     found = {"completion": {"values": ["vw"]}, "ttlMs": 10**9, "cacheScope": "public"}
     assert ann.store("completion/complete", found, **asked)
@@ -112,7 +112,7 @@ def test_a_completion_is_kept_for_seconds_and_for_one_principal(revision: Any) -
 @req("cmpl-03")
 @pytest.mark.parametrize("kind", ["prompts", "resources", "tools"])
 def test_a_completion_is_dropped_with_the_lists_of_prompts_and_resources(kind: str) -> None:
-    ann = Asker()
+    ann = CachingClient()
     before = ann.cache.key("completion/complete", {}, principal=None)
     assert before == ann.cache.key("completion/complete", {}, principal=None)
     ann.store("completion/complete", {"completion": {"values": []}})
@@ -121,16 +121,16 @@ def test_a_completion_is_dropped_with_the_lists_of_prompts_and_resources(kind: s
     assert ann.cache.key("completion/complete", {}, principal=None) != before
 
 
-def test_what_is_no_json_is_looked_for_and_not_found() -> None:
-    """It is refused where it is written."""
-    assert Asker().get("tools/list", cursor=object()) is None
+def test_params_that_are_not_json_are_not_found() -> None:
+    """Writing the request refuses it."""
+    assert CachingClient().get("tools/list", cursor=object()) is None
 
 
 @req("cache-03")
 @pytest.mark.parametrize(("method", "params"), REQUESTS)
 @pytest.mark.parametrize("leftover", [{"inputResponses": {}}, {"requestState": "s"}, {"requestState": None}])
 def test_the_result_of_a_retry_is_neither_kept_nor_served(
-    ann: Asker, method: str, params: dict[str, Any], leftover: dict[str, Any]
+    ann: CachingClient, method: str, params: dict[str, Any], leftover: dict[str, Any]
 ) -> None:
     assert not ann.store(method, RESULT, **params, **leftover)
     assert len(ann.cache) == 0
@@ -139,17 +139,17 @@ def test_the_result_of_a_retry_is_neither_kept_nor_served(
 
 
 @pytest.mark.parametrize("kind", ["input_required", "task", None, 1, []])
-def test_what_is_not_complete_is_not_kept_and_does_not_touch_what_is(ann: Asker, kind: Any) -> None:
+def test_an_incomplete_result_is_not_kept_and_replaces_no_result(ann: CachingClient, kind: Any) -> None:
     ann.store("resources/read", RESULT, uri="a")
     assert not ann.store("resources/read", {**PUBLIC, "resultType": kind}, uri="a")
     assert ann.get("resources/read", uri="a") == RESULT
 
 
-# By what it is found
+# The key of a result
 
 
 @req("cache-02")
-def test_a_result_is_served_for_the_same_method_and_params_only(ann: Asker) -> None:
+def test_a_result_is_served_for_the_same_method_and_params_only(ann: CachingClient) -> None:
     requests = [
         ("tools/list", {}),
         ("tools/list", {"cursor": ""}),
@@ -170,7 +170,7 @@ def test_a_result_is_served_for_the_same_method_and_params_only(ann: Asker) -> N
         assert ann.get(method, **params) == {**RESULT, "number": number}
 
 
-def test_what_cannot_affect_a_result_is_no_part_of_the_key(ann: Asker) -> None:
+def test_metadata_that_cannot_affect_a_result_is_not_in_the_key(ann: CachingClient) -> None:
     noise = {
         "progressToken": 4,
         "traceparent": "00-1-2-00",
@@ -184,12 +184,12 @@ def test_what_cannot_affect_a_result_is_no_part_of_the_key(ann: Asker) -> None:
     assert ann.get("tools/list", filter={"b": 2, "a": 1}, cursor="2") == RESULT
 
 
-# For how long
+# The lifetime of a result
 
 
 @req("cache-04", "cache-06", "cache-11")
 @pytest.mark.parametrize("ttl_ms", [1, 999, 1000, 60_000])
-def test_a_result_is_fresh_until_its_very_moment(ann: Asker, ttl_ms: int) -> None:
+def test_a_result_is_fresh_until_the_end_of_its_ttl(ann: CachingClient, ttl_ms: int) -> None:
     ann.store("tools/list", {**RESULT, "ttlMs": ttl_ms})
     end = 100 + ttl_ms / 1000
     ann.now = math.nextafter(end, 0)
@@ -205,13 +205,13 @@ def test_a_result_is_fresh_until_its_very_moment(ann: Asker, ttl_ms: int) -> Non
     [{}, *({"ttlMs": ttl} for ttl in (0, -1, -(10**30), None, True, 5000.0, math.inf, "5000", [5000], {}))],
     ids=str,
 )
-def test_without_a_positive_whole_number_a_result_is_stale_at_once(ann: Asker, hint: dict[str, Any]) -> None:
+def test_a_result_without_a_positive_integer_ttl_is_not_kept(ann: CachingClient, hint: dict[str, Any]) -> None:
     assert not ann.store("tools/list", {"tools": [], "cacheScope": "public", **hint})
     assert ann.get("tools/list") is None
     assert len(ann.cache) == 0
 
 
-def test_an_absurd_time_is_cut_to_a_year(ann: Asker) -> None:
+def test_a_very_long_ttl_is_cut_to_a_year(ann: CachingClient) -> None:
     assert ann.store("tools/list", {**RESULT, "ttlMs": 10**400})
     ann.now += 365 * 24 * 3600 - 1
     assert ann.get("tools/list") is not None
@@ -220,7 +220,7 @@ def test_an_absurd_time_is_cut_to_a_year(ann: Asker) -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [*product(["private", "public"], repeat=2)])
-def test_the_newest_result_replaces_the_older_one(ann: Asker, first: str, second: str) -> None:
+def test_the_newest_result_replaces_the_older_one(ann: CachingClient, first: str, second: str) -> None:
     for other in ({"ttlMs": 5000}, {"ttlMs": 0}):
         ann.store("tools/list", {**RESULT, "cacheScope": first, "tools": ["old"]})
         newer = {**RESULT, **other, "cacheScope": second, "tools": ["new"]}
@@ -229,7 +229,7 @@ def test_the_newest_result_replaces_the_older_one(ann: Asker, first: str, second
 
 
 @req("cache-27")
-def test_every_page_counts_from_its_own_receipt(ann: Asker) -> None:
+def test_the_ttl_of_a_page_starts_when_the_page_is_received(ann: CachingClient) -> None:
     for cursor in ("", "2", "3"):
         ann.store("tools/list", {**RESULT, "nextCursor": cursor}, cursor=cursor)
         ann.now += 0.25
@@ -240,7 +240,7 @@ def test_every_page_counts_from_its_own_receipt(ann: Asker) -> None:
     assert seen == [["", "2", "3"], ["2", "3"], ["3"], []]
 
 
-def test_an_expired_page_leaves_the_others_and_is_stored_again_under_its_cursor(ann: Asker) -> None:
+def test_an_expired_page_leaves_the_others_and_can_be_stored_again(ann: CachingClient) -> None:
     ann.store("tools/list", {**RESULT, "ttlMs": 9000})
     ann.store("tools/list", RESULT, cursor="2")
     ann.now += 1
@@ -250,7 +250,7 @@ def test_an_expired_page_leaves_the_others_and_is_stored_again_under_its_cursor(
     assert ann.get("tools/list") is not None
 
 
-# For whom
+# The principal of a result
 
 PRINCIPALS = ["ann", "bob", "", None]
 
@@ -258,11 +258,11 @@ PRINCIPALS = ["ann", "bob", "", None]
 @req("cache-17")
 @pytest.mark.parametrize(("owner", "other"), [*product(PRINCIPALS, repeat=2)])
 @pytest.mark.parametrize("scope", ["private", "Public", "", None, True, ["public"], ...])
-def test_what_is_not_public_is_served_to_its_owner_only(owner: Any, other: Any, scope: Any) -> None:
-    mine = Asker(principal=owner)
-    theirs = Asker(mine.cache, other)
+def test_a_result_that_is_not_public_is_served_to_its_owner_only(owner: Any, other: Any, scope: Any) -> None:
+    mine = CachingClient(principal=owner)
+    theirs = CachingClient(mine.cache, other)
     result = {**RESULT, "cacheScope": scope}
-    if scope is ...:  # a server that says nothing
+    if scope is ...:  # a result without a scope
         del result["cacheScope"]
     assert mine.store("tools/list", result)
     assert mine.get("tools/list") == result
@@ -271,37 +271,37 @@ def test_what_is_not_public_is_served_to_its_owner_only(owner: Any, other: Any, 
 
 @req("cache-16")
 @pytest.mark.parametrize(("owner", "other"), [*product(PRINCIPALS, repeat=2)])
-def test_what_is_public_is_served_to_everybody(owner: Any, other: Any) -> None:
-    mine = Asker(principal=owner)
+def test_a_public_result_is_served_to_all_principals(owner: Any, other: Any) -> None:
+    mine = CachingClient(principal=owner)
     assert mine.store("tools/list", PUBLIC)
-    assert Asker(mine.cache, other).get("tools/list") == PUBLIC
+    assert CachingClient(mine.cache, other).get("tools/list") == PUBLIC
 
 
 @pytest.mark.parametrize("method", ["tools/list", "tools/call"])
 @pytest.mark.parametrize("principal", [("ann", "example.com"), 7, b"ann", {"sub": "ann"}, object()])
 def test_a_principal_without_a_stable_name_is_refused(method: str, principal: Any) -> None:
-    asker = Asker(principal=principal)
+    asker = CachingClient(principal=principal)
     for use in (lambda: asker.get(method), lambda: asker.store(method, PUBLIC)):
         with pytest.raises(UsageError, match="principal must be a str or None, got "):
             use()
     assert len(asker.cache) == 0
 
 
-def test_a_private_result_goes_before_a_public_one_and_replaces_it() -> None:
-    ann = Asker()
-    bob = Asker(ann.cache, "bob")
+def test_a_private_result_is_preferred_to_a_public_one_and_replaces_it() -> None:
+    ann = CachingClient()
+    bob = CachingClient(ann.cache, "bob")
     bob.store("tools/list", {**RESULT, "tools": ["bob's"]})
     ann.store("tools/list", {**PUBLIC, "ttlMs": 9000})
     assert bob.get("tools/list") == {**RESULT, "tools": ["bob's"]}
-    bob.now += 1  # his own has expired; the public one has not
+    bob.now += 1  # his private result has expired, the public one has not
     assert bob.get("tools/list") == {**PUBLIC, "ttlMs": 9000}
-    # The server has changed its mind: nothing is public any more.
+    # The new result is private, so the public one is removed.
     ann.store("tools/list", RESULT)
     assert bob.get("tools/list") is None
     assert ann.get("tools/list") == RESULT
 
 
-# What throws it out
+# Notifications that remove results
 
 CHANGES = {
     "notifications/tools/list_changed": {"tools/list"},
@@ -311,11 +311,11 @@ CHANGES = {
 }
 
 
-def fill(cache: ResponseCache) -> dict[str, list[tuple[Asker, dict[str, Any]]]]:
-    """Two principals, public and private, and several pages of every list."""
-    held: dict[str, list[tuple[Asker, dict[str, Any]]]] = {}
+def fill(cache: ResponseCache) -> dict[str, list[tuple[CachingClient, dict[str, Any]]]]:
+    """Store results for two principals: a first page that is private, and a second page that is public."""
+    held: dict[str, list[tuple[CachingClient, dict[str, Any]]]] = {}
     for (method, params), page, principal in product(REQUESTS, [{}, {"cursor": "2"}], ["ann", "bob"]):
-        asker = Asker(cache, principal)
+        asker = CachingClient(cache, principal)
         asker.store(method, PUBLIC if page else RESULT, **params, **page)
         held.setdefault(method, []).append((asker, {**params, **page}))
     return held
@@ -323,7 +323,7 @@ def fill(cache: ResponseCache) -> dict[str, list[tuple[Asker, dict[str, Any]]]]:
 
 @req("cache-19")
 @pytest.mark.parametrize("notification", [*LATEST.notifications[Role.SERVER], "notifications/unknown"])
-def test_a_notification_makes_stale_what_it_is_about_and_nothing_else(ann: Asker, notification: str) -> None:
+def test_a_notification_removes_only_the_results_of_its_subject(ann: CachingClient, notification: str) -> None:
     held = fill(ann.cache)
     ann.cache.changed(notification, {"uri": "file:///a"})
     for method, requests in held.items():
@@ -336,7 +336,7 @@ def test_a_notification_makes_stale_what_it_is_about_and_nothing_else(ann: Asker
     ("updated", "left"),
     [
         ("file:///a", {"file:///a/b", "file:///ab", "db://x"}),
-        ("file:///a/b", {"file:///ab", "db://x"}),  # a sub-resource: the folder above it has changed too
+        ("file:///a/b", {"file:///ab", "db://x"}),  # a sub-resource: the folder above it has changed as well
         ("file:///a/b/c#d", {"file:///ab", "db://x"}),
         ("file:///a?q", {"file:///a/b", "file:///ab", "db://x"}),
         ("file:///a#f", {"file:///a/b", "file:///ab", "db://x"}),
@@ -349,7 +349,7 @@ def test_a_notification_makes_stale_what_it_is_about_and_nothing_else(ann: Asker
         (["file:///a"], set()),
     ],
 )
-def test_an_update_makes_stale_what_was_read_of_that_resource(ann: Asker, updated: Any, left: set[str]) -> None:
+def test_an_update_removes_the_contents_of_that_resource(ann: CachingClient, updated: Any, left: set[str]) -> None:
     uris = ["file:///", "file:///a", "file:///a/b", "file:///ab", "db://x"]
     for uri in uris:
         ann.store("resources/read", RESULT, uri=uri)
@@ -357,7 +357,7 @@ def test_an_update_makes_stale_what_was_read_of_that_resource(ann: Asker, update
     assert {uri for uri in uris if ann.get("resources/read", uri=uri)} == left
 
 
-def test_an_update_that_does_not_say_of_what_drops_all_that_was_read(ann: Asker) -> None:
+def test_an_update_without_a_uri_removes_the_contents_of_all_resources(ann: CachingClient) -> None:
     ann.store("resources/read", RESULT, uri="a")
     ann.store("resources/list", RESULT)
     ann.cache.changed("notifications/resources/updated", {})
@@ -367,7 +367,7 @@ def test_an_update_that_does_not_say_of_what_drops_all_that_was_read(ann: Asker)
 
 @req("cache-22")
 @pytest.mark.parametrize("method", LISTS)
-def test_a_cursor_that_became_invalid_drops_all_pages_of_its_list(ann: Asker, method: str) -> None:
+def test_a_cursor_that_became_invalid_drops_all_pages_of_its_list(ann: CachingClient, method: str) -> None:
     held = fill(ann.cache)
     ann.cache.forget(method)
     for each, requests in held.items():
@@ -376,16 +376,16 @@ def test_a_cursor_that_became_invalid_drops_all_pages_of_its_list(ann: Asker, me
 
 @req("cache-19")
 @pytest.mark.parametrize("notification", CHANGES)
-def test_a_result_that_a_change_overtook_is_not_kept(ann: Asker, notification: str) -> None:
+def test_a_result_requested_before_a_change_is_not_kept(ann: CachingClient, notification: str) -> None:
     for method, params in REQUESTS:
         asked = ann.cache.changes
         ann.cache.changed(notification, params)
         kept = ann.cache.store(method, params, RESULT, asked=asked, now=ann.now, principal="ann")
         assert kept is (method not in CHANGES[notification])
-        assert ann.store(method, RESULT, **params)  # asked for after the change
+        assert ann.store(method, RESULT, **params)  # requested after the change
 
 
-def test_an_older_change_does_not_stand_in_the_way(ann: Asker) -> None:
+def test_a_change_before_the_request_does_not_matter(ann: CachingClient) -> None:
     ann.cache.changed("notifications/tools/list_changed", {})
     asked = ann.cache.changes
     ann.cache.changed("notifications/prompts/list_changed", {})
@@ -393,7 +393,7 @@ def test_an_older_change_does_not_stand_in_the_way(ann: Asker) -> None:
     assert not ann.cache.store("prompts/list", {}, RESULT, asked=asked, now=0, principal=None)
 
 
-def test_other_notifications_are_no_changes(ann: Asker) -> None:
+def test_other_notifications_do_not_count_as_changes(ann: CachingClient) -> None:
     ann.cache.changed("notifications/message", {"level": "info"})
     assert ann.cache.changes == 0
 
@@ -401,8 +401,8 @@ def test_other_notifications_are_no_changes(ann: Asker) -> None:
 # Bounds and isolation
 
 
-def test_beyond_the_number_of_entries_the_least_recently_used_goes() -> None:
-    ann = Asker(ResponseCache(LATEST, max_entries=3))
+def test_beyond_the_number_of_entries_the_least_recently_used_is_removed() -> None:
+    ann = CachingClient(ResponseCache(LATEST, max_entries=3))
     for cursor in "abc":
         ann.store("tools/list", RESULT, cursor=cursor)
     assert ann.get("tools/list", cursor="a")
@@ -412,11 +412,11 @@ def test_beyond_the_number_of_entries_the_least_recently_used_goes() -> None:
     assert len(ann.cache) == 3
 
 
-def test_beyond_the_bytes_the_least_recently_used_goes() -> None:
-    ann = Asker()
+def test_beyond_the_number_of_bytes_the_least_recently_used_is_removed() -> None:
+    ann = CachingClient()
     ann.store("tools/list", {**RESULT, "tools": ["x" * 1000]}, cursor="0")
     one = ann.cache.size
-    ann = Asker(ResponseCache(LATEST, max_bytes=3 * one))
+    ann = CachingClient(ResponseCache(LATEST, max_bytes=3 * one))
     for cursor in "012":
         ann.store("tools/list", {**RESULT, "tools": ["x" * 1000]}, cursor=cursor)
     assert (len(ann.cache), ann.cache.size) == (3, 3 * one)
@@ -425,20 +425,20 @@ def test_beyond_the_bytes_the_least_recently_used_goes() -> None:
     assert ann.cache.size == 2 * one + 1
 
 
-def test_the_params_that_a_result_is_found_by_count_too_and_the_last_byte_is_used() -> None:
-    ann = Asker()
+def test_the_size_of_the_params_counts_and_the_limit_is_exact() -> None:
+    ann = CachingClient()
     ann.store("resources/read", RESULT, uri="x")
     ann.store("resources/read", RESULT, uri="y" * 1001)
     size = ann.cache.size
     ann.cache.forget("resources/read", "y" * 1001)
     assert size - ann.cache.size == ann.cache.size + 1000
-    exact = Asker(ResponseCache(LATEST, max_bytes=ann.cache.size))
+    exact = CachingClient(ResponseCache(LATEST, max_bytes=ann.cache.size))
     assert exact.store("resources/read", RESULT, uri="x")
     assert not exact.store("resources/read", RESULT, uri="xy")
 
 
-def test_what_is_larger_than_the_cache_is_not_kept_and_throws_out_nothing_but_its_own_elder() -> None:
-    ann = Asker(ResponseCache(LATEST, max_bytes=1000))
+def test_a_result_larger_than_the_cache_removes_only_its_predecessor() -> None:
+    ann = CachingClient(ResponseCache(LATEST, max_bytes=1000))
     ann.store("tools/list", RESULT)
     ann.store("prompts/list", RESULT)
     assert not ann.store("tools/list", {**RESULT, "tools": ["x" * 1000]})
@@ -451,10 +451,10 @@ def test_the_largest_message_fits_into_the_default_cache() -> None:
     assert MAX_ENTRIES >= 1000
 
 
-def test_nobody_changes_what_others_will_see(ann: Asker) -> None:
+def test_changes_of_a_result_do_not_reach_the_cache(ann: CachingClient) -> None:
     result = {**RESULT, "tools": [{"name": "a"}]}
     ann.store("tools/list", result)
-    result["tools"][0]["name"] = "changed by who stored it"  # type: ignore[index]
+    result["tools"][0]["name"] = "changed after it was stored"  # type: ignore[index]
     first = ann.get("tools/list")
     assert first == {**RESULT, "tools": [{"name": "a"}]}
     first["tools"].clear()
@@ -469,21 +469,21 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.text(), JSON, max_size=4))
-def test_any_result_comes_back_as_it_was(members: dict[str, Any]) -> None:
-    ann = Asker()
+def test_any_result_is_returned_unchanged(members: dict[str, Any]) -> None:
+    ann = CachingClient()
     result = {**members, "half a pair": "\ud800", "resultType": "complete", "ttlMs": 1}
     assert ann.store("tools/list", result)
     found = ann.get("tools/list")
     assert found == result
-    assert json.dumps(found) == json.dumps(result)  # also 1 for 1, not for 1.0 or true, and in the same order
+    assert json.dumps(found) == json.dumps(result)  # the same types (1 is neither 1.0 nor true) and the same order
 
 
 @given(
     st.fixed_dictionaries({}, optional={"resultType": JSON, "ttlMs": JSON, "cacheScope": JSON, "tools": JSON}),
     st.fixed_dictionaries({}, optional={"uri": JSON}),
 )
-def test_any_hints_and_any_notice_are_taken_without_a_word(result: dict[str, Any], notice: dict[str, Any]) -> None:
-    ann = Asker()
+def test_any_hints_and_any_notification_are_accepted(result: dict[str, Any], notice: dict[str, Any]) -> None:
+    ann = CachingClient()
     assert ann.store("resources/read", result, uri="a") is (ann.get("resources/read", uri="a") is not None)
     ann.cache.changed("notifications/resources/updated", notice)
 
@@ -502,10 +502,10 @@ def test_any_hints_and_any_notice_are_taken_without_a_word(result: dict[str, Any
         max_size=40,
     )
 )
-def test_the_cache_agrees_with_a_plain_list_of_what_was_stored(moves: list[tuple[Any, ...]]) -> None:
+def test_the_cache_agrees_with_a_plain_list_of_the_results(moves: list[tuple[Any, ...]]) -> None:
     cache, held, now = ResponseCache(LATEST), [], 0.0
     for move, method, cursor, principal, scope, seconds in moves:
-        asker = Asker(cache, principal)
+        asker = CachingClient(cache, principal)
         asker.now = now
         if move == "wait":
             now += seconds
@@ -525,11 +525,11 @@ def test_the_cache_agrees_with_a_plain_list_of_what_was_stored(moves: list[tuple
             assert asker.get(method, cursor=cursor) == expected
 
 
-# What a server says
+# The hints of a server
 
 
 @req("cache-24")
-def test_nothing_is_public_and_nothing_is_fresh_unless_a_server_says_so() -> None:
+def test_hints_are_private_and_stale_by_default() -> None:
     assert CacheHints().members() == {"ttlMs": 0, "cacheScope": "private"}
     assert CacheHints(ttl_ms=5).members() == {"ttlMs": 5, "cacheScope": "private"}
     assert CacheHints(scope="public").members() == {"ttlMs": 0, "cacheScope": "public"}
@@ -537,7 +537,7 @@ def test_nothing_is_public_and_nothing_is_fresh_unless_a_server_says_so() -> Non
 
 @req("cache-09")
 @pytest.mark.parametrize("ttl_ms", [-1, 1.0, 0.5, True, None, "5", math.inf])
-def test_a_time_that_is_no_whole_number_or_below_zero_is_not_sent(ttl_ms: Any) -> None:
+def test_a_ttl_must_be_an_integer_of_zero_or_more(ttl_ms: Any) -> None:
     with pytest.raises(UsageError, match="a whole number of milliseconds, 0 or more, got "):
         CacheHints(ttl_ms)
     with pytest.raises(UsageError):
@@ -545,14 +545,14 @@ def test_a_time_that_is_no_whole_number_or_below_zero_is_not_sent(ttl_ms: Any) -
 
 
 @pytest.mark.parametrize("scope", ["Public", "", "shared", None, True, ["public"]])
-def test_a_scope_is_one_of_two(scope: Any) -> None:
+def test_a_scope_must_be_private_or_public(scope: Any) -> None:
     with pytest.raises(UsageError, match="scope must be 'private' or 'public', got "):
         CacheHints(scope=scope)
 
 
 @req("cache-20", "cache-23")
 @pytest.mark.parametrize("scope", ["private", "public"])
-def test_pages_differ_in_their_time_but_not_in_their_scope(scope: Any, shared_schemas: Path) -> None:
+def test_pages_may_differ_in_ttl_but_not_in_scope(scope: Any, shared_schemas: Path) -> None:
     whole = CacheHints(60_000, scope)
     pages = [{"resultType": "complete", **whole.page(ttl_ms).members()} for ttl_ms in (0, 1, 10**9)]
     assert [page["ttlMs"] for page in pages] == [0, 1, 10**9]

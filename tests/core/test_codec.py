@@ -1,4 +1,4 @@
-"""Reading what a peer sent and writing what we send, in each revision."""
+"""Reading the messages of a peer and writing our own, in each revision."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def attempt(cls: type[Model], data: Any) -> Model | str:
 
 
 @EVERY
-def test_what_one_side_writes_the_other_reads_as_the_same(revision: Revision, examples: Any) -> None:
+def test_a_written_value_is_read_as_the_same_value(revision: Revision, examples: Any) -> None:
     @examples(100)
     @given(instances(revision))
     def check(value: Model) -> None:
@@ -88,14 +88,14 @@ def test_what_one_side_writes_the_other_reads_as_the_same(revision: Revision, ex
 
 @given(st.sampled_from(MODELS), JSON)
 @settings(max_examples=200, deadline=None)
-def test_any_json_is_read_or_blamed_on_the_peer(cls: type[Model], data: Any) -> None:
+def test_any_json_is_read_or_is_a_protocol_error(cls: type[Model], data: Any) -> None:
     read = attempt(cls, data)
     assert read.startswith(f"{cls.__name__}: ") if isinstance(read, str) else type(read) is cls
 
 
 @given(st.data())
 @settings(max_examples=150, deadline=None)
-def test_one_member_of_any_kind_is_read_or_blamed_on_the_peer(data: Any) -> None:
+def test_an_object_with_one_changed_member_is_read_or_is_a_protocol_error(data: Any) -> None:
     cls = data.draw(st.sampled_from([cls for cls in MODELS if exists(cls, V2026_07)]))
     written = to_json(build(cls, V2026_07, Fixed(full=True)), V2026_07)
     if not written:
@@ -162,7 +162,7 @@ def test_one_member_of_any_kind_is_read_or_blamed_on_the_peer(data: Any) -> None
         (models.PromptMessage, {"role": "user", "content": [TEXT]}, "content: expected object, got array"),
     ],
 )
-def test_what_does_not_fit_is_blamed_by_its_place_and_kind(cls: Any, data: Any, why: str) -> None:
+def test_the_error_of_a_misfit_names_its_path_and_its_type(cls: Any, data: Any, why: str) -> None:
     with pytest.raises(RemoteProtocolError) as caught:
         from_json(cls, data)
     assert str(caught.value).startswith(f"{cls.__name__}: {why}")
@@ -177,12 +177,12 @@ def test_bad_base64_is_malformed(bad: str) -> None:
     assert result.content == [TextContent("hi"), MalformedContent(picture, "data: expected base64")]
 
 
-def test_the_alphabet_of_base64_for_urls_is_read_too() -> None:
+def test_the_url_safe_alphabet_of_base64_is_read_too() -> None:
     contents = from_json(BlobResourceContents, {"uri": "a:b", "blob": "-_-_"})
     assert contents == BlobResourceContents("a:b", b"\xfb\xff\xbf")
 
 
-def test_contents_never_stand_in_an_error() -> None:
+def test_an_error_does_not_show_values_of_the_peer() -> None:
     for data in ({"type": "secret"}, {"type": "text", "text": ["secret"]}, {"type": "text", "text": {"secret": 1}}):
         with pytest.raises(RemoteProtocolError) as caught:
             from_json(TextContent, data)
@@ -191,19 +191,19 @@ def test_contents_never_stand_in_an_error() -> None:
         assert caught.value.__suppress_context__
 
 
-def test_a_key_of_the_peers_is_shortened_and_escaped_in_an_error() -> None:
+def test_a_key_of_the_peer_is_shortened_and_escaped_in_an_error() -> None:
     with pytest.raises(RemoteProtocolError) as caught:
         from_json(models.GetPromptParams, {"name": "a", "arguments": {"\n" + "k" * 1000: 1}})
     assert str(caught.value) == f"GetPromptParams: arguments.\\n{'k' * 38}: expected string, got integer"
 
 
-def test_an_integer_may_stand_where_a_number_may_and_stays_one() -> None:
+def test_an_integer_in_place_of_a_number_stays_an_integer() -> None:
     preferences = from_json(models.ModelPreferences, {"costPriority": 1, "speedPriority": 0.5})
     assert (preferences.cost_priority, preferences.speed_priority) == (1, 0.5)
     assert type(preferences.cost_priority) is int
 
 
-def test_null_is_absence_where_it_is_no_value() -> None:
+def test_null_in_an_optional_field_is_read_as_absent() -> None:
     tool = from_json(
         Tool, {**TOOL, "title": None, "annotations": None, "icons": None, "outputSchema": None}, strict=True
     )
@@ -224,7 +224,7 @@ def test_structured_null_is_a_value_and_not_absence(value: Any) -> None:
 
 @req("tool-39")
 @pytest.mark.parametrize("said", [{}, {"isError": False}, {"isError": True}, {"structuredContent": None}])
-def test_what_a_tool_did_not_say_is_not_said_for_it(said: dict[str, Any]) -> None:
+def test_absent_members_of_a_tool_result_are_not_written(said: dict[str, Any]) -> None:
     written = {"resultType": "complete", "content": [], **said}
     result = from_json(CallToolResult, written)
     assert result.is_error is bool(said.get("isError"))
@@ -232,7 +232,7 @@ def test_what_a_tool_did_not_say_is_not_said_for_it(said: dict[str, Any]) -> Non
     assert to_json(result, V2026_07) == written
 
 
-# Reading: elements, kinds and fields we do not know
+# Reading: unknown elements, kinds and fields
 
 
 @req("type-20")
@@ -253,7 +253,7 @@ def test_one_bad_element_does_not_hide_the_others() -> None:
 
 
 @pytest.mark.parametrize("bad", [0, {}, {**TOOL, "title": 1}], ids=["a scalar", "an object", "a member"])
-def test_of_very_many_bad_elements_the_first_are_kept(bad: Any) -> None:
+def test_only_a_limited_number_of_bad_elements_is_kept(bad: Any) -> None:
     def read(many: int) -> list[Any]:
         return list(from_json(ListToolsResult, {"tools": [TOOL, *[bad] * many, TOOL]}).tools)
 
@@ -267,7 +267,7 @@ def test_of_very_many_bad_elements_the_first_are_kept(bad: Any) -> None:
         from_json(ListToolsResult, {"tools": [TOOL, *[bad] * 1000, TOOL]}, strict=True)
 
 
-def test_bad_elements_of_a_kind_share_their_text() -> None:
+def test_bad_elements_of_one_kind_share_their_error_text() -> None:
     first, second = from_json(CallToolResult, {"content": [7, 8]}).content
     assert isinstance(first, MalformedContent)
     assert isinstance(second, MalformedContent)
@@ -287,7 +287,7 @@ def test_one_bad_value_of_a_map_does_not_hide_the_others() -> None:
         from_json(models.CallToolParams, {"name": "a", "inputResponses": answers}, strict=True)
 
 
-def test_a_bad_icon_costs_the_icon_and_a_bad_block_in_a_block_costs_the_block() -> None:
+def test_a_bad_icon_or_nested_block_is_malformed_alone() -> None:
     tool = from_json(Tool, {**TOOL, "icons": [{"src": "https://a/b"}, {"src": 1}]})
     assert tool.icons == [
         content.Icon("https://a/b"),
@@ -319,7 +319,7 @@ def test_unknown_fields_and_kinds_are_kept_and_sent_on(revision: Revision) -> No
     assert to_json(from_json(models.Implementation, program, strict=True), revision) == program
 
 
-def test_a_received_object_that_was_changed_keeps_what_is_unknown() -> None:
+def test_a_received_object_that_was_changed_keeps_unknown_members() -> None:
     tool = from_json(Tool, {**TOOL, "title": "Add", "vendor": 1})
     changed = attrs.evolve(tool, name="calc_add", title=None)
     assert to_json(changed, V2026_07) == {"name": "calc_add", "inputSchema": SCHEMA, "vendor": 1}
@@ -335,7 +335,7 @@ def test_a_field_of_another_revision_is_read_but_not_sent_on() -> None:
 
 
 @req("type-08")
-def test_a_kind_of_content_out_of_its_place_is_unknown_there() -> None:
+def test_content_that_a_message_does_not_allow_is_read_as_unknown() -> None:
     link = {"type": "resource_link", "name": "a", "uri": "a:b"}
     assert from_json(models.PromptMessage, {"role": "user", "content": link}).content == content.ResourceLink(
         "a", "a:b"
@@ -347,7 +347,7 @@ def test_a_kind_of_content_out_of_its_place_is_unknown_there() -> None:
         to_json(SamplingMessage("user", content.ResourceLink("a", "a:b")), V2026_07)  # type: ignore[arg-type]
 
 
-def test_what_stands_for_bytes_is_bytes() -> None:
+def test_binary_data_must_be_bytes() -> None:
     assert to_json(content.ImageContent(bytearray(b"\xff"), "image/png"), V2026_07)["data"] == "/w=="
     with pytest.raises(UsageError, match=r"^expected bytes, got str$"):
         to_json(content.ImageContent("/w==", "image/png"), V2026_07)  # type: ignore[arg-type]
@@ -378,7 +378,7 @@ def test_what_stands_for_bytes_is_bytes() -> None:
         ({"type": "object", "properties": {}}, UnknownContent({"type": "object", "properties": {}})),
     ],
 )
-def test_every_kind_of_form_field_is_told_apart(written: Any, field: Any) -> None:
+def test_the_kinds_of_form_fields_are_distinguished(written: Any, field: Any) -> None:
     form = {"message": "?", "requestedSchema": {"type": "object", "properties": {"a": written}, "required": ["a"]}}
     params = from_json(forms.ElicitParams, form)
     assert params == forms.ElicitFormParams("?", forms.RequestedSchema({"a": field}, ["a"]))
@@ -386,7 +386,7 @@ def test_every_kind_of_form_field_is_told_apart(written: Any, field: Any) -> Non
 
 
 @req("elic-19")
-def test_the_modes_of_elicitation_are_told_apart() -> None:
+def test_the_modes_of_elicitation_are_distinguished() -> None:
     page = {"mode": "url", "message": "?", "url": "https://a/b"}
     assert from_json(forms.ElicitParams, page) == forms.ElicitUrlParams("?", "https://a/b")
     assert to_json(forms.ElicitUrlParams("?", "https://a/b", "id-1"), V2026_07) == page
@@ -402,7 +402,7 @@ def test_the_modes_of_elicitation_are_told_apart() -> None:
 
 @req("rtype-01", "rtype-04", "cache-01", "cache-07", "cache-09", "type-02")
 @EVERY
-def test_results_have_what_their_revision_requires_and_nothing_else(revision: Revision) -> None:
+def test_results_have_exactly_the_members_that_their_revision_requires(revision: Revision) -> None:
     for sender in Role:
         for method in revision.requests[sender].keys() - BY_SESSIONS:
             for shape in classes(REQUESTS[method].result):
@@ -421,7 +421,7 @@ def test_results_have_what_their_revision_requires_and_nothing_else(revision: Re
 
 
 @req("rtype-03", "rtype-04")
-def test_a_result_is_told_by_its_type_and_complete_without_one() -> None:
+def test_the_result_type_decides_and_a_result_without_one_is_complete() -> None:
     shape = REQUESTS["tools/call"].result
     assert from_json(shape, {"content": []}) == CallToolResult([])
     assert from_json(shape, {"content": [], "resultType": "complete"}) == CallToolResult([])
@@ -447,7 +447,7 @@ def test_only_a_missing_or_null_cursor_ends_a_list() -> None:
 
 
 @req("mrtr-06", "mrtr-12", "type-13", "cache-26")
-def test_input_requests_are_method_and_params_and_answers_are_bare() -> None:
+def test_input_requests_have_a_method_and_input_responses_do_not() -> None:
     ask = models.InputRequiredResult(
         {
             "who": models.ElicitRequest(forms.ElicitFormParams("?", forms.RequestedSchema({}), meta={"a": 1})),
@@ -491,7 +491,7 @@ def test_input_requests_are_method_and_params_and_answers_are_bare() -> None:
     assert isinstance(read["y"], MalformedContent)
 
 
-# Writing: what a revision does not know
+# Writing: values that a revision does not have
 
 
 PICTURE = ImageContent(b"a", "image/png")
@@ -499,7 +499,7 @@ USE = content.ToolUseContent("1", "t", {})
 RESULT = content.ToolResultContent("1", [])
 ITEMS = forms.MultiSelectSchema(forms.EnumItems(["a"]))
 REFUSED: list[tuple[Model, tuple[Revision, ...], str]] = [
-    # (what, where it is refused, as what); everywhere else it can be written
+    # (value, revisions that refuse it, its name in the error); all other revisions can write it
     (CallToolResult([AudioContent(b"a", "audio/wav")]), (V2024_11,), "AudioContent"),
     (models.PromptMessage("user", AudioContent(b"a", "audio/wav")), (V2024_11,), "AudioContent"),
     (SamplingMessage("user", AudioContent(b"a", "audio/wav")), (V2024_11,), "AudioContent"),
@@ -551,7 +551,7 @@ REFUSED: list[tuple[Model, tuple[Revision, ...], str]] = [
 @req("type-02", "type-07", "type-08", "type-09", "type-11", "type-12", "type-17", "type-18")
 @EVERY
 @pytest.mark.parametrize(("value", "refused", "named"), REFUSED)
-def test_what_cannot_be_left_out_is_refused_where_it_is_not_known(
+def test_a_value_that_a_revision_lacks_is_refused_if_it_is_essential(
     revision: Revision, value: Model, refused: tuple[Revision, ...], named: str
 ) -> None:
     if revision not in refused:
@@ -565,7 +565,7 @@ def test_what_cannot_be_left_out_is_refused_where_it_is_not_known(
 
 AS_AN_OBJECT = {"temperature": 22.5, "sky": "bewölkt"}
 STRUCTURED: list[tuple[Any, str, tuple[Revision, ...]]] = [
-    # (what, as text, and where it has to be said so)
+    # (value, its text, revisions that need the text)
     (AS_AN_OBJECT, '{"temperature": 22.5, "sky": "bewölkt"}', (V2024_11, V2025_03)),
     ({}, "{}", (V2024_11, V2025_03)),
     ([1, None], "[1, null]", (V2024_11, V2025_03, V2025_06, V2025_11)),
@@ -577,7 +577,7 @@ STRUCTURED: list[tuple[Any, str, tuple[Revision, ...]]] = [
 @req("tool-34", "type-09")
 @EVERY
 @pytest.mark.parametrize(("value", "text", "where"), STRUCTURED)
-def test_structured_content_is_said_as_text_where_it_cannot_be_carried(
+def test_structured_content_is_written_as_text_in_older_revisions(
     revision: Revision, value: Any, text: str, where: tuple[Revision, ...]
 ) -> None:
     picture, said = to_json(PICTURE, revision), {"type": "text", "text": text}
@@ -588,13 +588,13 @@ def test_structured_content_is_said_as_text_where_it_cannot_be_carried(
     assert [alone["content"], beside_a_picture["content"]] == (
         [[said], [picture, said]] if revision in where else [[], [picture]]
     )
-    assert beside_a_text["content"] == [TEXT]  # which is for the author to choose, and not said twice
+    assert beside_a_text["content"] == [TEXT]  # the author has chosen this text, so no second one is added
     for written in (alone, beside_a_picture, beside_a_text):
         assert written.get("structuredContent", ABSENT) == (ABSENT if revision in where else value)
 
 
 @req("tool-34")
-def test_a_tool_result_in_a_message_is_said_as_text_too() -> None:
+def test_a_tool_result_in_a_message_is_written_as_text_too() -> None:
     used = {"type": "tool_result", "toolUseId": "1"}
     assert to_json(content.ToolResultContent("1", [], [1]), V2025_11) == {
         **used,
@@ -607,7 +607,7 @@ def test_a_tool_result_in_a_message_is_said_as_text_too() -> None:
     }
 
 
-def test_a_result_of_a_newer_peer_is_passed_on_to_an_older_one_with_all_it_says() -> None:
+def test_structured_content_of_a_newer_peer_is_forwarded_as_text() -> None:
     result = from_json(CallToolResult, {"content": [], "structuredContent": [1], "vendor": 2})
     assert to_json(result, V2025_11) == {"content": [{"type": "text", "text": "[1]"}], "vendor": 2}
 
@@ -615,7 +615,7 @@ def test_a_result_of_a_newer_peer_is_passed_on_to_an_older_one_with_all_it_says(
 @pytest.mark.parametrize(
     "value", [{1, 2}, float("nan"), [object()], functools.reduce(lambda x, _: [x], range(9999), 0)]
 )
-def test_structured_content_that_is_no_json_is_refused(value: Any) -> None:
+def test_structured_content_that_is_not_json_is_refused(value: Any) -> None:
     with pytest.raises(UsageError, match="structured_content cannot be written as JSON: "):
         to_json(CallToolResult([], value), V2024_11)
 
@@ -654,7 +654,7 @@ LEFT_OUT: list[tuple[Model, Revision, dict[str, Any]]] = [
 
 @req("type-03")
 @EVERY
-def test_a_tool_has_a_name_and_an_input_schema_and_need_not_have_more(revision: Revision) -> None:
+def test_a_tool_needs_only_a_name_and_an_input_schema(revision: Revision) -> None:
     assert to_json(Tool("add", SCHEMA), revision) == TOOL
     assert to_json(Tool("add", SCHEMA, description="sums"), revision) == {**TOOL, "description": "sums"}
     assert from_json(Tool, TOOL, strict=True) == Tool("add", SCHEMA)
@@ -676,7 +676,9 @@ def test_a_tool_has_a_name_and_an_input_schema_and_need_not_have_more(revision: 
     "life-22",
 )
 @pytest.mark.parametrize(("value", "revision", "written"), LEFT_OUT)
-def test_what_decorates_is_left_out_where_it_is_not_known(value: Model, revision: Revision, written: Any) -> None:
+def test_a_value_that_a_revision_lacks_is_omitted_if_it_is_optional(
+    value: Model, revision: Revision, written: Any
+) -> None:
     assert to_json(value, revision) == written
 
 
@@ -694,7 +696,7 @@ WIDE = {
 
 @req("tool-36", "tool-37")
 @pytest.mark.parametrize("output", [WIDE, {}, {"type": "array"}, {"type": ["string", "null"]}, {"oneOf": [{}]}])
-def test_the_arguments_of_a_tool_are_an_object_with_any_keyword_and_its_output_is_anything(output: Any) -> None:
+def test_an_input_schema_has_type_object_and_an_output_schema_any_type(output: Any) -> None:
     written = {"name": "t", "inputSchema": WIDE, "outputSchema": output}
     assert to_json(Tool("t", WIDE, output), V2026_07) == written
     assert from_json(Tool, written, strict=True) == Tool("t", WIDE, output)
@@ -706,7 +708,7 @@ def test_the_arguments_of_a_tool_are_an_object_with_any_keyword_and_its_output_i
 
 @req("elic-53")
 @pytest.mark.parametrize("options", [[("r", "Red"), ("g", "Green")], []])
-def test_a_titled_choice_is_said_by_position_to_2025_06_18(options: list[tuple[str, str]]) -> None:
+def test_a_titled_choice_is_written_as_enum_names_in_2025_06_18(options: list[tuple[str, str]]) -> None:
     choice = forms.TitledEnumSchema([forms.EnumOption(*each) for each in options], "r", title="Colour")
     form = forms.ElicitFormParams("?", forms.RequestedSchema({"colour": choice}))
     field = to_json(form, V2025_06)["requestedSchema"]["properties"]["colour"]
@@ -744,7 +746,7 @@ def test_a_url_elicitation_of_2025_11_25_needs_an_id() -> None:
         (TextContent("hi", meta={"a": {6}}), "^set cannot be part of a protocol object"),
     ],
 )
-def test_what_has_no_place_is_refused_before_it_is_sent(value: Any, why: str) -> None:
+def test_a_value_that_does_not_fit_is_refused_before_it_is_sent(value: Any, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         to_json(value, V2026_07)
     with pytest.raises(UsageError, match=why):
@@ -769,7 +771,7 @@ def test_objects_of_tuples_mappings_and_enums_are_written_as_plain_json() -> Non
 
 
 @pytest.mark.parametrize("revision", ["2026-07-28", None, REVISIONS])
-def test_writing_for_anything_but_a_revision_is_told_what_to_pass(revision: Any) -> None:
+def test_writing_without_a_revision_is_a_usage_error(revision: Any) -> None:
     with pytest.raises(UsageError, match=r"needs a Revision, for example REVISIONS\[name\], got "):
         to_json(models.Result(), revision)
 
@@ -780,13 +782,13 @@ def test_sequences_other_than_lists_are_written_too() -> None:
 
 # The index of methods
 
-# A session, or the registry of its listeners, reads and answers these.
+# A session, or its registry of subscriptions, reads and answers these methods.
 BY_SESSIONS = {"initialize", "ping", "server/discover", "logging/setLevel", "subscriptions/listen"}
 BY_SESSIONS |= {"resources/subscribe", "resources/unsubscribe"}
 
 
 @EVERY
-def test_every_method_that_no_session_answers_itself_has_its_classes(revision: Revision) -> None:
+def test_each_method_that_the_session_does_not_answer_has_classes(revision: Revision) -> None:
     asked = {*revision.requests[Role.CLIENT], *revision.requests[Role.SERVER], *revision.input_requests}
     assert asked <= REQUESTS.keys() | BY_SESSIONS
     for method in asked - BY_SESSIONS:
@@ -797,7 +799,7 @@ def test_every_method_that_no_session_answers_itself_has_its_classes(revision: R
         assert issubclass(result[-1], models.CacheableResult) is (method in V2026_07.cacheable)
 
 
-def test_no_class_is_for_a_method_that_no_revision_has() -> None:
+def test_each_method_with_classes_exists_in_a_revision() -> None:
     every = [*REVISIONS.values()]
     asked = {name for each in every for role in Role for name in each.requests[role]}
     assert asked == REQUESTS.keys() | BY_SESSIONS
@@ -852,7 +854,7 @@ _LONE = {"type": "text", "text": "t"}
         None,
     ],
 )
-def test_a_result_that_is_one_text_is_read_as_any_other(
+def test_the_fast_path_for_one_text_reads_the_same_as_the_general_one(
     data: Any, strict: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def outcome() -> Any:

@@ -1,4 +1,4 @@
-"""The front door: any chunks give the same events, any bytes are good, two connections understand each other."""
+"""`Connection`: events do not depend on chunk boundaries, any bytes are handled, and two connections work together."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def client(*revisions: Revision, **more: Any) -> Connection[ClientProtocol]:
 
 
 def sent(connection: Connection[Any]) -> list[Any]:
-    """The messages that are to be written, as JSON."""
+    """The messages to write, as JSON."""
     return [json.loads(line) for line in connection.data_to_send().splitlines()]
 
 
 @attrs.define
-class Joined:
-    """Two connections with bytes between them, in chunks of one size."""
+class ConnectionPair:
+    """Two connections that exchange bytes in chunks of one size."""
 
     client: Connection[ClientProtocol]
     server: Connection[ServerProtocol]
@@ -88,7 +88,7 @@ class Joined:
     server_saw: list[Event] = attrs.field(factory=list)
 
     def carry(self) -> tuple[list[Event], list[Event]]:
-        """Carry bytes both ways until both sides are silent.  Returns what each side saw since the last call."""
+        """Carry bytes both ways until no side sends more.  Returns the new events of the client and of the server."""
         while self._one_way(self.client, self.server) or self._one_way(self.server, self.client):
             self.client_saw += self.client.events()
             self.server_saw += self.server.events()
@@ -103,8 +103,8 @@ class Joined:
         return data != b""
 
 
-def joined(revision: Revision, size: int = 100_000) -> Joined:
-    pair = Joined(client(revision), server(), size)
+def joined(revision: Revision, size: int = 100_000) -> ConnectionPair:
+    pair = ConnectionPair(client(revision), server(), size)
     pair.client.session.open()
     client_saw, server_saw = pair.carry()
     assert client_saw == [Opened(pair.client.session.terms)]  # type: ignore[arg-type]
@@ -135,7 +135,7 @@ def test_two_connections_serve_a_call_with_progress(revision: Revision, size: in
 
 
 @pytest.mark.parametrize("revision", LEGACY, ids=str)
-def test_either_side_asks_and_tells_in_a_session(revision: Revision) -> None:
+def test_each_side_sends_requests_and_notifications_in_a_session(revision: Revision) -> None:
     pair = joined(revision)
     for asks, serves, method in (
         (pair.client, pair.server, "tools/list"),
@@ -155,7 +155,7 @@ def test_either_side_asks_and_tells_in_a_session(revision: Revision) -> None:
     ]
 
 
-def test_what_belongs_to_a_modern_request_is_sent_about_it() -> None:
+def test_a_modern_server_notifies_about_a_request_and_sends_no_requests() -> None:
     pair = joined(REVISIONS["2026-07-28"])
     pair.client.session.log_level = "info"
     id = pair.client.request("tools/call", {"name": "x"})
@@ -183,7 +183,7 @@ def test_a_cancelled_call_is_stopped_and_its_late_answer_is_dropped(revision: Re
     assert pair.server.data_to_send() == b""
 
 
-def test_an_answer_that_nothing_asked_for_is_reported() -> None:
+def test_a_response_without_a_request_is_reported() -> None:
     pair = joined(REVISIONS["2025-11-25"])
     pair.client.receive_data(b'{"jsonrpc":"2.0","id":99,"result":{}}\n')
     assert [type(event) for event in pair.client.events()] == [PeerMistake]
@@ -231,7 +231,7 @@ HANDSHAKE: Sequence[bytes | Message] = (
 WHOLE = lines(*HANDSHAKE) + b'{"jsonrpc":"2.0","id":5,"method":"prompts/list"}'
 
 
-def played(data: bytes, cuts: Sequence[int]) -> tuple[list[Event], bytes]:
+def run_server(data: bytes, cuts: Sequence[int]) -> tuple[list[Event], bytes]:
     connection = server(limits=SMALL)
     for start, end in pairwise([0, *cuts, len(data)]):
         connection.receive_data(memoryview(data)[start:end])
@@ -245,11 +245,11 @@ cuts = st.sets(st.integers(1, len(WHOLE) - 1)).map(sorted)
 @given(cuts)
 @settings(max_examples=150)
 def test_the_same_bytes_give_the_same_events_and_replies_in_any_chunks(cuts: Sequence[int]) -> None:
-    assert played(WHOLE, cuts) == played(WHOLE, ())
+    assert run_server(WHOLE, cuts) == run_server(WHOLE, ())
 
 
-def test_the_bytes_of_that_test_have_something_of_everything() -> None:
-    events, replies = played(WHOLE, ())
+def test_the_bytes_of_that_test_cause_all_kinds_of_events_and_errors() -> None:
+    events, replies = run_server(WHOLE, ())
     assert {type(event) for event in events} == {SessionAgreed, Opened, Call, RequestCancelled, PeerMistake}
     assert [event.request.id for event in events if isinstance(event, Call)] == ["ü", 2, 5]
     answered = [json.loads(line) for line in replies.splitlines()]
@@ -272,7 +272,7 @@ ANSWERS = lines(
 )
 
 
-def heard(cuts: Sequence[int]) -> tuple[list[Event], bytes]:
+def run_client(cuts: Sequence[int]) -> tuple[list[Event], bytes]:
     connection = client(REVISIONS["2025-06-18"], limits=SMALL)
     connection.session.open()
     for start, end in pairwise([0, *cuts, len(ANSWERS)]):
@@ -283,8 +283,8 @@ def heard(cuts: Sequence[int]) -> tuple[list[Event], bytes]:
 @given(st.sets(st.integers(1, len(ANSWERS) - 1)).map(sorted))
 @settings(max_examples=100)
 def test_the_same_bytes_give_a_client_the_same_events_in_any_chunks(cuts: Sequence[int]) -> None:
-    events, sent = heard(cuts)
-    assert (events, sent) == heard(())
+    events, sent = run_client(cuts)
+    assert (events, sent) == run_client(())
     assert [type(event) for event in events if not isinstance(event, PeerMistake)] == [Opened, Call, Notice]
 
 
@@ -296,7 +296,7 @@ pieces = st.one_of(
 
 @given(st.lists(st.lists(pieces, max_size=4).map(b"".join), max_size=8), st.booleans())
 @settings(max_examples=300)
-def test_any_bytes_give_events_or_replies_and_never_an_exception(chunks: Sequence[bytes], serves: bool) -> None:
+def test_any_bytes_give_events_or_replies_but_no_exception(chunks: Sequence[bytes], serves: bool) -> None:
     connection: Connection[Any] = server(limits=SMALL) if serves else client(limits=SMALL)
     if not serves:
         connection.session.open(probe_until=1.0)
@@ -311,7 +311,7 @@ def test_any_bytes_give_events_or_replies_and_never_an_exception(chunks: Sequenc
 
 
 @given(st.binary(max_size=60).filter(lambda line: line.strip() and b"\n" not in line))
-def test_a_line_that_is_no_message_gets_one_reply_and_costs_nothing_else(line: bytes) -> None:
+def test_a_line_that_is_no_message_gets_one_error_and_the_next_is_read(line: bytes) -> None:
     connection = server()
     connection.receive_data(line + b"\n" + encode(modern(1, "tools/list")) + b"\n")
     *mistakes, call = connection.events()
@@ -321,7 +321,7 @@ def test_a_line_that_is_no_message_gets_one_reply_and_costs_nothing_else(line: b
 
 
 @req("core-10")
-def test_an_error_without_an_id_is_written_as_the_revision_of_its_moment_has_it() -> None:
+def test_an_error_without_an_id_is_written_for_the_revision_at_that_time() -> None:
     junk, opening = b"junk\n", lines(initialize(1, "2025-11-25"))
     at_once, one_by_one = server(), server()
     at_once.receive_data(junk + opening + junk)
@@ -333,17 +333,17 @@ def test_an_error_without_an_id_is_written_as_the_revision_of_its_moment_has_it(
     assert "id" not in last
 
 
-def test_a_message_that_is_too_long_is_refused_by_its_id_and_the_connection_goes_on() -> None:
+def test_a_message_that_is_too_long_is_refused_by_its_id() -> None:
     connection = server(limits=SMALL)
     connection.receive_data(LONG[:450])
-    assert [error["id"] for error in sent(connection)] == ["long"]  # its end is not waited for
+    assert [error["id"] for error in sent(connection)] == ["long"]  # before the end of the message
     connection.receive_data(LONG[450:] + b"\n" + encode(modern(2, "tools/list")) + b"\n")
     assert [type(event) for event in connection.events()] == [PeerMistake, Call]
     assert connection.data_to_send() == b""
 
 
 def test_an_answer_that_is_too_long_ends_its_request() -> None:
-    pair = Joined(client(limits=Limits(message_bytes=4000)), server())
+    pair = ConnectionPair(client(limits=Limits(message_bytes=4000)), server())
     pair.client.session.open()
     pair.carry()
     id = pair.client.request("tools/list")
@@ -355,7 +355,7 @@ def test_an_answer_that_is_too_long_ends_its_request() -> None:
     assert "4000 bytes (Limits.message_bytes)" in outcome.why
 
 
-def test_events_are_handed_out_once_and_need_not_be_read() -> None:
+def test_events_are_returned_once_and_need_not_be_read() -> None:
     connection = server()
     connection.receive_data(lines(modern(1, "tools/list")))
     assert connection.answer(1, {"tools": []})
@@ -365,7 +365,7 @@ def test_events_are_handed_out_once_and_need_not_be_read() -> None:
     assert connection.data_to_send() == b""
 
 
-def test_what_cannot_be_written_raises_and_changes_nothing() -> None:
+def test_a_value_that_cannot_be_written_is_refused_without_effect() -> None:
     connection = server()
     connection.receive_data(lines(modern(1, "tools/list")))
     with pytest.raises(UsageError):
@@ -374,10 +374,10 @@ def test_what_cannot_be_written_raises_and_changes_nothing() -> None:
     assert connection.answer(1, {"tools": []})
 
 
-# Time.
+# Deadlines.
 
 
-def test_a_deadline_passes_by_a_tick_or_by_bytes_that_come_later() -> None:
+def test_a_deadline_is_noticed_by_a_tick_or_by_later_bytes() -> None:
     pair = joined(REVISIONS["2025-11-25"])
     assert pair.client.next_deadline() is None
     first, second = pair.client.request("tools/list", deadline=1.0), pair.client.request("tools/list", deadline=2.0)
@@ -395,11 +395,11 @@ def test_a_deadline_passes_by_a_tick_or_by_bytes_that_come_later() -> None:
     assert pair.client.events() == [TimedOut(third, "tools/list")]
 
 
-# The end.
+# The end of the connection.
 
 
 @pytest.mark.parametrize("eof", ["receive_eof", "no bytes"])
-def test_at_the_end_of_input_a_server_answers_what_it_serves(eof: str) -> None:
+def test_at_the_end_of_input_a_server_still_answers_open_requests(eof: str) -> None:
     connection = server()
     connection.receive_data(encode(modern(1, "tools/list")))  # without a newline
     assert connection.events() == []
@@ -414,7 +414,7 @@ def test_at_the_end_of_input_a_server_answers_what_it_serves(eof: str) -> None:
     assert connection.events() == []
 
 
-def test_at_the_end_of_input_no_request_of_ours_has_an_answer_any_more() -> None:
+def test_at_the_end_of_input_the_requests_of_a_client_are_lost() -> None:
     pair = joined(REVISIONS["2025-11-25"])
     id = pair.client.request("tools/list")
     pair.client.receive_eof()

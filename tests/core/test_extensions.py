@@ -1,4 +1,4 @@
-"""Extensions of the protocol: what is declared where, which methods are served, and who is refused."""
+"""Extensions of the protocol: their declaration in each revision, the methods served, and the peers refused."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ each_legacy = pytest.mark.parametrize("revision", LEGACY, ids=str)
 
 
 def ping(**given: Any) -> Extension:
-    """An extension with a request, an answer of its own to tools/call, and notifications in both directions."""
+    """An extension with requests and notifications in both directions, and a result type for tools/call."""
     methods = [
         ExtensionMethod(PING, Role.CLIENT, mcp_name="target"),
         ExtensionMethod("com.example/ask", Role.SERVER),
@@ -119,7 +119,7 @@ def test_an_identifier_has_a_prefix(id: str) -> None:
         ({"filters": [7]}, "the name of a filter must be a text, .* got 7"),
     ],
 )
-def test_an_extension_that_cannot_be_is_refused(given: Mapping[str, Any], why: str) -> None:
+def test_an_invalid_extension_is_refused(given: Mapping[str, Any], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         ping(**given)
 
@@ -158,7 +158,7 @@ def test_an_extension_is_declared_where_the_revision_has_a_place(revision: Revis
     assert terms.extension("com.example/other") is None
 
 
-def test_a_form_of_an_extension_is_a_core_capability() -> None:
+def test_a_form_of_an_extension_may_be_a_core_capability() -> None:
     older = Extension(PING, {"list": {}}, revisions=["2025-11-25"], capability="tasks")
     both = Extensions([older, ping(revisions=[LATEST])])
     declared = {
@@ -233,7 +233,7 @@ def test_a_server_without_the_extension_does_not_know_its_methods(revision: Revi
 
 @req("ver-06")
 @each_legacy
-def test_a_server_asks_by_the_same_rules(revision: Revision) -> None:
+def test_requests_of_a_server_have_the_same_rules(revision: Revision) -> None:
     pair = joined(revision, client=BOTH, server=BOTH)
     pair.server.request("com.example/ask", {"what": 1})
     pair.pump()
@@ -277,7 +277,7 @@ def test_a_method_of_another_form_of_the_extension_does_not_exist() -> None:
 
 @each_revision
 @pytest.mark.parametrize("method", ["tools/cal", "notifications/tools/changed", "initialize/again"])
-def test_a_name_like_those_of_the_protocol_is_not_sent(revision: Revision, method: str) -> None:
+def test_an_unknown_name_in_the_namespace_of_the_protocol_is_not_sent(revision: Revision, method: str) -> None:
     pair = joined(revision)
     with pytest.raises(NotInThisRevision):
         pair.client.request(method)
@@ -287,7 +287,7 @@ def test_a_name_like_those_of_the_protocol_is_not_sent(revision: Revision, metho
 
 
 @each_revision
-def test_a_fallback_gets_what_no_table_has(revision: Revision) -> None:
+def test_the_fallback_receives_unknown_methods(revision: Revision) -> None:
     others = [name for name in REVISIONS if name != revision.name]
     pair = joined(revision, client=BOTH, server=Extensions([ping(revisions=others)], fallback=True))
     got = called(pair, "org.example/unheard-of")
@@ -296,12 +296,12 @@ def test_a_fallback_gets_what_no_table_has(revision: Revision) -> None:
     pair.pump()
     assert any(isinstance(event, Notice) for event in pair.server_saw)
     pair.forget()
-    elsewhere = "server/discover" if revision.handshake else "ping"
+    wrong_revision = "server/discover" if revision.handshake else "ping"
     with pytest.raises(NotInThisRevision):
-        pair.client.request(elsewhere)
+        pair.client.request(wrong_revision)
     meta = {META_VERSION: LATEST, META_CLIENT_CAPABILITIES: {}}
     params: JsonObject = {} if revision.handshake else {"_meta": meta}
-    for method in (elsewhere, PING):  # methods of the protocol, and of our own extensions, are known
+    for method in (wrong_revision, PING):  # known methods: one of the protocol, one of an extension of the server
         pair.server.receive(Request("r", method, params), 0.0)
         (answer,) = drain(pair.server)
         assert isinstance(answer, Error)
@@ -338,7 +338,7 @@ def test_a_modern_request_of_an_extension_needs_its_metadata() -> None:
 def test_a_required_extension_is_required_for_every_request(revision: Revision) -> None:
     needed = Extensions([ping(required=True)])
     assert isinstance(called(joined(revision, client=BOTH, server=needed), "tools/list"), Request)
-    pair = joined(revision, server=needed)  # it opens: the client must learn what the server is
+    pair = joined(revision, server=needed)  # the session opens, so that the client learns the name of the server
     error = called(pair, "tools/list")
     assert isinstance(error, Error)
     assert error.code == MISSING_CLIENT_CAPABILITY
@@ -474,10 +474,10 @@ def test_a_client_accepts_the_result_types_that_both_sides_declare(declares: boo
             rounds.receive({"resultType": "later"})
 
 
-# Progress of a request that is answered.
+# Progress after the response.
 
 
-def test_progress_may_follow_the_answer() -> None:
+def test_progress_may_follow_the_response() -> None:
     pair = joined(REVISIONS["2025-11-25"])
     assert pair.server.progress_later("p", 1, 2, "half", {"com.example/of": 1})
     (note,) = drain(pair.server)
@@ -494,14 +494,14 @@ def test_progress_may_follow_the_answer() -> None:
 
 
 @req("prog-11")
-def test_progress_of_a_task_is_no_progress_of_an_open_request() -> None:
+def test_progress_of_a_task_is_a_notice_once_the_request_has_ended() -> None:
     pair = joined(REVISIONS["2025-11-25"])
     id = pair.client.request("tools/call", {"name": "t"}, progress=True)
     pair.pump()
     of_task = {"io.modelcontextprotocol/related-task": {"taskId": "t"}}
     assert pair.server.progress_later(id, 1, None, None, of_task)
     pair.pump()
-    assert [type(event) for event in pair.client_saw] == [ProgressReported]  # it is open
+    assert [type(event) for event in pair.client_saw] == [ProgressReported]  # the request is still open
     pair.server.answer(id, {"task": {"taskId": "t"}})
     pair.forget()
     for token, meta in ((id, of_task), ("of another session", of_task), (id, {"a/b": 1})):
@@ -528,4 +528,4 @@ def test_the_name_header_repeats_the_parameter_of_the_extension() -> None:
 
     assert fault(dict(sent)) is None
     assert fault({**dict(sent), "Mcp-Name": "sun"}) == "the Mcp-Name header says 'sun', params.target is 'moon'"
-    assert fault({"Mcp-Method": PING}) is None  # an intermediary misses it, and this server does not need it
+    assert fault({"Mcp-Method": PING}) is None  # only an intermediary needs it

@@ -1,4 +1,4 @@
-"""The line framer: any chunking, any line length, and what a stream may end with."""
+"""The line framer: any chunks, any length of a line, and any end of a stream."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def is_too_long(line: bytes | InvalidMessage, limit: int = 8) -> bool:
         (b"a\r\nb\r\n", [b"a", b"b"]),
         (b"a\r\nb\n", [b"a", b"b"]),
         (b"\n\r\n \n\t\r\na\n\n", [b"a"]),
-        # A CR by itself ends no line, and only the last of several belongs to the end.
+        # A CR alone does not end a line, and only the last CR before the LF belongs to the line end.
         (b"a\rb\n", [b"a\rb"]),
-        # As messages end.
+        # Lines that end like a message.
         (b"{}\n{1}\r\n\n{2}\n", [b"{}", b"{1}", b"{2}"]),
         (b"\r}\n}\n{", [b"\r}", b"}", b"{"]),
         (b"a\r\r\n", [b"a\r"]),
         (b"\ra\n", [b"\ra"]),
-        # Nor does anything else that str.splitlines() would take for an end.
+        # The other line ends of str.splitlines() do not end a line.
         ("a\u2028b\x0bc\n".encode(), ["a\u2028b\x0bc".encode()]),
         # Without a newline at the end.
         (b"a", [b"a"]),
@@ -58,7 +58,7 @@ def test_lines_end_with_lf_or_crlf_and_blank_ones_are_skipped(data: bytes, lines
     assert frame(*(data[at : at + 1] for at in range(len(data)))) == lines
 
 
-def test_a_line_is_handed_over_by_its_newline_and_not_before() -> None:
+def test_a_line_is_returned_when_its_newline_arrives() -> None:
     framer = LineFramer(8)
     assert framer.feed(b"abc") == []
     assert framer.feed(b"") == []
@@ -91,7 +91,7 @@ def test_a_line_of_just_the_limit_passes_and_the_terminator_does_not_count(end: 
     assert is_too_long(frame(b"12345678\rx" + end)[0])
 
 
-def test_a_line_too_long_is_answered_at_once_and_once_and_the_next_line_is_whole_again() -> None:
+def test_a_line_too_long_is_refused_once_and_the_next_line_is_read() -> None:
     framer = LineFramer(8)
     assert framer.feed(b"12345678") == []
     (invalid,) = framer.feed(b"9")
@@ -114,7 +114,7 @@ REQUEST = (INVALID_REQUEST, 7)
 NONE = (INVALID_REQUEST, None)
 RESPONSE = "response"
 
-# A line, and what is told of it: the code and id that are owed, or the request of ours that it answers.
+# A line, and the report about it: the code and id of the reply to send, or the id of our request that it answers.
 FOUND: dict[bytes, tuple[object, object]] = {
     b'{%b,"id":7,"result":%b}' % (V, LONG): (RESPONSE, 7),
     b'\xef\xbb\xbf { %b , "id" : "a-1 [x]" , "error" : %b }' % (V, LONG): (RESPONSE, "a-1 [x]"),
@@ -124,7 +124,7 @@ FOUND: dict[bytes, tuple[object, object]] = {
     b'{%b,"id":7,"method":"m\\"","params":%b}' % (V, LONG): REQUEST,
     b'{%b,"id":7,"params":%b,"method":"m"}' % (V, LONG): REQUEST,
     b'{"method":"m","params":%b,%b,"id":7}' % (LONG, V): REQUEST,
-    # No id, or not where it can be seen.
+    # No id, or the id is in a place that is not searched.
     b'{"method":"m","params":%b,%b}' % (LONG, V): NONE,
     b'{"method":"m","params":{"a":%b,"id":7}}' % LONG: NONE,
     b'{"method":"m","params":{"id":7,"a":%b}}' % LONG: NONE,
@@ -145,7 +145,7 @@ FOUND: dict[bytes, tuple[object, object]] = {
 }
 
 
-def told(line: bytes | InvalidMessage) -> tuple[object, object]:
+def report_of(line: bytes | InvalidMessage) -> tuple[object, object]:
     assert isinstance(line, InvalidMessage)
     if not line.response:
         assert line.reply is not None
@@ -158,10 +158,10 @@ def told(line: bytes | InvalidMessage) -> tuple[object, object]:
 
 @pytest.mark.parametrize("line", FOUND, ids=lambda line: f"{line[:30]!r}..{line[-20:]!r}")
 @pytest.mark.parametrize("size", [1, 100, 100_000])
-def test_the_id_of_a_line_too_long_is_found_near_its_beginning_and_at_its_end(line: bytes, size: int) -> None:
+def test_the_id_of_a_line_too_long_is_found_near_its_start_or_its_end(line: bytes, size: int) -> None:
     chunks = [line[at : at + size] for at in range(0, len(line), size)]
     first, second = frame(*chunks, b"\n", b"next\n", limit=9000)
-    assert told(first) == FOUND[line]
+    assert report_of(first) == FOUND[line]
     assert second == b"next"
     assert decode(line, Bounds(message_bytes=9000)) == first
 
@@ -179,9 +179,7 @@ def test_the_id_of_a_line_too_long_is_found_near_its_beginning_and_at_its_end(li
         (b"", 1),
     ],
 )
-def test_a_line_too_long_is_reported_at_its_end_if_its_id_may_stand_there_else_at_once(
-    beginning: bytes, reported: int
-) -> None:
+def test_a_line_too_long_is_reported_at_its_end_if_its_id_may_be_there(beginning: bytes, reported: int) -> None:
     framer = LineFramer(9000)
     assert framer.feed(beginning) == []
     assert len(framer.feed(b"x" * 9001)) == reported
@@ -191,11 +189,11 @@ def test_a_line_too_long_is_reported_at_its_end_if_its_id_may_stand_there_else_a
 
 
 @pytest.mark.parametrize("limit", [1, 8, 20, 23, 24, 25, 30, 33, 34, 40])
-def test_where_a_line_too_long_is_cut_does_not_matter_to_its_id(limit: int) -> None:
+def test_chunk_boundaries_do_not_matter_for_the_id_of_a_line_too_long(limit: int) -> None:
     line = b'{%b,"id":7,"method":"m","params":{}}' % V
-    told_whole = frame(line + b"\n", limit=limit)
-    assert frame(*(line[at : at + 1] for at in range(len(line))), b"\n", limit=limit) == told_whole
-    assert told_whole == [decode(line, Bounds(message_bytes=limit))]
+    whole = frame(line + b"\n", limit=limit)
+    assert frame(*(line[at : at + 1] for at in range(len(line))), b"\n", limit=limit) == whole
+    assert whole == [decode(line, Bounds(message_bytes=limit))]
 
 
 def test_of_a_line_too_long_only_its_ends_are_kept() -> None:
@@ -209,12 +207,12 @@ def test_of_a_line_too_long_only_its_ends_are_kept() -> None:
     assert end.answers == 7
 
 
-def test_too_many_blanks_are_a_line_too_long() -> None:
+def test_a_line_of_too_many_blanks_is_refused() -> None:
     (invalid,) = frame(b" " * 9 + b"\n")
     assert is_too_long(invalid)
 
 
-def test_what_the_framer_lets_through_is_what_decode_lets_through() -> None:
+def test_the_framer_and_decode_have_the_same_limit() -> None:
     data = encode(Notification("m"))
     for limit in (len(data) - 1, len(data)):
         (line,) = frame(data + b"\r\n", limit=limit)
@@ -239,7 +237,7 @@ def test_chunk_boundaries_do_not_matter(data: bytes, cuts: list[int]) -> None:
 
 @given(streams.map(b"".join))
 @settings(max_examples=200)
-def test_every_line_is_what_splitting_the_whole_stream_gives(data: bytes) -> None:
+def test_the_lines_are_the_same_as_by_splitting_the_whole_stream(data: bytes) -> None:
     lines = frame(data)
     expected = [line.removesuffix(b"\r") for line in data.split(b"\n")]
     kept = [line for line in expected if line.strip() or len(line) > 8]
@@ -254,18 +252,18 @@ def test_a_long_line_byte_by_byte_is_one_line() -> None:
     assert framer.feed(b"\n") == [b"x" * (1 << 18)]
 
 
-# Short ones and long ones, which are held apart.
+# The framer stores short pieces and long pieces in different ways.
 pieces = st.lists(st.sampled_from([1, 100, 4096, 4097, 10_000]), min_size=1, max_size=10)
 
 
 @given(st.lists(st.sampled_from([b"\n", b"\r\n", b"x", b"y" * 5000, b"z" * 13_000]), max_size=8), pieces)
 @settings(max_examples=300)
-def test_how_long_the_chunks_are_does_not_matter(parts: list[bytes], sizes: list[int]) -> None:
+def test_the_length_of_the_chunks_does_not_matter(parts: list[bytes], sizes: list[int]) -> None:
     data, chunks, at = b"".join(parts), [], 0
     while at < len(data):
         chunks.append(data[at : at + sizes[len(chunks) % len(sizes)]])
         at += len(chunks[-1])
-    limit = 17_999  # of what two long parts are beyond
+    limit = 17_999  # 5000 + 13,000 bytes exceed it
     lines = [line.removesuffix(b"\r") for line in data.split(b"\n")]
     found = frame(*chunks, limit=limit)
     assert len(found) == len([line for line in lines if line])
@@ -274,7 +272,7 @@ def test_how_long_the_chunks_are_does_not_matter(parts: list[bytes], sizes: list
 
 
 @pytest.mark.parametrize("size", [8, 5000])
-def test_a_cr_at_the_limit_does_not_count_before_it_is_known_what_follows(size: int) -> None:
+def test_a_cr_at_the_limit_is_judged_by_the_byte_that_follows(size: int) -> None:
     framer = LineFramer(size)
     assert framer.feed(b"x" * size + b"\r") == []
     assert framer.feed(b"") == []
@@ -285,7 +283,7 @@ def test_a_cr_at_the_limit_does_not_count_before_it_is_known_what_follows(size: 
 
 
 @pytest.mark.parametrize("sizes", [(1,), (10, 4097), (4096,), (5000, 5000, 1)])
-def test_a_line_takes_hardly_more_room_than_its_bytes_whatever_pieces_it_comes_in(sizes: tuple[int, ...]) -> None:
+def test_a_line_in_pieces_takes_little_more_memory_than_its_bytes(sizes: tuple[int, ...]) -> None:
     framer, length = LineFramer(1 << 18), 0
     for size in cycle(sizes):
         if length + size > 1 << 18:
@@ -298,7 +296,7 @@ def test_a_line_takes_hardly_more_room_than_its_bytes_whatever_pieces_it_comes_i
 
 
 @pytest.mark.parametrize("cut", range(25))
-def test_objects_that_come_together_are_told_from_too_long_ones_and_from_the_end_of_what_came_before(cut: int) -> None:
+def test_several_lines_in_one_chunk_are_checked_for_length_one_by_one(cut: int) -> None:
     data = b"{123456}\n{1234567}\n{1}\n{}\n"
     first, second, *others = frame(data[:cut], data[cut:])
     assert first == b"{123456}"

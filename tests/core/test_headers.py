@@ -58,7 +58,7 @@ def test_a_mapping_reads_like_its_pairs() -> None:
     assert Headers(headers) == headers
 
 
-def test_bytes_and_strings_read_the_same_and_spaces_around_do_not_count() -> None:
+def test_bytes_and_strings_are_equal_and_outer_spaces_do_not_count() -> None:
     assert Headers([(b"A", b" \t1 ")]) == Headers([("a", "1")])
     assert Headers([(b"A", b"\xe4")])["a"] == "ä"
 
@@ -84,7 +84,7 @@ def test_headers_cannot_be_changed() -> None:
     assert dict(Headers.of({"a": "b"})) == {"a": "b"}
 
 
-def test_headers_can_be_passed_on_without_one() -> None:
+def test_a_header_can_be_left_out_of_a_copy() -> None:
     headers = Headers([("Authorization", "Bearer hunter2"), ("Host", "h")])
     assert dict(headers.without("AUTHORIZATION")) == {"host": "h"}
     assert dict(headers.without("Cookie")) == dict(headers)
@@ -112,7 +112,7 @@ def test_a_media_type_comes_with_its_parameters() -> None:
 
 
 @pytest.mark.parametrize("weight", ["high", "2", "1.5", "-1", ""])
-def test_a_weight_that_is_none_refuses_nobody(weight: str) -> None:
+def test_an_invalid_weight_counts_as_one(weight: str) -> None:
     assert quality(f"application/json;q={weight}", "application/json") == 1
 
 
@@ -134,7 +134,7 @@ def test_json_is_utf_8(value: str | None, good: bool) -> None:
 # Origin and Host.
 
 
-def test_a_port_matters_to_an_origin_and_only_if_asked_to_a_host() -> None:
+def test_a_port_matters_for_an_origin_and_for_a_host_only_if_listed() -> None:
     origins = AllowList("allowed_origins", ["https://a.example", "http://[::1]:*", "app://x:1"], schemes=True)
     assert origins.allows("https://a.example:443")
     assert origins.allows("HTTPS://A.EXAMPLE")
@@ -158,7 +158,7 @@ def test_a_port_matters_to_an_origin_and_only_if_asked_to_a_host() -> None:
 
 
 @given(st.text(max_size=20))
-def test_nothing_but_what_is_listed_is_allowed(text: str) -> None:
+def test_only_listed_values_are_allowed(text: str) -> None:
     assert not AllowList("x", [], schemes=True).allows(text)
     assert AllowList("x", ["*"], schemes=False).allows(text)
 
@@ -173,15 +173,15 @@ def test_nothing_but_what_is_listed_is_allowed(text: str) -> None:
         ("a.example", False),
     ],
 )
-def test_a_pattern_that_is_none_is_refused_by_the_name_of_its_setting(patterns: list[str], schemes: bool) -> None:
+def test_the_error_of_an_invalid_pattern_names_the_setting(patterns: list[str], schemes: bool) -> None:
     with pytest.raises(UsageError, match="the_setting"):
         AllowList("the_setting", patterns, schemes=schemes)
 
 
-# What goes back.
+# Headers of a reply.
 
 
-def test_a_page_may_read_everything_and_send_what_it_asks_for() -> None:
+def test_a_page_may_read_all_headers_and_send_the_requested_ones() -> None:
     for name, value in cors_headers("https://a.example")[2:]:
         assert name == "Access-Control-Expose-Headers"
         assert {"Mcp-Session-Id", "Retry-After"} <= set(value.split(", "))
@@ -189,7 +189,7 @@ def test_a_page_may_read_everything_and_send_what_it_asks_for() -> None:
     assert allowed.endswith(", mcp-param-x, x-key")
 
 
-def test_an_answer_says_what_it_is() -> None:
+def test_a_reply_has_the_headers_of_its_kind() -> None:
     assert Headers(reply_headers((), stream=True))["Content-Type"] == "text/event-stream"
     assert Headers(reply_headers((("A", "b"),), stream=False)) == Headers(
         [("Content-Type", "application/json"), ("Cache-Control", "no-store"), ("A", "b")]
@@ -217,14 +217,14 @@ EXAMPLES = [
 
 @req("http-76", "http-89", "http-90", "http-92")
 @pytest.mark.parametrize(("value", "encoded"), EXAMPLES)
-def test_what_is_not_plain_is_marked_and_encoded(value: str, encoded: str) -> None:
+def test_a_value_that_is_not_plain_is_marked_and_encoded(value: str, encoded: str) -> None:
     assert encode_value(value) == encoded
     assert decode_value(encoded) == value
 
 
 @req("http-76", "http-89", "http-91", "http-92")
 @given(st.text() | st.text(alphabet="=?base64 ", max_size=24))
-def test_every_text_survives_a_header(value: str) -> None:
+def test_any_text_can_be_encoded_and_decoded(value: str) -> None:
     encoded = encode_value(value)
     assert all(" " <= each <= "~" for each in encoded)
     assert encoded == encoded.strip()
@@ -245,23 +245,23 @@ def test_every_text_survives_a_header(value: str) -> None:
         "=?base64? ?=",
     ],
 )
-def test_malformed_values_stand_for_nothing(value: str) -> None:
+def test_malformed_values_are_not_decoded(value: str) -> None:
     assert decode_value(value) is None
 
 
 def test_an_empty_value_may_be_encoded_too() -> None:
     assert decode_value("=?base64??=") == ""
-    assert decode_value("=?base64?=") == "=?base64?="  # its two marks would share a character
+    assert decode_value("=?base64?=") == "=?base64?="  # the two markers would overlap
     assert decode_value("a\tb") == "a\tb"
 
 
 @given(st.text(alphabet=st.characters(max_codepoint=255), max_size=30))
-def test_any_header_decodes_or_does_not(value: str) -> None:
+def test_decoding_any_header_never_fails(value: str) -> None:
     assert decode_value(value) is None or isinstance(decode_value(value), str)
     assert decode_value(f"=?base64?{value}?=") != value or value == ""
 
 
-def test_half_a_surrogate_pair_is_our_callers_mistake() -> None:
+def test_encoding_half_a_surrogate_pair_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="surrogate"):
         encode_value("\ud800")
 
@@ -397,13 +397,13 @@ def test_rules_are_found_along_properties() -> None:
         ),
     ],
 )
-def test_schemas_that_break_the_rules_say_how(bad: dict[str, Any], why: str) -> None:
+def test_the_fault_of_a_schema_says_which_rule_it_breaks(bad: dict[str, Any], why: str) -> None:
     found = find_mirrors(bad)
     assert len(found.faults) == 1
     assert why in found.faults[0]
 
 
-def test_every_fault_is_found_and_placed() -> None:
+def test_each_fault_is_found_with_its_path() -> None:
     found = find_mirrors({**schema(a=marked(""), b={"items": [marked()]}, c=marked("Good")), "x-mcp-header": "R"})
     assert [each.split(":")[0] for each in found.faults] == [
         "x-mcp-header at the root",
@@ -413,7 +413,7 @@ def test_every_fault_is_found_and_placed() -> None:
     assert [each.header for each in found.rules] == ["Mcp-Param-Good"]
 
 
-def test_data_and_names_are_no_annotations() -> None:
+def test_data_and_property_names_are_not_annotations() -> None:
     data = {"x-mcp-header": "Nope"}
     fine = schema(
         **{"x-mcp-header": {"type": "string"}},
@@ -439,7 +439,7 @@ def test_a_schema_may_be_any_mapping() -> None:
     assert len(find_mirrors({"allOf": (MappingProxyType(marked()),)}).faults) == 1
 
 
-def test_long_names_are_cut_and_many_faults_are_not_all_told() -> None:
+def test_long_names_are_cut_and_the_list_of_faults_is_limited() -> None:
     found = find_mirrors(schema(**{f"{n}{'x' * 1000}": marked("") for n in range(21)}))
     assert len(found.faults) == 21
     assert found.faults[-1] == "and more"
@@ -455,7 +455,7 @@ def test_long_names_are_cut_and_many_faults_are_not_all_told() -> None:
     ],
     ids=["good", "bad"],
 )
-def test_names_are_not_copied_into_every_place_beneath_them(hostile: dict[str, Any]) -> None:
+def test_a_long_name_is_not_copied_into_the_paths_below_it(hostile: dict[str, Any]) -> None:
     tracemalloc.start()
     try:
         find_mirrors(hostile)
@@ -469,7 +469,7 @@ def test_names_are_not_copied_into_every_place_beneath_them(hostile: dict[str, A
     st.text(max_size=5)
     | st.text(alphabet=string.ascii_letters + string.digits + "!#$%&'*+-.^_`|~", min_size=1, max_size=9)
 )
-def test_a_name_is_good_if_and_only_if_it_is_a_token(name: str) -> None:
+def test_a_name_is_valid_if_and_only_if_it_is_a_token(name: str) -> None:
     token = name != "" and all(each in string.ascii_letters + string.digits + "!#$%&'*+-.^_`|~" for each in name)
     assert (find_mirrors(schema(a=marked(name))).faults == ()) is token
 
@@ -501,7 +501,7 @@ RULES = find_mirrors(
         ({"s": "a", "i": 1, "b": True, "o": {"n": "b"}, "q": 1}, {"S": "a", "I": "1", "B": "true", "N": "b"}),
     ],
 )
-def test_arguments_go_into_headers_and_come_back(arguments: dict[str, Any], fields: dict[str, str]) -> None:
+def test_arguments_are_mirrored_into_headers_that_fit_them(arguments: dict[str, Any], fields: dict[str, str]) -> None:
     sent = mirrored(RULES, arguments)
     assert dict(sent) == {f"Mcp-Param-{name}": value for name, value in fields.items()}
     assert mirror_fault(RULES, Headers(sent), arguments) is None
@@ -509,7 +509,7 @@ def test_arguments_go_into_headers_and_come_back(arguments: dict[str, Any], fiel
 
 @req("http-83", "http-88")
 @pytest.mark.parametrize("value", [SAFE + 1, -SAFE - 1, 10**400, 1.5, float("inf"), float("nan"), [], {}])
-def test_arguments_that_no_header_can_hold_are_our_callers_mistake(value: object) -> None:
+def test_an_argument_that_no_header_can_hold_is_a_usage_error(value: object) -> None:
     with pytest.raises(UsageError, match=r"'i' goes into the header Mcp-Param-I"):
         mirrored(RULES, {"i": value})
 
@@ -523,7 +523,7 @@ VALUES = st.none() | st.text(max_size=8) | st.integers(-SAFE, SAFE) | st.boolean
     st.fixed_dictionaries({"s": VALUES, "i": VALUES, "b": VALUES, "o": st.fixed_dictionaries({"n": VALUES})}),
 )
 @settings(max_examples=60)
-def test_headers_fit_their_own_arguments_and_no_others(one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_headers_fit_only_their_own_arguments(one: dict[str, Any], other: dict[str, Any]) -> None:
     headers = Headers(mirrored(RULES, one))
     assert mirror_fault(RULES, headers, one) is None
     if mirrored(RULES, one) != mirrored(RULES, other):
@@ -548,10 +548,10 @@ def test_mirrored_values_are_not_shown() -> None:
         assert "hunter" not in fault
 
 
-# What is remembered is found again, and no more of it is kept than is worth it.
+# Results that are cached stay correct, and the cache stays small.
 
 
-def test_however_many_values_were_asked_for_each_is_judged_as_at_first() -> None:
+def test_a_cached_verdict_on_a_host_is_the_same_as_the_first() -> None:
     hosts = AllowList("allowed_hosts", ["example.com"], schemes=False)
     names = [f"{'x' * (number % 300)}{number}.example" for number in range(1000)]
     for _ in range(2):
@@ -560,7 +560,7 @@ def test_however_many_values_were_asked_for_each_is_judged_as_at_first() -> None
         assert not hosts.allows("example.org")
 
 
-def test_what_is_remembered_of_hosts_takes_little_room() -> None:
+def test_the_cache_of_hosts_takes_little_memory() -> None:
     hosts = AllowList("allowed_hosts", ["example.com"], schemes=False)
     tracemalloc.start()
     try:
@@ -572,7 +572,7 @@ def test_what_is_remembered_of_hosts_takes_little_room() -> None:
         tracemalloc.stop()
 
 
-def test_an_accept_is_understood_however_long_it_is() -> None:
+def test_an_accept_header_of_any_length_is_read() -> None:
     long = ", ".join([f"text/x{number};q=0.{number % 10}" for number in range(60)])
     assert len(long) > 200
     for _ in range(2):
@@ -591,5 +591,5 @@ def test_an_accept_is_understood_however_long_it_is() -> None:
         ((), b"no a.b.c here"),
     ],
 )
-def test_what_was_sent_as_credentials_is_not_shown(sent: Fields, shown: bytes) -> None:
+def test_credentials_of_the_request_are_not_shown(sent: Fields, shown: bytes) -> None:
     assert without_credentials(b"no a.b.c here", sent) == shown
